@@ -1,0 +1,109 @@
+"""Every error this package raises, drawn as a tree: the branch is the reader's next action.
+
+    ArroyoStateError
+    ├── InputError (ValueError)      fix the call
+    │   └── DefinitionError          fix the YAML
+    ├── NotFoundError (LookupError)  choose another, or wait for it to be written
+    ├── FormatError                  keep the object and report it: it is not what its format says
+    ├── ConflictError                someone else won: read again, decide again
+    ├── ProtocolError                facts contradict each other: stop, delete nothing
+    └── StorageError (OSError)       the store failed; trying again may help
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArroyoStateError",
+    "ConflictError",
+    "DefinitionError",
+    "FormatError",
+    "InputError",
+    "NotFoundError",
+    "ProtocolError",
+    "StorageError",
+]
+
+
+class ArroyoStateError(Exception):
+    """The root of the tree; catch it to catch everything this package raises on purpose.
+
+    Args:
+        message: what happened and what was expected, one sentence without a final stop.
+        next_step: what the reader should do now; shown last.
+        retryable: whether the same call may succeed later without anyone changing anything.
+        **facts: the objects concerned, by their name in the words of this project
+            (job, operator, table, epoch, path, url…); None values are left out.
+    """
+
+    retryable = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        next_step: str | None = None,
+        retryable: bool | None = None,
+        **facts: object,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+        self.facts = {name: value for name, value in facts.items() if value is not None}
+        if retryable is not None:
+            self.retryable = retryable
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name}={_shown(value)}" for name, value in self.facts.items())
+        text = f"{self.message} [{shown}]" if shown else self.message
+        return f"{text}. Next: {self.next_step}" if self.next_step else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process borders (Spark workers, Dagster steps): keep their facts.
+        return (
+            _rebuilt,
+            (type(self), self.message, self.next_step, self.retryable, dict(self.facts)),
+        )
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _rebuilt(
+    kind: type[ArroyoStateError],
+    message: str,
+    next_step: str | None,
+    retryable: bool,
+    facts: dict[str, object],
+) -> ArroyoStateError:
+    return kind(message, next_step=next_step, retryable=retryable, **facts)
+
+
+class InputError(ArroyoStateError, ValueError):
+    """The caller asked for something that cannot be: fix the call."""
+
+
+class DefinitionError(InputError):
+    """A YAML definition is wrong: fix the file; `facts` hold its path and line."""
+
+
+class NotFoundError(ArroyoStateError, LookupError):
+    """The named object does not exist (yet)."""
+
+
+class FormatError(ArroyoStateError):
+    """An object is not what its format says: keep it, report it."""
+
+
+class ConflictError(ArroyoStateError):
+    """Somebody else won a race: read again, decide again. Nothing was deleted."""
+
+
+class ProtocolError(ArroyoStateError):
+    """Facts contradict each other: stop, delete nothing."""
+
+
+class StorageError(ArroyoStateError, OSError):
+    """The store failed to answer; the outcome of a write is then unknown."""
+
+    retryable = True

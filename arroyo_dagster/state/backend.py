@@ -1,0 +1,633 @@
+"""ParquetBackend: loads and publishes the metadata tree of one job, in either layout.
+
+Source: crates/arroyo-state/src/lib.rs, `BackingStore`; crates/arroyo-state/src/parquet.rs;
+crates/arroyo-state-protocol/src/{store,workflow}.rs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar, runtime_checkable
+
+from arroyo_dagster.errors import (
+    ConflictError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
+from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec.parquet import read_facts
+from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
+    CheckpointState,
+    CommittedMarker,
+    CurrentGeneration,
+    EpochRecord,
+    GenerationManifest,
+    LegacyCheckpoint,
+    Manifest,
+    OperatorCheckpoint,
+)
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.layout import (
+    CURRENT_GENERATION,
+    JobPaths,
+    Layout,
+    parse_checkpoint_dir,
+    parse_epoch_record,
+)
+from arroyo_dagster.state.planning import recovery
+from arroyo_dagster.state.planning.gc import ExpirePlan, plan_expire
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+_T = TypeVar("_T")
+_DELETE_BATCH = 1000
+
+
+@runtime_checkable
+class BackingStore(Protocol):
+    """Where checkpoints are kept. Synchronous; one job each.
+
+    Source: crates/arroyo-state/src/lib.rs, `BackingStore`.
+    """
+
+    def name(self) -> str:
+        """The name Arroyo's metadata gives this kind of backend."""
+
+    def prepare_checkpoint_load(self, epoch: Epoch) -> Checkpoint:
+        """Prove that everything the epoch refers to is present and decodes, then give it."""
+
+    def load_checkpoint_metadata(self, epoch: Epoch) -> Checkpoint:
+        """Read the metadata of one epoch."""
+
+    def load_operator_metadata(
+        self, operator: OperatorId, epoch: Epoch
+    ) -> OperatorCheckpoint | None:
+        """Read one operator at one epoch; None when it is absent."""
+
+    def write_operator_checkpoint_metadata(
+        self, operator: OperatorCheckpoint, subtask_index: int | None = None
+    ) -> StatePath:
+        """Write an operator's metadata: merged, or of one subtask."""
+
+    def write_checkpoint_metadata(self, checkpoint: Manifest | LegacyCheckpoint) -> StatePath:
+        """Write the record that makes the epoch visible."""
+
+    def cleanup_checkpoint(self, min_epoch: Epoch) -> ExpirePlan:
+        """Remove the epochs below `min_epoch` and what only they list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A worker generation that has been started, and what it continues from."""
+
+    worker_generation: WorkerGeneration
+    restored: Checkpoint | None
+    replay_commit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The checkpoint is visible and owns its epoch."""
+
+    ref: StatePath
+    manifest: Manifest
+
+
+class ParquetBackend:
+    """The metadata tree of one job.
+
+    Args:
+        store: where it lies.
+        paths: which job; decides the layout.
+        generation: the worker generation to write as; None to read, or in the legacy layout.
+        clock: microseconds since the Unix epoch.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        paths: JobPaths,
+        *,
+        generation: WorkerGeneration | None = None,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self.store = store
+        self.paths = paths
+        self.generation = generation
+        self.clock = clock
+        self._own_manifest: GenerationManifest | None = None
+
+    def name(self) -> str:
+        """`parquet`, as Arroyo's metadata says."""
+        return "parquet"
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def epochs(self) -> list[Epoch]:
+        """The epochs that have a record (protocol) or checkpoint metadata (legacy), ascending."""
+        if self.paths.layout is Layout.PROTOCOL:
+            listing = self.store.list_dir(self.paths.epochs)
+            found = (parse_epoch_record(info.path.name) for info in listing.objects)
+        else:
+            below = self.store.list(self.paths.checkpoints())
+            found = (
+                parse_checkpoint_dir(info.path.parent.name)
+                for info in below
+                if info.path.name == "metadata"
+                and info.path.parent is not None
+                and info.path.parent.parent == self.paths.checkpoints()
+            )
+        return sorted(epoch for epoch in found if epoch is not None)
+
+    def load(self, epoch: Epoch | None = None) -> Checkpoint:
+        """Read one epoch with all its operators; the newest canonical one when None.
+
+        Raises:
+            NotFoundError: no such epoch, or none at all.
+            FormatError: an object of it does not decode.
+        """
+        if epoch is not None:
+            return self.load_checkpoint_metadata(epoch)
+        epochs = self.epochs()
+        if not epochs:
+            raise NotFoundError(
+                "the job has no checkpoint",
+                job=self.paths.job,
+                url=self.store.url,
+                next_step="wait for its first epoch, or list jobs with `arroyo-state jobs`",
+            )
+        return self.load_checkpoint_metadata(epochs[-1])
+
+    def load_history(self) -> list[Checkpoint]:
+        """Read every epoch there is, newest first, those that a cleanup left half done included."""
+        epochs = sorted(self.epochs(), reverse=True)
+        if self.paths.layout is Layout.LEGACY:
+            return concurrently(lambda epoch: self._load_legacy(epoch, whole=False), epochs)
+        history = concurrently(self.load_checkpoint_metadata, epochs)
+        # Records go before manifests: what an interrupted cleanup left hangs on the oldest record.
+        while history and (ref := self._parent_ref(history[-1])) is not None:
+            manifest = self._optional(ref, metadata.decode_manifest)
+            if manifest is None:
+                break
+            history.append(as_checkpoint(manifest, ref, CheckpointState.UNCLAIMED))
+        return history
+
+    def _parent_ref(self, checkpoint: Checkpoint) -> StatePath | None:
+        ref = checkpoint.parent_ref
+        if ref is not None:
+            recovery.expect_manifest_path(self.paths, ref)
+        return ref
+
+    def load_checkpoint_metadata(self, epoch: Epoch) -> Checkpoint:
+        """Read one epoch. Errors as `load`."""
+        if self.paths.layout is Layout.LEGACY:
+            return self._load_legacy(epoch)
+        record = self._record(epoch)
+        manifest = self._read(record.checkpoint_ref, metadata.decode_manifest)
+        return self._checkpoint(record.checkpoint_ref, manifest, record)
+
+    def _record(self, epoch: Epoch) -> EpochRecord:
+        path = self.paths.epoch_record(epoch)
+        record = self._read(path, records.decode_epoch_record, self._missing_epoch(epoch))
+        recovery.expect_manifest_path(self.paths, record.checkpoint_ref)
+        return record
+
+    def _missing_epoch(self, epoch: Epoch) -> str:
+        return f"epoch {epoch} does not exist"
+
+    def _checkpoint(self, ref: StatePath, manifest: Manifest, record: EpochRecord) -> Checkpoint:
+        marker = None
+        if manifest.needs_commit:
+            marker = self._optional(recovery.marker_path(ref), records.decode_committed_marker)
+        standing = recovery.checkpoint_state(ref, manifest, record, marker)
+        return as_checkpoint(manifest, ref, standing.state)
+
+    def _load_legacy(self, epoch: Epoch, *, whole: bool = True) -> Checkpoint:
+        path = self.paths.legacy_metadata(epoch)
+        head = self._read(path, metadata.decode_legacy_checkpoint, self._missing_epoch(epoch))
+        names = [self.paths.operator_metadata(name, epoch) for name in head.operators]
+        read = self._read if whole else self._optional
+        found = concurrently(lambda name: read(name, metadata.decode_operator), names)
+        operators = [operator for operator in found if operator is not None]
+        return Checkpoint(
+            pipeline=None,
+            job=head.job,
+            worker_generation=None,
+            epoch=head.epoch,
+            min_epoch=head.min_epoch,
+            start_time_micros=head.start_time_micros,
+            finish_time_micros=head.finish_time_micros,
+            state=CheckpointState.READY,
+            operators=tuple(operators),
+            ref=path,
+            progress=head.progress,
+        )
+
+    def load_operator_metadata(
+        self, operator: OperatorId, epoch: Epoch
+    ) -> OperatorCheckpoint | None:
+        """Read one operator at one epoch.
+
+        Returns:
+            None when the operator, or the epoch, is absent.
+
+        Raises:
+            FormatError: it is there, and broken.
+        """
+        if self.paths.layout is Layout.LEGACY:
+            return self._optional(
+                self.paths.operator_metadata(operator, epoch), metadata.decode_operator
+            )
+        try:
+            return self.load_checkpoint_metadata(epoch).operator(operator)
+        except NotFoundError:
+            return None
+
+    def prepare_checkpoint_load(self, epoch: Epoch) -> Checkpoint:
+        """Prove that the epoch can be restored before any task starts.
+
+        Every data file it lists is there and has a footer that decodes.
+
+        Raises:
+            NotFoundError: the epoch does not exist.
+            FormatError: a listed file is missing or broken; names the first, and how many.
+        """
+        checkpoint = self.load_checkpoint_metadata(epoch)
+        listed = [
+            (operator, path)
+            for operator in checkpoint.operators
+            for path in dict.fromkeys(operator.paths)
+        ]
+        problems = [p for p in concurrently(lambda at: self._problem(*at), listed) if p]
+        if problems:
+            raise FormatError(
+                f"epoch {epoch} cannot be restored: {len(problems)} of {len(listed)} data files "
+                f"are missing or broken; the first: {problems[0].message}",
+                **({"job": self.paths.job, "epoch": epoch} | problems[0].facts),
+                next_step="restore an older epoch, or bring the file back",
+            ) from problems[0]
+        return checkpoint
+
+    def _problem(
+        self, operator: OperatorCheckpoint, path: StatePath
+    ) -> NotFoundError | FormatError | None:
+        try:
+            with self.store.open_input(path) as file:
+                read_facts(file, path)
+        except NotFoundError:
+            return NotFoundError("a data file is missing", operator=operator.operator, path=path)
+        except FormatError as error:
+            return error
+        return None
+
+    # ---- starting --------------------------------------------------------------------------------
+
+    def start(self) -> Started:
+        """Start the next worker generation and choose what it continues from.
+
+        The number is won by creating its generation manifest; whoever loses takes the next. The
+        fence is raised before anything is chosen, so that an older writer which publishes
+        afterwards is found, and one that tries later is refused.
+
+        Raises:
+            ConflictError: a newer generation was started meanwhile.
+            ProtocolError: what is there cannot be continued; nothing was written but the fence.
+        """
+        self._protocol_only()
+        manifest = self._take_generation()
+        generation = manifest.worker_generation
+        self.generation = generation
+        self._own_manifest = manifest
+        self.check_fence()
+        found = self._resolve(generation)
+        if isinstance(found, recovery.CannotStart):
+            raise ProtocolError(
+                f"the job cannot be continued: {found.reason}",
+                job=self.paths.job,
+                path=found.ref,
+                next_step="look at it with `arroyo-state epochs`; nothing was deleted",
+            )
+        self.check_fence()
+        if isinstance(found, recovery.StartEmpty):
+            return Started(generation, None, False)
+        self._own_manifest = replace(manifest, base_ref=found.ref)
+        self._put_own_manifest()
+        state = CheckpointState.COMMITTING if found.replay_commit else CheckpointState.READY
+        restored = as_checkpoint(found.manifest, found.ref, state)
+        return Started(generation, restored, found.replay_commit)
+
+    def _take_generation(self) -> GenerationManifest:
+        fence = self._optional(self.paths.current_generation, records.decode_current_generation)
+        number = 1 if fence is None else fence.worker_generation + 1
+        while True:
+            manifest = GenerationManifest(
+                pipeline=self._pipeline,
+                job=self.paths.job,
+                worker_generation=WorkerGeneration(number),
+                base_ref=None,
+                latest_ref=None,
+                updated_at_micros=self.clock(),
+            )
+            path = self.paths.generation_manifest(manifest.worker_generation)
+            if self.store.create(path, records.encode_generation_manifest(manifest)):
+                return manifest
+            number += 1
+
+    def check_fence(self) -> None:
+        """Make sure that this worker generation is still the newest; mend a fence written late.
+
+        Raises:
+            ConflictError: a newer one was started. Nothing was deleted.
+        """
+        generation = self._writer
+        verdict = self._asked(lambda facts: recovery.fence_verdict(self.paths, generation, facts))
+        if isinstance(verdict, recovery.Fenced):
+            raise ConflictError(
+                f"worker generation {generation} is fenced: generation {verdict.newer} was "
+                "started after it",
+                job=self.paths.job,
+                url=self.store.url,
+                next_step="let the newer run go on, and stop this one; nothing was lost or deleted",
+            )
+        if isinstance(verdict, recovery.RaiseFence):
+            fence = CurrentGeneration(
+                pipeline=self._pipeline,
+                job=self.paths.job,
+                worker_generation=generation,
+                generation_manifest_ref=self.paths.generation_manifest(generation),
+                updated_at_micros=self.clock(),
+            )
+            self.store.put(
+                self.paths.current_generation, records.encode_current_generation(fence)
+            )
+
+    def _resolve(
+        self, generation: WorkerGeneration
+    ) -> recovery.Restore | recovery.StartEmpty | recovery.CannotStart:
+        now = self.clock()
+        facts: dict[StatePath, recovery.Record | None] = {}
+        while True:
+            found = self._asked(
+                lambda known: recovery.resolve(self.paths, generation, known, now_micros=now), facts
+            )
+            if not isinstance(found, recovery.Claim):
+                return found
+            self._create_once(found.record_path, records.encode_epoch_record(found.record))
+            del facts[found.record_path]
+
+    def _asked(
+        self,
+        question: Callable[[recovery.Facts], _T | recovery.Need],
+        facts: dict[StatePath, recovery.Record | None] | None = None,
+    ) -> _T:
+        """Ask a pure rule, reading what it says it needs, until it answers."""
+        facts = {} if facts is None else facts
+        while True:
+            answer = question(facts)
+            if not isinstance(answer, recovery.Need):
+                return answer
+            facts[answer.path] = self._optional(answer.path, _decode_by_name)
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    def write_operator_checkpoint_metadata(
+        self, operator: OperatorCheckpoint, subtask_index: int | None = None
+    ) -> StatePath:
+        """Write an operator's metadata, and read it back.
+
+        Args:
+            subtask_index: write the durable "this subtask is done" beside the operators' folders;
+                None writes the merged metadata of the operator.
+
+        Raises:
+            ProtocolError: what is read back is not what was written.
+        """
+        if subtask_index is None:
+            path = self.paths.operator_metadata(operator.operator, operator.epoch, self.generation)
+        else:
+            path = self.paths.subtask_metadata(
+                operator.operator, subtask_index, operator.epoch, self.generation
+            )
+        data = metadata.encode_operator(operator)
+        self.store.put(path, data)
+        if metadata.decode_operator(self.store.read(path), path) != operator:
+            raise ProtocolError("metadata reads back different from what was written", path=path)
+        return path
+
+    def write_checkpoint_metadata(self, checkpoint: Manifest | LegacyCheckpoint) -> StatePath:
+        """Make the epoch visible: the last object written of it.
+
+        Raises:
+            ConflictError: somebody else owns the epoch, or a newer generation was started.
+        """
+        if isinstance(checkpoint, LegacyCheckpoint):
+            if self.paths.layout is not Layout.LEGACY:
+                raise InputError("a legacy checkpoint for a job of the protocol layout")
+            path = self.paths.legacy_metadata(checkpoint.epoch)
+            self.store.put(path, metadata.encode_legacy_checkpoint(checkpoint))
+            return path
+        return self.publish(checkpoint).ref
+
+    def publish(self, manifest: Manifest) -> Published:
+        """Publish an epoch: manifest, hint, epoch record, in this order.
+
+        Raises:
+            ConflictError: another checkpoint owns the epoch, another manifest lies at its path, or
+                a newer generation was started. Nothing was deleted.
+            ProtocolError: the parent is not ready.
+
+        Source: crates/arroyo-state-protocol/src/workflow.rs, publication.
+        """
+        self._protocol_only()
+        ref = self.paths.manifest(manifest.worker_generation, manifest.epoch)
+        self._check_ours(manifest)
+        self.check_fence()
+        self._create_once(ref, metadata.encode_manifest(manifest))
+        ready = self._asked(lambda facts: recovery.parent_ready(self.paths, manifest, facts))
+        if not ready:
+            raise ProtocolError(
+                "the parent of the new checkpoint is not ready",
+                job=self.paths.job,
+                epoch=manifest.epoch,
+                parent=manifest.parent_ref,
+                next_step="start the job again: it finishes the parent's commit first",
+            )
+        assert self._own_manifest is not None
+        self._own_manifest = replace(self._own_manifest, latest_ref=ref)
+        self._put_own_manifest()
+        record = recovery.claim_of(ref, manifest, self.clock())
+        path = self.paths.epoch_record(manifest.epoch)
+        if not self.store.create(path, records.encode_epoch_record(record)):
+            owner = self._read(path, records.decode_epoch_record)
+            if owner.checkpoint_ref != ref:
+                raise ConflictError(
+                    f"epoch {manifest.epoch} belongs to another checkpoint",
+                    job=self.paths.job,
+                    owner=owner.checkpoint_ref,
+                    ours=ref,
+                    # An older run published just before it was fenced: starting anew goes on
+                    # from its epoch. A newer owner goes on by itself.
+                    retryable=owner.worker_generation < manifest.worker_generation,
+                    next_step="let the other run go on; this one stops and deletes nothing",
+                )
+        return Published(ref, manifest)
+
+    def _check_ours(self, manifest: Manifest) -> None:
+        expected = (self._pipeline, self.paths.job, self._writer)
+        if (manifest.pipeline, manifest.job, manifest.worker_generation) != expected:
+            raise InputError("the manifest is of another job or worker generation", job=manifest.job)
+        if self._own_manifest is None:
+            raise InputError("publish needs a started worker generation", next_step="call start()")
+
+    def mark_committed(self, checkpoint: Checkpoint) -> None:
+        """Write the commit marker: both phases of the epoch's commit are done."""
+        assert checkpoint.worker_generation is not None
+        ref = checkpoint.ref
+        marker = CommittedMarker(
+            pipeline=self._pipeline,
+            job=checkpoint.job,
+            epoch=checkpoint.epoch,
+            checkpoint_worker_generation=checkpoint.worker_generation,
+            writer_worker_generation=self._writer,
+            checkpoint_ref=ref,
+        )
+        path = recovery.marker_path(ref)
+        if self.store.create(path, records.encode_committed_marker(marker)):
+            return
+        found = self._read(path, records.decode_committed_marker)
+        if found.checkpoint_ref != ref or found.epoch != checkpoint.epoch:
+            raise ProtocolError("the commit marker belongs to another checkpoint", path=path)
+
+    def _create_once(self, path: StatePath, data: bytes) -> None:
+        """Create an object; one with the very same bytes is ours (an answer got lost)."""
+        if self.store.create(path, data):
+            return
+        if path.name.endswith(".record"):
+            return  # a lost claim is not an error: whoever won is read next
+        if self.store.read(path) != data:
+            raise ConflictError(
+                "another object lies where this epoch's manifest belongs",
+                path=path,
+                next_step="start the job again: the next worker generation has a directory of its "
+                "own; nothing was deleted",
+            )
+
+    def _put_own_manifest(self) -> None:
+        assert self._own_manifest is not None
+        self.store.put(
+            self.paths.generation_manifest(self._own_manifest.worker_generation),
+            records.encode_generation_manifest(self._own_manifest),
+        )
+
+    # ---- cleaning up -----------------------------------------------------------------------------
+
+    def cleanup_checkpoint(self, min_epoch: Epoch) -> ExpirePlan:
+        """Remove the epochs below `min_epoch`: data first, then records, then manifests, oldest first.
+
+        Carries out the expire plan of `planning.gc`, without logic of its own. Stopped half way,
+        the next call finishes it.
+
+        Raises:
+            ProtocolError: `min_epoch` is newer than the newest checkpoint.
+            StorageError: objects could not be deleted; what refers to them is still there.
+        """
+        plan = plan_expire(self.paths, self.load_history(), min_epoch)
+        for step in plan.steps:
+            self._delete(step)
+        return plan
+
+    def _delete(self, paths: Sequence[StatePath]) -> None:
+        for start in range(0, len(paths), _DELETE_BATCH):
+            outcome = self.store.delete_many(paths[start : start + _DELETE_BATCH])
+            if outcome.failed:
+                path, reason = next(iter(outcome.failed.items()))
+                raise StorageError(
+                    f"{len(outcome.failed)} objects could not be deleted; the first: {reason}",
+                    path=path,
+                    url=self.store.url,
+                    next_step="run it again: what refers to them is still there",
+                )
+
+    # ---- plumbing --------------------------------------------------------------------------------
+
+    @property
+    def _pipeline(self) -> PipelineId:
+        assert self.paths.pipeline is not None
+        return self.paths.pipeline
+
+    @property
+    def _writer(self) -> WorkerGeneration:
+        if self.generation is None:
+            raise InputError("writing needs a worker generation", next_step="call start()")
+        return self.generation
+
+    def _protocol_only(self) -> None:
+        if self.paths.layout is not Layout.PROTOCOL:
+            raise InputError(
+                "worker generations exist in the protocol layout only", job=self.paths.job
+            )
+
+    def _read(
+        self, path: StatePath, decode: Callable[[bytes, str], _T], missing: str | None = None
+    ) -> _T:
+        try:
+            data = self.store.read(path)
+        except NotFoundError as error:
+            raise NotFoundError(
+                missing or "an object that the job's metadata refers to is missing",
+                job=self.paths.job,
+                path=path,
+                url=self.store.url,
+                next_step="list what there is with `arroyo-state epochs`",
+            ) from error
+        return decode(data, path)
+
+    def _optional(self, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
+        try:
+            data = self.store.read(path)
+        except NotFoundError:
+            return None
+        return decode(data, path)
+
+
+def _decode_by_name(data: bytes, path: str) -> recovery.Record:
+    name = path.rpartition("/")[2]
+    if name == "checkpoint-manifest.pb":
+        return metadata.decode_manifest(data, path)
+    if name == "committed.json":
+        return records.decode_committed_marker(data, path)
+    if name == "generation-manifest.json":
+        return records.decode_generation_manifest(data, path)
+    if name == CURRENT_GENERATION:
+        return records.decode_current_generation(data, path)
+    return records.decode_epoch_record(data, path)
+
+
+def as_checkpoint(manifest: Manifest, ref: StatePath, state: CheckpointState) -> Checkpoint:
+    """A manifest of the protocol layout as a checkpoint."""
+    return Checkpoint(
+        pipeline=manifest.pipeline,
+        job=manifest.job,
+        worker_generation=manifest.worker_generation,
+        epoch=manifest.epoch,
+        min_epoch=manifest.min_epoch,
+        start_time_micros=manifest.start_time_micros,
+        finish_time_micros=manifest.finish_time_micros,
+        state=state,
+        operators=manifest.operators,
+        ref=ref,
+        parent_ref=manifest.parent_ref,
+        progress=manifest.progress,
+    )

@@ -1,0 +1,500 @@
+"""Protobuf metadata to model values and back. What this release does not know survives the trip.
+
+Source: crates/arroyo-rpc/proto/rpc.proto and api.proto; `proto/state.proto` is our text of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec.proto import state_pb2 as pb
+from arroyo_dagster.state.model.checkpoints import (
+    ExpiringTimeKeyReport,
+    GlobalKeyedReport,
+    LegacyCheckpoint,
+    Manifest,
+    OperatorCheckpoint,
+    StreamProgress,
+    SubtaskCheckpoint,
+    TableReport,
+)
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedConfig,
+    GlobalKeyedFiles,
+    StoredSchema,
+    TableConfig,
+    TableFiles,
+    TableKind,
+    TimeFile,
+)
+
+_M = TypeVar("_M", bound=Message)
+_T = TypeVar("_T")
+
+
+def decode_manifest(data: bytes, path: str) -> Manifest:
+    """Decode a `checkpoint-manifest.pb`.
+
+    Raises:
+        FormatError: not protobuf, a part that must be present is absent, an unknown kind of table,
+            or a reference that leads out of the checkpoint URL. Names `path`.
+    """
+    return _decoded(data, path, pb.CheckpointManifest, _manifest)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Encode a manifest: equal values give equal bytes."""
+    message = pb.CheckpointManifest(
+        pipeline_id=manifest.pipeline,
+        job_id=manifest.job,
+        generation=manifest.worker_generation,
+        epoch=manifest.epoch,
+        min_epoch=manifest.min_epoch,
+        start_time=manifest.start_time_micros,
+        finish_time=manifest.finish_time_micros,
+        needs_commit=manifest.needs_commit,
+        operators=[_operator_message(operator) for operator in manifest.operators],
+        parent_checkpoint_ref=manifest.parent_ref,
+        progress=_progress_message(manifest.progress),
+    )
+    return _encoded(_with_unknown(message, manifest.unknown))
+
+
+def decode_legacy_checkpoint(data: bytes, path: str) -> LegacyCheckpoint:
+    """Decode the checkpoint-level `metadata` of the legacy layout. Errors as `decode_manifest`."""
+    return _decoded(data, path, pb.CheckpointMetadata, _legacy_checkpoint)
+
+
+def encode_legacy_checkpoint(checkpoint: LegacyCheckpoint) -> bytes:
+    message = pb.CheckpointMetadata(
+        job_id=checkpoint.job,
+        epoch=checkpoint.epoch,
+        min_epoch=checkpoint.min_epoch,
+        start_time=checkpoint.start_time_micros,
+        finish_time=checkpoint.finish_time_micros,
+        operator_ids=checkpoint.operators,
+        progress=_progress_message(checkpoint.progress),
+    )
+    return _encoded(_with_unknown(message, checkpoint.unknown))
+
+
+def decode_operator(data: bytes, path: str) -> OperatorCheckpoint:
+    """Decode an operator's `metadata`, or the object of one subtask. Errors as `decode_manifest`."""
+    return _decoded(data, path, pb.OperatorCheckpointMetadata, _operator)
+
+
+def encode_operator(operator: OperatorCheckpoint) -> bytes:
+    return _encoded(_operator_message(operator))
+
+
+# ---- from messages -------------------------------------------------------------------------------
+
+
+def _manifest(message: pb.CheckpointManifest) -> Manifest:
+    return Manifest(
+        pipeline=PipelineId(message.pipeline_id),
+        job=JobId(message.job_id),
+        worker_generation=WorkerGeneration(message.generation),
+        epoch=Epoch(message.epoch),
+        min_epoch=Epoch(message.min_epoch),
+        start_time_micros=message.start_time,
+        finish_time_micros=message.finish_time,
+        needs_commit=message.needs_commit,
+        operators=tuple(_operator(operator) for operator in message.operators),
+        parent_ref=StatePath(message.parent_checkpoint_ref)
+        if message.HasField("parent_checkpoint_ref")
+        else None,
+        progress=_progress(message),
+        unknown=_unknown(message),
+    )
+
+
+def _legacy_checkpoint(message: pb.CheckpointMetadata) -> LegacyCheckpoint:
+    return LegacyCheckpoint(
+        job=JobId(message.job_id),
+        epoch=Epoch(message.epoch),
+        min_epoch=Epoch(message.min_epoch),
+        start_time_micros=message.start_time,
+        finish_time_micros=message.finish_time,
+        operators=tuple(OperatorId(name) for name in message.operator_ids),
+        progress=_progress(message),
+        unknown=_unknown(message),
+    )
+
+
+def _progress(message: pb.CheckpointManifest | pb.CheckpointMetadata) -> StreamProgress | None:
+    if not message.HasField("progress"):
+        return None
+    progress = message.progress
+    return StreamProgress(
+        query_id=progress.query_id,
+        batch_id=progress.batch_id,
+        offsets=progress.offsets,
+        checkpoint_location=progress.checkpoint_location,
+        final=progress.final,
+        exhausted=progress.exhausted,
+        unknown=_unknown(progress),
+    )
+
+
+def _operator(message: pb.OperatorCheckpointMetadata) -> OperatorCheckpoint:
+    if not message.HasField("operator_metadata"):
+        raise FormatError("operator metadata without its part operator_metadata")
+    inner = message.operator_metadata
+    return OperatorCheckpoint(
+        job=JobId(inner.job_id),
+        operator=OperatorId(inner.operator_id),
+        epoch=Epoch(inner.epoch),
+        parallelism=inner.parallelism,
+        min_watermark_micros=inner.min_watermark if inner.HasField("min_watermark") else None,
+        max_watermark_micros=inner.max_watermark if inner.HasField("max_watermark") else None,
+        start_time_micros=message.start_time,
+        finish_time_micros=message.finish_time,
+        tables={
+            TableName(name): _files(name, table)
+            for name, table in sorted(message.table_checkpoint_metadata.items())
+        },
+        configs=_configs(message.table_configs),
+        subtask=_subtask(message.subtask) if message.HasField("subtask") else None,
+        unknown=_unknown(message),
+        operator_unknown=_unknown(inner),
+    )
+
+
+def _configs(messages: Mapping[str, pb.TableConfig]) -> dict[TableName, TableConfig]:
+    return {TableName(name): _config(name, message) for name, message in sorted(messages.items())}
+
+
+def _config(name: str, message: pb.TableConfig) -> TableConfig:
+    kind = _kind(name, message.table_type)
+    config: GlobalKeyedConfig | ExpiringTimeKeyConfig
+    if kind is TableKind.GLOBAL_KEYED:
+        glob = _part(pb.GlobalKeyedTableConfig, message.config, name)
+        config = GlobalKeyedConfig(
+            table=TableName(glob.table_name),
+            description=glob.description,
+            uses_two_phase_commit=glob.uses_two_phase_commit,
+            unknown=_unknown(glob),
+        )
+    else:
+        expiring = _part(pb.ExpiringKeyedTimeTableConfig, message.config, name)
+        config = ExpiringTimeKeyConfig(
+            table=TableName(expiring.table_name),
+            description=expiring.description,
+            retention_micros=expiring.retention_micros,
+            generational=expiring.generational,
+            schema=_schema(expiring.schema),
+            unknown=_unknown(expiring),
+        )
+    types = message.types
+    return TableConfig(
+        config=config,
+        state_version=message.state_version,
+        key_type=records.decode_type(types.key) if types.key else None,
+        value_type=records.decode_type(types.value) if types.value else None,
+        unknown=_unknown(message),
+    )
+
+
+def _schema(message: pb.ArroyoSchema) -> StoredSchema:
+    return StoredSchema(
+        arrow_schema=message.arrow_schema,
+        timestamp_index=message.timestamp_index,
+        key_indices=tuple(message.key_indices) if message.has_keys else None,
+        routing_key_indices=tuple(message.routing_key_indices)
+        if message.has_routing_keys
+        else None,
+        unknown=_unknown(message),
+    )
+
+
+def _files(name: str, message: pb.TableCheckpointMetadata) -> TableFiles:
+    if _kind(name, message.table_type) is TableKind.GLOBAL_KEYED:
+        glob = _part(pb.GlobalKeyedTableTaskCheckpointMetadata, message.data, name)
+        return GlobalKeyedFiles(
+            files=tuple(StatePath(path) for path in glob.files),
+            commit_data_by_subtask=dict(sorted(glob.commit_data_by_subtask.items())),
+            unknown=_unknown(glob),
+            table_unknown=_unknown(message),
+        )
+    expiring = _part(pb.ExpiringKeyedTimeTableCheckpointMetadata, message.data, name)
+    return ExpiringTimeKeyFiles(
+        files=tuple(_time_file(file) for file in expiring.files),
+        unknown=_unknown(expiring),
+        table_unknown=_unknown(message),
+    )
+
+
+def _time_file(message: pb.ParquetTimeFile) -> TimeFile:
+    return TimeFile(
+        epoch=Epoch(message.epoch),
+        path=StatePath(message.file),
+        min_routing_key=message.min_routing_key,
+        max_routing_key=message.max_routing_key,
+        max_timestamp_micros=message.max_timestamp_micros,
+        compaction_generation=message.generation,
+        unknown=_unknown(message),
+    )
+
+
+def _subtask(message: pb.SubtaskCheckpointMetadata) -> SubtaskCheckpoint:
+    return SubtaskCheckpoint(
+        subtask_index=message.subtask_index,
+        start_time_micros=message.start_time,
+        finish_time_micros=message.finish_time,
+        watermark_micros=message.watermark if message.HasField("watermark") else None,
+        size_bytes=message.bytes,
+        tables={
+            TableName(name): _report(name, table)
+            for name, table in sorted(message.table_metadata.items())
+        },
+        configs=_configs(message.table_configs),
+        unknown=_unknown(message),
+    )
+
+
+def _report(name: str, message: pb.TableSubtaskCheckpointMetadata) -> TableReport:
+    if _kind(name, message.table_type) is TableKind.GLOBAL_KEYED:
+        glob = _part(pb.GlobalKeyedTableSubtaskCheckpointMetadata, message.data, name)
+        return GlobalKeyedReport(
+            file=StatePath(glob.file) if glob.HasField("file") else None,
+            removals=StatePath(glob.removals) if glob.HasField("removals") else None,
+            commit_data=glob.commit_data if glob.HasField("commit_data") else None,
+            unknown=_unknown(glob),
+        )
+    expiring = _part(pb.ExpiringKeyedTimeSubtaskCheckpointMetadata, message.data, name)
+    return ExpiringTimeKeyReport(
+        watermark_micros=expiring.watermark if expiring.HasField("watermark") else None,
+        files=tuple(_time_file(file) for file in expiring.files),
+        unknown=_unknown(expiring),
+    )
+
+
+def _kind(name: str, number: int) -> TableKind:
+    try:
+        return TableKind(number)
+    except ValueError as error:
+        raise FormatError(
+            f"table type {number} is none of "
+            + ", ".join(f"{kind.value} ({kind.label})" for kind in TableKind),
+            table=name,
+            next_step="read it with a newer release of arroyo-dagster, or report the object",
+        ) from error
+
+
+# ---- to messages ---------------------------------------------------------------------------------
+
+
+def _progress_message(progress: StreamProgress | None) -> pb.StreamProgress | None:
+    if progress is None:
+        return None
+    message = pb.StreamProgress(
+        query_id=progress.query_id,
+        batch_id=progress.batch_id,
+        offsets=progress.offsets,
+        checkpoint_location=progress.checkpoint_location,
+        final=progress.final,
+        exhausted=progress.exhausted,
+    )
+    return _with_unknown(message, progress.unknown)
+
+
+def _operator_message(operator: OperatorCheckpoint) -> pb.OperatorCheckpointMetadata:
+    inner = pb.OperatorMetadata(
+        job_id=operator.job,
+        operator_id=operator.operator,
+        epoch=operator.epoch,
+        min_watermark=operator.min_watermark_micros,
+        max_watermark=operator.max_watermark_micros,
+        parallelism=operator.parallelism,
+    )
+    message = pb.OperatorCheckpointMetadata(
+        operator_metadata=_with_unknown(inner, operator.operator_unknown),
+        start_time=operator.start_time_micros,
+        finish_time=operator.finish_time_micros,
+        table_checkpoint_metadata={
+            name: _files_message(files) for name, files in operator.tables.items()
+        },
+        table_configs={name: _config_message(c) for name, c in operator.configs.items()},
+        subtask=_subtask_message(operator.subtask) if operator.subtask else None,
+    )
+    return _with_unknown(message, operator.unknown)
+
+
+def _config_message(config: TableConfig) -> pb.TableConfig:
+    kept = config.config
+    inner: Message
+    if isinstance(kept, GlobalKeyedConfig):
+        inner = pb.GlobalKeyedTableConfig(
+            table_name=kept.table,
+            description=kept.description,
+            uses_two_phase_commit=kept.uses_two_phase_commit,
+        )
+    else:
+        inner = pb.ExpiringKeyedTimeTableConfig(
+            table_name=kept.table,
+            description=kept.description,
+            retention_micros=kept.retention_micros,
+            generational=kept.generational,
+            schema=_schema_message(kept.schema),
+        )
+    types = None
+    if config.key_type is not None or config.value_type is not None:
+        types = pb.StoredTypes(
+            key=records.encode_type(config.key_type) if config.key_type else "",
+            value=records.encode_type(config.value_type) if config.value_type else "",
+        )
+    message = pb.TableConfig(
+        table_type=pb.TableEnum.ValueType(config.kind.value),
+        config=_encoded(_with_unknown(inner, kept.unknown)),
+        state_version=config.state_version,
+        types=types,
+    )
+    return _with_unknown(message, config.unknown)
+
+
+def _schema_message(schema: StoredSchema) -> pb.ArroyoSchema:
+    message = pb.ArroyoSchema(
+        arrow_schema=schema.arrow_schema,
+        timestamp_index=schema.timestamp_index,
+        key_indices=schema.key_indices,
+        has_keys=schema.key_indices is not None,
+        routing_key_indices=schema.routing_key_indices,
+        has_routing_keys=schema.routing_key_indices is not None,
+    )
+    return _with_unknown(message, schema.unknown)
+
+
+def _files_message(files: TableFiles) -> pb.TableCheckpointMetadata:
+    inner: Message
+    if isinstance(files, GlobalKeyedFiles):
+        inner = pb.GlobalKeyedTableTaskCheckpointMetadata(
+            files=files.files, commit_data_by_subtask=files.commit_data_by_subtask
+        )
+    else:
+        inner = pb.ExpiringKeyedTimeTableCheckpointMetadata(
+            files=[_time_file_message(file) for file in files.files]
+        )
+    message = pb.TableCheckpointMetadata(
+        table_type=pb.TableEnum.ValueType(files.kind.value),
+        data=_encoded(_with_unknown(inner, files.unknown)),
+    )
+    return _with_unknown(message, files.table_unknown)
+
+
+def _time_file_message(file: TimeFile) -> pb.ParquetTimeFile:
+    message = pb.ParquetTimeFile(
+        epoch=file.epoch,
+        file=file.path,
+        min_routing_key=file.min_routing_key,
+        max_routing_key=file.max_routing_key,
+        max_timestamp_micros=file.max_timestamp_micros,
+        generation=file.compaction_generation,
+    )
+    return _with_unknown(message, file.unknown)
+
+
+def _subtask_message(subtask: SubtaskCheckpoint) -> pb.SubtaskCheckpointMetadata:
+    message = pb.SubtaskCheckpointMetadata(
+        subtask_index=subtask.subtask_index,
+        start_time=subtask.start_time_micros,
+        finish_time=subtask.finish_time_micros,
+        watermark=subtask.watermark_micros,
+        bytes=subtask.size_bytes,
+        table_metadata={
+            name: _report_message(subtask.subtask_index, report)
+            for name, report in subtask.tables.items()
+        },
+        table_configs={name: _config_message(c) for name, c in subtask.configs.items()},
+    )
+    return _with_unknown(message, subtask.unknown)
+
+
+def _report_message(index: int, report: TableReport) -> pb.TableSubtaskCheckpointMetadata:
+    inner: Message
+    if isinstance(report, GlobalKeyedReport):
+        inner = pb.GlobalKeyedTableSubtaskCheckpointMetadata(
+            subtask_index=index,
+            file=report.file,
+            removals=report.removals,
+            commit_data=report.commit_data,
+        )
+    else:
+        inner = pb.ExpiringKeyedTimeSubtaskCheckpointMetadata(
+            subtask_index=index,
+            watermark=report.watermark_micros,
+            files=[_time_file_message(file) for file in report.files],
+        )
+    return pb.TableSubtaskCheckpointMetadata(
+        subtask_index=index,
+        table_type=pb.TableEnum.ValueType(report.kind.value),
+        data=_encoded(_with_unknown(inner, report.unknown)),
+    )
+
+
+# ---- bytes ---------------------------------------------------------------------------------------
+
+
+def _decoded(data: bytes, path: str, kind: type[_M], convert: Callable[[_M], _T]) -> _T:
+    try:
+        return convert(_part(kind, data, None))
+    except (FormatError, InputError) as error:
+        facts = {"path": path} | error.facts
+        if "path" in error.facts and error.facts["path"] != path:
+            facts = error.facts | {"path": path, "reference": error.facts["path"]}
+        raise FormatError(
+            f"metadata is not what its format says: {error.message}",
+            next_step=error.next_step or "keep the object and report it; restore another epoch",
+            **facts,
+        ) from error
+
+
+def _part(kind: type[_M], data: bytes, table: str | None) -> _M:
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise FormatError(
+            f"{len(data)} bytes do not decode as {kind.DESCRIPTOR.name}; "
+            "the object may be truncated",
+            table=table,
+        ) from error
+    return message
+
+
+def _encoded(message: Message) -> bytes:
+    # Deterministic: equal values must give equal bytes, for retries to recognise their own object.
+    return message.SerializeToString(deterministic=True)
+
+
+def _unknown(message: Message) -> bytes:
+    if not len(UnknownFieldSet(message)):  # type: ignore[no-untyped-call]
+        return b""
+    rest = type(message)()
+    rest.CopyFrom(message)
+    for field in rest.DESCRIPTOR.fields:
+        rest.ClearField(field.name)
+    return rest.SerializeToString()
+
+
+def _with_unknown(message: _M, unknown: bytes) -> _M:
+    if unknown:
+        message.MergeFromString(unknown)
+    return message

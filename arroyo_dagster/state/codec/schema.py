@@ -1,0 +1,243 @@
+"""A table's Arrow schema in memory and as stored: the JSON that metadata holds, both ways.
+
+Source: crates/arroyo-rpc/src/df.rs, `ArroyoSchema`; arrow-schema 55.2 with its feature `serde`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.model.tables import (
+    GENERATION_COLUMN,
+    KEY_HASH_COLUMN,
+    OPERATION_COLUMN,
+    TIMESTAMP_COLUMN,
+    ExpiringTimeKeyConfig,
+    StoredSchema,
+)
+
+TIMESTAMP_TYPE = pa.timestamp("ns")
+_KEY_HASH = pa.field(KEY_HASH_COLUMN, pa.uint64(), nullable=False)
+_OPERATION = pa.field(OPERATION_COLUMN, pa.binary(), nullable=False)
+_GENERATION = pa.field(GENERATION_COLUMN, pa.uint64(), nullable=False)
+
+_SIMPLE: dict[str, pa.DataType] = {
+    "Null": pa.null(),
+    "Boolean": pa.bool_(),
+    "Int8": pa.int8(),
+    "Int16": pa.int16(),
+    "Int32": pa.int32(),
+    "Int64": pa.int64(),
+    "UInt8": pa.uint8(),
+    "UInt16": pa.uint16(),
+    "UInt32": pa.uint32(),
+    "UInt64": pa.uint64(),
+    "Float16": pa.float16(),
+    "Float32": pa.float32(),
+    "Float64": pa.float64(),
+    "Utf8": pa.string(),
+    "LargeUtf8": pa.large_string(),
+    "Utf8View": pa.string_view(),
+    "Binary": pa.binary(),
+    "LargeBinary": pa.large_binary(),
+    "BinaryView": pa.binary_view(),
+    "Date32": pa.date32(),
+    "Date64": pa.date64(),
+}
+_SIMPLE_NAMES = {kind: name for name, kind in _SIMPLE.items()}
+_UNITS = {"Second": "s", "Millisecond": "ms", "Microsecond": "us", "Nanosecond": "ns"}
+_UNIT_NAMES = {short: name for name, short in _UNITS.items()}
+_DECIMALS: dict[str, Callable[[int, int], pa.DataType]] = {
+    "Decimal128": pa.decimal128,
+    "Decimal256": pa.decimal256,
+}
+
+
+def stored_schema(
+    schema: pa.Schema,
+    *,
+    keys: Sequence[str] | None,
+    routing_keys: Sequence[str] | None = None,
+) -> StoredSchema:
+    """Describe the memory schema of an expiring table for its configuration.
+
+    Args:
+        schema: user columns, among them `_timestamp` (timestamp in ns, without time zone).
+        keys: names of the storage key columns; empty = keyed by the empty set, None = no keys.
+        routing_keys: names of the columns to hash, where these are not the storage keys.
+
+    Raises:
+        InputError: `_timestamp` is missing or of another type, or a key is no column.
+    """
+    index = schema.get_field_index(TIMESTAMP_COLUMN)
+    if index < 0 or schema.field(index).type != TIMESTAMP_TYPE:
+        raise InputError(
+            f"an expiring table needs a column {TIMESTAMP_COLUMN} of type {TIMESTAMP_TYPE}",
+            columns=[f"{field.name}: {field.type}" for field in schema],
+            next_step="add it, holding the event time of each row",
+        )
+    return StoredSchema(
+        arrow_schema=schema_to_json(schema),
+        timestamp_index=index,
+        key_indices=None if keys is None else _indices(schema, keys),
+        routing_key_indices=None if routing_keys is None else _indices(schema, routing_keys),
+    )
+
+
+def _indices(schema: pa.Schema, names: Sequence[str]) -> tuple[int, ...]:
+    indices = tuple(schema.get_field_index(name) for name in names)
+    if -1 in indices:
+        raise InputError(
+            f"key {names[indices.index(-1)]!r} is not exactly one column of the schema",
+            columns=schema.names,
+        )
+    return indices
+
+
+def memory_schema(config: ExpiringTimeKeyConfig) -> pa.Schema:
+    """The schema operators see: the stored one, plus `_generation` in generational tables."""
+    schema = schema_from_json(config.schema.arrow_schema)
+    return schema.append(_GENERATION) if config.generational else schema
+
+
+def file_schema(config: ExpiringTimeKeyConfig) -> pa.Schema:
+    """The schema of a data file: the memory schema, then `_key_hash` and `_operation`."""
+    return memory_schema(config).append(_KEY_HASH).append(_OPERATION)
+
+
+def schema_to_json(schema: pa.Schema) -> str:
+    """The compact JSON of a schema, byte for byte as Arroyo writes it.
+
+    Raises:
+        InputError: a type that Arroyo has no form for.
+    """
+    return json.dumps(
+        {"fields": [_field_json(field) for field in schema], "metadata": _texts(schema.metadata)},
+        separators=(",", ":"),
+        ensure_ascii=False,
+    )
+
+
+def schema_from_json(text: str) -> pa.Schema:
+    """Raises FormatError when the text is not the JSON form of a schema."""
+    try:
+        value = json.loads(text)
+        fields = [_field(field) for field in value["fields"]]
+        return pa.schema(fields, metadata=value.get("metadata") or None)
+    except FormatError:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError, pa.ArrowException) as error:
+        raise FormatError(
+            f"not the JSON form of an Arrow schema ({type(error).__name__}: {error})",
+            schema=text[:200],
+        ) from error
+
+
+def _field_json(field: pa.Field) -> dict[str, Any]:
+    ordered = pa.types.is_dictionary(field.type) and field.type.ordered
+    return {
+        "name": field.name,
+        "data_type": _type_json(field.type),
+        "nullable": field.nullable,
+        "dict_id": 0,
+        "dict_is_ordered": ordered,
+        "metadata": _texts(field.metadata),
+    }
+
+
+def _texts(metadata: dict[bytes, bytes] | None) -> dict[str, str]:
+    return {key.decode(): value.decode() for key, value in sorted((metadata or {}).items())}
+
+
+def _type_json(kind: pa.DataType) -> Any:
+    simple = _SIMPLE_NAMES.get(kind)
+    if simple is not None:
+        return simple
+    types = pa.types
+    if types.is_timestamp(kind):
+        return {"Timestamp": [_UNIT_NAMES[kind.unit], kind.tz]}
+    if types.is_time32(kind):
+        return {"Time32": _UNIT_NAMES[kind.unit]}
+    if types.is_time64(kind):
+        return {"Time64": _UNIT_NAMES[kind.unit]}
+    if types.is_duration(kind):
+        return {"Duration": _UNIT_NAMES[kind.unit]}
+    if types.is_interval(kind):
+        return {"Interval": "MonthDayNano"}
+    if types.is_fixed_size_binary(kind):
+        return {"FixedSizeBinary": kind.byte_width}
+    if types.is_decimal128(kind):
+        return {"Decimal128": [kind.precision, kind.scale]}
+    if types.is_decimal256(kind):
+        return {"Decimal256": [kind.precision, kind.scale]}
+    return _nested_json(kind)
+
+
+def _nested_json(kind: pa.DataType) -> Any:
+    types = pa.types
+    if types.is_list(kind):
+        return {"List": _field_json(kind.value_field)}
+    if types.is_large_list(kind):
+        return {"LargeList": _field_json(kind.value_field)}
+    if types.is_fixed_size_list(kind):
+        return {"FixedSizeList": [_field_json(kind.value_field), kind.list_size]}
+    if types.is_struct(kind):
+        return {"Struct": [_field_json(kind.field(i)) for i in range(kind.num_fields)]}
+    if types.is_map(kind):
+        entries = pa.struct([kind.key_field, kind.item_field])
+        return {"Map": [_field_json(pa.field("entries", entries, nullable=False)), False]}
+    if types.is_dictionary(kind):
+        return {"Dictionary": [_type_json(kind.index_type), _type_json(kind.value_type)]}
+    raise InputError(
+        f"Arrow type {kind} has no stored form",
+        next_step="cast the column to another type before it reaches the table",
+    )
+
+
+def _field(value: dict[str, Any]) -> pa.Field:
+    kind = _type(value["data_type"], ordered=bool(value["dict_is_ordered"]))
+    return pa.field(
+        value["name"], kind, nullable=value["nullable"], metadata=value["metadata"] or None
+    )
+
+
+def _type(value: Any, *, ordered: bool = False) -> pa.DataType:
+    if isinstance(value, str):
+        if value not in _SIMPLE:
+            raise FormatError(f"unknown Arrow type {value!r}")
+        return _SIMPLE[value]
+    ((name, inner),) = value.items()
+    if name in _DECIMALS:
+        return _DECIMALS[name](*inner)
+    if name == "Timestamp":
+        return pa.timestamp(_UNITS[inner[0]], tz=inner[1])
+    if name == "Time32":
+        return pa.time32(_UNITS[inner])
+    if name == "Time64":
+        return pa.time64(_UNITS[inner])
+    if name == "Duration":
+        return pa.duration(_UNITS[inner])
+    if name == "Interval" and inner == "MonthDayNano":
+        return pa.month_day_nano_interval()
+    if name == "FixedSizeBinary":
+        return pa.binary(inner)
+    if name == "List":
+        return pa.list_(_field(inner))
+    if name == "LargeList":
+        return pa.large_list(_field(inner))
+    if name == "FixedSizeList":
+        return pa.list_(_field(inner[0]), inner[1])
+    if name == "Struct":
+        return pa.struct([_field(field) for field in inner])
+    if name == "Map":
+        entries = _field(inner[0]).type
+        return pa.map_(entries.field(0), entries.field(1), keys_sorted=inner[1])
+    if name == "Dictionary":
+        return pa.dictionary(_type(inner[0]), _type(inner[1]), ordered=ordered)
+    raise FormatError(f"Arrow type {re.sub(r'[^A-Za-z0-9]', '', name)} cannot be read here")

@@ -1,0 +1,387 @@
+"""The coordinator of one run of a job: starts it, merges what subtasks report, publishes, commits.
+
+Used by every runtime; it holds no rows. Source: crates/arroyo-worker/src/job_controller/.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint
+from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
+    CheckpointState,
+    Manifest,
+    OperatorCheckpoint,
+    StreamProgress,
+    SubtaskCheckpoint,
+)
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    OperatorId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
+from arroyo_dagster.state.model.types import U32, U64
+from arroyo_dagster.state.operators import Offset, registered
+from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.planning.checkpoint import merge_operator
+from arroyo_dagster.state.planning.progress import BatchVerdict, batch_verdict
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
+from arroyo_dagster.state.tables.manager import TableManager, check_tables
+from arroyo_dagster.state.tables.messages import CompactedData
+from arroyo_dagster.state.tables.table import TaskInfo
+from arroyo_dagster.state.task import EpochPlan
+
+OFFSETS = "offsets"
+WATERMARKS = "watermark"
+CLEANUP_EVERY_EPOCHS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SourceWatermark:
+    """The value of a source's table `watermark`, key 0."""
+
+    watermark_micros: U64
+
+
+def source_tables() -> dict[TableName, TableConfig]:
+    """The tables every source of ours keeps: where it stands, and its watermark."""
+    configs = (
+        global_table_config(OFFSETS, "source offsets", key=str, value=str),
+        global_table_config(WATERMARKS, "source watermark", key=U32, value=SourceWatermark),
+    )
+    return {config.table: config for config in configs}
+
+
+class JobRun:
+    """One run of a job, from its start as a new worker generation to its last epoch.
+
+    Args:
+        store: where the job's state lies.
+        pipeline: what runs.
+
+    Raises:
+        InputError: the pipeline cannot run, or its tables are not those of the checkpoint.
+        ConflictError: a newer run was started.
+        FormatError: the checkpoint to continue from has missing or broken objects.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        pipeline: Pipeline,
+        *,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        pipeline.check()
+        self.store = store
+        self.pipeline = pipeline
+        self.clock = clock
+        self.backend = ParquetBackend(store, pipeline.paths, clock=clock)
+        self._sinks = pipeline.sinks()
+        newest = self._check_before_start()
+        started = self.backend.start()
+        self.generation: WorkerGeneration = started.worker_generation
+        self.base: Checkpoint | None = started.restored
+        if self.base is not None and self.base.epoch != newest:
+            self._check_restorable(self.base.epoch)
+        self._compacted: dict[OperatorId, tuple[CompactedData, ...]] = {}
+        if self.base is not None and started.replay_commit:
+            self._commit(self.base)
+        self._sources = self._open_sources()
+
+    def _check_before_start(self) -> Epoch | None:
+        # Bad input is found before anything is written, the new generation included.
+        try:
+            epochs = self.backend.epochs()
+        except NotFoundError:
+            return None  # nothing was ever written below the URL: this is its first job
+        if not epochs:
+            return None
+        self._check_restorable(epochs[-1])
+        return epochs[-1]
+
+    def _check_restorable(self, epoch: Epoch) -> None:
+        checkpoint = self.backend.prepare_checkpoint_load(epoch)
+        for operator in checkpoint.operators:
+            node = self.pipeline.operators.get(operator.operator)
+            if node is not None:
+                check_tables(registered(node.operator), operator)
+            elif operator.operator in self.pipeline.sources:
+                check_tables(source_tables(), operator)
+
+    # ---- sources ---------------------------------------------------------------------------------
+
+    def _open_sources(self) -> dict[OperatorId, _SourceState]:
+        return {
+            name: _SourceState(self, name, self._operator(name)) for name in self.pipeline.sources
+        }
+
+    def _operator(self, name: OperatorId) -> OperatorCheckpoint | None:
+        return self.base.operator(name) if self.base else None
+
+    def offset(self, source: OperatorId) -> Offset | None:
+        """Where a source stands behind the newest epoch; None = nothing recorded."""
+        return self._sources[source].offset
+
+    @property
+    def watermarks_micros(self) -> dict[OperatorId, int | None]:
+        """The watermark of each source behind the newest epoch."""
+        return {name: state.watermark_micros for name, state in self._sources.items()}
+
+    # ---- epochs ----------------------------------------------------------------------------------
+
+    @property
+    def next_epoch(self) -> Epoch:
+        return Epoch(1 if self.base is None else self.base.epoch + 1)
+
+    @property
+    def min_epoch(self) -> Epoch:
+        """The oldest epoch that is kept once the next one exists."""
+        before = self.base.min_epoch if self.base else Epoch(1)
+        if self.pipeline.keep_epochs is None:
+            return before
+        return Epoch(max(before, self.next_epoch - self.pipeline.keep_epochs + 1))
+
+    def verdict(self, query_id: str, batch_id: int, offsets: str, *, adopt: bool) -> BatchVerdict:
+        """Whether a micro-batch is the next one, or a repeat. Errors as `batch_verdict`."""
+        progress = self.base.progress if self.base else None
+        return batch_verdict(progress, query_id, batch_id, offsets, adopt=adopt)
+
+    def plan(self, then_stop: bool) -> EpochPlan:
+        """What the subtasks of the next epoch need to know."""
+        operators = self.base.operators if self.base else ()
+        return EpochPlan(
+            epoch=self.next_epoch,
+            min_epoch=self.min_epoch,
+            generation=self.generation,
+            then_stop=then_stop,
+            base_epoch=Epoch(self.next_epoch - 1),
+            base={
+                operator.operator: operator
+                for operator in operators
+                if operator.operator in self.pipeline.operators
+            },
+            watermarks_micros=self.watermarks_micros,
+            compacted=self._compacted,
+        )
+
+    def finish(
+        self,
+        plan: EpochPlan,
+        reports: Iterable[tuple[OperatorId, SubtaskCheckpoint]],
+        offsets: Mapping[OperatorId, Offset],
+        marks_micros: Mapping[OperatorId, int | None],
+        progress: StreamProgress,
+    ) -> Checkpoint:
+        """Merge, publish and commit one epoch: from here on it exists.
+
+        Args:
+            offsets: where each source stands behind the epoch.
+            marks_micros: the watermark of each source behind it.
+
+        Raises:
+            ConflictError: somebody else owns the epoch, or a newer run was started.
+        """
+        by_operator: dict[OperatorId, list[SubtaskCheckpoint]] = {}
+        for operator, report in reports:
+            by_operator.setdefault(operator, []).append(report)
+        for name, state in self._sources.items():
+            by_operator[name] = [state.checkpoint(plan, offsets[name], marks_micros.get(name))]
+        merged = tuple(
+            merge_operator(
+                self.pipeline.paths.job, name, plan.epoch, by_operator[name], self._operator(name)
+            )
+            for name in (*self.pipeline.sources, *self.pipeline.operators)
+        )
+        operators, compacted = self._merge_files(plan, merged)
+        manifest = self._manifest(plan, operators, progress)
+        published = self.backend.publish(manifest)
+        state = CheckpointState.COMMITTING if manifest.needs_commit else CheckpointState.READY
+        self.base = as_checkpoint(manifest, published.ref, state)
+        self._compacted = compacted
+        if manifest.needs_commit:
+            self._commit(self.base)
+        for name, source in self._sources.items():
+            source.follow(self._operator(name))
+        self._clean_up(plan)
+        return self.base
+
+    def _manifest(
+        self, plan: EpochPlan, operators: Sequence[OperatorCheckpoint], progress: StreamProgress
+    ) -> Manifest:
+        paths = self.pipeline.paths
+        assert paths.pipeline is not None
+        return Manifest(
+            pipeline=paths.pipeline,
+            job=paths.job,
+            worker_generation=self.generation,
+            epoch=plan.epoch,
+            min_epoch=plan.min_epoch,
+            start_time_micros=min(operator.start_time_micros for operator in operators),
+            finish_time_micros=self.clock(),
+            needs_commit=any(operator.needs_commit for operator in operators),
+            operators=tuple(operators),
+            parent_ref=self.base.ref if self.base else None,
+            progress=progress,
+        )
+
+    def _commit(self, checkpoint: Checkpoint) -> None:
+        """Finish the commit of a checkpoint that owns its epoch, then say so."""
+        for operator in checkpoint.operators:
+            sink = self._sinks.get(operator.operator)
+            if sink is not None and operator.needs_commit:
+                sink.commit(checkpoint.epoch, operator.commit_data())
+        self.backend.mark_committed(checkpoint)
+        self.base = replace(checkpoint, state=CheckpointState.READY)
+
+    def _clean_up(self, plan: EpochPlan) -> None:
+        due = plan.epoch % CLEANUP_EVERY_EPOCHS == 0 or plan.then_stop
+        if self.pipeline.keep_epochs is not None and due and plan.min_epoch > 1:
+            self.backend.cleanup_checkpoint(plan.min_epoch)
+
+    # ---- merging small files of global tables ----------------------------------------------------
+
+    def _merge_files(
+        self, plan: EpochPlan, operators: Sequence[OperatorCheckpoint]
+    ) -> tuple[list[OperatorCheckpoint], dict[OperatorId, tuple[CompactedData, ...]]]:
+        """Merge what the epoch before listed, where a global table lists too many files."""
+        announced: dict[OperatorId, tuple[CompactedData, ...]] = {}
+        result: list[OperatorCheckpoint] = []
+        for operator in operators:
+            done: list[CompactedData] = []
+            tables = dict(operator.tables)
+            for name, files in operator.tables.items():
+                before = self._listed_before(operator.operator, name)
+                if len(before) <= self.pipeline.merge_files_after:
+                    continue
+                assert isinstance(files, GlobalKeyedFiles)
+                table = GlobalKeyedTable(operator.configs[name], self.store)
+                output = table.compact_data(before, self._namer(operator.operator, name, plan))
+                if output is not None:
+                    kept = (output, *files.files[len(before) :])
+                    tables[name] = replace(files, files=kept)
+                    done.append(CompactedData(table=name, inputs=before, output=output))
+            if done:
+                announced[operator.operator] = tuple(done)
+            result.append(replace(operator, tables=tables) if done else operator)
+        return result, announced
+
+    def _listed_before(self, operator: OperatorId, table: str) -> tuple[StatePath, ...]:
+        before = self._operator(operator)
+        files = before.tables.get(table) if before else None
+        return files.files if isinstance(files, GlobalKeyedFiles) else ()
+
+    def _namer(
+        self, operator: OperatorId, table: str, plan: EpochPlan
+    ) -> Callable[[str], StatePath]:
+        return lambda suffix: self.pipeline.paths.data_file(
+            operator, table, 0, plan.epoch, plan.generation, attempt=uuid.uuid4().hex[:16] + suffix
+        )
+
+    # ---- stop requests ---------------------------------------------------------------------------
+
+    def stop_requested(self) -> bool:
+        """Whether somebody asked this very run to stop with a checkpoint."""
+        return requested_stop(self.store, self.pipeline.paths) == self.generation
+
+    def stop_done(self) -> None:
+        """Take the request back: the run has stopped."""
+        if self.stop_requested():
+            self.store.delete_many([self.pipeline.paths.stop_request])
+
+
+class _SourceState:
+    """Where one source stands, kept in tables of its own like any operator's state."""
+
+    def __init__(
+        self, run: JobRun, name: OperatorId, restored: OperatorCheckpoint | None
+    ) -> None:
+        paths = run.pipeline.paths
+        self._manager = TableManager(
+            task=TaskInfo(
+                pipeline=paths.pipeline,
+                job=paths.job,
+                operator=name,
+                task_index=0,
+                parallelism=1,
+            ),
+            configs=source_tables(),
+            store=run.store,
+            generation=run.generation,
+            restored=restored,
+            write_metadata=run.backend.write_operator_checkpoint_metadata,
+            base_epoch=Epoch(run.next_epoch - 1),
+            clock=run.clock,
+        )
+        self._offsets = self._manager.get_global_keyed_state(OFFSETS, str, str)
+        self._watermarks = self._manager.get_global_keyed_state(WATERMARKS, U32, SourceWatermark)
+
+    @property
+    def offset(self) -> Offset | None:
+        stored = self._offsets.get_all()
+        return {name: json.loads(value) for name, value in stored.items()} or None
+
+    @property
+    def watermark_micros(self) -> int | None:
+        stored = self._watermarks.get(0)
+        return None if stored is None else stored.watermark_micros
+
+    def checkpoint(
+        self, plan: EpochPlan, offset: Offset, watermark_micros: int | None
+    ) -> SubtaskCheckpoint:
+        known = self._offsets.get_all()
+        now = {name: json.dumps(value, sort_keys=True) for name, value in offset.items()}
+        self._offsets.remove_many([name for name in known if name not in now])
+        self._offsets.insert_many(pair for pair in now.items() if known.get(pair[0]) != pair[1])
+        if watermark_micros is not None and watermark_micros != self.watermark_micros:
+            self._watermarks.insert(0, SourceWatermark(watermark_micros))
+        return self._manager.checkpoint(
+            plan.epoch, plan.min_epoch, watermark_micros, plan.then_stop
+        )
+
+    def follow(self, published: OperatorCheckpoint | None) -> None:
+        assert published is not None
+        self._manager.follow(published)
+
+
+def requested_stop(store: ObjectStore, paths: JobPaths) -> WorkerGeneration | None:
+    """The worker generation that somebody asked to stop; None without a request."""
+    try:
+        data = store.read(paths.stop_request)
+    except NotFoundError:
+        return None
+    request = records.decode_json(data, paths.stop_request)
+    return WorkerGeneration(int(request.get("generation", 0)))
+
+
+def request_stop(store: ObjectStore, paths: JobPaths, now_micros: int) -> WorkerGeneration:
+    """Ask the newest run of a job to stop with a checkpoint. Returns its worker generation.
+
+    Raises:
+        NotFoundError: the job was never started.
+    """
+    try:
+        data = store.read(paths.current_generation)
+    except NotFoundError as error:
+        raise NotFoundError(
+            "the job was never started",
+            job=paths.root,
+            url=store.url,
+            next_step="list jobs with `arroyo-state jobs`",
+        ) from error
+    fence = records.decode_current_generation(data, paths.current_generation)
+    request = {"generation": fence.worker_generation, "requested_at_micros": now_micros}
+    store.put(paths.stop_request, records.encode_json(request))
+    return fence.worker_generation

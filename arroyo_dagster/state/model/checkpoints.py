@@ -1,0 +1,291 @@
+"""Checkpoints as values: what metadata objects and protocol records say, once decoded.
+
+Times are microseconds since the Unix epoch. `unknown` holds the encoded fields that this release
+does not know, so that re-encoding loses none of them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.tables import (
+    NOTHING,
+    GlobalKeyedFiles,
+    TableConfig,
+    TableFiles,
+    TableKind,
+    TimeFile,
+)
+
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamProgress:
+    """Which micro-batch of which streaming query an epoch holds (ours; Arroyo ignores it).
+
+    Attributes:
+        offsets: JSON text of where the source stands behind this epoch.
+        checkpoint_location: where the streaming engine keeps its own log; empty in process.
+        final: the epoch was written with `then_stop`.
+        exhausted: the source was bounded and had ended.
+    """
+
+    query_id: str
+    batch_id: int
+    offsets: str
+    checkpoint_location: str = ""
+    final: bool = False
+    exhausted: bool = False
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalKeyedReport:
+    """What one subtask wrote of a global keyed table since the last barrier; None = nothing."""
+
+    file: StatePath | None = None
+    removals: StatePath | None = None
+    commit_data: bytes | None = None
+    unknown: bytes = b""
+
+    kind = TableKind.GLOBAL_KEYED
+
+    @property
+    def paths(self) -> tuple[StatePath, ...]:
+        """Removals first: a key removed and inserted since the last barrier is in `file` alone."""
+        return tuple(path for path in (self.removals, self.file) if path is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiringTimeKeyReport:
+    """The files one subtask lists for an expiring table: carried forward, then new ones."""
+
+    watermark_micros: int | None = None
+    files: tuple[TimeFile, ...] = ()
+    unknown: bytes = b""
+
+    kind = TableKind.EXPIRING_TIME_KEY
+
+    @property
+    def paths(self) -> tuple[StatePath, ...]:
+        return tuple(file.path for file in self.files)
+
+
+TableReport = GlobalKeyedReport | ExpiringTimeKeyReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubtaskCheckpoint:
+    """The report of one subtask at a barrier: "this subtask is done".
+
+    Source: crates/arroyo-rpc/proto/rpc.proto, `SubtaskCheckpointMetadata`.
+    """
+
+    subtask_index: int
+    start_time_micros: int
+    finish_time_micros: int
+    watermark_micros: int | None
+    size_bytes: int
+    tables: Mapping[TableName, TableReport] = field(default_factory=dict)
+    configs: Mapping[TableName, TableConfig] = field(default_factory=dict)
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorCheckpoint:
+    """One operator at one epoch. `tables` and `configs` have the same keys.
+
+    Attributes:
+        epoch: becomes the flusher's epoch minus one at restore.
+        min_watermark_micros, max_watermark_micros: over the subtasks; None if any had none.
+        subtask: set in the object that one subtask wrote for itself.
+
+    Source: crates/arroyo-rpc/proto/rpc.proto, `OperatorCheckpointMetadata`.
+    """
+
+    job: JobId
+    operator: OperatorId
+    epoch: Epoch
+    parallelism: int
+    min_watermark_micros: int | None = None
+    max_watermark_micros: int | None = None
+    start_time_micros: int = 0
+    finish_time_micros: int = 0
+    tables: Mapping[TableName, TableFiles] = field(default_factory=dict)
+    configs: Mapping[TableName, TableConfig] = field(default_factory=dict)
+    subtask: SubtaskCheckpoint | None = None
+    unknown: bytes = b""
+    operator_unknown: bytes = b""
+
+    @property
+    def needs_commit(self) -> bool:
+        """By the flag of the tables, not by whether anybody left commit data.
+
+        Source: crates/arroyo-worker/src/job_controller/checkpoint_state.rs.
+        """
+        return any(
+            self.configs[name].uses_two_phase_commit for name in self.tables if name in self.configs
+        )
+
+    @property
+    def paths(self) -> tuple[StatePath, ...]:
+        return tuple(path for files in self.tables.values() for path in files.paths)
+
+    def commit_data(self) -> dict[TableName, Mapping[int, bytes]]:
+        """Commit data by table, for every table of this operator that commits in two phases."""
+        return {
+            name: files.commit_data_by_subtask or NOTHING
+            for name, files in self.tables.items()
+            if isinstance(files, GlobalKeyedFiles)
+            and name in self.configs
+            and self.configs[name].uses_two_phase_commit
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegacyCheckpoint:
+    """The checkpoint-level object of the legacy layout; operators lie in objects of their own."""
+
+    job: JobId
+    epoch: Epoch
+    min_epoch: Epoch
+    start_time_micros: int
+    finish_time_micros: int
+    operators: tuple[OperatorId, ...]
+    progress: StreamProgress | None = None
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A checkpoint of the protocol layout, all operators embedded.
+
+    Source: crates/arroyo-rpc/proto/rpc.proto, `CheckpointManifest`.
+    """
+
+    pipeline: PipelineId
+    job: JobId
+    worker_generation: WorkerGeneration
+    epoch: Epoch
+    min_epoch: Epoch
+    start_time_micros: int
+    finish_time_micros: int
+    needs_commit: bool
+    operators: tuple[OperatorCheckpoint, ...]
+    parent_ref: StatePath | None = None
+    progress: StreamProgress | None = None
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One restorable epoch of a job, whichever layout it came from.
+
+    Attributes:
+        ref: the object that makes it exist.
+        parent_ref: of the protocol layout; None for the first epoch of a job.
+        worker_generation: None in the legacy layout.
+        state: as known to the reader; legacy epochs with metadata count as ready.
+    """
+
+    pipeline: PipelineId | None
+    job: JobId
+    worker_generation: WorkerGeneration | None
+    epoch: Epoch
+    min_epoch: Epoch
+    start_time_micros: int
+    finish_time_micros: int
+    state: CheckpointState
+    operators: tuple[OperatorCheckpoint, ...]
+    ref: StatePath
+    parent_ref: StatePath | None = None
+    progress: StreamProgress | None = None
+
+    @property
+    def paths(self) -> tuple[StatePath, ...]:
+        return tuple(path for operator in self.operators for path in operator.paths)
+
+    def operator(self, operator: str) -> OperatorCheckpoint | None:
+        return next((o for o in self.operators if o.operator == operator), None)
+
+
+class CheckpointState(enum.Enum):
+    """What the objects of a checkpoint add up to; see `planning.recovery.checkpoint_state`."""
+
+    INVISIBLE = "invisible"
+    UNCLAIMED = "unclaimed"
+    ORPHANED = "orphaned"
+    COMMITTING = "committing"
+    READY = "ready"
+
+    @property
+    def canonical(self) -> bool:
+        """Whether the epoch belongs to this checkpoint."""
+        return self in (CheckpointState.COMMITTING, CheckpointState.READY)
+
+
+# ---- protocol records (JSON) ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentGeneration:
+    """The fence: the newest worker generation that was started."""
+
+    pipeline: PipelineId
+    job: JobId
+    worker_generation: WorkerGeneration
+    generation_manifest_ref: StatePath
+    updated_at_micros: int
+    version: int = RECORD_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationManifest:
+    """Where a worker generation started from, and a hint to what it published last."""
+
+    pipeline: PipelineId
+    job: JobId
+    worker_generation: WorkerGeneration
+    base_ref: StatePath | None
+    latest_ref: StatePath | None
+    updated_at_micros: int
+    version: int = RECORD_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRecord:
+    """The claim: which checkpoint owns an epoch. Alone gives ownership."""
+
+    pipeline: PipelineId
+    job: JobId
+    epoch: Epoch
+    worker_generation: WorkerGeneration
+    parent_ref: StatePath | None
+    checkpoint_ref: StatePath
+    created_at_micros: int
+    version: int = RECORD_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedMarker:
+    """Both phases of an epoch's commit are done."""
+
+    pipeline: PipelineId
+    job: JobId
+    epoch: Epoch
+    checkpoint_worker_generation: WorkerGeneration
+    writer_worker_generation: WorkerGeneration
+    checkpoint_ref: StatePath
+    version: int = RECORD_VERSION

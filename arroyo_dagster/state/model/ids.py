@@ -1,0 +1,97 @@
+"""Names and numbers that identify state: jobs, operators, tables, epochs, paths."""
+
+from __future__ import annotations
+
+import re
+from typing import NewType
+
+from arroyo_dagster.errors import InputError
+
+PipelineId = NewType("PipelineId", str)
+JobId = NewType("JobId", str)
+OperatorId = NewType("OperatorId", str)
+TableName = NewType("TableName", str)
+Epoch = NewType("Epoch", int)
+WorkerGeneration = NewType("WorkerGeneration", int)
+"""The run that fences writers: one higher at every start of a job, the first is 1."""
+
+OUR_DIRECTORY = "_arroyo_dagster"
+"""The directory of a job that holds what is ours alone; never itself a job or an operator."""
+
+_MAX_PATH_BYTES = 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
+
+
+class StatePath(str):
+    """A path below the checkpoint URL: relative, `/` between segments, names as metadata holds them.
+
+    Stores percent-encode it; metadata never does.
+
+    Raises:
+        InputError: empty, absolute, ending in `/`, a backslash, an empty, `.` or `..` segment,
+            or longer than 1024 bytes of UTF-8.
+
+    Source: crates/arroyo-state-protocol/src/types.rs, `CheckpointRef::new`.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> StatePath:
+        if type(text) is cls:
+            return text
+        problem = path_problem(text)
+        if problem is not None:
+            raise InputError(
+                f"not a path below the checkpoint URL: {problem}",
+                path=text,
+                next_step="check the metadata that holds this path; nothing was read or written",
+            )
+        return super().__new__(cls, text)
+
+    def __truediv__(self, rest: str) -> StatePath:
+        return StatePath(f"{self}/{rest}")
+
+    def __reduce__(self) -> tuple[type[StatePath], tuple[str]]:
+        return (StatePath, (str(self),))
+
+    @property
+    def name(self) -> str:
+        """The last segment."""
+        return self.rpartition("/")[2]
+
+    @property
+    def parent(self) -> StatePath | None:
+        """The path without its last segment; None for a single segment."""
+        head = self.rpartition("/")[0]
+        return StatePath(head) if head else None
+
+
+def path_problem(text: str) -> str | None:
+    """Say what makes `text` unusable as a path below the checkpoint URL; None when nothing does."""
+    if not text:
+        return "it is empty"
+    if text.startswith("/") or text.endswith("/"):
+        return "it starts or ends with '/'"
+    if "\\" in text:
+        return "it holds a backslash"
+    if len(text.encode("utf-8", "surrogatepass")) > _MAX_PATH_BYTES:
+        return f"it is longer than {_MAX_PATH_BYTES} bytes"
+    for segment in text.split("/"):
+        if segment in ("", ".", ".."):
+            return f"it has the segment {segment!r}"
+    return None
+
+
+def checked_name(text: str, what: str) -> str:
+    """Give back a name that users choose for something of ours, if it is safe in every path.
+
+    Raises:
+        InputError: anything but letters, digits, `_`, `-` and `.`, the first a letter or digit.
+    """
+    if not _NAME.fullmatch(text) or len(text) > 128:
+        raise InputError(
+            f"not a name for a {what}: letters, digits, '_', '-' and '.' are allowed, "
+            "first a letter or digit, at most 128",
+            name=text,
+        )
+    return text

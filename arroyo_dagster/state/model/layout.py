@@ -1,0 +1,171 @@
+"""Every object path, in both layouts: built here, parsed here, nowhere else.
+
+Source: crates/arroyo-state-protocol/src/lib.rs, `ProtocolPaths`;
+crates/arroyo-state/src/parquet.rs, `metadata_path`, `operator_path`.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from arroyo_dagster.state.model.ids import (
+    OUR_DIRECTORY,
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
+
+CURRENT_GENERATION = "current-generation.json"
+_CHECKPOINT = re.compile(r"checkpoint-(\d{7,})")
+_EPOCH_RECORD = re.compile(r"epoch-(\d{7,})\.record")
+
+
+class Layout(enum.Enum):
+    """How the objects around the data files are arranged."""
+
+    LEGACY = "legacy"
+    PROTOCOL = "protocol"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class JobPaths:
+    """The objects of one job. `pipeline` is None in the legacy layout."""
+
+    job: JobId
+    pipeline: PipelineId | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.LEGACY if self.pipeline is None else Layout.PROTOCOL
+
+    @property
+    def root(self) -> StatePath:
+        return StatePath(self.job if self.pipeline is None else f"{self.pipeline}/{self.job}")
+
+    # ---- ours, in both layouts -------------------------------------------------------------------
+
+    @property
+    def ours(self) -> StatePath:
+        return self.root / OUR_DIRECTORY
+
+    @property
+    def stop_request(self) -> StatePath:
+        """Written by whoever wants the job to stop with a checkpoint, removed by the job."""
+        return self.ours / "stop-request.json"
+
+    # ---- protocol --------------------------------------------------------------------------------
+
+    @property
+    def current_generation(self) -> StatePath:
+        return self.root / CURRENT_GENERATION
+
+    @property
+    def generations(self) -> StatePath:
+        return self.root / "generations"
+
+    @property
+    def epochs(self) -> StatePath:
+        return self.root / "epochs"
+
+    def generation(self, generation: WorkerGeneration) -> StatePath:
+        return self.generations / str(generation)
+
+    def generation_manifest(self, generation: WorkerGeneration) -> StatePath:
+        return self.generation(generation) / "generation-manifest.json"
+
+    def epoch_record(self, epoch: Epoch) -> StatePath:
+        return self.epochs / f"epoch-{epoch:07}.record"
+
+    def manifest(self, generation: WorkerGeneration, epoch: Epoch) -> StatePath:
+        return self.checkpoint(epoch, generation) / "checkpoint-manifest.pb"
+
+    def committed(self, generation: WorkerGeneration, epoch: Epoch) -> StatePath:
+        return self.checkpoint(epoch, generation) / "committed.json"
+
+    # ---- both ------------------------------------------------------------------------------------
+
+    def checkpoints(self, generation: WorkerGeneration | None = None) -> StatePath:
+        base = self.root if generation is None else self.generation(generation)
+        return base / "checkpoints"
+
+    def checkpoint(self, epoch: Epoch, generation: WorkerGeneration | None = None) -> StatePath:
+        return self.checkpoints(generation) / f"checkpoint-{epoch:07}"
+
+    def operator(
+        self, operator: OperatorId, epoch: Epoch, generation: WorkerGeneration | None = None
+    ) -> StatePath:
+        return self.checkpoint(epoch, generation) / f"operator-{operator}"
+
+    def data_file(
+        self,
+        operator: OperatorId,
+        table: TableName,
+        subtask: int,
+        epoch: Epoch,
+        generation: WorkerGeneration | None = None,
+        *,
+        attempt: str,
+    ) -> StatePath:
+        """A data file of ours: `attempt` makes the name unique, so that no retry overwrites."""
+        directory = self.operator(operator, epoch, generation)
+        return directory / f"table-{table}-{subtask:03}-{attempt}"
+
+    def subtask_metadata(
+        self,
+        operator: OperatorId,
+        subtask: int,
+        epoch: Epoch,
+        generation: WorkerGeneration | None = None,
+    ) -> StatePath:
+        """The durable "this subtask is done" of one epoch; ours, ignored by Arroyo."""
+        return self.checkpoint(epoch, generation) / f"operator-{operator}-{subtask}.metadata"
+
+    def operator_metadata(
+        self, operator: OperatorId, epoch: Epoch, generation: WorkerGeneration | None = None
+    ) -> StatePath:
+        return self.operator(operator, epoch, generation) / "metadata"
+
+    def legacy_metadata(self, epoch: Epoch) -> StatePath:
+        return self.checkpoint(epoch) / "metadata"
+
+
+def parse_epoch_record(name: str) -> Epoch | None:
+    """The epoch in the name of an epoch record; None for any other name."""
+    found = _EPOCH_RECORD.fullmatch(name)
+    return Epoch(int(found[1])) if found else None
+
+
+def parse_checkpoint_dir(name: str) -> Epoch | None:
+    """The number in the name of a checkpoint directory (which need not be its files' epoch)."""
+    found = _CHECKPOINT.fullmatch(name)
+    return Epoch(int(found[1])) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestAddress:
+    """What the path of a manifest says of it."""
+
+    paths: JobPaths
+    worker_generation: WorkerGeneration
+    epoch: Epoch
+
+
+def parse_manifest_path(path: str) -> ManifestAddress | None:
+    """Take the path of a `checkpoint-manifest.pb` apart; None if it is not one."""
+    segments = path.split("/")
+    if len(segments) != 7 or segments[2] != "generations" or segments[4] != "checkpoints":
+        return None
+    epoch = parse_checkpoint_dir(segments[5])
+    if epoch is None or segments[6] != "checkpoint-manifest.pb" or not segments[3].isdecimal():
+        return None
+    return ManifestAddress(
+        JobPaths(JobId(segments[1]), PipelineId(segments[0])),
+        WorkerGeneration(int(segments[3])),
+        epoch,
+    )

@@ -1,0 +1,175 @@
+"""Tables of an operator: their kinds, their configuration, and the files they have at one epoch."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
+from arroyo_dagster.state.model.types import Type
+
+TIMESTAMP_COLUMN = "_timestamp"
+GENERATION_COLUMN = "_generation"
+KEY_HASH_COLUMN = "_key_hash"
+OPERATION_COLUMN = "_operation"
+
+NOTHING: Mapping[int, bytes] = MappingProxyType({})
+
+
+class TableKind(enum.IntEnum):
+    """The two kinds of table, by their number in metadata.
+
+    Source: crates/arroyo-rpc/proto/rpc.proto, `TableEnum`.
+    """
+
+    GLOBAL_KEYED = 1
+    EXPIRING_TIME_KEY = 2
+
+    @property
+    def label(self) -> str:
+        """The kind in the words of this project, for people."""
+        return _LABELS[self]
+
+
+_LABELS = {
+    TableKind.GLOBAL_KEYED: "global keyed",
+    TableKind.EXPIRING_TIME_KEY: "expiring time-key",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSchema:
+    """The memory schema of an expiring table as metadata holds it: Arrow JSON and column indices.
+
+    `key_indices` and `routing_key_indices` are None where metadata says that there are none, which
+    differs from an empty tuple: keyed by the empty set.
+
+    Source: crates/arroyo-rpc/src/df.rs, `ArroyoSchema`.
+    """
+
+    arrow_schema: str
+    timestamp_index: int
+    key_indices: tuple[int, ...] | None = None
+    routing_key_indices: tuple[int, ...] | None = None
+    unknown: bytes = b""
+
+    @property
+    def hashed_indices(self) -> tuple[int, ...]:
+        """The columns that `_key_hash` is made of: routing keys, else storage keys, else none."""
+        if self.routing_key_indices is not None:
+            return self.routing_key_indices
+        return self.key_indices or ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalKeyedConfig:
+    """A table of bincode keys and values that every subtask reads in full."""
+
+    table: TableName
+    description: str = ""
+    uses_two_phase_commit: bool = False
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiringTimeKeyConfig:
+    """A table of Arrow rows that are kept for `retention_micros` of event time."""
+
+    table: TableName
+    description: str = ""
+    retention_micros: int
+    generational: bool = False
+    schema: StoredSchema
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableConfig:
+    """How one table of an operator is kept.
+
+    Attributes:
+        config: its kind decides the kind of the table.
+        state_version: version of the value format of a global keyed table.
+        key_type, value_type: how keys and values are encoded, where the job said so (ours do).
+    """
+
+    config: GlobalKeyedConfig | ExpiringTimeKeyConfig
+    state_version: int = 0
+    key_type: Type | None = None
+    value_type: Type | None = None
+    unknown: bytes = b""
+
+    @property
+    def table(self) -> TableName:
+        return self.config.table
+
+    @property
+    def kind(self) -> TableKind:
+        if isinstance(self.config, GlobalKeyedConfig):
+            return TableKind.GLOBAL_KEYED
+        return TableKind.EXPIRING_TIME_KEY
+
+    @property
+    def uses_two_phase_commit(self) -> bool:
+        return isinstance(self.config, GlobalKeyedConfig) and self.config.uses_two_phase_commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeFile:
+    """One data file of an expiring table, with the bounds that let readers skip it.
+
+    Attributes:
+        epoch: the flusher's epoch that wrote it; of a compacted file the largest of its inputs.
+        min_routing_key, max_routing_key: bounds of `_key_hash`, both ends included.
+        max_timestamp_micros: the largest `_timestamp`, floored to microseconds.
+        compaction_generation: 0 as a subtask wrote it, 1 and more once merged.
+
+    Source: crates/arroyo-rpc/proto/rpc.proto, `ParquetTimeFile`.
+    """
+
+    epoch: Epoch
+    path: StatePath
+    min_routing_key: int
+    max_routing_key: int
+    max_timestamp_micros: int
+    compaction_generation: int = 0
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalKeyedFiles:
+    """The files of a global keyed table at one epoch, in replay order: later ones win.
+
+    `commit_data_by_subtask` keeps entries of zero length.
+    """
+
+    files: tuple[StatePath, ...] = ()
+    commit_data_by_subtask: Mapping[int, bytes] = field(default_factory=lambda: NOTHING)
+    unknown: bytes = b""
+    table_unknown: bytes = b""
+
+    kind = TableKind.GLOBAL_KEYED
+
+    @property
+    def paths(self) -> tuple[StatePath, ...]:
+        return self.files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiringTimeKeyFiles:
+    """The files of an expiring table at one epoch, in replay order."""
+
+    files: tuple[TimeFile, ...] = ()
+    unknown: bytes = b""
+    table_unknown: bytes = b""
+
+    kind = TableKind.EXPIRING_TIME_KEY
+
+    @property
+    def paths(self) -> tuple[StatePath, ...]:
+        return tuple(file.path for file in self.files)
+
+
+TableFiles = GlobalKeyedFiles | ExpiringTimeKeyFiles

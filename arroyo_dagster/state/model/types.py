@@ -1,0 +1,482 @@
+"""Descriptions of types: how a Python value is laid out in bytes, in a form that can be stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import types
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NewType, TypeAlias, Union, get_args, get_origin
+
+from arroyo_dagster.errors import FormatError, InputError
+
+__all__ = [
+    "BOOL",
+    "BYTES",
+    "F32",
+    "F64",
+    "I8",
+    "I16",
+    "I32",
+    "I64",
+    "I128",
+    "MAX_DEPTH",
+    "PRIMITIVES",
+    "STRING",
+    "U8",
+    "U16",
+    "U32",
+    "U64",
+    "U128",
+    "UNIT",
+    "ArrayOf",
+    "Char",
+    "DurationNanos",
+    "EnumOf",
+    "Field",
+    "ISize",
+    "ListOf",
+    "MapOf",
+    "OptionOf",
+    "Primitive",
+    "SetOf",
+    "StructOf",
+    "SystemTimeNanos",
+    "TimeOf",
+    "TupleOf",
+    "Type",
+    "TypeJson",
+    "USize",
+    "Variant",
+    "describe",
+    "from_json",
+    "to_json",
+    "without_classes",
+]
+
+PRIMITIVES = (
+    *("u8", "u16", "u32", "u64", "u128", "usize"),
+    *("i8", "i16", "i32", "i64", "i128", "isize"),
+    *("f32", "f64", "bool", "char", "string", "bytes", "unit"),
+)
+"""The names of the primitive types; in JSON each stands for itself."""
+
+MAX_DEPTH = 64
+"""How many types may lie within each other; more is refused before Python's stack runs out."""
+
+_TIMES = ("duration", "system_time")
+_MAX_ARRAY = 2**32
+
+TypeJson: TypeAlias = str | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """A number, text, bytes, a truth value, or `unit`: the value None, in no bytes at all."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in PRIMITIVES:
+            raise InputError(f"no primitive type {self.name!r}; there are {', '.join(PRIMITIVES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOf:
+    """A span of time, or a point in time not before 1970, counted in nanoseconds.
+
+    `as_nanos` says what Python holds: an int of nanoseconds, or a `timedelta` or aware `datetime`,
+    which end at microseconds. The bytes, and so the JSON form, are the same.
+    """
+
+    name: Literal["duration", "system_time"]
+    as_nanos: bool = True
+
+    def __post_init__(self) -> None:
+        if self.name not in _TIMES:
+            raise InputError(f"no type of time {self.name!r}; there are {', '.join(_TIMES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class OptionOf:
+    """A value that may be missing; None in Python."""
+
+    item: Type
+
+    def __post_init__(self) -> None:
+        if isinstance(self.item, OptionOf) or self.item == UNIT:
+            raise InputError(
+                "an option of an option or of unit cannot be told apart in Python, "
+                "where both are None",
+                next_step="put the inner one into a dataclass with one field",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """Any number of items in order."""
+
+    item: Type
+
+
+@dataclass(frozen=True, slots=True)
+class SetOf:
+    """Any number of different items, in no order: a set, or where `frozen` a frozenset."""
+
+    item: Type
+    frozen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MapOf:
+    """Values by key."""
+
+    key: Type
+    value: Type
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayOf:
+    """Exactly `length` items; a list in Python."""
+
+    item: Type
+    length: int
+
+    def __post_init__(self) -> None:
+        if type(self.length) is not int or not 0 <= self.length <= _MAX_ARRAY:
+            raise InputError(
+                f"the length of an array must be a number from 0 to {_MAX_ARRAY}",
+                length=self.length,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TupleOf:
+    """One value of each type, in order."""
+
+    items: tuple[Type, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A named part of a struct."""
+
+    name: str
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class StructOf:
+    """Named fields in order: instances of the dataclass `python`, or dicts where that is None.
+
+    The class takes part in comparison, for values of the two differ; compare `to_json` to ask
+    whether the bytes are the same.
+    """
+
+    name: str
+    fields: tuple[Field, ...]
+    python: type[Any] | None = None
+
+    def __post_init__(self) -> None:
+        _check_distinct([field.name for field in self.fields], "fields", self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One form of an enum; `payload` is `UNIT` where it holds nothing."""
+
+    name: str
+    payload: Type
+
+
+@dataclass(frozen=True, slots=True)
+class EnumOf:
+    """One of several forms, stored by its place in `variants`.
+
+    In Python a variant whose payload is a struct with a class is an instance of that class; one
+    that holds nothing is its name; any other is the dict `{name: payload}`.
+    """
+
+    name: str
+    variants: tuple[Variant, ...]
+
+    def __post_init__(self) -> None:
+        if not self.variants:
+            raise InputError("an enum needs at least one variant", enum=self.name)
+        _check_distinct([variant.name for variant in self.variants], "variants", self.name)
+        classes = [v.payload.python for v in self.variants if isinstance(v.payload, StructOf)]
+        known = [python for python in classes if python is not None]
+        if len(set(known)) != len(known):
+            raise InputError("two variants of an enum have the same class", enum=self.name)
+
+
+def _check_distinct(names: list[str], what: str, owner: str) -> None:
+    if len(set(names)) != len(names):
+        raise InputError(f"two {what} have the same name", type=owner, names=names)
+
+
+Type: TypeAlias = (
+    Primitive | TimeOf | OptionOf | ListOf | SetOf | MapOf | ArrayOf | TupleOf | StructOf | EnumOf
+)
+"""How a value is encoded; frozen, comparable, and with a JSON form."""
+
+UNIT = Primitive("unit")
+BOOL = Primitive("bool")
+BYTES = Primitive("bytes")
+STRING = Primitive("string")
+
+U8 = Annotated[int, Primitive("u8")]
+U16 = Annotated[int, Primitive("u16")]
+U32 = Annotated[int, Primitive("u32")]
+U64 = Annotated[int, Primitive("u64")]
+U128 = Annotated[int, Primitive("u128")]
+USize = Annotated[int, Primitive("usize")]
+I8 = Annotated[int, Primitive("i8")]
+I16 = Annotated[int, Primitive("i16")]
+I32 = Annotated[int, Primitive("i32")]
+I64 = Annotated[int, Primitive("i64")]
+I128 = Annotated[int, Primitive("i128")]
+ISize = Annotated[int, Primitive("isize")]
+F32 = Annotated[float, Primitive("f32")]
+F64 = Annotated[float, Primitive("f64")]
+Char = Annotated[str, Primitive("char")]
+DurationNanos = Annotated[int, TimeOf("duration")]
+SystemTimeNanos = Annotated[int, TimeOf("system_time")]
+
+_SIMPLE: dict[Any, Type] = {
+    str: STRING,
+    int: Primitive("i64"),
+    bool: BOOL,
+    float: Primitive("f64"),
+    bytes: BYTES,
+    None: UNIT,
+    type(None): UNIT,
+    dt.timedelta: TimeOf("duration", as_nanos=False),
+    dt.datetime: TimeOf("system_time", as_nanos=False),
+}
+
+_ALLOWED = (
+    "str, int (64 bits), bool, float, bytes, None, X | None, tuple[A, B], list[X], dict[K, V], "
+    "set[X], frozenset[X], dataclasses, datetime.datetime, datetime.timedelta, and the names of "
+    "arroyo_dagster.state.model.types such as U32, Char or SystemTimeNanos"
+)
+
+
+def describe(python_type: Any) -> Type:
+    """Say how values of a Python type are encoded.
+
+    `int` has 64 bits and a sign, `float` 64 bits; `U8` to `I128`, `F32` and `Char` say otherwise.
+    A dataclass is a struct of its fields in order. A description is given back as it is.
+
+    Raises:
+        InputError: no description exists for the type or for a type within it; a dataclass
+            contains itself or a name that is not defined.
+    """
+    return _describe(python_type, ())
+
+
+def _describe(python_type: Any, within: tuple[Any, ...]) -> Type:
+    if len(within) > MAX_DEPTH:
+        raise InputError(f"more than {MAX_DEPTH} types lie within each other", type=within[0])
+    if isinstance(python_type, Type):
+        return python_type
+    inside = (*within, python_type)
+    origin, args = get_origin(python_type), get_args(python_type)
+    if origin is Annotated:
+        return _describe_annotated(python_type, inside)
+    if origin is not None:
+        found = _describe_generic(origin, args, inside)
+        if found is not None:
+            return found
+    elif isinstance(python_type, NewType):
+        return _describe(python_type.__supertype__, inside)
+    elif dataclasses.is_dataclass(python_type) and isinstance(python_type, type):
+        return _describe_dataclass(python_type, within, inside)
+    elif isinstance(python_type, type | None) and python_type in _SIMPLE:
+        return _SIMPLE[python_type]
+    raise InputError(
+        f"values of the type {_shown(python_type)} cannot be encoded", next_step=f"use {_ALLOWED}"
+    )
+
+
+def _describe_annotated(python_type: Any, inside: tuple[Any, ...]) -> Type:
+    plain, *marks = get_args(python_type)
+    for mark in reversed(marks):
+        # `Annotated[int, U32]` says the same as `U32`.
+        if isinstance(mark, Type) or get_origin(mark) is Annotated:
+            return _describe(mark, inside)
+    return _describe(plain, inside)
+
+
+def _describe_generic(origin: Any, args: tuple[Any, ...], inside: tuple[Any, ...]) -> Type | None:
+    if origin in (Union, types.UnionType):
+        rest = [arg for arg in args if arg is not type(None)]
+        return OptionOf(_describe(rest[0], inside)) if len(rest) == 1 and len(args) == 2 else None
+    if origin is tuple and Ellipsis not in args:
+        return TupleOf(tuple(_describe(arg, inside) for arg in args))
+    if origin is list:
+        return ListOf(_describe(args[0], inside))
+    if origin in (set, frozenset):
+        return SetOf(_describe(args[0], inside), frozen=origin is frozenset)
+    if origin is dict:
+        return MapOf(_describe(args[0], inside), _describe(args[1], inside))
+    return None
+
+
+def _describe_dataclass(cls: type[Any], within: tuple[Any, ...], inside: tuple[Any, ...]) -> Type:
+    if cls in within:
+        raise InputError(f"the dataclass {cls.__qualname__} contains itself")
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except NameError as error:
+        raise InputError(
+            f"the dataclass {cls.__qualname__} names a type that is not defined: {error}",
+            next_step="define it at the top level of the module of the dataclass",
+        ) from error
+    if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
+        raise InputError(
+            f"the dataclass {cls.__qualname__} cannot be decoded: its constructor has an argument "
+            "that is no field"
+        )
+    fields = []
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            raise InputError(
+                f"the dataclass {cls.__qualname__} cannot be decoded: its field {field.name!r} "
+                "is not an argument of its constructor"
+            )
+        fields.append(Field(field.name, _describe_field(cls, field.name, hints, inside)))
+    return StructOf(cls.__name__, tuple(fields), cls)
+
+
+def _describe_field(
+    cls: type[Any], name: str, hints: dict[str, Any], inside: tuple[Any, ...]
+) -> Type:
+    try:
+        return _describe(hints[name], inside)
+    except InputError as error:
+        # The innermost dataclass says it best.
+        error.facts.setdefault("field", f"{cls.__qualname__}.{name}")
+        raise
+
+
+def _shown(python_type: Any) -> str:
+    return python_type.__qualname__ if type(python_type) is type else repr(python_type)
+
+
+def to_json(description: Type) -> TypeJson:
+    """Give the JSON form of a description: how its values are laid out, without Python classes."""
+    match description:
+        case Primitive(name=name) | TimeOf(name=name):
+            return name
+        case OptionOf(item=item):
+            return {"option": to_json(item)}
+        case ListOf(item=item):
+            return {"list": to_json(item)}
+        case SetOf(item=item):
+            return {"set": to_json(item)}
+        case MapOf(key=key, value=value):
+            return {"map": {"key": to_json(key), "value": to_json(value)}}
+        case ArrayOf(item=item, length=length):
+            return {"array": {"item": to_json(item), "length": length}}
+        case TupleOf(items=items):
+            return {"tuple": [to_json(item) for item in items]}
+        case StructOf(name=name, fields=fields):
+            pairs = [[field.name, to_json(field.type)] for field in fields]
+            return {"struct": {"name": name, "fields": pairs}}
+        case EnumOf(name=name, variants=variants):
+            pairs = [[variant.name, to_json(variant.payload)] for variant in variants]
+            return {"enum": {"name": name, "variants": pairs}}
+
+
+def without_classes(description: Type) -> Type:
+    """Give the description as a reader without our Python classes would have it.
+
+    Structs are dicts and times are nanoseconds; the bytes are the same.
+    """
+    return from_json(to_json(description))
+
+
+def from_json(form: object) -> Type:
+    """Read the JSON form of a description.
+
+    Raises:
+        FormatError: it is none, or none this release knows; nothing is guessed.
+    """
+    try:
+        return _from_json(form, 0)
+    except InputError as error:
+        raise FormatError(f"not the description of a type: {error}") from error
+
+
+def _from_json(form: object, depth: int) -> Type:
+    if depth > MAX_DEPTH:
+        raise FormatError(f"more than {MAX_DEPTH} types lie within each other")
+    if isinstance(form, str):
+        return _named(form)
+    if not isinstance(form, dict) or len(form) != 1:
+        raise _broken(form, "a name, or an object with one member")
+    ((kind, body),) = form.items()
+    depth += 1
+    match kind:
+        case "option":
+            return OptionOf(_from_json(body, depth))
+        case "list":
+            return ListOf(_from_json(body, depth))
+        case "set":
+            return SetOf(_from_json(body, depth))
+        case "map":
+            key, value = _members(body, "key", "value")
+            return MapOf(_from_json(key, depth), _from_json(value, depth))
+        case "array":
+            item, length = _members(body, "item", "length")
+            return ArrayOf(_from_json(item, depth), length)
+        case "tuple" if isinstance(body, list):
+            return TupleOf(tuple(_from_json(item, depth) for item in body))
+        case "struct":
+            name, pairs = _members(body, "name", "fields")
+            return StructOf(_text(name), tuple(Field(n, t) for n, t in _pairs(pairs, depth)))
+        case "enum":
+            name, pairs = _members(body, "name", "variants")
+            return EnumOf(_text(name), tuple(Variant(n, t) for n, t in _pairs(pairs, depth)))
+    raise _broken(form, "a kind of type this release knows")
+
+
+def _named(name: str) -> Type:
+    match name:
+        case "duration" | "system_time":
+            return TimeOf(name)
+        case _:
+            return Primitive(name)
+
+
+def _members(body: object, *names: str) -> list[Any]:
+    if not isinstance(body, dict) or set(body) != set(names):
+        raise _broken(body, f"an object with the members {', '.join(names)}")
+    return [body[name] for name in names]
+
+
+def _pairs(body: object, depth: int) -> list[tuple[str, Type]]:
+    if not isinstance(body, list):
+        raise _broken(body, "a list of pairs of a name and a type")
+    found = []
+    for pair in body:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise _broken(pair, "a pair of a name and a type")
+        found.append((_text(pair[0]), _from_json(pair[1], depth)))
+    return found
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise _broken(value, "a name")
+    return value
+
+
+def _broken(form: object, expected: str) -> FormatError:
+    shown = repr(form)
+    return FormatError(
+        f"not the description of a type: expected {expected}",
+        found=shown if len(shown) <= 200 else shown[:200] + "…",
+    )

@@ -1,0 +1,181 @@
+"""Subtask reports to operator metadata: what is carried on, and what has expired.
+
+Source: crates/arroyo-worker/src/job_controller/checkpoint_state.rs;
+crates/arroyo-state/src/tables/{global_keyed_map,expiring_time_key_map}.rs, `merge_checkpoint_metadata`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.model.checkpoints import (
+    ExpiringTimeKeyReport,
+    GlobalKeyedReport,
+    OperatorCheckpoint,
+    SubtaskCheckpoint,
+)
+from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.keys import KeyRange
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedConfig,
+    GlobalKeyedFiles,
+    TableConfig,
+    TableFiles,
+    TimeFile,
+)
+
+
+def cutoff_micros(watermark_micros: int | None, retention_micros: int) -> int:
+    """The oldest event time still kept: watermark minus retention, 0 without a watermark."""
+    return max(0, (watermark_micros or 0) - retention_micros)
+
+
+def files_to_carry(
+    files: Iterable[TimeFile], cutoff: int, keys: KeyRange
+) -> tuple[TimeFile, ...]:
+    """The files of earlier epochs that a subtask still lists: not expired, and of its key range."""
+    return tuple(
+        file
+        for file in files
+        if file.max_timestamp_micros >= cutoff
+        and keys.intersects(file.min_routing_key, file.max_routing_key)
+    )
+
+
+def merge_operator(
+    job: JobId,
+    operator: OperatorId,
+    epoch: Epoch,
+    reports: Sequence[SubtaskCheckpoint],
+    previous: OperatorCheckpoint | None,
+) -> OperatorCheckpoint:
+    """Merge the reports of all subtasks of one operator into its metadata.
+
+    Args:
+        reports: one of every subtask 0 … n-1, in any order.
+        previous: the same operator at the epoch before; None at the first.
+
+    Returns:
+        Global keyed tables list what the previous epoch listed, then this epoch's files by
+        subtask (removals before inserts). Expiring tables list what is not expired by the smallest
+        watermark, in the order of the previous epoch, then new files by subtask.
+
+    Raises:
+        ProtocolError: a subtask reports twice or not at all, or subtasks disagree on a table.
+
+    Differs: Arroyo lists a global keyed table's newest files only, since it writes every pair at
+    every epoch; files are in random order there.
+    """
+    ordered = sorted(reports, key=lambda report: report.subtask_index)
+    if [report.subtask_index for report in ordered] != list(range(len(ordered))) or not ordered:
+        raise ProtocolError(
+            "every subtask reports once",
+            operator=operator,
+            epoch=epoch,
+            subtasks=[report.subtask_index for report in ordered],
+        )
+    watermarks = [report.watermark_micros for report in ordered]
+    known = [mark for mark in watermarks if mark is not None]
+    complete = len(known) == len(watermarks)
+    configs = _merged_configs(operator, ordered)
+    tables: dict[TableName, TableFiles] = {}
+    for name, config in configs.items():
+        before = previous.tables.get(name) if previous else None
+        merged = _merge_table(config, name, ordered, before, min(known, default=None))
+        if merged is not None:
+            tables[name] = merged
+    return OperatorCheckpoint(
+        job=job,
+        operator=operator,
+        epoch=epoch,
+        parallelism=len(ordered),
+        min_watermark_micros=min(known) if complete else None,
+        max_watermark_micros=max(known) if complete else None,
+        start_time_micros=min(report.start_time_micros for report in ordered),
+        finish_time_micros=max(report.finish_time_micros for report in ordered),
+        tables=tables,
+        configs={name: config for name, config in configs.items() if name in tables},
+    )
+
+
+def _merged_configs(
+    operator: OperatorId, reports: Sequence[SubtaskCheckpoint]
+) -> dict[TableName, TableConfig]:
+    configs: dict[TableName, TableConfig] = {}
+    for report in reports:
+        for name, config in report.configs.items():
+            if configs.setdefault(name, config).kind is not config.kind:
+                raise ProtocolError(
+                    "subtasks disagree on the kind of a table", operator=operator, table=name
+                )
+    return dict(sorted(configs.items()))
+
+
+def _merge_table(
+    config: TableConfig,
+    name: TableName,
+    reports: Sequence[SubtaskCheckpoint],
+    before: TableFiles | None,
+    watermark_micros: int | None,
+) -> TableFiles | None:
+    if isinstance(config.config, GlobalKeyedConfig):
+        return _merge_global(config.config, name, reports, before)
+    return _merge_expiring(config.config, name, reports, before, watermark_micros)
+
+
+def _merge_global(
+    config: GlobalKeyedConfig,
+    name: TableName,
+    reports: Sequence[SubtaskCheckpoint],
+    before: TableFiles | None,
+) -> GlobalKeyedFiles:
+    files: list[StatePath] = list(before.files) if isinstance(before, GlobalKeyedFiles) else []
+    commit_data: dict[int, bytes] = {}
+    for report in reports:
+        table = report.tables.get(name)
+        if isinstance(table, GlobalKeyedReport):
+            files.extend(table.paths)
+            if table.commit_data is not None:
+                commit_data[report.subtask_index] = table.commit_data
+    if not config.uses_two_phase_commit:
+        commit_data = {}
+    return GlobalKeyedFiles(
+        files=tuple(dict.fromkeys(files)), commit_data_by_subtask=commit_data
+    )
+
+
+def _merge_expiring(
+    config: ExpiringTimeKeyConfig,
+    name: TableName,
+    reports: Sequence[SubtaskCheckpoint],
+    before: TableFiles | None,
+    watermark_micros: int | None,
+) -> ExpiringTimeKeyFiles | None:
+    cutoff = cutoff_micros(watermark_micros, config.retention_micros)
+    listed: dict[StatePath, TimeFile] = {}
+    for report in reports:
+        table = report.tables.get(name)
+        if isinstance(table, ExpiringTimeKeyReport):
+            for file in table.files:
+                listed.setdefault(file.path, file)
+    if not listed:
+        return None
+    earlier = before.files if isinstance(before, ExpiringTimeKeyFiles) else ()
+    # Replay order: as the previous epoch listed them, whichever subtask carried them on.
+    carried = [listed.pop(file.path) for file in earlier if file.path in listed]
+    kept = [f for f in (*carried, *listed.values()) if f.max_timestamp_micros >= cutoff]
+    return ExpiringTimeKeyFiles(files=tuple(kept)) if kept else None
+
+
+def new_paths(now: OperatorCheckpoint, before: OperatorCheckpoint | None) -> tuple[StatePath, ...]:
+    """The data files that `now` lists and the epoch before it did not, in replay order."""
+    known = set(before.paths) if before else set()
+    return tuple(path for path in now.paths if path not in known)
+
+
+def merged_needs_commit(operators: Mapping[OperatorId, OperatorCheckpoint]) -> bool:
+    """Whether any table of the checkpoint commits in two phases."""
+    return any(operator.needs_commit for operator in operators.values())

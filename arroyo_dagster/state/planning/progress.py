@@ -1,0 +1,74 @@
+"""Identity of an epoch: is a micro-batch the next one, a repeat, or somebody else's?"""
+
+from __future__ import annotations
+
+import enum
+
+from arroyo_dagster.errors import ConflictError, ProtocolError
+from arroyo_dagster.state.model.checkpoints import StreamProgress
+
+ADOPT = "run it again with --adopt: it goes on from the offsets recorded with the state"
+
+
+class BatchVerdict(enum.Enum):
+    """What to do with a micro-batch."""
+
+    NEXT = "next"
+    REPEAT = "repeat"
+
+
+def batch_verdict(
+    recorded: StreamProgress | None, query_id: str, batch_id: int, offsets: str, *, adopt: bool
+) -> BatchVerdict:
+    """Decide whether a micro-batch is the next one, or one that the newest epoch holds already.
+
+    A repeat needs the same query id *and* the same batch id as recorded; anything else that is not
+    the next batch of the same query stops, so that no data is ever silently skipped.
+
+    Args:
+        recorded: the progress of the newest epoch; None for a job without state.
+        offsets: JSON of where the sources stand behind the batch.
+        adopt: the user said that a new query may go on from the recorded offsets.
+
+    Raises:
+        ConflictError: another query, a batch id that jumps, or a job whose first batch is not its
+            first. Says how to continue.
+        ProtocolError: a repeat whose offsets are not the recorded ones.
+    """
+    if recorded is None:
+        if batch_id == 0 or adopt:
+            return BatchVerdict.NEXT
+        raise ConflictError(
+            f"the job has no state, but the streaming query is at batch {batch_id} already: the "
+            "state of the batches before it is gone, or lies under another URL or job",
+            query_id=query_id,
+            next_step="check --url and the job; to begin anew give another --spark-checkpoint",
+        )
+    if query_id != recorded.query_id:
+        if adopt:
+            return BatchVerdict.NEXT
+        raise ConflictError(
+            "the job's newest epoch was written by another streaming query (was Spark's "
+            "checkpoint directory removed or recreated?)",
+            recorded_query=recorded.query_id,
+            recorded_batch=recorded.batch_id,
+            query=query_id,
+            batch=batch_id,
+            next_step=ADOPT,
+        )
+    if batch_id == recorded.batch_id:
+        if offsets != recorded.offsets:
+            raise ProtocolError(
+                f"batch {batch_id} comes again with other offsets",
+                recorded=recorded.offsets,
+                given=offsets,
+            )
+        return BatchVerdict.REPEAT
+    if batch_id == recorded.batch_id + 1:
+        return BatchVerdict.NEXT
+    raise ConflictError(
+        f"batch {batch_id} does not follow batch {recorded.batch_id}, which the newest epoch holds: "
+        + ("data would be skipped" if batch_id > recorded.batch_id else "data would come twice"),
+        query=query_id,
+        next_step=ADOPT,
+    )

@@ -1,0 +1,323 @@
+"""Whether a checkpoint may be restored, must replay its commit, or is orphaned; and who may write.
+
+Everything here is a pure function of objects somebody else has read. A question that needs one
+more object answers with `Need(path)`: read it (None = absent), add it to the facts, ask again. So
+every interleaving of two processes can be tested without a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.model.checkpoints import (
+    CheckpointState,
+    CommittedMarker,
+    CurrentGeneration,
+    EpochRecord,
+    GenerationManifest,
+    Manifest,
+)
+from arroyo_dagster.state.model.ids import StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths, parse_manifest_path
+
+Record = Manifest | EpochRecord | CommittedMarker | GenerationManifest | CurrentGeneration
+_R = TypeVar("_R", Manifest, EpochRecord, CommittedMarker, GenerationManifest, CurrentGeneration)
+Facts = Mapping[StatePath, Record | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Read this object, add it to the facts (None if absent), ask again."""
+
+    path: StatePath
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The state of a checkpoint; `canonical_ref` names the winner where it is orphaned."""
+
+    state: CheckpointState
+    canonical_ref: StatePath | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Restore this checkpoint; first finish its commit if `replay_commit`."""
+
+    ref: StatePath
+    manifest: Manifest
+    replay_commit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Nobody owns the epoch of this checkpoint yet: create its record, then ask again."""
+
+    record_path: StatePath
+    record: EpochRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StartEmpty:
+    """No generation left anything to restore."""
+
+
+@dataclass(frozen=True, slots=True)
+class CannotStart:
+    """Restoring would contradict the protocol; the start fails."""
+
+    reason: str
+    ref: StatePath
+
+
+# ---- the state of one checkpoint -----------------------------------------------------------------
+
+
+def checkpoint_state(
+    ref: StatePath,
+    manifest: Manifest | None,
+    record: EpochRecord | None,
+    marker: CommittedMarker | None,
+) -> Standing:
+    """Say what a checkpoint's three objects add up to.
+
+    Args:
+        ref: the path of the manifest.
+        manifest: what lies there; None if nothing.
+        record: the epoch record of the manifest's epoch.
+        marker: the commit marker beside the manifest.
+
+    Raises:
+        ProtocolError: record or marker belong to another epoch, job, checkpoint or parent.
+
+    Source: crates/arroyo-state-protocol/src/state.rs, in the order tested there.
+    """
+    if manifest is None:
+        return Standing(CheckpointState.INVISIBLE)
+    if record is None:
+        return Standing(CheckpointState.UNCLAIMED)
+    if record.epoch != manifest.epoch:
+        raise ProtocolError(
+            f"the epoch record is of epoch {record.epoch}, the manifest of {manifest.epoch}",
+            path=ref,
+        )
+    if record.checkpoint_ref != ref:
+        return Standing(CheckpointState.ORPHANED, record.checkpoint_ref)
+    if record.parent_ref != manifest.parent_ref:
+        raise ProtocolError(
+            "epoch record and manifest name different parents",
+            path=ref,
+            record_parent=record.parent_ref,
+            manifest_parent=manifest.parent_ref,
+        )
+    if not manifest.needs_commit:
+        return Standing(CheckpointState.READY)
+    if marker is None:
+        return Standing(CheckpointState.COMMITTING)
+    if (marker.job, marker.epoch, marker.checkpoint_ref) != (manifest.job, manifest.epoch, ref):
+        raise ProtocolError("the commit marker belongs to another checkpoint", path=ref)
+    return Standing(CheckpointState.READY)
+
+
+def standing(paths: JobPaths, ref: StatePath, facts: Facts) -> Standing | Need:
+    """`checkpoint_state` of `ref`, asking for the objects it needs in the order it needs them."""
+    manifest = _fact(facts, ref, Manifest)
+    if isinstance(manifest, Need):
+        return manifest
+    if manifest is None:
+        return checkpoint_state(ref, None, None, None)
+    record = _fact(facts, paths.epoch_record(manifest.epoch), EpochRecord)
+    if isinstance(record, Need):
+        return record
+    marker: CommittedMarker | Need | None = None
+    if manifest.needs_commit and record is not None:
+        marker = _fact(facts, marker_path(ref), CommittedMarker)
+        if isinstance(marker, Need):
+            return marker
+    return checkpoint_state(ref, manifest, record, marker)
+
+
+def marker_path(ref: StatePath) -> StatePath:
+    """Where the commit marker of the checkpoint `ref` lies."""
+    directory = ref.parent
+    if directory is None:
+        raise ProtocolError("a checkpoint reference has no directory", path=ref)
+    return directory / "committed.json"
+
+
+def parent_ready(paths: JobPaths, manifest: Manifest, facts: Facts) -> bool | Need:
+    """Whether the parent is absent by right (the first epoch) or owns its epoch and is ready."""
+    if manifest.parent_ref is None:
+        return True
+    found = standing(paths, manifest.parent_ref, facts)
+    if isinstance(found, Need):
+        return found
+    return found.state is CheckpointState.READY
+
+
+# ---- what to restore -----------------------------------------------------------------------------
+
+Resolution = Need | Restore | Claim | StartEmpty | CannotStart
+
+
+def resolve(
+    paths: JobPaths, starting: WorkerGeneration, facts: Facts, *, now_micros: int
+) -> Resolution:
+    """Choose what worker generation `starting` restores.
+
+    Looks at the generation manifests below `starting`, newest first. A claim is offered only for a
+    checkpoint of the newest generation that has a manifest: its writer may have died between
+    manifest and record.
+
+    Source: crates/arroyo-state-protocol/src/{resolve,workflow}.rs.
+    Differs: Arroyo claims when the candidate's generation is the current one; a run of ours has
+    raised the fence by then, so the generation before it counts as current.
+    """
+    may_claim = True
+    for number in range(starting - 1, -1, -1):
+        generation = _fact(
+            facts, paths.generation_manifest(WorkerGeneration(number)), GenerationManifest
+        )
+        if isinstance(generation, Need):
+            return generation
+        if generation is None:
+            continue
+        found = _resolve_generation(paths, generation, facts, may_claim, now_micros)
+        if found is not None:
+            return found
+        may_claim = False
+    return StartEmpty()
+
+
+def _resolve_generation(
+    paths: JobPaths,
+    generation: GenerationManifest,
+    facts: Facts,
+    may_claim: bool,
+    now_micros: int,
+) -> Resolution | None:
+    candidates = [ref for ref in (generation.latest_ref, generation.base_ref) if ref is not None]
+    for ref in dict.fromkeys(candidates):
+        found = _resolve_candidate(paths, ref, facts, may_claim, now_micros)
+        if found is not None:
+            return found
+    return None
+
+
+def _resolve_candidate(
+    paths: JobPaths,
+    ref: StatePath,
+    facts: Facts,
+    may_claim: bool,
+    now_micros: int,
+    *,
+    redirected: bool = False,
+) -> Resolution | None:
+    manifest = _fact(facts, ref, Manifest)
+    if isinstance(manifest, Need):
+        return manifest
+    if manifest is None:
+        if redirected:
+            return CannotStart("the epoch record names a checkpoint that has no manifest", ref)
+        return None
+    # The parent is looked at before the candidate's own state, as Arroyo does.
+    ready = parent_ready(paths, manifest, facts)
+    if isinstance(ready, Need):
+        return ready
+    if not ready:
+        return CannotStart("the parent of the checkpoint is not ready", ref)
+    found = standing(paths, ref, facts)
+    if isinstance(found, Need):
+        return found
+    if found.state.canonical:
+        return Restore(ref, manifest, found.state is CheckpointState.COMMITTING)
+    if redirected:
+        return CannotStart(f"the canonical checkpoint is {found.state.value} itself", ref)
+    if found.state is CheckpointState.ORPHANED:
+        assert found.canonical_ref is not None
+        return _resolve_candidate(
+            paths, found.canonical_ref, facts, False, now_micros, redirected=True
+        )
+    if may_claim:
+        return Claim(paths.epoch_record(manifest.epoch), claim_of(ref, manifest, now_micros))
+    return None
+
+
+def claim_of(ref: StatePath, manifest: Manifest, now_micros: int) -> EpochRecord:
+    """The record that makes `manifest`, lying at `ref`, the owner of its epoch."""
+    return EpochRecord(
+        pipeline=manifest.pipeline,
+        job=manifest.job,
+        epoch=manifest.epoch,
+        worker_generation=manifest.worker_generation,
+        parent_ref=manifest.parent_ref,
+        checkpoint_ref=ref,
+        created_at_micros=now_micros,
+    )
+
+
+# ---- who may write -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A newer worker generation was started: this one must stop, and delete nothing."""
+
+    newer: WorkerGeneration
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseFence:
+    """The fence is older than this generation (a slow starter wrote it late): write it again."""
+
+
+def fence_verdict(
+    paths: JobPaths, mine: WorkerGeneration, facts: Facts
+) -> Need | Fenced | RaiseFence | None:
+    """Decide whether worker generation `mine` is still the newest. None = it is; go on.
+
+    Numbers are taken without gaps, each by creating its generation manifest, so the next number's
+    manifest settles what a fence written out of order cannot.
+    """
+    fence = _fact(facts, paths.current_generation, CurrentGeneration)
+    if isinstance(fence, Need):
+        return fence
+    if fence is not None and fence.worker_generation > mine:
+        return Fenced(fence.worker_generation)
+    following = WorkerGeneration(mine + 1)
+    successor = _fact(facts, paths.generation_manifest(following), GenerationManifest)
+    if isinstance(successor, Need):
+        return successor
+    if successor is not None:
+        return Fenced(following)
+    if fence is None or fence.worker_generation < mine:
+        return RaiseFence()
+    return None
+
+
+# ---- facts ---------------------------------------------------------------------------------------
+
+
+def _fact(facts: Facts, path: StatePath, kind: type[_R]) -> _R | Need | None:
+    if path not in facts:
+        return Need(path)
+    found = facts[path]
+    if found is not None and not isinstance(found, kind):
+        raise ProtocolError(
+            f"a {kind.__name__} was expected, found a {type(found).__name__}", path=path
+        )
+    return found
+
+
+def expect_manifest_path(paths: JobPaths, ref: StatePath) -> None:
+    """Refuse a checkpoint reference that is not a manifest of this job.
+
+    Raises:
+        ProtocolError: it lies elsewhere.
+    """
+    address = parse_manifest_path(ref)
+    if address is None or address.paths != paths:
+        raise ProtocolError("a checkpoint reference leads out of its job", path=ref, job=paths.job)

@@ -1,0 +1,270 @@
+"""Objects on any remote filesystem that fsspec knows; the only module that imports it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import operator
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+import fsspec  # type: ignore[import-untyped]
+
+from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.failures import explained, translated
+from arroyo_dagster.state.storage.names import (
+    StoredName,
+    encode_path,
+    listed_path,
+    stored_prefix,
+    stored_start,
+)
+from arroyo_dagster.state.storage.store import (
+    DeleteOutcome,
+    Listing,
+    ObjectInfo,
+    check_range,
+    open_by_ranges,
+)
+
+# fsspec's own fallback for mode="create" asks whether the object exists and then writes: a race.
+_CREATES_ATOMICALLY = frozenset({"s3", "gs", "abfs"})
+_MODIFIED = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+_ETAG = ("ETag", "etag", "e_tag", "generation", "md5Hash")
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+class FsspecStore:
+    """An `ObjectStore` over an fsspec filesystem whose writes replace whole objects.
+
+    The filesystem is opened when first used and again after a fork or in another process. A
+    pickled store holds its options, secrets included; its text never does.
+
+    Args:
+        protocol: as fsspec knows it: s3, gs, abfs…
+        root: bucket and encoded key prefix, as keys begin.
+        url: the canonical URL to show.
+        options: given to the filesystem as they are.
+    """
+
+    def __init__(
+        self, protocol: str, root: str, *, url: str, options: Mapping[str, Any] | None = None
+    ) -> None:
+        self.url = url
+        self._protocol = protocol
+        self._root = root.strip("/")
+        self._options = dict(options or {})
+        self._opened: tuple[int, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    @property
+    def filesystem(self) -> Any:
+        """The fsspec filesystem, of this very process: none survives a fork.
+
+        Raises:
+            InputError: the package that knows this kind of store is not installed.
+        """
+        opened = self._opened
+        if opened is not None and opened[0] == os.getpid():
+            return opened[1]
+        try:
+            # Cached listings hide what others wrote.
+            options = {"use_listings_cache": False, **self._options}
+            filesystem = fsspec.filesystem(self._protocol, **options)
+        except ImportError as error:
+            raise InputError(
+                f"a package is missing for {self._protocol} URLs: {error}", url=self.url
+            ) from error
+        self._opened = (os.getpid(), filesystem)
+        return filesystem
+
+    def read(self, path: StatePath) -> bytes:
+        """Give the whole object; see `ObjectStore.read`."""
+        key = self._key(path)
+        with translated(self.url, path):
+            return self._cat(key)
+
+    def read_range(self, path: StatePath, start: int, length: int) -> bytes:
+        """Give a part of the object; see `ObjectStore.read_range`."""
+        check_range(path, start, length)
+        key = self._key(path)
+        with translated(self.url, path):
+            try:
+                if length:
+                    return bytes(self.filesystem.cat_file(key, start=start, end=start + length))
+            except FileNotFoundError:
+                raise
+            except Exception:
+                # Stores refuse a range that begins beyond the end.
+                if start < self._size(path):
+                    raise
+            self._size(path)
+            return b""
+
+    def open_input(self, path: StatePath) -> BinaryIO:
+        """Open the object for random access; see `ObjectStore.open_input`."""
+        return open_by_ranges(self, path, self._size(path))
+
+    def put(self, path: StatePath, data: bytes) -> None:
+        """Write the object over an older one; see `ObjectStore.put`."""
+        key = self._key(path)
+        with translated(self.url, path):
+            try:
+                self.filesystem.pipe_file(key, bytes(data))
+            except FileNotFoundError as error:
+                raise root_missing(self.url) from error
+
+    def create(self, path: StatePath, data: bytes) -> bool:
+        """Write the object unless there is one; see `ObjectStore.create`.
+
+        Raises:
+            InputError: fsspec knows no atomic create for this kind of store.
+        """
+        key = self._key(path)
+        if self._protocol not in _CREATES_ATOMICALLY:
+            raise InputError(
+                f"the filesystem {self._protocol!r} has no conditional create",
+                url=self.url,
+                path=path,
+                next_step="use local disk, S3, R2, GCS or Azure for anything that claims",
+            )
+        with translated(self.url, path):
+            try:
+                self.filesystem.pipe_file(key, bytes(data), mode="create")
+            except FileNotFoundError as error:
+                raise root_missing(self.url) from error
+            except Exception as error:
+                if self._says_exists(error):
+                    return False
+                raise
+            return True
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Go through all objects below a directory; see `ObjectStore.list`.
+
+        Differs: fsspec gives a whole listing at once, so this one is held in memory.
+        """
+        below, after = stored_prefix(prefix), stored_start(start_after)
+        with translated(self.url, prefix or None):
+            found = self.filesystem.find(f"{self._root}/{below}", detail=True)
+        kept = {self._stored(name): info for name, info in found.items() if _is_file(info)}
+        if not kept:
+            self._require_root()
+        for stored in sorted(kept):
+            if stored.startswith(below) and stored > after:
+                yield info_of(stored, kept[stored])
+
+    def list_dir(self, prefix: str = "") -> Listing:
+        """Give one level; see `ObjectStore.list_dir`."""
+        below = stored_prefix(prefix)
+        with translated(self.url, prefix or None):
+            try:
+                found = self.filesystem.ls(f"{self._root}/{below}".rstrip("/"), detail=True)
+            except FileNotFoundError:
+                found = []
+        inside = sorted(
+            ((self._stored(info["name"].rstrip("/")), info) for info in found),
+            key=operator.itemgetter(0),
+        )
+        inside = [(stored, info) for stored, info in inside if f"{stored}/" != below]
+        if not inside:
+            self._require_root()
+        return Listing(
+            objects=tuple(info_of(stored, info) for stored, info in inside if _is_file(info)),
+            prefixes=tuple(listed_path(stored) for stored, info in inside if not _is_file(info)),
+        )
+
+    def head(self, path: StatePath) -> ObjectInfo | None:
+        """Describe the object; see `ObjectStore.head`."""
+        key = self._key(path)
+        with translated(self.url, path):
+            try:
+                found = self.filesystem.info(key)
+            except FileNotFoundError:
+                return None
+            return info_of(encode_path(path), found) if _is_file(found) else None
+
+    def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
+        """Delete objects, one request each; see `ObjectStore.delete_many`."""
+        keys = {path: self._key(path) for path in paths}
+        deleted: list[StatePath] = []
+        failed: dict[StatePath, str] = {}
+        for path, key in keys.items():
+            try:
+                self.filesystem.rm_file(key)
+                deleted.append(path)
+            except FileNotFoundError:
+                deleted.append(path)
+            except Exception as error:  # noqa: BLE001 - every library has its own
+                failed[path] = explained(error)[0]
+        return DeleteOutcome(deleted=tuple(deleted), failed=failed)
+
+    def _key(self, path: str) -> str:
+        return f"{self._root}/{encode_path(path)}"
+
+    def _stored(self, name: str) -> str:
+        return name.lstrip("/").removeprefix(f"{self._root}/")
+
+    def _cat(self, key: str) -> bytes:
+        return bytes(self.filesystem.cat_file(key))
+
+    def _says_exists(self, error: Exception) -> bool:
+        return isinstance(error, FileExistsError)
+
+    def _size(self, path: StatePath) -> int:
+        found = self.head(path)
+        if found is None:
+            raise NotFoundError("there is no such object", url=self.url, path=path)
+        return found.size_bytes
+
+    def _require_root(self) -> None:
+        """Tell an empty directory from a root where nothing is: the URL may be wrong."""
+        with translated(self.url):
+            if "/" in self._root:
+                known = bool(self.filesystem.find(f"{self._root}/", maxdepth=1, withdirs=True))
+            else:
+                known = self.filesystem.exists(self._root)
+        if not known:
+            raise root_missing(self.url)
+
+
+def info_of(stored: str, found: Mapping[str, Any]) -> ObjectInfo:
+    """Describe an object from what fsspec says of it, in the words of whichever filesystem."""
+    path = listed_path(stored)
+    etag = next((str(found[name]) for name in _ETAG if found.get(name)), None)
+    return ObjectInfo(
+        path=path,
+        size_bytes=int(found["size"]),
+        modified_micros=next((_micros(found[name]) for name in _MODIFIED if found.get(name)), None),
+        etag=etag.strip('"') if etag else None,
+        addressable=not isinstance(path, StoredName),
+    )
+
+
+def _micros(moment: object) -> int | None:
+    if isinstance(moment, str):
+        moment = dt.datetime.fromisoformat(moment)
+    if isinstance(moment, dt.datetime):
+        known = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+        return (known - _EPOCH) // dt.timedelta(microseconds=1)
+    return int(moment * 1_000_000) if isinstance(moment, (int, float)) else None
+
+
+def _is_file(found: Mapping[str, Any]) -> bool:
+    return found.get("type") != "directory"
+
+
+def root_missing(url: str) -> NotFoundError:
+    """Say that there is no store at `url`."""
+    return NotFoundError(
+        "the root does not exist: there is no such bucket, or nothing below this prefix",
+        url=url,
+        next_step="check the URL: nothing was ever written below it, or all of it was deleted",
+    )

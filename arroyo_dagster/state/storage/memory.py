@@ -1,0 +1,170 @@
+"""Objects in the memory of this process, for tests and trials."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import BinaryIO
+from weakref import WeakValueDictionary
+
+from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.names import encode_path, stored_prefix, stored_start
+from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo, check_range
+from arroyo_dagster.state.storage.urls import parse_url
+
+
+def _now_micros() -> int:
+    return time.time_ns() // 1000
+
+
+class _Root:
+    """What every `MemoryStore` of one name shares; exists once something was written to it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lock = threading.Lock()
+        self.objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+        self.exists = False
+
+
+_LOCK = threading.Lock()
+_NAMED: dict[str, _Root] = {}
+# An unnamed root goes with the last store that holds it: property tests make thousands.
+_UNNAMED: WeakValueDictionary[str, _Root] = WeakValueDictionary()
+_NUMBERS = itertools.count(1)
+
+
+class MemoryStore:
+    """An `ObjectStore` in this process.
+
+    Args:
+        name: shared with every other store of this name, as `memory://name` is; it exists once
+            something is written to it. None: a new store of its own, which exists, empty.
+        clock: gives the microseconds since 1970 that objects are stamped with.
+    """
+
+    def __init__(self, name: str | None = None, *, clock: Callable[[], int] = _now_micros) -> None:
+        if name is not None:
+            parse_url(f"memory://{name}")
+        self._root = _root(name)
+        self._clock = clock
+        self.url = f"memory://{self._root.name}"
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self._root.name!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_reopened, (self._root.name, os.getpid()))
+
+    def read(self, path: StatePath) -> bytes:
+        """Give the whole object; see `ObjectStore.read`."""
+        found = self._root.objects.get(encode_path(path))
+        if found is None:
+            raise NotFoundError("there is no such object", url=self.url, path=path)
+        return found[0]
+
+    def read_range(self, path: StatePath, start: int, length: int) -> bytes:
+        """Give a part of the object; see `ObjectStore.read_range`."""
+        check_range(path, start, length)
+        return self.read(path)[start : start + length]
+
+    def open_input(self, path: StatePath) -> BinaryIO:
+        """Open the object for random access; see `ObjectStore.open_input`."""
+        return io.BytesIO(self.read(path))
+
+    def put(self, path: StatePath, data: bytes) -> None:
+        """Write the object over an older one; see `ObjectStore.put`."""
+        key = encode_path(path)
+        with self._root.lock:
+            self._write(key, path, data)
+
+    def create(self, path: StatePath, data: bytes) -> bool:
+        """Write the object unless there is one; see `ObjectStore.create`."""
+        key = encode_path(path)
+        with self._root.lock:
+            if key in self._root.objects:
+                return False
+            self._write(key, path, data)
+            return True
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Go through all objects below a directory; see `ObjectStore.list`."""
+        below, after = stored_prefix(prefix), stored_start(start_after)
+        for key, info in self._snapshot():
+            if key.startswith(below) and key > after:
+                yield info
+
+    def list_dir(self, prefix: str = "") -> Listing:
+        """Give one level; see `ObjectStore.list_dir`."""
+        below = stored_prefix(prefix)
+        objects: list[ObjectInfo] = []
+        prefixes: dict[StatePath, None] = {}
+        for key, info in self._snapshot():
+            if not key.startswith(below):
+                continue
+            if "/" not in key[len(below) :]:
+                objects.append(info)
+            else:
+                depth = below.count("/") + 1
+                prefixes[StatePath("/".join(info.path.split("/")[:depth]))] = None
+        return Listing(objects=tuple(objects), prefixes=tuple(prefixes))
+
+    def head(self, path: StatePath) -> ObjectInfo | None:
+        """Describe the object; see `ObjectStore.head`."""
+        found = self._root.objects.get(encode_path(path))
+        return None if found is None else found[1]
+
+    def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
+        """Delete objects; see `ObjectStore.delete_many`."""
+        keys = {path: encode_path(path) for path in paths}
+        with self._root.lock:
+            for key in keys.values():
+                self._root.objects.pop(key, None)
+        return DeleteOutcome(deleted=tuple(keys))
+
+    def _write(self, key: str, path: StatePath, data: bytes) -> None:
+        info = ObjectInfo(
+            path=StatePath(path),
+            size_bytes=len(data),
+            modified_micros=self._clock(),
+            etag=f"v{next(_NUMBERS)}",
+        )
+        self._root.objects[key] = (bytes(data), info)
+        self._root.exists = True
+
+    def _snapshot(self) -> Sequence[tuple[str, ObjectInfo]]:
+        with self._root.lock:
+            if not self._root.exists:
+                raise NotFoundError(
+                    "nothing was ever written to this memory store",
+                    url=self.url,
+                    next_step="check its name, and that this is the process that wrote to it",
+                )
+            return sorted((key, info) for key, (_, info) in self._root.objects.items())
+
+
+def _root(name: str | None) -> _Root:
+    with _LOCK:
+        if name is not None and name not in _UNNAMED:
+            return _NAMED.setdefault(name, _Root(name))
+        if name is not None:
+            return _UNNAMED[name]
+        fresh = _Root(f"unnamed-{next(_NUMBERS)}")
+        fresh.exists = True
+        _UNNAMED[fresh.name] = fresh
+        return fresh
+
+
+def _reopened(name: str, process_id: int) -> MemoryStore:
+    if os.getpid() != process_id:
+        raise InputError(
+            "a memory store cannot be used from another process than its own",
+            url=f"memory://{name}",
+            next_step="use a file:// URL where Spark or another process has to see the objects",
+        )
+    return MemoryStore(name)

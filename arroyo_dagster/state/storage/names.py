@@ -1,0 +1,106 @@
+"""Names of objects: raw paths, as metadata holds them, to and from names as stores hold them."""
+
+from __future__ import annotations
+
+import re
+from typing import Self
+from urllib.parse import unquote_to_bytes
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.ids import StatePath, path_problem
+
+_ENCODED = re.compile(rb'[\x00-\x1f\x7f-\xff\\{^}%`\]">\[~<#|*?]')
+_PLAIN = re.compile(r"[A-Za-z0-9_\-./]+")
+_STAGING = re.compile(r"#[0-9]+$")
+
+
+class StoredName(StatePath):
+    """The name of an object that no raw path leads to: listed so that it is seen, never used.
+
+    Foreign programs write such names (`a%3c`, `a//b`, `a<b`). Every verb that reads or changes an
+    object refuses one; listing below one or after one works.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> Self:
+        return str.__new__(cls, text)
+
+    def __reduce__(self) -> tuple[type[StoredName], tuple[str]]:
+        return (StoredName, (str(self),))
+
+
+def encode_path(path: str) -> str:
+    """Give the name under which a store holds the object at the raw path `path`.
+
+    Not idempotent (`%` becomes `%25`): always start from the raw path.
+
+    Raises:
+        InputError: `path` is no path below the checkpoint URL, or is a `StoredName`.
+
+    Source: object_store `path::Path::from`, as called in crates/arroyo-storage/src/lib.rs
+        (arroyo-state.md 1.3).
+    Differs: segments that are empty, `.` or `..` are refused, not dropped or encoded; Arroyo
+        never writes them and a path that holds one is damaged.
+    """
+    if isinstance(path, StoredName):
+        raise InputError(
+            "this object's stored name is not the encoding of any path, so it cannot be addressed",
+            path=str(path),
+            next_step="leave it alone: another program wrote it",
+        )
+    raw = StatePath(path)
+    if _PLAIN.fullmatch(raw):
+        return str(raw)
+    try:
+        data = raw.encode()
+    except UnicodeEncodeError as error:
+        raise InputError("a path must be valid Unicode", path=ascii(path)) from error
+    return _ENCODED.sub(lambda match: b"%%%02X" % match[0][0], data).decode("ascii")
+
+
+def decode_path(stored: str) -> StatePath | None:
+    """Give the raw path of the object stored as `stored`; None if no raw path encodes to it."""
+    if _PLAIN.fullmatch(stored):
+        return None if path_problem(stored) else StatePath(stored)
+    try:
+        raw = unquote_to_bytes(stored).decode()
+    except UnicodeError:
+        return None
+    if path_problem(raw) or encode_path(raw) != stored:
+        return None
+    return StatePath(raw)
+
+
+def listed_path(stored: str) -> StatePath:
+    """Give the path to list an object under: raw where there is one, else a `StoredName`."""
+    return decode_path(stored) or StoredName(stored)
+
+
+def stored_prefix(prefix: str) -> str:
+    """Give the stored form of a directory to list: "" for the root, else ending in `/`.
+
+    Args:
+        prefix: whole segments of a raw path, with or without a last `/`; or a `StoredName`.
+    """
+    if isinstance(prefix, StoredName):
+        if ".." in prefix.split("/"):
+            raise InputError("this stored name would lead out of the store", path=str(prefix))
+        return f"{prefix}/"
+    trimmed = prefix.removesuffix("/")
+    return f"{encode_path(trimmed)}/" if trimmed else ""
+
+
+def stored_start(start_after: str | None) -> str:
+    """Give the stored name after which a listing goes on; "" for all of it."""
+    if not start_after:
+        return ""
+    return str(start_after) if isinstance(start_after, StoredName) else encode_path(start_after)
+
+
+def is_staging(stored: str) -> bool:
+    """Whether a name on local disk is what an interrupted write left behind, not an object.
+
+    Source: object_store `LocalFileSystem`, which writes `name#N` first (arroyo-state.md 1.3).
+    """
+    return _STAGING.search(stored) is not None

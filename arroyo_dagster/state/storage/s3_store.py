@@ -1,0 +1,154 @@
+"""Objects on S3 and what speaks its protocol, through s3fs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.failures import explained, translated
+from arroyo_dagster.state.storage.fsspec_store import FsspecStore, info_of, root_missing
+from arroyo_dagster.state.storage.names import listed_path, stored_prefix, stored_start
+from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo
+from arroyo_dagster.state.storage.urls import CheckpointUrl
+
+_KEYS_PER_DELETE = 1000
+
+
+class S3Store(FsspecStore):
+    """An `ObjectStore` on S3, R2 or another server of that protocol.
+
+    Listings come page by page, go on after a name without reading what is before it, and deletes
+    take 1000 keys a request and report each failure: fsspec's general calls do neither.
+
+    Args:
+        url: an S3 or R2 URL; its region, endpoint and account win over `options`.
+        options: as `s3fs.S3FileSystem` takes them: key, secret, client_kwargs…
+
+    Raises:
+        InputError: an R2 URL without an account.
+    """
+
+    def __init__(self, url: CheckpointUrl, options: Mapping[str, Any] | None = None) -> None:
+        merged = _with_url(url, dict(options or {}))
+        super().__init__("s3", url.stored_root, url=str(url), options=merged)
+        self._bucket, _, prefix = self._root.partition("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Go through all objects below a directory; see `ObjectStore.list`."""
+        below, after = stored_prefix(prefix), stored_start(start_after)
+        empty = True
+        for page in self._pages(below, after):
+            for found in page.get("Contents", ()):
+                empty = False
+                # The key that is the prefix itself marks a directory in some consoles.
+                if found["Key"] != self._prefix + below:
+                    yield self._listed(found)
+        if empty:
+            self._require_root()
+
+    def list_dir(self, prefix: str = "") -> Listing:
+        """Give one level; see `ObjectStore.list_dir`."""
+        below = stored_prefix(prefix)
+        objects: list[ObjectInfo] = []
+        prefixes: list[StatePath] = []
+        for page in self._pages(below, "", Delimiter="/"):
+            found = (one for one in page.get("Contents", ()) if one["Key"] != self._prefix + below)
+            objects.extend(map(self._listed, found))
+            for one in page.get("CommonPrefixes", ()):
+                stored = one["Prefix"].removeprefix(self._prefix).removesuffix("/")
+                prefixes.append(listed_path(stored))
+        if not objects and not prefixes:
+            self._require_root()
+        return Listing(objects=tuple(objects), prefixes=tuple(prefixes))
+
+    def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
+        """Delete objects, 1000 a request; see `ObjectStore.delete_many`."""
+        keys = {self._key(path).removeprefix(f"{self._bucket}/"): path for path in paths}
+        deleted: list[StatePath] = []
+        failed: dict[StatePath, str] = {}
+        waiting = iter(keys)
+        while batch := list(itertools.islice(waiting, _KEYS_PER_DELETE)):
+            problems = self._delete_batch(batch)
+            for key in batch:
+                if key in problems:
+                    failed[keys[key]] = problems[key]
+                else:
+                    deleted.append(keys[key])
+        return DeleteOutcome(deleted=tuple(deleted), failed=failed)
+
+    def _delete_batch(self, keys: Sequence[str]) -> dict[str, str]:
+        """Delete up to 1000 keys; give those that may be left, with the reason."""
+        request = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+        try:
+            answer = self.filesystem.call_s3("delete_objects", Bucket=self._bucket, Delete=request)
+        except Exception as error:  # noqa: BLE001 - botocore and aiohttp have their own
+            return dict.fromkeys(keys, explained(error)[0])
+        return {
+            one["Key"]: f"{one.get('Code', 'error')}: {one.get('Message', '')}"
+            for one in answer.get("Errors", ())
+            if one.get("Code") != "NoSuchKey"
+        }
+
+    def _pages(self, below: str, after: str, **more: str) -> Iterator[Mapping[str, Any]]:
+        request = {"Bucket": self._bucket, "Prefix": self._prefix + below, **more}
+        if after:
+            request["StartAfter"] = self._prefix + after
+        while True:
+            with translated(self.url, below or None):
+                try:
+                    page = self.filesystem.call_s3("list_objects_v2", **request)
+                except FileNotFoundError as error:
+                    raise root_missing(self.url) from error
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+    def _listed(self, found: Mapping[str, Any]) -> ObjectInfo:
+        return info_of(found["Key"].removeprefix(self._prefix), {**found, "size": found["Size"]})
+
+    def _require_root(self) -> None:
+        # Without a prefix the listing that came back empty has proved the bucket.
+        if not self._prefix:
+            return
+        with translated(self.url):
+            page = self.filesystem.call_s3(
+                "list_objects_v2", Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1
+            )
+        if not page.get("Contents"):
+            raise root_missing(self.url)
+
+    def _cat(self, key: str) -> bytes:
+        # One request: s3fs otherwise reads in parts, perhaps of an old and a new object.
+        return bytes(self.filesystem.cat_file(key, max_concurrency=1))
+
+    def _says_exists(self, error: Exception) -> bool:
+        # Only AWS names the failed condition, by which s3fs knows a FileExistsError.
+        answer = getattr(error.__cause__, "response", None) or {}
+        code = answer.get("Error", {}).get("Code")
+        return isinstance(error, FileExistsError) or code in ("PreconditionFailed", "412")
+
+
+def _with_url(url: CheckpointUrl, options: dict[str, Any]) -> dict[str, Any]:
+    """Give the options of s3fs with what the URL says."""
+    endpoint, region = url.endpoint, url.region
+    if url.backend == "r2":
+        account = url.account or options.pop("account", None)
+        if not account:
+            raise InputError(
+                "this R2 URL does not say whose bucket it is",
+                url=str(url),
+                next_step="write r2://account@bucket/key, or give the option 'account'",
+            )
+        host = ".".join(filter(None, (account, url.jurisdiction)))
+        endpoint, region = f"https://{host}.r2.cloudflarestorage.com", "auto"
+    if endpoint:
+        options["endpoint_url"] = endpoint
+        options.setdefault("config_kwargs", {"s3": {"addressing_style": "path"}})
+    if region:
+        options["client_kwargs"] = {**options.get("client_kwargs", {}), "region_name": region}
+    return options

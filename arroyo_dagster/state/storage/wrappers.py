@@ -1,0 +1,225 @@
+"""Stores around a store: write-protected, counting, slow, and failing on request."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, BinaryIO, Literal, TypeVar
+
+from arroyo_dagster.errors import InputError, NotFoundError, StorageError
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.store import (
+    DeleteOutcome,
+    Listing,
+    ObjectInfo,
+    ObjectStore,
+    open_by_ranges,
+)
+
+T = TypeVar("T")
+
+MUTATING = frozenset({"put", "create", "delete_many"})
+
+
+class Crash(BaseException):
+    """The process died, as far as a test is concerned: no `except Exception` holds it up."""
+
+
+class Wrapper:
+    """Every verb of `store`, each passed through `_call`.
+
+    Args:
+        store: the store to wrap; `inner` afterwards.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.inner = store
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """The URL of the wrapped store."""
+        return self.inner.url
+
+    def read(self, path: StatePath) -> bytes:
+        """Give the whole object; see `ObjectStore.read`."""
+        return self._call("read", path, lambda: self.inner.read(path))
+
+    def read_range(self, path: StatePath, start: int, length: int) -> bytes:
+        """Give a part of the object; see `ObjectStore.read_range`."""
+        return self._call("read_range", path, lambda: self.inner.read_range(path, start, length))
+
+    def open_input(self, path: StatePath) -> BinaryIO:
+        """Open the object for random access; each of its reads is a `read_range` of this store."""
+        found = self.head(path)
+        if found is None:
+            raise NotFoundError("there is no such object", url=self.url, path=path)
+        return open_by_ranges(self, path, found.size_bytes)
+
+    def put(self, path: StatePath, data: bytes) -> None:
+        """Write the object over an older one; see `ObjectStore.put`."""
+        self._call("put", path, lambda: self.inner.put(path, data), data)
+
+    def create(self, path: StatePath, data: bytes) -> bool:
+        """Write the object unless there is one; see `ObjectStore.create`."""
+        return self._call("create", path, lambda: self.inner.create(path, data), data)
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Go through all objects below a directory; see `ObjectStore.list`."""
+        yield from self._call(
+            "list", prefix, lambda: self.inner.list(prefix, start_after=start_after)
+        )
+
+    def list_dir(self, prefix: str = "") -> Listing:
+        """Give one level; see `ObjectStore.list_dir`."""
+        return self._call("list_dir", prefix, lambda: self.inner.list_dir(prefix))
+
+    def head(self, path: StatePath) -> ObjectInfo | None:
+        """Describe the object; see `ObjectStore.head`."""
+        return self._call("head", path, lambda: self.inner.head(path))
+
+    def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
+        """Delete objects; see `ObjectStore.delete_many`."""
+        doomed = tuple(paths)
+        shown = doomed[0] if doomed else ""
+        return self._call("delete_many", shown, lambda: self.inner.delete_many(doomed))
+
+    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
+        return action()
+
+
+class WriteProtected(Wrapper):
+    """A store that refuses every verb that changes something.
+
+    Raises:
+        InputError: on put, create and delete_many; nothing was changed.
+    """
+
+    def open_input(self, path: StatePath) -> BinaryIO:
+        """Open the object for random access, as the wrapped store does."""
+        return self.inner.open_input(path)
+
+    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
+        if verb in MUTATING:
+            raise InputError(
+                f"the store is write-protected, so {verb} was refused",
+                url=self.url,
+                path=path,
+                next_step="a read-only command must not get here; report it",
+            )
+        return action()
+
+
+class Counting(Wrapper):
+    """A store that counts its calls, by verb.
+
+    Attributes:
+        calls: how often each verb was called, failed calls included.
+        bytes_read, bytes_written: how many bytes went through each verb that succeeded.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store)
+        self.calls: Counter[str] = Counter()
+        self.bytes_read: Counter[str] = Counter()
+        self.bytes_written: Counter[str] = Counter()
+
+    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
+        with self._lock:
+            self.calls[verb] += 1
+        answer = action()
+        with self._lock:
+            if isinstance(answer, bytes):
+                self.bytes_read[verb] += len(answer)
+            if data and answer is not False:
+                self.bytes_written[verb] += len(data)
+        return answer
+
+
+class Slow(Wrapper):
+    """A store that takes at least `seconds` for every call.
+
+    Args:
+        sleep: how to wait; a test gives its own to move its clock instead.
+    """
+
+    def __init__(
+        self, store: ObjectStore, seconds: float, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        super().__init__(store)
+        self._seconds = seconds
+        self._sleep = sleep
+
+    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
+        self._sleep(self._seconds)
+        return action()
+
+
+class FaultInjecting(Wrapper):
+    """A store whose k-th change goes wrong.
+
+    Put, create and delete_many count as changes. Afterwards a failing store works on; a crashed
+    one raises `Crash` from every verb, as a dead process does nothing more.
+
+    Args:
+        fail_at: which change, from 1; None for none, only to count them in `changes`.
+        mode: "before": nothing is done. "after": it is done, but the caller is not told. "partial":
+            delete_many does the first half of its paths; the others, being atomic, do nothing.
+        crash: raise `Crash` in place of `error`.
+        error: what to raise; a retryable StorageError if left out.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        fail_at: int | None = None,
+        *,
+        mode: Literal["before", "after", "partial"] = "before",
+        crash: bool = False,
+        error: Exception | None = None,
+    ) -> None:
+        super().__init__(store)
+        self.changes = 0
+        self.crashed = False
+        self._fail_at = fail_at
+        self._mode = mode
+        self._crash = crash
+        self._error = error
+
+    def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
+        """Delete objects, half of them where the fault is a partial one."""
+        doomed = tuple(paths)
+        if self._mode == "partial" and self.changes + 1 == self._fail_at and not self.crashed:
+            self.inner.delete_many(doomed[: len(doomed) // 2])
+        return super().delete_many(doomed)
+
+    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
+        if not self._is_fault(verb):
+            return action()
+        if self._mode == "after":
+            action()
+        if self._crash:
+            self.crashed = True
+            raise Crash(f"{verb} {path}")
+        raise self._error or StorageError(f"injected fault in {verb}", url=self.url, path=path)
+
+    def _is_fault(self, verb: str) -> bool:
+        with self._lock:
+            if self.crashed:
+                raise Crash(f"{verb} after the crash")
+            if verb not in MUTATING:
+                return False
+            self.changes += 1
+            return self.changes == self._fail_at

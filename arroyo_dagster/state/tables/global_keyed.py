@@ -1,0 +1,466 @@
+"""Global keyed tables: typed keys and values in bincode, read in full by every subtask.
+
+Of our jobs each epoch writes what changed and nothing else; a removed key goes into a file of its
+own, without the column `value`, so that an Arroyo which loads it fails instead of reviving the key.
+
+Source: crates/arroyo-state/src/tables/global_keyed_map.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec.bincode import Codec, codec_for
+from arroyo_dagster.state.codec.operations import DeleteKey, encode_operation
+from arroyo_dagster.state.codec.parquet import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    REMOVAL_SCHEMA,
+    decode_file,
+    encode_pairs,
+)
+from arroyo_dagster.state.model.checkpoints import GlobalKeyedReport
+from arroyo_dagster.state.model.ids import StatePath, TableName
+from arroyo_dagster.state.model.tables import GlobalKeyedConfig, TableConfig
+from arroyo_dagster.state.model.types import Type, describe, without_classes
+from arroyo_dagster.state.storage.store import ObjectStore, read_many
+from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableData
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@runtime_checkable
+class MigratableState(Protocol):
+    """A value type that knows how to come from its older form.
+
+    `VERSION` counts up by one with every incompatible change; `PREVIOUS` is the class of the
+    version before (None at version 0), which may be migratable itself: any older version is
+    reached step by step.
+
+    Differs: Arroyo takes one step.
+    """
+
+    VERSION: ClassVar[int]
+    PREVIOUS: ClassVar[type[Any] | None]
+
+    @classmethod
+    def migrate(cls, previous: Any) -> Any:
+        """Give the value in this version's form."""
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalKeyedFile:
+    """One decoded file: pairs, or the keys it removes."""
+
+    path: StatePath
+    keys: Sequence[bytes]
+    values: Sequence[bytes] | None
+    version: int
+
+
+def decode_global_keyed_file(data: bytes, path: StatePath) -> GlobalKeyedFile:
+    """Decode one file of a global keyed table.
+
+    Raises:
+        FormatError: not such a file: columns other than key and value (or `_operation`), or types
+            other than Binary.
+    """
+    rows, version = decode_file(data, path)
+    names = rows.schema.names
+    second = "value" if "value" in names else "_operation"
+    for name in ("key", second):
+        if names.count(name) != 1 or rows.schema.field(name).type != pa.binary():
+            raise FormatError(
+                "a global keyed table has the columns key and value (or key and _operation), "
+                f"of type binary; this file has {rows.schema.to_string()}",
+                path=path,
+            )
+    values = rows.column("value").to_pylist() if second == "value" else None
+    return GlobalKeyedFile(path, rows.column("key").to_pylist(), values, version)
+
+
+class GlobalKeyedTable:
+    """The stored side of one global keyed table: reads files, merges them, opens checkpointers."""
+
+    def __init__(self, config: TableConfig, store: ObjectStore) -> None:
+        if not isinstance(config.config, GlobalKeyedConfig):
+            raise InputError("not the configuration of a global keyed table", table=config.table)
+        self.config = config
+        self._store = store
+
+    def read(self, files: Sequence[StatePath]) -> Iterator[GlobalKeyedFile]:
+        """Decode `files` in the order given, which is the replay order."""
+        for path, data in read_many(self._store, files).items():
+            yield decode_global_keyed_file(data, path)
+
+    def load(self, files: Sequence[StatePath]) -> dict[bytes, bytes]:
+        """Read all pairs: a later file wins over an earlier one, removals are applied."""
+        return {key: value for key, (_, value) in self.load_with_version(files).items()}
+
+    def load_with_version(self, files: Sequence[StatePath]) -> dict[bytes, tuple[int, bytes]]:
+        """As `load`, each value with the state version of the file it came from."""
+        pairs: dict[bytes, tuple[int, bytes]] = {}
+        for file in self.read(files):
+            if file.values is None:
+                for key in file.keys:
+                    pairs.pop(key, None)
+            else:
+                version = file.version
+                pairs.update(
+                    (key, (version, value))
+                    for key, value in zip(file.keys, file.values, strict=True)
+                )
+        return pairs
+
+    def checkpoint(self, name_file: Callable[[str], StatePath]) -> GlobalKeyedTableCheckpointer:
+        """Open a checkpointer for what changes until the next barrier.
+
+        Args:
+            name_file: gives a fresh unique path; its argument ends the name.
+        """
+        return GlobalKeyedTableCheckpointer(self, self._store, name_file)
+
+    def compact_data(
+        self, files: Sequence[StatePath], name_file: Callable[[str], StatePath]
+    ) -> StatePath | None:
+        """Merge `files`, which must be the oldest of the table, into one new file.
+
+        Removals disappear: no older file is left that could bring a key back.
+
+        Returns:
+            The path of the new file; None if there is nothing to gain, or if the files hold
+            values of several state versions, which only the job itself can migrate.
+        """
+        if len(files) < 2:
+            return None
+        pairs = self.load_with_version(files)
+        versions = {version for version, _ in pairs.values()}
+        if len(versions) > 1:
+            return None
+        keys = sorted(pairs)
+        version = versions.pop() if versions else self.config.state_version
+        data = encode_pairs(
+            [keys, [pairs[key][1] for key in keys]], GLOBAL_KEY_VALUE_SCHEMA, version=version
+        )
+        path = name_file("-compacted")
+        self._store.put(path, data)
+        return path
+
+
+class GlobalKeyedTableCheckpointer:
+    """Collects what changes between two barriers, then writes it."""
+
+    def __init__(
+        self,
+        table: GlobalKeyedTable,
+        store: ObjectStore,
+        name_file: Callable[[str], StatePath],
+    ) -> None:
+        self._table = table
+        self._store = store
+        self._name_file = name_file
+        self._pending: dict[bytes, bytes | None] = {}
+        self._commit_data: bytes | None = None
+
+    def apply(self, data: KeyedData | CommitData) -> None:
+        """Remember a change until `finish`.
+
+        Raises:
+            InputError: commit data twice in one epoch, or for a table without two-phase commit.
+        """
+        if isinstance(data, KeyedData):
+            self._pending.update(data.pairs)
+            return
+        if not self._table.config.uses_two_phase_commit:
+            raise InputError(
+                "commit data for a table that does not commit in two phases",
+                table=self._table.config.table,
+                next_step="pass two_phase_commit=True to global_table_config",
+            )
+        if self._commit_data is not None:
+            raise InputError("commit data set twice in one epoch", table=self._table.config.table)
+        self._commit_data = data.data
+
+    def finish(self) -> tuple[GlobalKeyedReport, int]:
+        """Write what changed.
+
+        Returns:
+            The report, and the bytes written. Nothing changed = no file.
+        """
+        inserted = sorted(item for item in self._pending.items() if item[1] is not None)
+        removed = sorted(key for key, value in self._pending.items() if value is None)
+        size, file, removals = 0, None, None
+        version = self._table.config.state_version
+        if removed:
+            operations = [encode_operation(DeleteKey(key)) for key in removed]
+            data = encode_pairs([removed, operations], REMOVAL_SCHEMA, version=version)
+            removals = self._put("-removed", data)
+            size += len(data)
+        if inserted:
+            columns = cast(list[list[bytes]], [list(column) for column in zip(*inserted)])
+            data = encode_pairs(columns, GLOBAL_KEY_VALUE_SCHEMA, version=version)
+            file = self._put("", data)
+            size += len(data)
+        return GlobalKeyedReport(file=file, removals=removals, commit_data=self._commit_data), size
+
+    def _put(self, suffix: str, data: bytes) -> StatePath:
+        path = self._name_file(suffix)
+        self._store.put(path, data)
+        return path
+
+
+@dataclass(slots=True)
+class _Entries(Generic[V]):
+    """Values by encoded key. A key is in one of the two: decoded, or not yet."""
+
+    decoded: dict[bytes, V] = field(default_factory=dict)
+    encoded: dict[bytes, bytes] = field(default_factory=dict)
+
+
+class GlobalKeyedView(Generic[K, V]):
+    """All entries of a global keyed table in memory, changed by this subtask.
+
+    A change is seen at once by this subtask, written at the next barrier, and seen by the other
+    subtasks from the epoch after. Changing a value in place changes nothing stored: `insert` it.
+    """
+
+    def __init__(
+        self,
+        table: GlobalKeyedTable,
+        key: Any,
+        value: Any,
+        send: Callable[[TableData], None],
+    ) -> None:
+        self._table = table
+        self._name = TableName(table.config.table)
+        self._keys: Codec[K] = codec_for(key)
+        self._values: Codec[V] = codec_for(value)
+        self._value_class = value
+        self._send = send
+        self._entries: _Entries[V] = _Entries()
+        self._behind: list[StatePath] = []
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def get(self, key: K, default: V | None = None) -> V | None:
+        """The value of `key`, or `default`."""
+        return self._get(self._keys.encode(key), default)
+
+    def get_many(self, keys: Iterable[K]) -> list[V | None]:
+        """The values of `keys` in their order, None where there is none."""
+        return [self._get(key, None) for key in self._keys.encode_many(list(keys))]
+
+    def get_all(self) -> dict[K, V]:
+        """Every entry, by decoded key. Keys that cannot be hashed in Python are an InputError."""
+        self._catch_up()
+        entries = self._entries
+        waiting = list(entries.encoded)
+        values = self._values.decode_many([entries.encoded[key] for key in waiting])
+        entries.decoded.update(zip(waiting, values, strict=True))
+        entries.encoded.clear()
+        keys = self._keys.decode_many(list(entries.decoded))
+        try:
+            return dict(zip(keys, entries.decoded.values(), strict=True))
+        except TypeError as error:
+            raise InputError(
+                "keys of this type cannot be the keys of a dict; use get", table=self._name
+            ) from error
+
+    def __contains__(self, key: K) -> bool:
+        self._catch_up()
+        encoded = self._keys.encode(key)
+        return encoded in self._entries.decoded or encoded in self._entries.encoded
+
+    def __len__(self) -> int:
+        self._catch_up()
+        return len(self._entries.decoded) + len(self._entries.encoded)
+
+    def _get(self, key: bytes, default: V | None) -> V | None:
+        self._catch_up()
+        entries = self._entries
+        if key in entries.decoded:
+            return entries.decoded[key]
+        stored = entries.encoded.pop(key, None)
+        if stored is None:
+            return default
+        value = self._values.decode(stored)
+        entries.decoded[key] = value
+        return value
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    def insert(self, key: K, value: V) -> None:
+        """Set the value of `key`.
+
+        Raises:
+            InputError: key or value is not of the table's type; nothing changed.
+        """
+        self.insert_many([(key, value)])
+
+    def insert_many(self, pairs: Iterable[tuple[K, V]]) -> None:
+        """Set many values; the last of one key wins. Errors as `insert`."""
+        listed = list(pairs)
+        if not listed:
+            return
+        keys = self._keys.encode_many([key for key, _ in listed])
+        values = self._values.encode_many([value for _, value in listed])
+        self._catch_up()
+        for key, (_, value) in zip(keys, listed, strict=True):
+            self._entries.encoded.pop(key, None)
+            self._entries.decoded[key] = value
+        self._send(TableData(self._name, KeyedData(list(zip(keys, values, strict=True)))))
+
+    def remove(self, key: K) -> bool:
+        """Remove `key`. Returns whether it was there."""
+        return self.remove_many([key]) == 1
+
+    def remove_many(self, keys: Iterable[K]) -> int:
+        """Remove many keys. Returns how many were there."""
+        self._catch_up()
+        entries = self._entries
+        gone: list[tuple[bytes, None]] = []
+        for key in dict.fromkeys(self._keys.encode_many(list(keys))):
+            if key in entries.decoded or key in entries.encoded:
+                entries.decoded.pop(key, None)
+                entries.encoded.pop(key, None)
+                gone.append((key, None))
+        if gone:
+            self._send(TableData(self._name, KeyedData(gone)))
+        return len(gone)
+
+    def take(self, key: K) -> V | None:
+        """Remove `key` and give its value; None if it was not there."""
+        value = self.get(key)
+        self.remove(key)
+        return value
+
+    def set_commit_data(self, data: bytes) -> None:
+        """Leave what the second phase of this epoch's commit needs; once an epoch."""
+        self._send(TableData(self._name, CommitData(data)))
+
+    # ---- following the files ---------------------------------------------------------------------
+
+    def follow(self, files: Sequence[StatePath]) -> None:
+        """Apply files on top of what is here, in their order, when the table is next asked."""
+        self._behind.extend(files)
+
+    def _catch_up(self) -> None:
+        if not self._behind:
+            return
+        files, self._behind = self._behind, []
+        for file in self._table.read(files):
+            for key in file.keys:
+                self._entries.decoded.pop(key, None)
+            if file.values is None:
+                for key in file.keys:
+                    self._entries.encoded.pop(key, None)
+                continue
+            values = self._migrated(file)
+            self._entries.encoded.update(zip(file.keys, values, strict=True))
+
+    def _migrated(self, file: GlobalKeyedFile) -> Sequence[bytes]:
+        assert file.values is not None
+        wanted = self._table.config.state_version
+        if file.version == wanted or not file.values:
+            return file.values
+        if not is_migratable(self._value_class):
+            if wanted == 0:
+                return file.values  # a plain view ignores the version, as Arroyo's does
+            raise _unsupported(file, wanted, self._name)
+        steps = _steps(self._value_class, file, self._name)
+        values: list[Any] = codec_for(steps[0]).decode_many(list(file.values))
+        for step in steps[1:]:
+            values = [step.migrate(value) for value in values]
+        return self._values.encode_many(values)
+
+
+def is_migratable(value: Any) -> bool:
+    """Whether a value type says how to come from its older forms."""
+    return isinstance(value, type) and isinstance(value, MigratableState)
+
+
+def _steps(newest: Any, file: GlobalKeyedFile, table: TableName) -> list[Any]:
+    """The classes from the file's version up to the newest, oldest first."""
+    steps = [newest]
+    while steps[0].VERSION != file.version:
+        previous = steps[0].PREVIOUS
+        if previous is None or steps[0].VERSION < file.version:
+            raise _unsupported(file, newest.VERSION, table)
+        if not is_migratable(previous):
+            if steps[0].VERSION - 1 != file.version:
+                raise _unsupported(file, newest.VERSION, table)
+            return [previous, *steps]
+        steps.insert(0, previous)
+    return steps
+
+
+def _unsupported(file: GlobalKeyedFile, wanted: int, table: TableName) -> InputError:
+    return InputError(
+        f"values are of state version {file.version}, the operator reads {wanted} and has no "
+        "migration between them",
+        table=table,
+        path=file.path,
+        next_step="give the value type PREVIOUS and migrate() for every version in between",
+    )
+
+
+def global_table_config(
+    name: str,
+    description: str = "",
+    *,
+    two_phase_commit: bool = False,
+    key: Any = None,
+    value: Any = None,
+) -> TableConfig:
+    """Configure a global keyed table.
+
+    Args:
+        key, value: Python types (or type descriptions); stored, so that any reader decodes them.
+
+    Source: crates/arroyo-state/src/lib.rs, `global_table_config`.
+    """
+    return global_table_config_with_version(
+        name, description, 0, two_phase_commit=two_phase_commit, key=key, value=value
+    )
+
+
+def global_table_config_with_version(
+    name: str,
+    description: str,
+    version: int,
+    *,
+    two_phase_commit: bool = False,
+    key: Any = None,
+    value: Any = None,
+) -> TableConfig:
+    """As `global_table_config`, for values of a state version other than 0."""
+    return TableConfig(
+        config=GlobalKeyedConfig(
+            table=TableName(name),
+            description=description,
+            uses_two_phase_commit=two_phase_commit,
+        ),
+        state_version=version,
+        key_type=_described(key),
+        value_type=_described(value),
+    )
+
+
+def _described(python_type: Any) -> Type | None:
+    # Without classes: a configuration read back must equal the one that was written.
+    return None if python_type is None else without_classes(describe(python_type))
+
+
+def decode_pair(
+    config: TableConfig, key: bytes, value: bytes
+) -> tuple[object, object] | None:
+    """One pair as Python values, by the stored types; None where the job stored none."""
+    if config.key_type is None or config.value_type is None:
+        return None
+    return codec_for(config.key_type).decode(key), codec_for(config.value_type).decode(value)
+

@@ -1,0 +1,524 @@
+"""TableManager: all tables of one subtask, loaded from a checkpoint and written at a barrier.
+
+Source: crates/arroyo-state/src/tables/table_manager.rs.
+Differs: the checkpoint is taken in the caller's thread and verified before it is reported.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import InputError, ProtocolError
+from arroyo_dagster.state.model.checkpoints import (
+    ExpiringTimeKeyReport,
+    OperatorCheckpoint,
+    SubtaskCheckpoint,
+    TableReport,
+)
+from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedFiles,
+    TableConfig,
+    TimeFile,
+)
+from arroyo_dagster.state.model.types import describe, without_classes
+from arroyo_dagster.state.planning.checkpoint import cutoff_micros, files_to_carry
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.expiring_time_key import (
+    ExpiringTimeKeyTable,
+    ExpiringTimeKeyTableCheckpointer,
+    ExpiringTimeKeyView,
+)
+from arroyo_dagster.state.tables.global_keyed import (
+    GlobalKeyedTable,
+    GlobalKeyedTableCheckpointer,
+    GlobalKeyedView,
+    MigratableState,
+    is_migratable,
+)
+from arroyo_dagster.state.tables.messages import (
+    CheckpointMessage,
+    CommitData,
+    CompactedData,
+    KeyedData,
+    RowData,
+    StateMessage,
+    TableData,
+)
+from arroyo_dagster.state.tables.table import TaskInfo, open_table
+
+WriteSubtaskMetadata = Callable[[OperatorCheckpoint, int], None]
+
+
+class TableManager:
+    """All tables of one subtask.
+
+    Views change what is in memory and send each change here; `checkpoint` writes what has come
+    since the last barrier under names that no other attempt uses, and reports the files.
+
+    Args:
+        task: who this is.
+        configs: the tables the operator registers.
+        store: where the job's files lie.
+        generation: the worker generation that writes; None in the legacy layout.
+        restored: the operator at the epoch to continue from; None to start empty.
+        write_metadata: writes the durable "this subtask is done" and reads it back.
+        base_epoch: the epoch to continue, where `restored` is None because the operator is new.
+
+    Raises:
+        InputError: the checkpoint has a table the operator does not register, or one that has
+            changed kind.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: TaskInfo,
+        configs: Mapping[TableName, TableConfig],
+        store: ObjectStore,
+        generation: WorkerGeneration | None,
+        restored: OperatorCheckpoint | None,
+        write_metadata: WriteSubtaskMetadata,
+        base_epoch: Epoch | None = None,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self.task = task
+        self.configs = dict(configs)
+        self._store = store
+        self._paths = JobPaths(task.job, task.pipeline)
+        self._generation = generation
+        self._write_metadata = write_metadata
+        self._clock = clock
+        self._tables = {name: open_table(config, store) for name, config in configs.items()}
+        self._global_views: dict[TableName, GlobalKeyedView[Any, Any]] = {}
+        self._time_views: dict[TableName, ExpiringTimeKeyView] = {}
+        self._checkpointers: dict[
+            TableName, GlobalKeyedTableCheckpointer | ExpiringTimeKeyTableCheckpointer
+        ] = {}
+        self._time_files: dict[TableName, tuple[TimeFile, ...]] = {}
+        self._seen: dict[TableName, set[StatePath]] = {name: set() for name in configs}
+        self._merged: dict[TableName, set[StatePath]] = {name: set() for name in configs}
+        self._reports: dict[Epoch, SubtaskCheckpoint] = {}
+        self._watermark_micros: int | None = None
+        self.epoch = Epoch(base_epoch or 0)
+        self._followed = self.epoch
+        self.stopped = False
+        if restored is not None:
+            check_tables(configs, restored)
+            self.epoch = self._followed = restored.epoch
+            self._watermark_micros = restored.min_watermark_micros
+        self._restored = restored
+
+    # ---- views -----------------------------------------------------------------------------------
+
+    def get_global_keyed_state(
+        self, name: str, key: Any = None, value: Any = None
+    ) -> GlobalKeyedView[Any, Any]:
+        """The view of a global keyed table, all its entries at hand.
+
+        Args:
+            name: as registered.
+            key, value: Python types; without them keys and values are what the stored type
+                descriptions give (dataclasses become dicts).
+
+        Raises:
+            InputError: no such table, no types known, or other types than the registered ones.
+        """
+        table = self._table(name, GlobalKeyedTable)
+        known = self._global_views.get(TableName(name))
+        if known is not None:
+            return known
+        key = self._typed(name, "key", key, table.config.key_type)
+        value = self._typed(name, "value", value, table.config.value_type)
+        if is_migratable(value) and value.VERSION != table.config.state_version:
+            raise InputError(
+                f"the value type is of version {value.VERSION}, the table is registered with "
+                f"{table.config.state_version}",
+                table=name,
+                next_step="register it with global_table_config_with_version(…, VERSION)",
+            )
+        view: GlobalKeyedView[Any, Any] = GlobalKeyedView(table, key, value, self.send)
+        self._global_views[TableName(name)] = view
+        files = self._restored.tables.get(TableName(name)) if self._restored else None
+        if isinstance(files, GlobalKeyedFiles):
+            view.follow(files.files)
+            self._seen[TableName(name)].update(files.files)
+        return view
+
+    def get_global_keyed_state_migratable(
+        self, name: str, key: Any, value: type[MigratableState]
+    ) -> GlobalKeyedView[Any, Any]:
+        """As `get_global_keyed_state`, for a value type that must know how to migrate."""
+        if not is_migratable(value):
+            raise InputError(
+                f"{getattr(value, '__name__', value)} has no VERSION, PREVIOUS and migrate",
+                table=name,
+            )
+        return self.get_global_keyed_state(name, key, value)
+
+    def get_expiring_time_key_table(self, name: str) -> ExpiringTimeKeyView:
+        """The view of an expiring table: the live rows of this subtask's key range.
+
+        Raises:
+            InputError: no such table.
+        """
+        table = self._table(name, ExpiringTimeKeyTable)
+        known = self._time_views.get(TableName(name))
+        if known is not None:
+            return known
+        view = ExpiringTimeKeyView(table, self.send)
+        self._time_views[TableName(name)] = view
+        stored = self._restored.tables.get(TableName(name)) if self._restored else None
+        if isinstance(stored, ExpiringTimeKeyFiles):
+            cutoff = self._cutoff(table.config, self._watermark_micros)
+            files = files_to_carry(stored.files, cutoff, self.task.key_range)
+            view.replay(table.read(files, self.task.key_range))
+            view.evict(cutoff)
+            self._seen[TableName(name)].update(stored.paths)
+        return view
+
+    def _table(self, name: str, kind: type[Any]) -> Any:
+        table = self._tables.get(TableName(name))
+        if not isinstance(table, kind):
+            raise InputError(
+                f"the operator has no {'global keyed' if kind is GlobalKeyedTable else 'expiring'}"
+                f" table {name!r}",
+                operator=self.task.operator,
+                tables={known: config.kind.label for known, config in self.configs.items()},
+                next_step="return its configuration from tables()",
+            )
+        return table
+
+    def _typed(self, name: str, part: str, given: Any, stored: Any) -> Any:
+        if given is None and stored is None:
+            raise InputError(
+                f"the type of the {part}s is not known",
+                table=name,
+                next_step=f"pass {part}=… to global_table_config or to get_global_keyed_state",
+            )
+        if given is not None and stored is not None:
+            described = without_classes(describe(given))
+            if described != stored:
+                raise InputError(
+                    f"the type of the {part}s is not the registered one",
+                    table=name,
+                    registered=stored,
+                    given=described,
+                )
+        return stored if given is None else given
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    def send(self, message: StateMessage) -> None:
+        """Take a message of a view or of the runtime.
+
+        Raises:
+            InputError: a change after the checkpoint with `then_stop`.
+        """
+        if isinstance(message, TableData):
+            self._change(message)
+        elif isinstance(message, CompactedData):
+            self._load_compacted(message)
+        else:
+            self._checkpoint(message)
+
+    def insert_committing_data(self, table: str, data: bytes) -> None:
+        """Leave what the second phase of this epoch's commit needs; once an epoch and table."""
+        self.send(TableData(TableName(table), CommitData(data)))
+
+    def _change(self, message: TableData) -> None:
+        if self.stopped:
+            raise InputError(
+                "a table was changed after the last checkpoint",
+                operator=self.task.operator,
+                table=message.table,
+            )
+        checkpointer = self._checkpointer(message.table)
+        data = message.data
+        if isinstance(checkpointer, GlobalKeyedTableCheckpointer):
+            if not isinstance(data, KeyedData | CommitData):
+                raise InputError("rows for a global keyed table", table=message.table)
+            checkpointer.apply(data)
+        else:
+            if not isinstance(data, RowData):
+                raise InputError("pairs for an expiring table", table=message.table)
+            checkpointer.apply(data)
+
+    def _checkpointer(
+        self, name: TableName
+    ) -> GlobalKeyedTableCheckpointer | ExpiringTimeKeyTableCheckpointer:
+        checkpointer = self._checkpointers.get(name)
+        if checkpointer is None:
+            table = self._tables[name]
+            epoch = Epoch(self.epoch + 1)
+            if isinstance(table, GlobalKeyedTable):
+                checkpointer = table.checkpoint(self._namer(name, epoch))
+            else:
+                checkpointer = table.checkpoint(
+                    self._namer(name, epoch), epoch, self.task.key_range
+                )
+            self._checkpointers[name] = checkpointer
+        return checkpointer
+
+    def _namer(self, table: TableName, epoch: Epoch) -> Callable[[str], StatePath]:
+        def name_file(suffix: str) -> StatePath:
+            return self._paths.data_file(
+                self.task.operator,
+                table,
+                self.task.task_index,
+                epoch,
+                self._generation,
+                attempt=uuid.uuid4().hex[:16] + suffix,
+            )
+
+        return name_file
+
+    # ---- the barrier -----------------------------------------------------------------------------
+
+    def checkpoint(
+        self, epoch: int, min_epoch: int, watermark: int | None, then_stop: bool
+    ) -> SubtaskCheckpoint:
+        """Write everything since the last barrier, in five steps.
+
+        1. Serialise each table. 2. Write its Parquet. 3. Collect files, bytes and schemas into
+        metadata. 4. Write the metadata and read it back. 5. Drop bookkeeping of epochs before
+        `min_epoch`; never a row, never a reference to a file of an older epoch.
+
+        Args:
+            epoch: one more than the last.
+            min_epoch: the oldest epoch still kept.
+            watermark: event time reached in microseconds; None = none yet.
+            then_stop: refuse changes from here on.
+
+        Raises:
+            ProtocolError: `epoch` is not the next one.
+            InputError: rows that another subtask owns; nothing was written.
+        """
+        self.send(
+            CheckpointMessage(
+                epoch=Epoch(epoch),
+                min_epoch=Epoch(min_epoch),
+                watermark_micros=watermark,
+                then_stop=then_stop,
+            )
+        )
+        return self._reports[Epoch(epoch)]
+
+    def _checkpoint(self, barrier: CheckpointMessage) -> None:
+        if barrier.epoch != self.epoch + 1:
+            raise ProtocolError(
+                f"a barrier for epoch {barrier.epoch} came after epoch {self.epoch}",
+                operator=self.task.operator,
+                subtask=self.task.task_index,
+            )
+        started = self._clock()
+        prepared = self._prepare(barrier.watermark_micros)
+        tables: dict[TableName, TableReport] = {}
+        size = 0
+        for name in self.configs:
+            report, written = self._write(name, prepared.get(name), barrier.watermark_micros)
+            size += written
+            if report is not None:
+                tables[name] = report
+        done = SubtaskCheckpoint(
+            subtask_index=self.task.task_index,
+            start_time_micros=started,
+            finish_time_micros=self._clock(),
+            watermark_micros=barrier.watermark_micros,
+            size_bytes=size,
+            tables=tables,
+            configs={name: self.configs[name] for name in tables},
+        )
+        self._write_metadata(self._as_operator(barrier.epoch, done), self.task.task_index)
+        self._after(barrier, done)
+
+    def _prepare(self, watermark_micros: int | None) -> dict[TableName, pa.Table | None]:
+        # Whatever can be refused is refused here, before the first object is written.
+        prepared: dict[TableName, pa.Table | None] = {}
+        for name, checkpointer in self._checkpointers.items():
+            table = self._tables[name]
+            if isinstance(checkpointer, ExpiringTimeKeyTableCheckpointer):
+                assert isinstance(table, ExpiringTimeKeyTable)
+                cutoff = self._cutoff(table.config, watermark_micros)
+                prepared[name] = checkpointer.prepare(cutoff)
+        return prepared
+
+    def _write(
+        self, name: TableName, rows: pa.Table | None, watermark_micros: int | None
+    ) -> tuple[TableReport | None, int]:
+        checkpointer = self._checkpointers.get(name)
+        table = self._tables[name]
+        if isinstance(table, GlobalKeyedTable):
+            if checkpointer is None:
+                checkpointer = self._checkpointer(name)
+            assert isinstance(checkpointer, GlobalKeyedTableCheckpointer)
+            return checkpointer.finish()
+        cutoff = self._cutoff(table.config, watermark_micros)
+        files = files_to_carry(self._listed(name), cutoff, self.task.key_range)
+        size = 0
+        if rows is not None:
+            assert isinstance(checkpointer, ExpiringTimeKeyTableCheckpointer)
+            file, size = checkpointer.write(rows)
+            files = (*files, file)
+        self._time_files[name] = files
+        if not files:
+            return None, 0
+        return ExpiringTimeKeyReport(watermark_micros=watermark_micros, files=files), size
+
+    def _listed(self, name: TableName) -> tuple[TimeFile, ...]:
+        if name in self._time_files:
+            return self._time_files[name]
+        stored = self._restored.tables.get(name) if self._restored else None
+        return stored.files if isinstance(stored, ExpiringTimeKeyFiles) else ()
+
+    def _cutoff(self, config: ExpiringTimeKeyConfig, watermark_micros: int | None) -> int:
+        return cutoff_micros(watermark_micros, config.retention_micros)
+
+    def _as_operator(self, epoch: Epoch, done: SubtaskCheckpoint) -> OperatorCheckpoint:
+        return OperatorCheckpoint(
+            job=self.task.job,
+            operator=self.task.operator,
+            epoch=epoch,
+            parallelism=self.task.parallelism,
+            min_watermark_micros=done.watermark_micros,
+            max_watermark_micros=done.watermark_micros,
+            start_time_micros=done.start_time_micros,
+            finish_time_micros=done.finish_time_micros,
+            subtask=done,
+        )
+
+    def _after(self, barrier: CheckpointMessage, done: SubtaskCheckpoint) -> None:
+        self.epoch = barrier.epoch
+        self.stopped = barrier.then_stop
+        self._watermark_micros = barrier.watermark_micros
+        self._checkpointers.clear()
+        self._reports[barrier.epoch] = done
+        for old in [epoch for epoch in self._reports if epoch < min(barrier.min_epoch, self.epoch)]:
+            del self._reports[old]
+        for name, report in done.tables.items():
+            self._seen[name].update(report.paths)
+        for name, view in self._time_views.items():
+            table = self._tables[name]
+            assert isinstance(table, ExpiringTimeKeyTable)
+            view.evict(self._cutoff(table.config, barrier.watermark_micros))
+
+    # ---- following the job -----------------------------------------------------------------------
+
+    def follow(self, published: OperatorCheckpoint) -> bool:
+        """Come to the state of `published`: the epoch this manager wrote, or a later one.
+
+        What other subtasks wrote, or other processes for this one, is read from the files listed
+        since.
+
+        Returns:
+            False if that is not possible: another attempt at the epoch won, or files were merged
+            in a way that was not announced. The manager is then useless; load a new one.
+        """
+        if published.epoch < self.epoch or not self._confirmed_by(published):
+            return False
+        for name in self.configs:
+            files = published.tables.get(name)
+            if isinstance(self._tables[name], GlobalKeyedTable):
+                if not self._follow_global(name, files.paths if files else ()):
+                    return False
+            elif not self._follow_expiring(
+                name,
+                files.files if isinstance(files, ExpiringTimeKeyFiles) else (),
+                published.min_watermark_micros,
+            ):
+                return False
+        self.epoch = self._followed = published.epoch
+        self._watermark_micros = published.min_watermark_micros
+        self._restored = published
+        return True
+
+    def _confirmed_by(self, published: OperatorCheckpoint) -> bool:
+        """Whether what this manager wrote last is what was published.
+
+        Names are unique to an attempt: if the files are listed, the attempt won.
+        """
+        if self._followed == self.epoch:
+            return True
+        for name, report in self._reports[self.epoch].tables.items():
+            files = published.tables.get(name)
+            fresh = set(report.paths) & _written_in(report, self.epoch)
+            if not fresh - self._merged[name] <= set(files.paths if files else ()):
+                return False
+        return True
+
+    def _follow_global(self, name: TableName, listed: tuple[StatePath, ...]) -> bool:
+        view = self._global_views.get(name)
+        if view is not None:
+            if not self._seen[name] - self._merged[name] <= set(listed):
+                return False  # a file that is in memory is listed no more: merged, unannounced
+            view.follow([path for path in listed if path not in self._seen[name]])
+        self._seen[name] = set(listed)
+        self._merged[name].clear()
+        return True
+
+    def _follow_expiring(
+        self, name: TableName, listed: tuple[TimeFile, ...], watermark_micros: int | None
+    ) -> bool:
+        table = self._tables[name]
+        assert isinstance(table, ExpiringTimeKeyTable)
+        keys = self.task.key_range
+        mine = [f for f in listed if keys.intersects(f.min_routing_key, f.max_routing_key)]
+        fresh = [file for file in mine if file.path not in self._seen[name]]
+        view = self._time_views.get(name)
+        if view is not None and fresh:
+            if any(file.compaction_generation for file in fresh):
+                return False
+            view.replay(table.read(fresh, keys))
+            view.evict(self._cutoff(table.config, watermark_micros))
+        self._time_files[name] = tuple(mine)
+        self._seen[name] = {file.path for file in listed}
+        return True
+
+    def _load_compacted(self, message: CompactedData) -> None:
+        seen = self._seen.get(message.table)
+        if seen is not None and set(message.inputs) <= seen:
+            seen.add(message.output)
+            self._merged[message.table].update(message.inputs)
+
+
+def _written_in(report: TableReport, epoch: Epoch) -> set[StatePath]:
+    if isinstance(report, ExpiringTimeKeyReport):
+        return {file.path for file in report.files if file.epoch == epoch}
+    return set(report.paths)
+
+
+def check_tables(configs: Mapping[TableName, TableConfig], restored: OperatorCheckpoint) -> None:
+    """Refuse to restore an operator whose tables are not those of the checkpoint.
+
+    Raises:
+        InputError: a table of the checkpoint is not registered, or has changed kind.
+
+    Source: crates/arroyo-state/src/tables/table_manager.rs: a missing table fails the start.
+    """
+    for name in restored.tables:
+        stored = restored.configs.get(name)
+        config = configs.get(name)
+        if config is None:
+            raise InputError(
+                "the checkpoint has a table that the operator does not register",
+                operator=restored.operator,
+                table=name,
+                registered=sorted(configs),
+                next_step="register it, or start the operator under a new id: its state is kept",
+            )
+        kind = stored.kind if stored else restored.tables[name].kind
+        if config.kind is not kind:
+            raise InputError(
+                f"the table was {kind.label} and is now registered as {config.kind.label}",
+                operator=restored.operator,
+                table=name,
+                next_step="give the new table another name: state is not converted between kinds",
+            )

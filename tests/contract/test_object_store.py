@@ -1,0 +1,586 @@
+"""One suite that every store passes: in memory, on local disk, on S3 (moto, on loopback)."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import pickle
+import secrets
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from arroyo_dagster.errors import InputError, NotFoundError, StorageError
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage import (
+    Counting,
+    Crash,
+    FaultInjecting,
+    MemoryStore,
+    ObjectStore,
+    WriteProtected,
+    encode_path,
+    open_store,
+    read_many,
+)
+
+BACKENDS = ("memory", "local", "s3")
+_NUMBERS = itertools.count()
+
+NewStore = Callable[[], ObjectStore]
+
+P = StatePath
+
+SPECIAL = (
+    "operator-SessionWindow<30s>/table-s-000",
+    "a b/c d",
+    "50%/100%25",
+    "name#5",
+    "Grüße/日本/🦆",
+    'q"uote/back`tick',
+    "{curly}/[square]/^~|*?",
+    "tab\there/new\nline\r/\x7f",
+    "dots../.hidden/a.b",
+    "plus+and=amp&;:@,$!'()",
+)
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    server_module = pytest.importorskip("moto.server")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"{host}:{port}"
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_bucket(s3_endpoint: str) -> str:
+    store = open_s3(f"s3::http://{s3_endpoint}/suite")
+    store.filesystem.call_s3("create_bucket", Bucket="suite")  # type: ignore[attr-defined]
+    return f"s3::http://{s3_endpoint}/suite"
+
+
+def open_s3(url: str) -> ObjectStore:
+    options = {
+        "key": "testing",
+        "secret": "testing",
+        "client_kwargs": {"region_name": "us-east-1"},
+    }
+    return open_store(url, options=options)
+
+
+def test_a_missing_bucket_is_told_from_an_empty_one(s3_endpoint: str) -> None:
+    nowhere = open_s3(f"s3::http://{s3_endpoint}/nowhere/key")
+    for verb in (
+        lambda: list(nowhere.list()),
+        lambda: nowhere.list_dir(),
+        lambda: nowhere.put(P("a"), b""),
+        lambda: nowhere.create(P("a"), b""),
+    ):
+        with pytest.raises(NotFoundError, match="no such bucket"):
+            verb()
+    empty = open_s3(f"s3::http://{s3_endpoint}/empty")
+    empty.filesystem.call_s3("create_bucket", Bucket="empty")  # type: ignore[attr-defined]
+    assert list(empty.list()) == []
+    assert empty.list_dir("a").objects == ()
+    empty.put(P("a/b"), b"")
+    assert paths(empty) == ["a/b"]
+
+
+def test_a_server_that_is_gone_is_a_retryable_failure() -> None:
+    gone = open_s3("s3::http://127.0.0.1:9/bucket/key")
+    gone._options["config_kwargs"] = {"retries": {"max_attempts": 0}}  # type: ignore[attr-defined]
+    gone.filesystem.retries = 1  # type: ignore[attr-defined]
+    with pytest.raises(StorageError) as caught:
+        gone.read(P("a"))
+    assert caught.value.retryable
+
+
+@pytest.fixture(params=BACKENDS)
+def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> NewStore:
+    """Give a function that opens a store whose root does not exist yet, another one each time."""
+    if request.param == "s3":
+        bucket = request.getfixturevalue("s3_bucket")
+        return lambda: open_s3(f"{bucket}/root-{next(_NUMBERS)}/with {{key}}")
+    if request.param == "local":
+        return lambda: open_store(f"file://{tmp_path}/root-{next(_NUMBERS)}/deeper")
+    return lambda: open_store(f"memory://contract-{next(_NUMBERS)}-{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+def store(new_store: NewStore) -> ObjectStore:
+    return new_store()
+
+
+def paths(store: ObjectStore, prefix: str = "", start_after: str | None = None) -> list[str]:
+    return [info.path for info in store.list(prefix, start_after=start_after)]
+
+
+def put_all(store: ObjectStore, names: list[str]) -> None:
+    for name in names:
+        store.put(P(name), name.encode())
+
+
+class TestReadAndPut:
+    def test_it_is_an_object_store(self, store: ObjectStore) -> None:
+        assert isinstance(store, ObjectStore)
+
+    @pytest.mark.parametrize("size", [0, 1, 100_000])
+    def test_what_was_put_is_read(self, store: ObjectStore, size: int) -> None:
+        data = os.urandom(size)
+        store.put(P("a/b/c"), data)
+        assert store.read(P("a/b/c")) == data
+
+    def test_an_overwrite_is_seen_at_once_and_by_others(self, store: ObjectStore) -> None:
+        other = pickle.loads(pickle.dumps(store))
+        store.put(P("a"), b"old, and longer")
+        assert paths(other) == ["a"]
+        store.put(P("a"), b"new")
+        assert (store.read(P("a")), other.read(P("a"))) == (b"new", b"new")
+        assert next(iter(other.list())).size_bytes == 3
+        head = other.head(P("a"))
+        assert head is not None
+        assert head.size_bytes == 3
+
+    def test_a_reader_sees_the_old_bytes_or_the_new_ones(self, store: ObjectStore) -> None:
+        versions = {bytes([letter]) * 200_000 for letter in b"xyz"}
+        store.put(P("a"), next(iter(versions)))
+        done = threading.Event()
+
+        def write() -> None:
+            for data in itertools.islice(itertools.cycle(versions), 20):
+                store.put(P("a"), data)
+            done.set()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        while not done.is_set():
+            assert store.read(P("a")) in versions
+        writer.join()
+
+    @pytest.mark.parametrize("missing", ["a", "a/b", "a/b/c", "held/below"])
+    def test_a_missing_object_is_not_found(self, store: ObjectStore, missing: str) -> None:
+        put_all(store, ["a/b/c/d", "held"])
+        path = P(missing)
+        for verb in (
+            lambda: store.read(path),
+            lambda: store.read_range(path, 0, 5),
+            lambda: store.read_range(path, 0, 0),
+            lambda: store.open_input(path),
+        ):
+            with pytest.raises(NotFoundError) as caught:
+                verb()
+            assert caught.value.facts["path"] == missing
+            assert caught.value.facts["url"] == store.url
+        assert store.head(path) is None
+
+    def test_nothing_is_found_below_a_root_that_does_not_exist(self, store: ObjectStore) -> None:
+        assert store.head(P("a")) is None
+        with pytest.raises(NotFoundError):
+            store.read(P("a"))
+
+    @pytest.mark.parametrize("bad", ["", "/a", "a/", "a//b", "../a", "a/./b", "a\\b"])
+    def test_no_path_leads_out_of_the_root(self, store: ObjectStore, bad: str) -> None:
+        for verb in (
+            lambda: store.read(bad),  # type: ignore[arg-type]
+            lambda: store.put(bad, b""),  # type: ignore[arg-type]
+            lambda: store.create(bad, b""),  # type: ignore[arg-type]
+            lambda: store.head(bad),  # type: ignore[arg-type]
+            lambda: store.delete_many([bad]),  # type: ignore[list-item]
+        ):
+            with pytest.raises(InputError):
+                verb()
+
+    @pytest.mark.parametrize("bad", ["..", "a/../..", "/etc"])
+    def test_no_prefix_leads_out_of_the_root(self, store: ObjectStore, bad: str) -> None:
+        store.put(P("a"), b"")
+        with pytest.raises(InputError):
+            list(store.list(bad))
+        with pytest.raises(InputError):
+            store.list_dir(bad)
+
+
+class TestRanges:
+    @pytest.mark.parametrize(
+        ("start", "length", "expected"),
+        [
+            (0, 4, b"0123"),
+            (3, 4, b"3456"),
+            (8, 5, b"89"),
+            (9, 1, b"9"),
+            (0, 10, b"0123456789"),
+            (0, 10**12, b"0123456789"),
+            (10, 1, b""),
+            (10**9, 5, b""),
+            (4, 0, b""),
+        ],
+    )
+    def test_a_range_gives_what_there_is(
+        self, store: ObjectStore, start: int, length: int, expected: bytes
+    ) -> None:
+        store.put(P("a/b"), b"0123456789")
+        assert store.read_range(P("a/b"), start, length) == expected
+
+    @pytest.mark.parametrize(("start", "length"), [(0, 0), (0, 5), (3, 5)])
+    def test_an_empty_object_has_empty_ranges(
+        self, store: ObjectStore, start: int, length: int
+    ) -> None:
+        store.put(P("a"), b"")
+        assert store.read_range(P("a"), start, length) == b""
+
+    @pytest.mark.parametrize(("start", "length"), [(-1, 5), (0, -1)])
+    def test_a_negative_range_is_refused(self, store: ObjectStore, start: int, length: int) -> None:
+        store.put(P("a"), b"01234")
+        with pytest.raises(InputError):
+            store.read_range(P("a"), start, length)
+
+    def test_an_open_object_can_be_read_in_any_order(self, store: ObjectStore) -> None:
+        store.put(P("a"), b"0123456789")
+        with store.open_input(P("a")) as file:
+            assert file.seekable()
+            assert (file.seek(-3, io.SEEK_END), file.read(2), file.tell()) == (7, b"78", 9)
+            assert (file.seek(2), file.read()) == (2, b"23456789")
+            assert file.read(5) == b""
+
+    def test_parquet_is_read_by_ranges(self, store: ObjectStore) -> None:
+        table = pa.table({"key": list(range(5000)), "value": ["x" * 20] * 5000})
+        written = io.BytesIO()
+        pq.write_table(table, written, row_group_size=1000)
+        store.put(P("t/table-s-000"), written.getvalue())
+        with store.open_input(P("t/table-s-000")) as file:
+            parquet = pq.ParquetFile(file)
+            assert parquet.num_row_groups == 5
+            assert parquet.read_row_group(3) == table.slice(3000, 1000)
+            assert parquet.read() == table
+
+
+class TestCreate:
+    def test_only_the_first_create_does_anything(self, store: ObjectStore) -> None:
+        assert store.create(P("a/b"), b"first") is True
+        assert store.create(P("a/b"), b"second") is False
+        assert store.read(P("a/b")) == b"first"
+
+    def test_a_put_object_cannot_be_created_until_it_is_deleted(self, store: ObjectStore) -> None:
+        store.put(P("a"), b"put")
+        assert store.create(P("a"), b"created") is False
+        store.delete_many([P("a")])
+        assert store.create(P("a"), b"created") is True
+        assert store.read(P("a")) == b"created"
+
+    def test_of_many_creators_one_wins_and_its_bytes_stay(self, store: ObjectStore) -> None:
+        start = threading.Barrier(16)
+
+        def compete(number: int) -> bool:
+            start.wait()
+            return store.create(P("epochs/epoch-0000001.record"), b"%d" % number * 1000)
+
+        for _ in range(3):
+            with ThreadPoolExecutor(16) as pool:
+                won = list(pool.map(compete, range(16)))
+            assert won.count(True) == 1
+            winner = b"%d" % won.index(True) * 1000
+            assert store.read(P("epochs/epoch-0000001.record")) == winner
+            assert paths(store) == ["epochs/epoch-0000001.record"]
+            store.delete_many([P("epochs/epoch-0000001.record")])
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", SPECIAL)
+    def test_a_special_name_works_with_every_verb(self, store: ObjectStore, name: str) -> None:
+        path = P(name)
+        assert store.create(path, b"one") is True
+        assert store.create(path, b"one") is False
+        store.put(path, b"two!")
+        assert store.read(path) == b"two!"
+        assert store.read_range(path, 1, 2) == b"wo"
+        (listed,) = store.list()
+        assert (listed.path, listed.size_bytes, listed.addressable) == (name, 4, True)
+        assert store.head(path) == listed
+        parent = path.parent or ""
+        assert [info.path for info in store.list_dir(parent).objects] == [name]
+        assert paths(store, parent) == [name]
+        assert store.delete_many([path]).deleted == (path,)
+        assert store.head(path) is None
+
+    def test_a_name_is_never_encoded_twice(self, store: ObjectStore) -> None:
+        put_all(store, ["a<b", "a%3Cb"])
+        assert store.read(P("a<b")) == b"a<b"
+        assert store.read(P("a%3Cb")) == b"a%3Cb"
+        assert set(paths(store)) == {"a<b", "a%3Cb"}
+
+
+class TestListing:
+    NAMES = ("a", "a.b/c", "a/b", "a/b.c", "a/b/c", "a0", "b/<1>", "b/[2]", "b/c/d/e", "z")
+
+    @pytest.fixture
+    def filled(self, store: ObjectStore) -> ObjectStore:
+        # "a" and "a/b" are objects and directories at once: only stores without directories can.
+        flat = [name for name in self.NAMES if name not in ("a", "a/b")]
+        put_all(store, flat)
+        return store
+
+    @property
+    def expected(self) -> list[str]:
+        names = [name for name in self.NAMES if name not in ("a", "a/b")]
+        return sorted(names, key=encode_path)
+
+    def test_objects_come_in_order_of_stored_name(self, filled: ObjectStore) -> None:
+        assert paths(filled) == self.expected
+
+    def test_a_listing_tells_size_time_and_etag(self, store: ObjectStore) -> None:
+        before = time.time_ns() // 1000
+        store.put(P("a"), b"12345")
+        (first,) = store.list()
+        assert first.size_bytes == 5
+        assert first.modified_micros is not None
+        # S3 cuts to whole seconds.
+        assert abs(first.modified_micros - before) < 5_000_000
+        assert first.etag
+        assert store.head(P("a")) == first
+        assert store.list_dir().objects == (first,)
+        time.sleep(0.002)
+        store.put(P("a"), b"54321")
+        (second,) = store.list()
+        assert second.etag != first.etag
+
+    @pytest.mark.parametrize("cut", range(8))
+    def test_a_listing_goes_on_after_a_name(self, filled: ObjectStore, cut: int) -> None:
+        expected = self.expected
+        assert paths(filled, start_after=expected[cut]) == expected[cut + 1 :]
+
+    @pytest.mark.parametrize("after", ["a/a", "a/zz", "b", "b/c", "b/c/z", "zz", "0", "a-"])
+    def test_it_goes_on_after_a_name_that_is_not_there(
+        self, filled: ObjectStore, after: str
+    ) -> None:
+        expected = [name for name in self.expected if encode_path(name) > encode_path(after)]
+        assert paths(filled, start_after=after) == expected
+        below = [name for name in expected if name.startswith("b/")]
+        assert paths(filled, "b", after) == below
+
+    @pytest.mark.parametrize("prefix", ["b", "b/"])
+    def test_a_prefix_is_whole_segments(self, filled: ObjectStore, prefix: str) -> None:
+        filled.put(P("bb/c"), b"")
+        assert paths(filled, prefix) == ["b/<1>", "b/[2]", "b/c/d/e"]
+        assert filled.list_dir("b/c").prefixes == ("b/c/d",)
+
+    @pytest.mark.parametrize("prefix", ["c", "b/x/y", "z", "z/y", "a0"])
+    def test_a_prefix_where_nothing_is_is_empty(self, filled: ObjectStore, prefix: str) -> None:
+        assert paths(filled, prefix) == []
+        listing = filled.list_dir(prefix)
+        assert (listing.objects, listing.prefixes) == ((), ())
+
+    def test_one_level_is_listed(self, filled: ObjectStore) -> None:
+        root = filled.list_dir("")
+        assert [info.path for info in root.objects] == ["a0", "z"]
+        assert root.prefixes == ("a.b", "a", "b")
+        below = filled.list_dir("b")
+        assert [info.path for info in below.objects] == ["b/<1>", "b/[2]"]
+        assert below.prefixes == ("b/c",)
+
+    def test_a_root_that_does_not_exist_is_not_empty_but_missing(self, store: ObjectStore) -> None:
+        for verb in (
+            lambda: list(store.list()),
+            lambda: list(store.list("a/b")),
+            lambda: store.list_dir(),
+            lambda: store.list_dir("a"),
+        ):
+            with pytest.raises(NotFoundError) as caught:
+                verb()
+            assert caught.value.facts["url"] == store.url
+
+    def test_reading_creates_nothing(self, store: ObjectStore) -> None:
+        assert store.head(P("a/b")) is None
+        store.delete_many([P("a/b")])
+        with pytest.raises(NotFoundError):
+            list(store.list())
+
+    def test_names_that_come_from_no_path_are_seen_but_refused(self, store: ObjectStore) -> None:
+        if isinstance(store, MemoryStore):
+            pytest.skip("nothing else can write to a memory store")
+        store.put(P("a/good"), b"")
+        _write_foreign(store, ["a/lower%3c", "a/raw<", "a/%2Fslash", "a/bad%FF", "dir>/x"])
+        found = {info.path: info for info in store.list()}
+        assert len(found) == 6
+        assert [path for path, info in found.items() if info.addressable] == ["a/good"]
+        for path, info in found.items():
+            if not info.addressable:
+                with pytest.raises(InputError):
+                    store.delete_many([path])
+                with pytest.raises(InputError):
+                    store.read(path)
+                assert pickle.loads(pickle.dumps(info)) == info
+        assert found[P("a/raw<")].path == "a/raw<"
+        last = max(found)
+        assert paths(store, start_after=last) == []
+        (foreign,) = [prefix for prefix in store.list_dir().prefixes if prefix != "a"]
+        assert paths(store, foreign) == ["dir>/x"]
+
+    def test_thousands_of_objects_are_listed_and_deleted(self, store: ObjectStore) -> None:
+        count = 1100
+        names = [P(f"d/{number:05}") for number in range(count)]
+        _put_empty(store, names)
+        store.put(P("kept"), b"")
+        assert paths(store, "d") == names
+        assert paths(store, "d", names[1050]) == names[1051:]
+        assert len(store.list_dir("d").objects) == count
+        outcome = store.delete_many(names)
+        assert (outcome.deleted, outcome.failed) == (tuple(names), {})
+        assert paths(store) == ["kept"]
+
+
+class TestDelete:
+    def test_a_missing_object_counts_as_deleted(self, store: ObjectStore) -> None:
+        put_all(store, ["a/b", "a/c", "d"])
+        doomed = [P("a/b"), P("never/there"), P("d"), P("a/b/below"), P("a")]
+        outcome = store.delete_many(doomed)
+        assert outcome.deleted == tuple(doomed)
+        assert outcome.failed == {}
+        assert paths(store) == ["a/c"]
+
+    def test_nothing_is_a_fine_thing_to_delete(self, store: ObjectStore) -> None:
+        assert store.delete_many([]).deleted == ()
+
+    def test_one_bad_path_and_nothing_is_deleted(self, store: ObjectStore) -> None:
+        store.put(P("a"), b"")
+        with pytest.raises(InputError):
+            store.delete_many([P("a"), "../x"])  # type: ignore[list-item]
+        assert paths(store) == ["a"]
+
+    def test_paths_may_come_from_a_generator(self, store: ObjectStore) -> None:
+        put_all(store, ["a", "b"])
+        assert store.delete_many(P(name) for name in "ab").deleted == ("a", "b")
+
+
+class TestManyReaders:
+    def test_many_objects_are_read_in_the_order_asked(self, store: ObjectStore) -> None:
+        names = [f"d/{number}" for number in range(40)]
+        put_all(store, names)
+        wanted = [P(name) for name in reversed(names)]
+        found = read_many(store, wanted)
+        assert list(found) == wanted
+        assert all(found[path] == path.encode() for path in wanted)
+
+    def test_the_first_missing_one_is_raised(self, store: ObjectStore) -> None:
+        put_all(store, ["a", "b"])
+        with pytest.raises(NotFoundError) as caught:
+            read_many(store, [P("a"), P("x"), P("b"), P("y")], concurrency=2)
+        assert caught.value.facts["path"] == "x"
+
+
+class TestPicklingAndWrapping:
+    def test_a_pickled_store_leads_to_the_same_objects(self, store: ObjectStore) -> None:
+        store.put(P("a"), b"1")
+        twin = pickle.loads(pickle.dumps(store))
+        assert twin.url == store.url
+        assert twin.read(P("a")) == b"1"
+        twin.put(P("b"), b"2")
+        assert paths(store) == ["a", "b"]
+
+    def test_a_store_used_before_a_fork_works_after_it(self, store: ObjectStore) -> None:
+        store.put(P("a"), b"1")
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = 0 if store.read(P("a")) == b"1" else 2
+            finally:
+                os._exit(status)
+        assert _status_within(child, 20) == 0
+
+    def test_another_process_sees_what_was_written(self, store: ObjectStore) -> None:
+        if isinstance(store, MemoryStore):
+            pytest.skip("lives in one process")
+        store.put(P("a"), b"1")
+        code = textwrap.dedent("""
+            import pickle, sys
+            store = pickle.load(sys.stdin.buffer)
+            assert [i.path for i in store.list()] == ["a"]
+            store.put(store.list_dir().objects[0].path, b"2")
+        """)
+        subprocess.run([sys.executable, "-c", code], input=pickle.dumps(store), check=True)
+        assert store.read(P("a")) == b"2"
+
+    def test_a_write_protected_store_reads_and_refuses_to_write(self, store: ObjectStore) -> None:
+        store.put(P("a/b"), b"12345")
+        safe = WriteProtected(store)
+        assert isinstance(safe, ObjectStore)
+        assert safe.read(P("a/b")) == b"12345"
+        with safe.open_input(P("a/b")) as file:
+            assert file.read() == b"12345"
+        assert [info.path for info in safe.list("a")] == ["a/b"]
+        for verb in (
+            lambda: safe.put(P("a/b"), b""),
+            lambda: safe.create(P("c"), b""),
+            lambda: safe.delete_many([P("a/b")]),
+        ):
+            with pytest.raises(InputError, match="write-protected"):
+                verb()
+        assert pickle.loads(pickle.dumps(safe)).read(P("a/b")) == b"12345"
+        assert paths(store) == ["a/b"]
+
+    def test_a_crashed_store_does_nothing_more(self, store: ObjectStore) -> None:
+        dying = FaultInjecting(Counting(store), fail_at=2, mode="after", crash=True)
+        dying.put(P("a"), b"1")
+        with pytest.raises(Crash):
+            dying.put(P("b"), b"2")
+        with pytest.raises(Crash):
+            dying.read(P("a"))
+        assert paths(store) == ["a", "b"]
+
+    def test_an_unknown_outcome_is_a_retryable_error(self, store: ObjectStore) -> None:
+        faulty = FaultInjecting(store, fail_at=1, mode="after")
+        with pytest.raises(StorageError) as caught:
+            faulty.create(P("a"), b"1")
+        assert caught.value.retryable
+        assert faulty.create(P("a"), b"1") is False
+
+
+def _write_foreign(store: ObjectStore, stored: list[str]) -> None:
+    """Write objects under names that no raw path encodes to, as another program might."""
+    for name in stored:
+        if store.url.startswith("file://"):
+            file = Path(store.url.removeprefix("file://")) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"")
+        else:
+            store.filesystem.pipe_file(f"{store._root}/{name}", b"")  # type: ignore[attr-defined]
+
+
+def _put_empty(store: ObjectStore, names: list[StatePath]) -> None:
+    if not store.url.startswith("s3::"):
+        for name in names:
+            store.put(name, b"")
+        return
+    # Straight into the server, which runs in this process: a request each takes seconds.
+    from moto.s3.models import s3_backends
+
+    (bucket, _, prefix) = store._root.partition("/")  # type: ignore[attr-defined]
+    backend = s3_backends["123456789012"]["aws"]
+    for name in names:
+        backend.put_object(bucket, f"{prefix}/{name}", b"")
+
+
+def _status_within(child: int, seconds: float) -> int:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    raise AssertionError("the forked child hangs")
