@@ -22,7 +22,7 @@ CHUNK_ROWS = 65_536
 """Rows of one call of `process_batch` at most; the same wherever a pipeline runs."""
 
 WATERMARK = -1
-"""In place of an edge: the payload is the latest event time of a source."""
+"""In place of an edge: the payload is the latest event time of a source, empty without rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +150,7 @@ def source_chunks(
         level = pipeline.operators[edge.target].level
         for subtask, part in route(edge, rows, pipeline.parallelism, stay=split):
             yield Chunk(level, subtask, edge.index, split, encode_table(part))
-    if latest is None:
-        return
-    payload = f"{latest}:{node.operator_id}".encode()
+    payload = b"" if latest is None else f"{latest}:{node.operator_id}".encode()
     for level in range(1, pipeline.levels + 1):
         for subtask in range(pipeline.parallelism):
             yield Chunk(level, subtask, WATERMARK, split, payload)
@@ -191,10 +189,10 @@ def arrived(chunks: Iterable[Chunk], decode: Callable[[bytes], pa.Table] = decod
     by_edge: dict[int, list[tuple[int, bytes]]] = {}
     latest: dict[str, int] = {}
     for chunk in chunks:
-        if chunk.edge == WATERMARK:
+        if chunk.edge == WATERMARK and chunk.payload:
             micros, _, name = chunk.payload.decode().partition(":")
             latest[name] = max(int(micros), latest.get(name, 0))
-        else:
+        elif chunk.edge != WATERMARK:
             by_edge.setdefault(chunk.edge, []).append((chunk.order, chunk.payload))
     rows = {
         edge: tuple(decode(payload) for _, payload in sorted(parts))

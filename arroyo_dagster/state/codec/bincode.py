@@ -1,6 +1,12 @@
 """Bincode 2 as Arroyo writes it: little-endian, variable-length integers, nothing self-describing.
 
 A codec is compiled once per type into nested functions, because tables encode millions of keys.
+
+Source: the crate bincode 2, `config::standard()`;
+    crates/arroyo-state/src/tables/global_keyed_map.rs.
+
+Differs: Arroyo's decoder ignores bytes after the value and takes the last of two equal map keys;
+    ours refuses both, the first unless `strict=False`.
 """
 
 from __future__ import annotations
@@ -42,8 +48,16 @@ _Decoder = Callable[[bytes, int], tuple[Any, int]]
 
 _ONE_BYTE = tuple(bytes((number,)) for number in range(251))
 _INT_BITS = {
-    **{"u16": 16, "u32": 32, "u64": 64, "u128": 128, "usize": 64},
-    **{"i16": 16, "i32": 32, "i64": 64, "i128": 128, "isize": 64},
+    "u16": 16,
+    "u32": 32,
+    "u64": 64,
+    "u128": 128,
+    "usize": 64,
+    "i16": 16,
+    "i32": 32,
+    "i64": 64,
+    "i128": 128,
+    "isize": 64,
 }
 _pack_16 = partial(struct.Struct("<BH").pack, 0xFB)
 _pack_32 = partial(struct.Struct("<BI").pack, 0xFC)
@@ -157,7 +171,12 @@ def encode(value: object, type: Any) -> bytes:  # noqa: A002 - the word users kn
     return codec_for(type).encode(value)
 
 
-def decode(data: bytes, type: Any, *, strict: bool = True) -> Any:  # noqa: A002
+def decode(
+    data: bytes | bytearray | memoryview,
+    type: Any,  # noqa: A002
+    *,
+    strict: bool = True,
+) -> Any:
     """Give back the value of a type; `codec_for(type).decode` for more than a few.
 
     Raises:

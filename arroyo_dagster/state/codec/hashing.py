@@ -51,10 +51,19 @@ _HALF = np.uint64(32)
 _BLOCK = 1 << 14
 
 _WORDS = {
-    **{pa.int8(): "<u1", pa.int16(): "<u2", pa.int32(): "<u4", pa.int64(): "<u8"},
-    **{pa.uint8(): "<u1", pa.uint16(): "<u2", pa.uint32(): "<u4", pa.uint64(): "<u8"},
-    **{pa.float16(): "<u2", pa.float32(): "<u4", pa.float64(): "<u8"},
-    **{pa.date32(): "<u4", pa.date64(): "<u8"},
+    pa.int8(): "<u1",
+    pa.int16(): "<u2",
+    pa.int32(): "<u4",
+    pa.int64(): "<u8",
+    pa.uint8(): "<u1",
+    pa.uint16(): "<u2",
+    pa.uint32(): "<u4",
+    pa.uint64(): "<u8",
+    pa.float16(): "<u2",
+    pa.float32(): "<u4",
+    pa.float64(): "<u8",
+    pa.date32(): "<u4",
+    pa.date64(): "<u8",
 }
 
 
@@ -456,7 +465,7 @@ def _finish(state: _U64) -> _U64:
     mixed = _folded_multiply(state, _K1)
     left = state & np.uint64(63)
     right = (np.uint64(64) - left) & np.uint64(63)
-    turned: _U64 = (mixed << left) | (mixed >> right)
+    turned: _U64 = np.bitwise_or(mixed << left, mixed >> right)
     return turned
 
 
@@ -480,8 +489,18 @@ def _folded_multiply(left: _U64, right: _U64 | np.uint64) -> _U64:
 # --- std DefaultHasher ---------------------------------------------------------------------------
 
 _WIDTHS = {
-    **{"u8": 1, "u16": 2, "u32": 4, "u64": 8, "u128": 16, "usize": 8},
-    **{"i8": 1, "i16": 2, "i32": 4, "i64": 8, "i128": 16, "isize": 8},
+    "u8": 1,
+    "u16": 2,
+    "u32": 4,
+    "u64": 8,
+    "u128": 16,
+    "usize": 8,
+    "i8": 1,
+    "i16": 2,
+    "i32": 4,
+    "i64": 8,
+    "i128": 16,
+    "isize": 8,
 }
 
 

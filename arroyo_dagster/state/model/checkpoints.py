@@ -20,7 +20,6 @@ from arroyo_dagster.state.model.ids import (
     WorkerGeneration,
 )
 from arroyo_dagster.state.model.tables import (
-    NOTHING,
     GlobalKeyedFiles,
     TableConfig,
     TableFiles,
@@ -146,7 +145,7 @@ class OperatorCheckpoint:
     def commit_data(self) -> dict[TableName, Mapping[int, bytes]]:
         """Commit data by table, for every table of this operator that commits in two phases."""
         return {
-            name: files.commit_data_by_subtask or NOTHING
+            name: files.commit_data_by_subtask
             for name, files in self.tables.items()
             if isinstance(files, GlobalKeyedFiles)
             and name in self.configs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.model.types import Type
@@ -14,8 +13,6 @@ TIMESTAMP_COLUMN = "_timestamp"
 GENERATION_COLUMN = "_generation"
 KEY_HASH_COLUMN = "_key_hash"
 OPERATION_COLUMN = "_operation"
-
-NOTHING: Mapping[int, bytes] = MappingProxyType({})
 
 
 class TableKind(enum.IntEnum):
@@ -146,7 +143,7 @@ class GlobalKeyedFiles:
     """
 
     files: tuple[StatePath, ...] = ()
-    commit_data_by_subtask: Mapping[int, bytes] = field(default_factory=lambda: NOTHING)
+    commit_data_by_subtask: Mapping[int, bytes] = field(default_factory=dict)
     unknown: bytes = b""
     table_unknown: bytes = b""
 

@@ -329,7 +329,7 @@ def test_a_second_of_nanoseconds_is_carried_as_rust_does() -> None:
         (READ_STATE, {"Finished": None}, "one of the variants"),
         (OPERATION, "Insert", "one of the variants"),
         (list[None], [None] * (MAX_EMPTY_ITEMS + 1), "take no bytes"),
-        (dt.datetime, dt.datetime(2020, 1, 1), "time zone"),  # noqa: DTZ001 - the point
+        (dt.datetime, dt.datetime(2020, 1, 1), "time zone"),
         (dt.datetime, dt.datetime(1969, 12, 31, tzinfo=UTC), "not before 1970"),
         (dt.timedelta, dt.timedelta(seconds=-1), "not negative"),
         (t.SystemTimeNanos, -1, "nanoseconds of system_time"),
@@ -344,7 +344,10 @@ def test_values_that_do_not_fit_are_refused(kind: Any, value: Any, message: str)
 @pytest.mark.parametrize(
     ("value", "path"),
     [
-        (Flight(1, [Stop(code="a", delay=0)] * 3 + [Stop(code="b", delay=2**31)]), ".stops[3].delay"),
+        (
+            Flight(1, [Stop(code="a", delay=0)] * 3 + [Stop(code="b", delay=2**31)]),
+            ".stops[3].delay",
+        ),
         (Flight(1, [], {"x": Stop(code=1, delay=0)}), ".seen['x'].code"),  # type: ignore[arg-type]
         (Flight(1, [], {3: Stop(code="", delay=0)}), ".seen[key 3]"),  # type: ignore[dict-item]
         (Flight("1", []), ".number"),  # type: ignore[arg-type]

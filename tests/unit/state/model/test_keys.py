@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from arroyo_dagster.errors import InputError
@@ -34,7 +36,7 @@ def test_ranges_touch_and_hold_every_routing_key(parallelism: int) -> None:
     ranges = [range_for_server(index, parallelism) for index in range(parallelism)]
     assert ranges[0].start == 0
     assert ranges[-1].end == MAX_ROUTING_KEY
-    assert all(a.end + 1 == b.start for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a.end + 1 == b.start for a, b in pairwise(ranges))
     for index, keys in enumerate(ranges):
         assert server_for_hash(keys.start, parallelism) == index
         assert server_for_hash(keys.end, parallelism) == index

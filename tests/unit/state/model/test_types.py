@@ -97,7 +97,11 @@ def test_a_dataclass_is_a_struct_of_its_fields_in_order() -> None:
     assert t.to_json(described) == {
         "struct": {
             "name": "Flight",
-            "fields": [["number", "u16"], ["stops", {"list": stop}], ["tail", {"option": "string"}]],
+            "fields": [
+                ["number", "u16"],
+                ["stops", {"list": stop}],
+                ["tail", {"option": "string"}],
+            ],
         }
     }
 
@@ -124,7 +128,19 @@ def test_an_enum_has_a_json_form() -> None:
 
 @pytest.mark.parametrize(
     "python_type",
-    [complex, object, list, tuple, dict, Any, tuple[int, ...], int | str, int | str | None, "str", 3],
+    [
+        complex,
+        object,
+        list,
+        tuple,
+        dict,
+        Any,
+        tuple[int, ...],
+        int | str,
+        int | str | None,
+        "str",
+        3,
+    ],
 )
 def test_other_types_are_refused_with_what_is_allowed(python_type: Any) -> None:
     with pytest.raises(InputError, match="cannot be encoded") as caught:

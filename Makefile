@@ -1,0 +1,51 @@
+# The commands of this project. Each builds what it needs; `make help` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help demo test check soak bench proto clean
+
+VENV := .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+export PYTHONDONTWRITEBYTECODE := 1
+
+help: ## list the commands
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/'
+
+$(VENV)/ready: requirements-dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "Python 3.11 or newer is missing: install it, or say PYTHON=/path/to/python3.11"; exit 1; }
+	@java -version >/dev/null 2>&1 || \
+		{ echo "Java 17 or newer is missing: install it (Debian: apt-get install openjdk-17-jre-headless)"; exit 1; }
+	@java -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])' || \
+		{ echo "Java is too old: Spark needs 17 or newer"; java -version; exit 1; }
+	@echo "Setting up $(VENV) from requirements-dev.txt (once, about three minutes)…"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+demo: $(VENV)/ready ## run the main job on real data: killed, restarted, stopped, proved (three minutes)
+	@$(BIN)/python examples/flights/demo.py
+
+test: $(VENV)/ready ## run all tests
+	@$(BIN)/python -m pytest -m "not soak" --ignore=tests/benchmarks
+
+check: $(VENV)/ready ## lint, format and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+soak: $(VENV)/ready ## kills and long schedules (not part of CI)
+	@$(BIN)/python -m pytest -m soak
+
+bench: $(VENV)/ready ## figures as ratios to peers in one run (not part of CI)
+	@$(BIN)/python -m pytest tests/benchmarks -s
+
+proto: ## regenerate the protobuf modules (needs a network once)
+	@test -x $(VENV)-proto/bin/python || { $(PYTHON) -m venv $(VENV)-proto && \
+		$(VENV)-proto/bin/pip install --quiet 'grpcio-tools==1.62.3' 'mypy-protobuf==3.6.0' 'setuptools<80'; }
+	@$(VENV)-proto/bin/python -m grpc_tools.protoc -I. --python_out=. --mypy_out=. \
+		--plugin=protoc-gen-mypy=$(VENV)-proto/bin/protoc-gen-mypy \
+		arroyo_dagster/state/codec/proto/state.proto
+
+clean: ## remove what the other commands made
+	@rm -rf $(VENV) $(VENV)-proto .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

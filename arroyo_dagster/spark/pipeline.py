@@ -1,0 +1,372 @@
+"""A pipeline on Spark: structured streaming, one micro-batch an epoch, one task a subtask.
+
+Sources are read in Spark's Python workers and their rows travel as Arrow to the task that owns
+their key range. Each task restores, processes and writes its subtask's tables; the driver merges
+the reports and publishes. See `docs/decisions/spark-runtime.md`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import InputError, ProtocolError
+from arroyo_dagster.spark.session import get_session
+from arroyo_dagster.spark.worker import (
+    CHUNK_DDL,
+    CHUNK_SCHEMA,
+    FAILURE,
+    LevelRunner,
+    PackedPipeline,
+    TaskReport,
+    chunk_batches,
+    read_source,
+)
+from arroyo_dagster.state.coordinator import JobRun
+from arroyo_dagster.state.exchange import WATERMARK, Chunk
+from arroyo_dagster.state.local.pipeline import IN_PROCESS, OnEpoch, RunOutcome
+from arroyo_dagster.state.model.checkpoints import StreamProgress, SubtaskCheckpoint
+from arroyo_dagster.state.model.ids import OperatorId
+from arroyo_dagster.state.operators import Offset, Source
+from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.planning.progress import BatchVerdict
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.task import EpochPlan, merged_marks
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_POLL_SECONDS = 0.2
+
+
+def run_pipeline(
+    pipeline: Pipeline,
+    store: ObjectStore,
+    *,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    checkpoint_location: str | None = None,
+    max_epochs: int | None = None,
+    follow: bool = False,
+    adopt: bool = False,
+    interval_seconds: float = 0.0,
+    on_epoch: OnEpoch | None = None,
+) -> RunOutcome:
+    """Run a pipeline on Spark, from its newest checkpoint on.
+
+    Args:
+        master: where to run; `local[*]` by default. An active session is used as it is.
+        conf: Spark settings.
+        checkpoint_location: where Spark keeps its own log of batches; by default below the job
+            when that lies on local disk.
+        max_epochs: stop, with a last checkpoint, after so many epochs.
+        follow: wait for more when the sources have nothing new; else stop then.
+        adopt: go on from the offsets recorded with the state, as a new streaming query.
+        interval_seconds: the least time between two epochs.
+        on_epoch: called with every epoch once it is published and committed.
+
+    Raises:
+        ConflictError: a newer run was started, or the micro-batch is not the next one of the
+            recorded query; says how to continue. Nothing is lost.
+        InputError: no checkpoint location for a store that is not on local disk.
+        ArroyoStateError: see `JobRun`.
+    """
+    run = SparkRun(
+        pipeline,
+        store,
+        checkpoint_location=checkpoint_location,
+        max_epochs=max_epochs,
+        follow=follow,
+        adopt=adopt,
+        on_epoch=on_epoch,
+    )
+    session, ours = get_session(master, conf)
+    try:
+        return run.run(session, interval_seconds)
+    finally:
+        if ours:
+            session.stop()
+
+
+class _Finished(Exception):  # noqa: N818
+    """Stops the streaming query: a batch that returned normally would count as done."""
+
+
+class SparkRun:
+    """One run on Spark. The driver's side; nothing of it travels."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        store: ObjectStore,
+        *,
+        checkpoint_location: str | None,
+        max_epochs: int | None,
+        follow: bool,
+        adopt: bool,
+        on_epoch: OnEpoch | None,
+    ) -> None:
+        given = checkpoint_location or _default_location(pipeline, store)
+        self.job = JobRun(store, pipeline)
+        self._pipeline = pipeline
+        self._store = store
+        self._location = given
+        progress = self.job.base.progress if self.job.base else None
+        if checkpoint_location is None and not adopt and progress and progress.checkpoint_location:
+            self._location = progress.checkpoint_location
+        self._packed = PackedPipeline.pack(pipeline)
+        self._run_id = uuid.uuid4().hex
+        self._max_epochs = max_epochs
+        self._follow = follow
+        self._adopt = adopt
+        self._on_epoch = on_epoch
+        self._count = 0
+        self._done = False
+        self._failure: BaseException | None = None
+        self._offsets: dict[OperatorId, Offset] = {
+            name: self.job.offset(name) or node.source.initial_offset()
+            for name, node in pipeline.sources.items()
+        }
+
+    # ---- the query -------------------------------------------------------------------------------
+
+    def run(self, session: SparkSession, interval_seconds: float) -> RunOutcome:
+        """Start the streaming query, and wait until the run ends by itself or by request."""
+        if self._nothing_to_do():
+            return self._outcome()
+        chunks = self._streams(session)
+        writer = chunks.writeStream.foreachBatch(self._on_batch)
+        writer = writer.option("checkpointLocation", self._location)
+        if interval_seconds > 0:
+            writer = writer.trigger(processingTime=f"{interval_seconds} seconds")
+        query = writer.start()
+        try:
+            self._wait(query)
+        finally:
+            if query.isActive:
+                query.stop()
+        if self._failure is not None:
+            raise self._failure
+        if not self._done and (problem := query.exception()) is not None:
+            raise problem
+        if not self._done and self.job.stop_requested():
+            self._final_epoch(session)
+        self.job.stop_done()
+        return self._outcome()
+
+    def _nothing_to_do(self) -> bool:
+        """A job whose bounded sources had ended stays as it is: no epoch, no session."""
+        return self._exhausted(self._offsets) and self.job.base is not None
+
+    def _outcome(self) -> RunOutcome:
+        return RunOutcome(
+            epochs=self._count, newest=self.job.base, exhausted=self._exhausted(self._offsets)
+        )
+
+    def _wait(self, query: StreamingQuery) -> None:
+        checked = time.monotonic()
+        while not query.awaitTermination(_POLL_SECONDS):
+            if self._done or self._failure is not None:
+                return
+            if time.monotonic() - checked < 1.0 or not self._idle(query):
+                continue
+            checked = time.monotonic()
+            if not self._follow or self.job.stop_requested():
+                return
+
+    def _idle(self, query: StreamingQuery) -> bool:
+        status = query.status
+        if status["isTriggerActive"] and status["isDataAvailable"]:
+            return False
+        return all(
+            node.source.latest_offset(self._offsets[name]) == self._offsets[name]
+            for name, node in self._pipeline.sources.items()
+        )
+
+    def _streams(self, session: SparkSession) -> DataFrame:
+        frames = []
+        for name, node in self._pipeline.sources.items():
+            source = _data_source(self._packed, name, node.source, self._offsets[name])
+            session.dataSource.register(source)
+            frames.append(session.readStream.format(source.name()).load())
+        whole = frames[0]
+        for frame in frames[1:]:
+            whole = whole.union(frame)
+        return whole
+
+    # ---- one micro-batch -------------------------------------------------------------------------
+
+    def _on_batch(self, chunks: DataFrame, batch_id: int) -> None:
+        try:
+            self._batch(chunks, batch_id)
+        except BaseException as error:
+            # Through Spark it would come back as text.
+            if not isinstance(error, _Finished):
+                self._failure = error
+            raise
+
+    def _batch(self, chunks: DataFrame, batch_id: int) -> None:
+        if self._done:
+            raise _Finished
+        session = chunks.sparkSession
+        query_id, ends = self._identity(session, batch_id)
+        offsets = json.dumps(ends, sort_keys=True)
+        verdict = self.job.verdict(query_id, batch_id, offsets, adopt=self._adopt)
+        if verdict is BatchVerdict.REPEAT:
+            return
+        self._adopt = False
+        self._epoch(chunks, ends, query_id, batch_id, stop=self.job.stop_requested())
+
+    def _epoch(
+        self,
+        chunks: DataFrame,
+        ends: Mapping[OperatorId, Offset],
+        query_id: str,
+        batch_id: int,
+        *,
+        stop: bool,
+    ) -> None:
+        exhausted = self._exhausted(ends)
+        last = self._max_epochs is not None and self._count + 1 >= self._max_epochs
+        plan = self.job.plan(then_stop=stop or exhausted or last)
+        reports, marks = self._process(chunks, plan)
+        progress = StreamProgress(
+            query_id=query_id,
+            batch_id=batch_id,
+            offsets=json.dumps(ends, sort_keys=True),
+            checkpoint_location=self._location,
+            final=plan.then_stop,
+            exhausted=exhausted,
+        )
+        checkpoint = self.job.finish(plan, reports, ends, marks, progress)
+        self._offsets = dict(ends)
+        self._count += 1
+        self._done = plan.then_stop
+        if self._on_epoch is not None:
+            self._on_epoch(checkpoint)
+
+    def _process(
+        self, chunks: DataFrame, plan: EpochPlan
+    ) -> tuple[list[tuple[OperatorId, SubtaskCheckpoint]], dict[OperatorId, int | None]]:
+        frame = chunks
+        for level in range(1, self._pipeline.levels + 1):
+            runner = LevelRunner(self._packed, self._store, self._run_id, level, plan)
+            frame = frame.repartitionById(self._pipeline.parallelism, frame.subtask)
+            frame = frame.mapInArrow(runner.function(), CHUNK_DDL)
+        found: list[TaskReport] = []
+        for row in frame.collect():
+            if row.edge == FAILURE:
+                raise pickle.loads(row.payload)
+            found.append(pickle.loads(row.payload))
+        expected = self._pipeline.levels * self._pipeline.parallelism
+        if len({(report.level, report.subtask) for report in found}) != expected:
+            raise ProtocolError(
+                f"{len(found)} of {expected} tasks reported",
+                epoch=plan.epoch,
+                next_step="run it again; nothing was published",
+            )
+        reports = [
+            (OperatorId(name), done) for report in found for name, done in report.reports.items()
+        ]
+        return reports, merged_marks([_by_id(report.marks_micros) for report in found])
+
+    def _final_epoch(self, session: SparkSession) -> None:
+        """Asked to stop while nothing was new: a last epoch without rows, of the same batch."""
+        progress = self.job.base.progress if self.job.base else None
+        query_id, batch_id = (progress.query_id, progress.batch_id) if progress else ("", 0)
+        nudges = list(chunk_batches(_nudges(self._pipeline)))
+        rows = pa.Table.from_batches(nudges, CHUNK_SCHEMA)
+        self._epoch(session.createDataFrame(rows), self._offsets, query_id, batch_id, stop=True)
+
+    def _exhausted(self, offsets: Mapping[OperatorId, Offset]) -> bool:
+        return all(
+            node.source.exhausted(offsets[name]) for name, node in self._pipeline.sources.items()
+        )
+
+    def _identity(
+        self, session: SparkSession, batch_id: int
+    ) -> tuple[str, dict[OperatorId, Offset]]:
+        """The query's id, and where each source stands behind the batch, from Spark's own log."""
+        head = json.loads(_read_text(session, f"{self._location}/metadata"))
+        lines = _read_text(session, f"{self._location}/offsets/{batch_id}").splitlines()
+        offsets = [json.loads(line) for line in lines[2:] if line != "-"]
+        if len(offsets) != len(self._pipeline.sources):
+            raise ProtocolError(
+                f"Spark's log of batch {batch_id} holds {len(offsets)} offsets for "
+                f"{len(self._pipeline.sources)} sources",
+                path=f"{self._location}/offsets/{batch_id}",
+                next_step="report this with your version of Spark; nothing was written",
+            )
+        return head["id"], dict(zip(self._pipeline.sources, offsets, strict=True))
+
+
+def _by_id(marks: Mapping[str, int | None]) -> dict[OperatorId, int | None]:
+    return {OperatorId(name): mark for name, mark in marks.items()}
+
+
+def _nudges(pipeline: Pipeline) -> Iterator[Chunk]:
+    for level in range(1, pipeline.levels + 1):
+        for subtask in range(pipeline.parallelism):
+            yield Chunk(level, subtask, WATERMARK, 0, b"")
+
+
+def _default_location(pipeline: Pipeline, store: ObjectStore) -> str:
+    if not store.url.startswith("file:"):
+        return ""
+    return f"{store.url}/{pipeline.paths.ours}/spark/{uuid.uuid4().hex[:16]}"
+
+
+def _read_text(session: SparkSession, path: str) -> str:
+    jvm: Any = session.sparkContext._jvm
+    hadoop = jvm.org.apache.hadoop.fs.Path(path)
+    files = hadoop.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())  # type: ignore[attr-defined]
+    stream = files.open(hadoop)
+    try:
+        return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+    finally:
+        stream.close()
+
+
+def _data_source(packed: PackedPipeline, name: str, source: Source, start: Offset) -> Any:
+    """The Python data source that reads one source of a pipeline as chunks."""
+    from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+    class Split(InputPartition):
+        def __init__(self, index: int, split: Any) -> None:
+            super().__init__((index, split))
+
+    class Reader(DataSourceStreamReader):
+        def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+            return start
+
+        def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802
+            return source.latest_offset(start)
+
+        def partitions(
+            self, start: dict[str, Any], end: dict[str, Any]
+        ) -> Sequence[InputPartition]:
+            return [Split(i, split) for i, split in enumerate(source.partitions(start, end))]
+
+        def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+            index, split = partition.value
+            return read_source(packed, name, index, split)
+
+    class SourceOfPipeline(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return f"arroyo_source_{name}"
+
+        def schema(self) -> str:
+            return CHUNK_DDL
+
+        def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802
+            return Reader()
+
+    return SourceOfPipeline

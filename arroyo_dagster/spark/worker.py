@@ -1,0 +1,167 @@
+"""What runs in Spark's Python workers: splits of sources read, and levels of subtasks.
+
+A worker process keeps the subtasks it has between epochs. Spark may give the next epoch to another
+process: that one restores, or catches up from the files listed since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.state.exchange import Chunk, arrived, read_split, source_chunks
+from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.task import EpochPlan, LevelTask
+
+CHUNK_DDL = "level int, subtask int, edge int, ord bigint, payload binary"
+CHUNK_SCHEMA = pa.schema(
+    [
+        ("level", pa.int32()),
+        ("subtask", pa.int32()),
+        ("edge", pa.int32()),
+        ("ord", pa.int64()),
+        ("payload", pa.binary()),
+    ]
+)
+REPORT = -2
+"""In place of an edge: the payload is a pickled `TaskReport`."""
+
+FAILURE = -3
+"""In place of an edge: the payload is a pickled `ArroyoStateError`; trying again would not help."""
+
+_ROWS_PER_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """What one task of one level did: the reports of its subtasks, and the watermarks it saw."""
+
+    level: int
+    subtask: int
+    reports: dict[str, Any]
+    marks_micros: dict[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPipeline:
+    """A pipeline pickled once for a run, user code included, and unpickled once in each process."""
+
+    data: bytes
+    digest: str
+
+    @classmethod
+    def pack(cls, pipeline: Pipeline) -> PackedPipeline:
+        from pyspark import cloudpickle
+
+        data = cloudpickle.dumps(pipeline)
+        return cls(data, hashlib.sha256(data).hexdigest())
+
+    def unpack(self) -> Pipeline:
+        """The pipeline; the same object at every call in one process."""
+        if self.digest not in _PIPELINES:
+            _PIPELINES.clear()
+            _PIPELINES[self.digest] = pickle.loads(self.data)
+        return _PIPELINES[self.digest]
+
+
+_PIPELINES: dict[str, Pipeline] = {}
+_TASKS: dict[tuple[str, int, int], LevelTask] = {}
+
+
+def chunk_batches(chunks: Iterable[Chunk]) -> Iterator[pa.RecordBatch]:
+    """Chunks as Arrow batches, some at a time."""
+    waiting: list[Chunk] = []
+    for chunk in chunks:
+        waiting.append(chunk)
+        if len(waiting) == _ROWS_PER_BATCH:
+            yield _batch(waiting)
+            waiting = []
+    if waiting:
+        yield _batch(waiting)
+
+
+def _batch(chunks: list[Chunk]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([chunk.level for chunk in chunks], pa.int32()),
+            pa.array([chunk.subtask for chunk in chunks], pa.int32()),
+            pa.array([chunk.edge for chunk in chunks], pa.int32()),
+            pa.array([chunk.order for chunk in chunks], pa.int64()),
+            pa.array([chunk.payload for chunk in chunks], pa.binary()),
+        ],
+        schema=CHUNK_SCHEMA,
+    )
+
+
+def read_source(
+    packed: PackedPipeline, source: str, index: int, split: Any
+) -> Iterator[pa.RecordBatch]:
+    """Read one split of a source and send its rows on their way."""
+    pipeline = packed.unpack()
+    node = next(node for name, node in pipeline.sources.items() if name == source)
+    yield from chunk_batches(source_chunks(pipeline, node, read_split(node, split), index))
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRunner:
+    """Runs one level of one epoch in a worker, as the function of `mapInArrow`.
+
+    Attributes:
+        run_id: differs for every run, so that no run meets the subtasks of another.
+    """
+
+    packed: PackedPipeline
+    store: ObjectStore
+    run_id: str
+    level: int
+    plan: EpochPlan
+
+    def function(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        """The plain function that `mapInArrow` wants."""
+
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return self.run(batches)
+
+        return run
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pass on what is for later levels, run this one, report."""
+        mine: list[Chunk] = []
+        for batch in batches:
+            later: list[Chunk] = []
+            for chunk in _chunks(batch):
+                (mine if chunk.level == self.level else later).append(chunk)
+            yield from chunk_batches(later)
+        if mine:
+            yield from chunk_batches(self._level(mine))
+
+    def _level(self, chunks: list[Chunk]) -> Iterator[Chunk]:
+        index = chunks[0].subtask
+        pipeline = self.packed.unpack()
+        for known in [key for key in _TASKS if key[0] != self.run_id]:
+            del _TASKS[known]
+        key = (self.run_id, self.level, index)
+        task = _TASKS.pop(key, None) or LevelTask(pipeline, self.level, index, self.store)
+        try:
+            yield from task.run(self.plan, arrived(chunks))
+        except ArroyoStateError as error:
+            if error.retryable:
+                raise  # Spark tries the task again, in this process or another
+            yield Chunk(0, index, FAILURE, 0, pickle.dumps(error))
+            return
+        _TASKS[key] = task
+        report = TaskReport(self.level, index, dict(task.reports), dict(task.marks_micros))
+        yield Chunk(0, index, REPORT, self.level, pickle.dumps(report))
+
+
+def _chunks(batch: pa.RecordBatch) -> Iterator[Chunk]:
+    columns = [batch.column(index).to_pylist() for index in range(batch.num_columns)]
+    for level, subtask, edge, order, payload in zip(*columns, strict=True):
+        yield Chunk(level, subtask, edge, order, payload)
