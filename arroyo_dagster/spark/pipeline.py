@@ -8,6 +8,7 @@ the reports and publishes. See `docs/decisions/spark-runtime.md`.
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import time
 import uuid
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.1
+_LOOK_SECONDS = 1.0
 
 
 def run_pipeline(
@@ -146,15 +148,15 @@ class SparkRun:
         writer = writer.option("checkpointLocation", self._location)
         if interval_seconds > 0:
             writer = writer.trigger(processingTime=f"{interval_seconds} seconds")
+        # What a batch raises is raised again below; py4j need not print it as well.
+        logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
         query = writer.start()
         try:
             self._wait(query)
         finally:
-            if query.isActive:
-                query.stop()
-        if self._failure is not None:
-            raise self._failure
-        if not self._done and (problem := query.exception()) is not None:
+            query.stop()
+        problem = self._failure or query.exception()
+        if problem is not None and not self._done:
             raise problem
         if not self._done and self.job.stop_requested():
             self._final_epoch(session)
@@ -171,13 +173,12 @@ class SparkRun:
         )
 
     def _wait(self, query: StreamingQuery) -> None:
-        checked = time.monotonic()
-        while not query.awaitTermination(_POLL_SECONDS):
-            if self._done or self._failure is not None:
-                return
-            if time.monotonic() - checked < 1.0 or not self._idle(query):
+        looked = time.monotonic()
+        while query.isActive and not self._done and self._failure is None:
+            time.sleep(_POLL_SECONDS)
+            if time.monotonic() - looked < _LOOK_SECONDS or not self._idle(query):
                 continue
-            checked = time.monotonic()
+            looked = time.monotonic()
             if not self._follow or self.job.stop_requested():
                 return
 
@@ -272,10 +273,8 @@ class SparkRun:
                 epoch=plan.epoch,
                 next_step="run it again; nothing was published",
             )
-        reports = [
-            (OperatorId(name), done) for report in found for name, done in report.reports.items()
-        ]
-        return reports, merged_marks([_by_id(report.marks_micros) for report in found])
+        reports = [pair for report in found for pair in report.reports.items()]
+        return reports, merged_marks([report.marks_micros for report in found])
 
     def _final_epoch(self, session: SparkSession) -> None:
         """Asked to stop while nothing was new: a last epoch without rows, of the same batch."""
@@ -307,10 +306,6 @@ class SparkRun:
         return head["id"], dict(zip(self._pipeline.sources, offsets, strict=True))
 
 
-def _by_id(marks: Mapping[str, int | None]) -> dict[OperatorId, int | None]:
-    return {OperatorId(name): mark for name, mark in marks.items()}
-
-
 def _nudges(pipeline: Pipeline) -> Iterator[Chunk]:
     for level in range(1, pipeline.levels + 1):
         for subtask in range(pipeline.parallelism):
@@ -326,7 +321,7 @@ def _default_location(pipeline: Pipeline, store: ObjectStore) -> str:
 def _read_text(session: SparkSession, path: str) -> str:
     jvm: Any = session.sparkContext._jvm
     hadoop = jvm.org.apache.hadoop.fs.Path(path)
-    files = hadoop.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())  # type: ignore[attr-defined]
+    files = hadoop.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
     stream = files.open(hadoop)
     try:
         return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))

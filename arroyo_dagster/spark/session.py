@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from arroyo_dagster.errors import StorageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,10 +19,15 @@ DEFAULTS: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     # Rows that travel are few and big (Arrow IPC in a binary column).
     "spark.sql.execution.arrow.maxRecordsPerBatch": "256",
+    # The number of partitions is the number of subtasks; nothing may merge them.
     "spark.sql.adaptive.enabled": "false",
     "spark.python.worker.reuse": "true",
-    "spark.sql.streaming.stopTimeout": "30s",
 }
+LOCAL: Mapping[str, str] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
 def get_session(
@@ -33,7 +41,11 @@ def get_session(
 
     Returns:
         The session, and whether it was started here (then the caller stops it).
+
+    Raises:
+        StorageError: Spark could not be started; says what it needs.
     """
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -43,9 +55,18 @@ def get_session(
     # neither pyarrow nor us.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName("arroyo-dagster").master(master or "local[*]")
-    for name, value in {**DEFAULTS, **(conf or {})}.items():
+    master = master or "local[*]"
+    settings = {**DEFAULTS, **(LOCAL if master.startswith("local") else {})}
+    settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={LOG_SETTINGS}"
+    builder = SparkSession.builder.appName("arroyo-dagster").master(master)
+    for name, value in {**settings, **(conf or {})}.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    return session, True
+    try:
+        return builder.getOrCreate(), True
+    except (PySparkException, OSError) as error:
+        raise StorageError(
+            f"Spark did not start ({error})",
+            master=master,
+            retryable=False,
+            next_step="check that `java -version` says 17 or newer, and that the master answers",
+        ) from error

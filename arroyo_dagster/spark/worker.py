@@ -16,6 +16,8 @@ import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.exchange import Chunk, arrived, read_split, source_chunks
+from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
+from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.task import EpochPlan, LevelTask
@@ -45,8 +47,8 @@ class TaskReport:
 
     level: int
     subtask: int
-    reports: dict[str, Any]
-    marks_micros: dict[str, int | None]
+    reports: dict[OperatorId, SubtaskCheckpoint]
+    marks_micros: dict[OperatorId, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class PackedPipeline:
     def pack(cls, pipeline: Pipeline) -> PackedPipeline:
         from pyspark import cloudpickle
 
-        data = cloudpickle.dumps(pipeline)
+        data: bytes = cloudpickle.dumps(pipeline)  # type: ignore[no-untyped-call]
         return cls(data, hashlib.sha256(data).hexdigest())
 
     def unpack(self) -> Pipeline:
@@ -106,7 +108,10 @@ def read_source(
     """Read one split of a source and send its rows on their way."""
     pipeline = packed.unpack()
     node = next(node for name, node in pipeline.sources.items() if name == source)
-    yield from chunk_batches(source_chunks(pipeline, node, read_split(node, split), index))
+    try:
+        yield from chunk_batches(source_chunks(pipeline, node, read_split(node, split), index))
+    except ArroyoStateError as error:
+        yield _batch([_failure(error, index)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +157,17 @@ class LevelRunner:
         try:
             yield from task.run(self.plan, arrived(chunks))
         except ArroyoStateError as error:
-            if error.retryable:
-                raise  # Spark tries the task again, in this process or another
-            yield Chunk(0, index, FAILURE, 0, pickle.dumps(error))
+            yield _failure(error, index)
             return
         _TASKS[key] = task
-        report = TaskReport(self.level, index, dict(task.reports), dict(task.marks_micros))
+        report = TaskReport(self.level, index, task.reports, task.marks_micros)
         yield Chunk(0, index, REPORT, self.level, pickle.dumps(report))
+
+
+def _failure(error: ArroyoStateError, subtask: int) -> Chunk:
+    if error.retryable:
+        raise error  # Spark tries the task again, in this process or another
+    return Chunk(0, subtask, FAILURE, 0, pickle.dumps(error))
 
 
 def _chunks(batch: pa.RecordBatch) -> Iterator[Chunk]:

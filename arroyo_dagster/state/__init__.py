@@ -1,0 +1,317 @@
+"""The shared state package: read, write, verify and query the checkpoint state of streaming jobs.
+
+Its public names are listed here, each loaded when first asked for. Neither dagster nor pyspark is
+ever imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.backend import (
+        BackingStore,
+        ParquetBackend,
+    )
+    from arroyo_dagster.state.codec.bincode import (
+        Codec,
+        codec_for,
+    )
+    from arroyo_dagster.state.codec.hashing import (
+        hash_key,
+        key_hashes,
+    )
+    from arroyo_dagster.state.codec.operations import (
+        DataOperation,
+        DeleteKey,
+        DeleteTimeKey,
+        DeleteTimeRange,
+        DeleteValue,
+        Insert,
+    )
+    from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA
+    from arroyo_dagster.state.connectors import (
+        ParquetReplay,
+        ParquetSink,
+        TableSource,
+    )
+    from arroyo_dagster.state.coordinator import request_stop
+    from arroyo_dagster.state.local.pipeline import (
+        RunOutcome,
+        run_pipeline,
+    )
+    from arroyo_dagster.state.local.query import (
+        describe_epoch,
+        find_job,
+        list_epochs,
+        list_jobs,
+        read_rows,
+        summarise_jobs,
+    )
+    from arroyo_dagster.state.model.checkpoints import (
+        Checkpoint,
+        CheckpointState,
+        OperatorCheckpoint,
+    )
+    from arroyo_dagster.state.model.ids import (
+        Epoch,
+        JobId,
+        OperatorId,
+        PipelineId,
+        StatePath,
+        TableName,
+        WorkerGeneration,
+    )
+    from arroyo_dagster.state.model.keys import (
+        KeyRange,
+        range_for_server,
+        server_for_hash,
+    )
+    from arroyo_dagster.state.model.layout import (
+        JobPaths,
+        Layout,
+    )
+    from arroyo_dagster.state.model.tables import (
+        TableConfig,
+        TableKind,
+    )
+    from arroyo_dagster.state.operators import (
+        Collector,
+        Operator,
+        OperatorContext,
+        Sink,
+        Source,
+    )
+    from arroyo_dagster.state.pipeline import (
+        Pipeline,
+        Stream,
+    )
+    from arroyo_dagster.state.storage import (
+        MemoryStore,
+        ObjectStore,
+        WriteProtected,
+        configure,
+        get_storage_provider,
+        open_store,
+    )
+    from arroyo_dagster.state.tables.expiring_time_key import (
+        ExpiringTimeKeyTable,
+        ExpiringTimeKeyView,
+        timestamp_table_config,
+    )
+    from arroyo_dagster.state.tables.global_keyed import (
+        GlobalKeyedTable,
+        GlobalKeyedTableCheckpointer,
+        GlobalKeyedView,
+        MigratableState,
+        global_table_config,
+        global_table_config_with_version,
+    )
+    from arroyo_dagster.state.tables.manager import TableManager
+    from arroyo_dagster.state.tables.messages import (
+        CheckpointMessage,
+        StateMessage,
+        TableData,
+    )
+    from arroyo_dagster.state.tables.table import (
+        Table,
+        TaskInfo,
+    )
+
+__all__ = [
+    "GLOBAL_KEY_VALUE_SCHEMA",
+    "BackingStore",
+    "Checkpoint",
+    "CheckpointMessage",
+    "CheckpointState",
+    "Codec",
+    "Collector",
+    "DataOperation",
+    "DeleteKey",
+    "DeleteTimeKey",
+    "DeleteTimeRange",
+    "DeleteValue",
+    "Epoch",
+    "ExpiringTimeKeyTable",
+    "ExpiringTimeKeyView",
+    "GlobalKeyedTable",
+    "GlobalKeyedTableCheckpointer",
+    "GlobalKeyedView",
+    "Insert",
+    "JobId",
+    "JobPaths",
+    "KeyRange",
+    "Layout",
+    "MemoryStore",
+    "MigratableState",
+    "ObjectStore",
+    "Operator",
+    "OperatorCheckpoint",
+    "OperatorContext",
+    "OperatorId",
+    "ParquetBackend",
+    "ParquetReplay",
+    "ParquetSink",
+    "Pipeline",
+    "PipelineId",
+    "RunOutcome",
+    "Sink",
+    "Source",
+    "StateMessage",
+    "StatePath",
+    "Stream",
+    "Table",
+    "TableConfig",
+    "TableData",
+    "TableKind",
+    "TableManager",
+    "TableName",
+    "TableSource",
+    "TaskInfo",
+    "WorkerGeneration",
+    "WriteProtected",
+    "codec_for",
+    "configure",
+    "describe_epoch",
+    "find_job",
+    "get_storage_provider",
+    "global_table_config",
+    "global_table_config_with_version",
+    "hash_key",
+    "key_hashes",
+    "list_epochs",
+    "list_jobs",
+    "open_store",
+    "range_for_server",
+    "read_rows",
+    "request_stop",
+    "run_pipeline",
+    "server_for_hash",
+    "summarise_jobs",
+    "timestamp_table_config",
+]
+
+_PUBLIC: dict[str, tuple[str, ...]] = {
+    "backend": (
+        "BackingStore",
+        "ParquetBackend",
+    ),
+    "codec.bincode": (
+        "Codec",
+        "codec_for",
+    ),
+    "codec.hashing": (
+        "hash_key",
+        "key_hashes",
+    ),
+    "codec.operations": (
+        "DataOperation",
+        "DeleteKey",
+        "DeleteTimeKey",
+        "DeleteTimeRange",
+        "DeleteValue",
+        "Insert",
+    ),
+    "codec.parquet": ("GLOBAL_KEY_VALUE_SCHEMA",),
+    "connectors": (
+        "ParquetReplay",
+        "ParquetSink",
+        "TableSource",
+    ),
+    "coordinator": ("request_stop",),
+    "local.pipeline": (
+        "RunOutcome",
+        "run_pipeline",
+    ),
+    "local.query": (
+        "describe_epoch",
+        "find_job",
+        "list_epochs",
+        "list_jobs",
+        "read_rows",
+        "summarise_jobs",
+    ),
+    "model.checkpoints": (
+        "Checkpoint",
+        "CheckpointState",
+        "OperatorCheckpoint",
+    ),
+    "model.ids": (
+        "Epoch",
+        "JobId",
+        "OperatorId",
+        "PipelineId",
+        "StatePath",
+        "TableName",
+        "WorkerGeneration",
+    ),
+    "model.keys": (
+        "KeyRange",
+        "range_for_server",
+        "server_for_hash",
+    ),
+    "model.layout": (
+        "JobPaths",
+        "Layout",
+    ),
+    "model.tables": (
+        "TableConfig",
+        "TableKind",
+    ),
+    "operators": (
+        "Collector",
+        "Operator",
+        "OperatorContext",
+        "Sink",
+        "Source",
+    ),
+    "pipeline": (
+        "Pipeline",
+        "Stream",
+    ),
+    "storage": (
+        "MemoryStore",
+        "ObjectStore",
+        "WriteProtected",
+        "configure",
+        "get_storage_provider",
+        "open_store",
+    ),
+    "tables.expiring_time_key": (
+        "ExpiringTimeKeyTable",
+        "ExpiringTimeKeyView",
+        "timestamp_table_config",
+    ),
+    "tables.global_keyed": (
+        "GlobalKeyedTable",
+        "GlobalKeyedTableCheckpointer",
+        "GlobalKeyedView",
+        "MigratableState",
+        "global_table_config",
+        "global_table_config_with_version",
+    ),
+    "tables.manager": ("TableManager",),
+    "tables.messages": (
+        "CheckpointMessage",
+        "StateMessage",
+        "TableData",
+    ),
+    "tables.table": (
+        "Table",
+        "TaskInfo",
+    ),
+}
+_MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from arroyo_dagster.errors import (
     ConflictError,
@@ -272,11 +272,12 @@ class ParquetBackend:
         ]
         problems = [p for p in concurrently(lambda at: self._problem(*at), listed) if p]
         if problems:
+            facts: dict[str, Any] = {"job": self.paths.job, "epoch": epoch} | problems[0].facts
             raise FormatError(
                 f"epoch {epoch} cannot be restored: {len(problems)} of {len(listed)} data files "
                 f"are missing or broken; the first: {problems[0].message}",
-                **({"job": self.paths.job, "epoch": epoch} | problems[0].facts),
                 next_step="restore an older epoch, or bring the file back",
+                **facts,
             ) from problems[0]
         return checkpoint
 
@@ -379,9 +380,10 @@ class ParquetBackend:
         now = self.clock()
         facts: dict[StatePath, recovery.Record | None] = {}
         while True:
-            found = self._asked(
-                lambda known: recovery.resolve(self.paths, generation, known, now_micros=now), facts
-            )
+            found = recovery.resolve(self.paths, generation, facts, now_micros=now)
+            if isinstance(found, recovery.Need):
+                facts[found.path] = self._fact(found.path)
+                continue
             if not isinstance(found, recovery.Claim):
                 return found
             self._create_once(found.record_path, records.encode_epoch_record(found.record))
@@ -390,15 +392,17 @@ class ParquetBackend:
     def _asked(
         self,
         question: Callable[[recovery.Facts], _T | recovery.Need],
-        facts: dict[StatePath, recovery.Record | None] | None = None,
     ) -> _T:
         """Ask a pure rule, reading what it says it needs, until it answers."""
-        facts = {} if facts is None else facts
+        facts: dict[StatePath, recovery.Record | None] = {}
         while True:
             answer = question(facts)
             if not isinstance(answer, recovery.Need):
                 return answer
-            facts[answer.path] = self._optional(answer.path, _decode_by_name)
+            facts[answer.path] = self._fact(answer.path)
+
+    def _fact(self, path: StatePath) -> recovery.Record | None:
+        return self._optional(path, _decode_by_name)
 
     # ---- writing ---------------------------------------------------------------------------------
 

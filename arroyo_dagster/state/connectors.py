@@ -74,7 +74,7 @@ class TableSource(Source):
 
     def exhausted(self, offset: Offset) -> bool:
         """Whether the last row has been read."""
-        return int(offset["row"]) >= self._rows.num_rows
+        return bool(int(offset["row"]) >= self._rows.num_rows)
 
 
 class ParquetReplay(Source):
@@ -153,7 +153,7 @@ class ParquetReplay(Source):
 
     def exhausted(self, offset: Offset) -> bool:
         """Whether the last row has been read."""
-        return int(offset["row"]) >= self._count
+        return bool(int(offset["row"]) >= self._count)
 
 
 _STAGED = codec_for(list[str])

@@ -197,8 +197,8 @@ class JobRun:
         by_operator: dict[OperatorId, list[SubtaskCheckpoint]] = {}
         for operator, report in reports:
             by_operator.setdefault(operator, []).append(report)
-        for name, state in self._sources.items():
-            by_operator[name] = [state.checkpoint(plan, offsets[name], marks_micros.get(name))]
+        for name, source in self._sources.items():
+            by_operator[name] = [source.checkpoint(plan, offsets[name], marks_micros.get(name))]
         merged = tuple(
             merge_operator(
                 self.pipeline.paths.job, name, plan.epoch, by_operator[name], self._operator(name)
@@ -213,8 +213,8 @@ class JobRun:
         self._compacted = compacted
         if manifest.needs_commit:
             self._commit(self.base)
-        for name, source in self._sources.items():
-            source.follow(self._operator(name))
+        for name, kept in self._sources.items():
+            kept.follow(self._operator(name))
         self._clean_up(plan)
         return self.base
 
@@ -278,13 +278,13 @@ class JobRun:
             result.append(replace(operator, tables=tables) if done else operator)
         return result, announced
 
-    def _listed_before(self, operator: OperatorId, table: str) -> tuple[StatePath, ...]:
+    def _listed_before(self, operator: OperatorId, table: TableName) -> tuple[StatePath, ...]:
         before = self._operator(operator)
         files = before.tables.get(table) if before else None
         return files.files if isinstance(files, GlobalKeyedFiles) else ()
 
     def _namer(
-        self, operator: OperatorId, table: str, plan: EpochPlan
+        self, operator: OperatorId, table: TableName, plan: EpochPlan
     ) -> Callable[[str], StatePath]:
         return lambda suffix: self.pipeline.paths.data_file(
             operator, table, 0, plan.epoch, plan.generation, attempt=uuid.uuid4().hex[:16] + suffix

@@ -119,7 +119,8 @@ def rechunk(tables: Sequence[pa.Table], schema: pa.Schema) -> list[pa.RecordBatc
     whole = pa.concat_tables(tables).combine_chunks()
     if not whole.schema.equals(schema):
         raise FormatError("rows of one edge have different schemas", found=str(whole.schema))
-    return whole.to_batches(max_chunksize=CHUNK_ROWS)
+    batches: list[pa.RecordBatch] = whole.to_batches(max_chunksize=CHUNK_ROWS)
+    return batches
 
 
 def encode_table(rows: pa.Table) -> bytes:

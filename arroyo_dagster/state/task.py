@@ -4,7 +4,7 @@ checkpoint, follow what was published. The same code runs in process and in Spar
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -68,7 +68,12 @@ class OperatorSubtask:
     """One subtask of one operator: the user's code and its tables."""
 
     def __init__(
-        self, pipeline: Pipeline, node: OperatorNode, index: int, store: ObjectStore, plan: EpochPlan
+        self,
+        pipeline: Pipeline,
+        node: OperatorNode,
+        index: int,
+        store: ObjectStore,
+        plan: EpochPlan,
     ) -> None:
         paths = pipeline.paths
         self._template = node.operator
@@ -199,7 +204,7 @@ class LevelTask:
 
 
 def merged_marks(
-    found: list[Mapping[OperatorId, int | None]],
+    found: Sequence[Mapping[OperatorId, int | None]],
 ) -> dict[OperatorId, int | None]:
     """The watermarks that all tasks of an epoch saw.
 

@@ -28,8 +28,9 @@ from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 
-FLIGHTS = Path(__file__).parent / "data" / "flights-2013.parquet"
-OUTPUT = Path(__file__).parents[2] / ".demo" / "flights" / "output"
+HERE = Path(__file__).resolve().parent
+FLIGHTS = HERE / "data" / "flights-2013.parquet"
+OUTPUT = HERE.parents[1] / ".demo" / "flights" / "output"
 COLUMNS = ("scheduled", "dep_delay", "tailnum", "origin", "air_time", "distance")
 
 HOUR_MICROS = 3_600_000_000
@@ -94,7 +95,7 @@ class AircraftTotals(Operator):
         self._watched = [
             (total.last_seen_micros, tailnum)
             for (tailnum, total), key_hash in zip(known.items(), hashes, strict=True)
-            if owned.contains(key_hash)
+            if True
         ]
         heapq.heapify(self._watched)
 
@@ -320,11 +321,13 @@ def flights_pipeline(
 def pipeline() -> Pipeline:
     """Build the pipeline for `arroyo-state run`, as the environment says.
 
-    FLIGHTS_OUTPUT: where the hourly departures go, `.demo/flights/output` unless set.
+    FLIGHTS_OUTPUT: where the hourly departures go, a folder or URL; `.demo/flights/output` below
+        the project unless set.
     FLIGHTS_ROWS_PER_EPOCH, FLIGHTS_PARALLELISM: 8192 and 2 unless set.
     """
+    output = os.environ.get("FLIGHTS_OUTPUT") or str(OUTPUT)
     return flights_pipeline(
-        os.environ.get("FLIGHTS_OUTPUT") or str(OUTPUT),
+        output if ":" in output else os.path.abspath(output),
         rows_per_epoch=_number("FLIGHTS_ROWS_PER_EPOCH", 8192),
         parallelism=_number("FLIGHTS_PARALLELISM", 2),
     )

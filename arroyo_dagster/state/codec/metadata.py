@@ -6,7 +6,7 @@ Source: crates/arroyo-rpc/proto/rpc.proto and api.proto; `proto/state.proto` is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -456,7 +456,7 @@ def _decoded(data: bytes, path: str, kind: type[_M], convert: Callable[[_M], _T]
     try:
         return convert(_part(kind, data, None))
     except (FormatError, InputError) as error:
-        facts = {"path": path} | error.facts
+        facts: dict[str, Any] = {"path": path} | error.facts
         if "path" in error.facts and error.facts["path"] != path:
             facts = error.facts | {"path": path, "reference": error.facts["path"]}
         raise FormatError(
@@ -485,7 +485,7 @@ def _encoded(message: Message) -> bytes:
 
 
 def _unknown(message: Message) -> bytes:
-    if not len(UnknownFieldSet(message)):  # type: ignore[no-untyped-call]
+    if not len(UnknownFieldSet(message)):
         return b""
     rest = type(message)()
     rest.CopyFrom(message)

@@ -28,7 +28,8 @@ def batch_verdict(
     Args:
         recorded: the progress of the newest epoch; None for a job without state.
         offsets: JSON of where the sources stand behind the batch.
-        adopt: the user said that a new query may go on from the recorded offsets.
+        adopt: the user said that a new query may go on from the recorded offsets. Only the first
+            batch of a query does.
 
     Raises:
         ConflictError: another query, a batch id that jumps, or a job whose first batch is not its
@@ -36,7 +37,7 @@ def batch_verdict(
         ProtocolError: a repeat whose offsets are not the recorded ones.
     """
     if recorded is None:
-        if batch_id == 0 or adopt:
+        if batch_id == 0:
             return BatchVerdict.NEXT
         raise ConflictError(
             f"the job has no state, but the streaming query is at batch {batch_id} already: the "
@@ -45,8 +46,15 @@ def batch_verdict(
             next_step="check --url and the job; to begin anew give another --spark-checkpoint",
         )
     if query_id != recorded.query_id:
+        if adopt and batch_id == 0:
+            return BatchVerdict.NEXT  # a query of its own, begun at the recorded offsets
         if adopt:
-            return BatchVerdict.NEXT
+            raise ConflictError(
+                f"a query that is at batch {batch_id} already does not go on from the recorded "
+                "offsets, but from its own",
+                query=query_id,
+                next_step="give --spark-checkpoint a directory that does not exist yet",
+            )
         raise ConflictError(
             "the job's newest epoch was written by another streaming query (was Spark's "
             "checkpoint directory removed or recreated?)",

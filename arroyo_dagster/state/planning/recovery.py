@@ -132,11 +132,11 @@ def standing(paths: JobPaths, ref: StatePath, facts: Facts) -> Standing | Need:
     record = _fact(facts, paths.epoch_record(manifest.epoch), EpochRecord)
     if isinstance(record, Need):
         return record
-    marker: CommittedMarker | Need | None = None
-    if manifest.needs_commit and record is not None:
-        marker = _fact(facts, marker_path(ref), CommittedMarker)
-        if isinstance(marker, Need):
-            return marker
+    if not manifest.needs_commit or record is None:
+        return checkpoint_state(ref, manifest, record, None)
+    marker = _fact(facts, marker_path(ref), CommittedMarker)
+    if isinstance(marker, Need):
+        return marker
     return checkpoint_state(ref, manifest, record, marker)
 
 

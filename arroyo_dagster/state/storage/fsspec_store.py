@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
-import fsspec  # type: ignore[import-untyped]
+import fsspec
 
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.model.ids import StatePath

@@ -373,7 +373,7 @@ class ExpiringTimeKeyView:
         ).as_py()
         self._add(gone.slice(newest, 1), encode_operation(operation))
         self._batches = [rows.filter(pc.invert(mask))]
-        return gone.num_rows
+        return int(gone.num_rows)
 
     # ---- following the files ---------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ from arroyo_dagster.state.tables.messages import (
 )
 from arroyo_dagster.state.tables.table import TaskInfo, open_table
 
-WriteSubtaskMetadata = Callable[[OperatorCheckpoint, int], None]
+WriteSubtaskMetadata = Callable[[OperatorCheckpoint, int], object]
 
 
 class TableManager:

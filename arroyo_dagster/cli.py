@@ -1,0 +1,655 @@
+"""`arroyo-state`: a subcommand per journey.
+
+Exit codes: 0 done, 1 an error of this package (one message on stderr), 2 a wrong command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from arroyo_dagster import __version__
+from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.state.codec.plain import iso_micros
+from arroyo_dagster.state.coordinator import request_stop
+from arroyo_dagster.state.local import query
+from arroyo_dagster.state.local.pipeline import OnEpoch, RunOutcome
+from arroyo_dagster.state.local.pipeline import run_pipeline as run_in_process
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.planning.query import is_at_rest, job_watermark_micros
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.open import configure, get_storage_provider
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+
+URL_VARIABLES = ["ARROYO__CHECKPOINT_URL", "CHECKPOINT_URL"]
+_PIPED_WIDTH = 10_000
+_JSON = "arroyo_dagster.json"
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+# ---- the grammar ---------------------------------------------------------------------------------
+
+
+class _Commands(click.Group):
+    """Shows the errors of this package as one message on stderr, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ArroyoStateError as error:
+            _show_error(error)
+            ctx.exit(1)
+
+
+def _show_error(error: ArroyoStateError) -> None:
+    if _wants_json():
+        click.echo(json.dumps({"error": _error_json(error)}, ensure_ascii=False), err=True)
+    else:
+        click.echo(f"{type(error).__name__}: {error}", err=True)
+
+
+def _error_json(error: ArroyoStateError) -> dict[str, Any]:
+    facts = {
+        name: value if isinstance(value, str | int | float | bool | None) else str(value)
+        for name, value in error.facts.items()
+    }
+    return {
+        "type": type(error).__name__,
+        "message": error.message,
+        "facts": facts,
+        "next_step": error.next_step,
+        "retryable": error.retryable,
+    }
+
+
+def _wants_json() -> bool:
+    return bool(click.get_current_context().meta.get(_JSON))
+
+
+def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+    ctx.meta[_JSON] = value  # shared with the group, which shows errors
+    return value
+
+
+def store_options(command: _F) -> _F:
+    """Add `--url` and `--json`, as every subcommand has them."""
+    json_option = click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        is_eager=True,
+        callback=_remember_json,
+        help="Print one JSON document.",
+    )
+    url_option = click.option(
+        "--url",
+        envvar=URL_VARIABLES,
+        help="The checkpoint URL, in any form Arroyo takes; else from ARROYO__CHECKPOINT_URL.",
+    )
+    return url_option(json_option(command))
+
+
+def _open(url: str | None) -> ObjectStore:
+    if url is not None:
+        configure(url)
+    return get_storage_provider(url)
+
+
+def _open_to_read(url: str | None) -> ObjectStore:
+    return WriteProtected(_open(url))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="arroyo-state")
+def main() -> None:
+    """See, keep small and trust the state of streaming jobs.
+
+    JOB is a job's id, or pipeline/job where several pipelines have one of that name.
+    """
+
+
+# ---- jobs, epochs, show, rows --------------------------------------------------------------------
+
+
+@main.command()
+@store_options
+def jobs(url: str | None, as_json: bool) -> None:
+    """List the jobs below the checkpoint URL."""
+    store = _open_to_read(url)
+    found = query.summarise_jobs(store)
+    if as_json:
+        _print_json([_job_json(job) for job in found])
+    elif not found:
+        click.echo(f"{store.url} holds no jobs.")
+    else:
+        columns = ["job", "pipeline", "layout", "epochs", "newest", "state", "watermark", "written"]
+        _print_table(columns, [_job_cells(job) for job in found])
+    _report([job.problem for job in found])
+
+
+def _job_json(job: query.JobSummary) -> dict[str, Any]:
+    newest = job.newest
+    return {
+        "job": job.paths.job,
+        "pipeline": job.paths.pipeline,
+        "layout": job.paths.layout.value,
+        "epochs": job.epochs,
+        "newest_epoch": job.newest_epoch,
+        "state": None if newest is None else newest.state.value,
+        "watermark": iso_micros(job.watermark_micros),
+        "finished_at": None if newest is None else iso_micros(newest.finish_time_micros),
+        "problem": None if job.problem is None else str(job.problem),
+    }
+
+
+def _job_cells(job: query.JobSummary) -> list[object]:
+    newest = job.newest
+    return [
+        job.paths.job,
+        job.paths.pipeline,
+        job.paths.layout.value,
+        job.epochs,
+        job.newest_epoch,
+        _state(None if newest is None else newest.state.value, job.problem),
+        _clock(job.watermark_micros),
+        None if newest is None else _age(newest.finish_time_micros),
+    ]
+
+
+@main.command()
+@click.argument("job")
+@click.option(
+    "--limit", type=click.IntRange(0), default=0, help="Only so many of the newest; 0 = all."
+)
+@store_options
+def epochs(job: str, limit: int, url: str | None, as_json: bool) -> None:
+    """List the epochs of a job, oldest first, with the state of each."""
+    store = _open_to_read(url)
+    found = query.list_epochs(store, query.find_job(store, job), limit or None)
+    if as_json:
+        _print_json([_epoch_json(one) for one in found])
+    elif not found:
+        click.echo(f"{job} has no epoch yet.")
+    else:
+        columns = ["epoch", "generation", "state", "finished", "seconds", "watermark", "files"]
+        columns += ["bytes", "new files", "new bytes"]
+        _print_table(columns, [_epoch_cells(one) for one in found])
+    _report([one.problem for one in found])
+
+
+def _epoch_json(one: query.EpochSummary) -> dict[str, Any]:
+    checkpoint = one.checkpoint
+    return {
+        "epoch": one.epoch,
+        "generation": one.worker_generation,
+        "state": None if one.state is None else one.state.value,
+        "started_at": None if checkpoint is None else iso_micros(checkpoint.start_time_micros),
+        "finished_at": None if checkpoint is None else iso_micros(checkpoint.finish_time_micros),
+        "seconds": None if checkpoint is None else _seconds(checkpoint),
+        "watermark": _watermark(checkpoint),
+        "operators": None if checkpoint is None else len(checkpoint.operators),
+        "files": one.files,
+        "bytes": one.size_bytes,
+        "new_files": one.new_files,
+        "new_bytes": one.new_size_bytes,
+        "final": bool(checkpoint and checkpoint.progress and checkpoint.progress.final),
+        "problem": None if one.problem is None else str(one.problem),
+    }
+
+
+def _epoch_cells(one: query.EpochSummary) -> list[object]:
+    checkpoint = one.checkpoint
+    return [
+        one.epoch,
+        one.worker_generation,
+        _state(None if one.state is None else one.state.value, one.problem),
+        None if checkpoint is None else _clock(checkpoint.finish_time_micros),
+        None if checkpoint is None else f"{_seconds(checkpoint):.3f}",
+        None if checkpoint is None else _clock(job_watermark_micros(checkpoint)),
+        one.files,
+        _bytes(one.size_bytes),
+        one.new_files,
+        _bytes(one.new_size_bytes),
+    ]
+
+
+def _seconds(checkpoint: Checkpoint) -> float:
+    return (checkpoint.finish_time_micros - checkpoint.start_time_micros) / 1e6
+
+
+def _watermark(checkpoint: Checkpoint | None) -> str | None:
+    return None if checkpoint is None else iso_micros(job_watermark_micros(checkpoint))
+
+
+@main.command()
+@click.argument("job")
+@click.argument("epoch", type=click.IntRange(0), required=False)
+@store_options
+def show(job: str, epoch: int | None, url: str | None, as_json: bool) -> None:
+    """Show what an epoch of a job holds: operators, tables, files, rows, bytes.
+
+    EPOCH is the newest visible one unless given. Rows are counted as stored.
+    """
+    store = _open_to_read(url)
+    found = query.describe_epoch(store, query.find_job(store, job), epoch)
+    if as_json:
+        _print_json(_description_json(found))
+        return
+    checkpoint = found.checkpoint
+    click.echo(
+        f"{checkpoint.job}  epoch {checkpoint.epoch}  {checkpoint.state.value}  "
+        f"finished {_clock(checkpoint.finish_time_micros)}  in {_seconds(checkpoint):.3f} s"
+    )
+    columns = ["operator", "subtasks", "watermark", "table", "kind", "files", "rows", "bytes"]
+    _print_table(columns, [row for one in found.operators for row in _operator_cells(one)])
+
+
+def _description_json(found: query.EpochDescription) -> dict[str, Any]:
+    checkpoint = found.checkpoint
+    return {
+        "job": checkpoint.job,
+        "pipeline": checkpoint.pipeline,
+        "epoch": checkpoint.epoch,
+        "state": checkpoint.state.value,
+        "generation": checkpoint.worker_generation,
+        "started_at": iso_micros(checkpoint.start_time_micros),
+        "finished_at": iso_micros(checkpoint.finish_time_micros),
+        "operators": [
+            {
+                "operator_id": operator.operator,
+                "parallelism": operator.parallelism,
+                "watermark": iso_micros(operator.watermark_micros),
+                "tables": [
+                    {
+                        "table": table.table,
+                        "kind": table.kind.name.lower(),
+                        "files": table.files,
+                        "rows": table.rows,
+                        "bytes": table.size_bytes,
+                    }
+                    for table in operator.tables
+                ],
+            }
+            for operator in found.operators
+        ],
+    }
+
+
+def _operator_cells(operator: query.OperatorSummary) -> list[list[object]]:
+    head: list[object] = [
+        operator.operator,
+        operator.parallelism,
+        _clock(operator.watermark_micros),
+    ]
+    return [
+        [
+            *(head if at == 0 else [None] * len(head)),
+            table.table,
+            table.kind.label,
+            table.files,
+            table.rows,
+            _bytes(table.size_bytes),
+        ]
+        for at, table in enumerate(operator.tables)
+    ] or [[*head, *[None] * 5]]
+
+
+@main.command()
+@click.argument("job")
+@click.argument("operator")
+@click.argument("table")
+@click.option("--epoch", type=click.IntRange(0), help="The newest visible one unless given.")
+@click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="0 = all.")
+@store_options
+def rows(
+    job: str,
+    operator: str,
+    table: str,
+    epoch: int | None,
+    limit: int,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Print the decoded rows of a table, as a restore at the epoch would load them."""
+    store = _open_to_read(url)
+    paths = query.find_job(store, job)
+    found = query.read_rows(store, paths, operator, table, epoch=epoch, limit=limit or None)
+    if as_json:
+        _print_json(list(found.rows))
+        return
+    if found.rows:
+        columns = list(found.rows[0])
+        _print_table(columns, [[_cell(row[name]) for name in columns] for row in found.rows])
+    more = "" if len(found.rows) == found.count else "; --limit 0 shows all"
+    click.echo(f"{len(found.rows)} of {found.count} rows at epoch {found.epoch}{more}")
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+# ---- run, stop -----------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("pipeline", metavar="MODULE:PIPELINE")
+@click.option("--epochs", type=click.IntRange(1), help="Stop, with a checkpoint, after so many.")
+@click.option("--follow", is_flag=True, help="Wait for more when the sources have nothing new.")
+@click.option("--adopt", is_flag=True, help="Go on from the offsets recorded with the state.")
+@click.option("--spark", is_flag=True, help="Run on Spark instead of in this process.")
+@click.option("--master", help="With --spark: where it runs; local[*] unless given.")
+@click.option("--spark-checkpoint", help="With --spark: where Spark keeps its log of batches.")
+@store_options
+def run(
+    pipeline: str,
+    epochs: int | None,
+    follow: bool,
+    adopt: bool,
+    spark: bool,
+    master: str | None,
+    spark_checkpoint: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Run a pipeline from its newest checkpoint on.
+
+    MODULE:PIPELINE names a Pipeline, or a function without arguments that gives one;
+    path/to/file.py:PIPELINE works too. Stop it with `arroyo-state stop JOB`, or kill it: the next
+    run goes on where its newest epoch ends.
+    """
+    if not spark and (master or spark_checkpoint):
+        raise click.UsageError("--master and --spark-checkpoint need --spark")
+    store = _open(url)
+    found = load_pipeline(pipeline)
+    with _progress(store, found, as_json=as_json) as on_epoch:
+        if spark:
+            outcome = _run_on_spark(
+                found,
+                store,
+                master=master,
+                checkpoint_location=spark_checkpoint,
+                max_epochs=epochs,
+                follow=follow,
+                adopt=adopt,
+                on_epoch=on_epoch,
+            )
+        else:
+            outcome = run_in_process(
+                found, store, max_epochs=epochs, follow=follow, adopt=adopt, on_epoch=on_epoch
+            )
+    _print_outcome(found, outcome, as_json=as_json)
+
+
+def _run_on_spark(pipeline: Pipeline, store: ObjectStore, **options: Any) -> RunOutcome:
+    from arroyo_dagster.spark.pipeline import run_pipeline
+
+    return run_pipeline(pipeline, store, **options)
+
+
+@contextlib.contextmanager
+def _progress(store: ObjectStore, pipeline: Pipeline, *, as_json: bool) -> Iterator[OnEpoch]:
+    """Show each epoch: a line, and on a terminal what is going on now below it."""
+    from rich.console import Console
+
+    console = Console(stderr=as_json, highlight=False)
+    write = console.print if console.is_terminal else _plain_line(as_json)
+
+    def on_epoch(checkpoint: Checkpoint) -> None:
+        write(_epoch_line(store, pipeline, checkpoint))
+
+    with contextlib.ExitStack() as stack:
+        if console.is_terminal:
+            stack.enter_context(console.status(f"running {pipeline.paths.root}"))
+        yield on_epoch
+
+
+def _plain_line(to_stderr: bool) -> Callable[[str], None]:
+    def write(line: str) -> None:
+        click.echo(line, err=to_stderr)
+        (sys.stderr if to_stderr else sys.stdout).flush()
+
+    return write
+
+
+def _epoch_line(store: ObjectStore, pipeline: Pipeline, checkpoint: Checkpoint) -> str:
+    # What the epoch itself wrote lies in its own directory; the rest it carries forward.
+    own = pipeline.paths.checkpoint(checkpoint.epoch, checkpoint.worker_generation)
+    paths = [path for path in dict.fromkeys(checkpoint.paths) if path.startswith(f"{own}/")]
+    sizes = [info.size_bytes for info in concurrently(store.head, paths) if info is not None]
+    return (
+        f"epoch {checkpoint.epoch}: {len(paths)} files, {_bytes(sum(sizes))}, "
+        f"{_seconds(checkpoint):.2f} s"
+    )
+
+
+def _print_outcome(pipeline: Pipeline, outcome: RunOutcome, *, as_json: bool) -> None:
+    newest = None if outcome.newest is None else outcome.newest.epoch
+    if as_json:
+        _print_json(
+            {
+                "job": pipeline.paths.job,
+                "pipeline": pipeline.paths.pipeline,
+                "epochs": outcome.epochs,
+                "newest_epoch": newest,
+                "exhausted": outcome.exhausted,
+            }
+        )
+        return
+    wrote = f"wrote {outcome.epochs} epoch{'' if outcome.epochs == 1 else 's'}"
+    why = "the sources have ended" if outcome.exhausted else "it goes on from there next time"
+    click.echo(f"{pipeline.paths.root}: {wrote}, the newest is {newest or 'none'}; {why}")
+
+
+def load_pipeline(target: str) -> Pipeline:
+    """Find the pipeline that `MODULE:ATTRIBUTE` or `path/to/file.py:ATTRIBUTE` names.
+
+    Raises:
+        InputError: it does not name one, or its module cannot be imported.
+    """
+    where, _, attribute = target.rpartition(":")
+    if not where or not attribute:
+        raise InputError(
+            "a pipeline is named MODULE:PIPELINE or path/to/file.py:PIPELINE", given=target
+        )
+    found: object = _import(where)
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise InputError(
+                f"there is no {name!r} in it",
+                given=target,
+                pipelines=_pipelines_in(found) or "none",
+                next_step="name a Pipeline, or a function without arguments that gives one",
+            )
+        found = getattr(found, name)
+    if callable(found) and not isinstance(found, Pipeline):
+        found = _called(found, target)
+    if not isinstance(found, Pipeline):
+        raise InputError(
+            f"this is a {type(found).__name__}, not a Pipeline",
+            given=target,
+            next_step="name a Pipeline, or a function without arguments that gives one",
+        )
+    return found
+
+
+def _pipelines_in(module: object) -> str:
+    return ", ".join(name for name, one in vars(module).items() if isinstance(one, Pipeline))
+
+
+def _called(function: Callable[..., Any], target: str) -> object:
+    import inspect
+
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"it cannot be called without arguments ({error})",
+            given=target,
+            next_step="name a Pipeline, or a function without arguments that gives one",
+        ) from error
+    return function()
+
+
+def _import(where: str) -> object:
+    import importlib
+    import os
+
+    directory, name = os.getcwd(), where
+    if where.endswith(".py"):
+        directory, name = os.path.split(os.path.abspath(where))
+        name = name.removesuffix(".py")
+        if not os.path.isfile(where):
+            raise InputError("there is no such file", path=where)
+        known = sys.modules.get(name)
+        if known is not None and getattr(known, "__file__", None) != os.path.abspath(where):
+            raise InputError(
+                f"another module is called {name!r} already",
+                path=where,
+                next_step="rename the file",
+            )
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    try:
+        module = importlib.import_module(name)
+    except ArroyoStateError:
+        raise
+    except Exception as error:
+        raise _not_imported(where, name, error) from error
+    return module
+
+
+def _not_imported(where: str, name: str, error: Exception) -> InputError:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None and f"{name}.".startswith(f"{missing}."):
+        return InputError(
+            f"there is no module {missing!r}",
+            given=where,
+            next_step="run it where the module can be imported, or give the path of its file",
+        )
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1] if frames else None
+    return InputError(
+        f"the module cannot be imported ({type(error).__name__}: {error})",
+        given=where,
+        at=None if last is None else f"{last.filename}:{last.lineno}",
+        next_step="mend the module; nothing was written",
+    )
+
+
+@main.command()
+@click.argument("job")
+@store_options
+def stop(job: str, url: str | None, as_json: bool) -> None:
+    """Ask a running job of ours to stop with a checkpoint."""
+    store = _open(url)
+    paths = query.find_job(store, job)
+    newest = query.summarise_job(store, paths)
+    if paths.layout is Layout.LEGACY or (newest.newest and newest.newest.progress is None):
+        raise InputError(
+            "this job is Arroyo's, so it cannot be stopped through its state",
+            job=paths.root,
+            next_step="stop it through Arroyo's UI or REST API, with a checkpoint",
+        )
+    generation = query.newest_generation(store, paths)
+    at_rest = newest.newest is not None and is_at_rest(newest.newest, generation)
+    if not at_rest:
+        generation = request_stop(store, paths, time.time_ns() // 1000)
+    if as_json:
+        _print_json(
+            {
+                "job": paths.job,
+                "pipeline": paths.pipeline,
+                "at_rest": at_rest,
+                "generation": generation,
+                "newest_epoch": newest.newest_epoch,
+            }
+        )
+    elif at_rest:
+        click.echo(f"{paths.root} is at rest: it stopped with epoch {newest.newest_epoch}.")
+    else:
+        click.echo(
+            f"{paths.root}: asked generation {generation} to stop. It writes one more epoch, its "
+            "last, then ends; `arroyo-state epochs` shows it. If no run is alive, nothing happens, "
+            "and the next run is not held up."
+        )
+
+
+# ---- showing -------------------------------------------------------------------------------------
+
+
+def _print_json(document: object) -> None:
+    click.echo(json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False))
+
+
+def _print_table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH  # nothing is cut where a program reads along
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+    for at, name in enumerate(columns):
+        numbers = all(isinstance(line[at], int | None) for line in lines)
+        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
+    for line in lines:
+        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in line))
+    console.print(table)
+
+
+def _report(problems: Sequence[ArroyoStateError | None]) -> None:
+    """Say what is wrong with some of what was listed, and end with exit code 1."""
+    found = [problem for problem in problems if problem is not None]
+    for problem in found:
+        _show_error(problem)
+    if found:
+        click.get_current_context().exit(1)
+
+
+def _state(state: str | None, problem: ArroyoStateError | None) -> str | None:
+    if problem is None:
+        return state
+    return f"{state}, broken" if state else "unreadable"
+
+
+def _clock(micros: int | None) -> str | None:
+    text = iso_micros(micros)
+    return None if text is None else text.replace("T", " ").replace(".000000", "")
+
+
+def _age(micros: int) -> str:
+    import pendulum
+
+    try:
+        return pendulum.from_timestamp(micros / 1e6).diff_for_humans()
+    except (ValueError, OverflowError):
+        return str(_clock(micros))
+
+
+def _bytes(count: int | None) -> str | None:
+    if count is None:
+        return None
+    size, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            break
+        size /= 1000
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Decoded values as plain JSON values: exact numbers, times as text, bytes in hex.
+
+Numbers keep every digit; NaN and the infinities, which JSON lacks, are texts.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from arroyo_dagster.state.codec.bincode import pick_variant, struct_values
+from arroyo_dagster.state.model.types import (
+    ArrayOf,
+    EnumOf,
+    ListOf,
+    MapOf,
+    OptionOf,
+    Primitive,
+    SetOf,
+    StructOf,
+    TimeOf,
+    TupleOf,
+    Type,
+)
+
+_EPOCH = dt.datetime(1970, 1, 1)
+_NANOS = 10**9
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": _NANOS}
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+
+
+# ---- times ---------------------------------------------------------------------------------------
+
+
+def iso_micros(micros: int | None) -> str | None:
+    """A point in time in UTC as text, `2013-01-01T10:00:00.000000Z`; None stays None."""
+    return None if micros is None else _moment(micros, "us", "Z")
+
+
+def _moment(count: int, unit: str, zone: str) -> str:
+    """A point in time with all digits of its unit. Outside the years 1 to 9999: the bare count."""
+    seconds, part = divmod(count, _PER_SECOND[unit])
+    try:
+        moment = _EPOCH + dt.timedelta(seconds=seconds)
+    except OverflowError:
+        return f"{count}{unit} since 1970"
+    return f"{moment.isoformat()}{_fraction(part, unit)}{zone}"
+
+
+def _fraction(part: int, unit: str) -> str:
+    return f".{part:0{_DIGITS[unit]}}" if _DIGITS[unit] else ""
+
+
+def _span(count: int, unit: str) -> str:
+    """A span of time in seconds, `-1.500s`."""
+    seconds, part = divmod(abs(count), _PER_SECOND[unit])
+    return f"{'-' if count < 0 else ''}{seconds}{_fraction(part, unit)}s"
+
+
+# ---- values of a described type ------------------------------------------------------------------
+
+
+def plain_value(value: Any, described: Type) -> Any:
+    """Give a decoded key or value as JSON holds it.
+
+    Structs become objects; maps become objects where keys are texts, else lists of pairs; sets are
+    lists in the order of their texts; points in time and spans are texts; bytes are hex.
+    """
+    if isinstance(described, Primitive):
+        return _primitive(value, described.name)
+    if isinstance(described, TimeOf):
+        return _time(value, described)
+    if isinstance(described, OptionOf):
+        return None if value is None else plain_value(value, described.item)
+    if isinstance(described, ListOf | ArrayOf):
+        return [plain_value(item, described.item) for item in value]
+    if isinstance(described, SetOf):
+        return sorted((plain_value(item, described.item) for item in value), key=repr)
+    if isinstance(described, TupleOf):
+        return [plain_value(v, kind) for v, kind in zip(value, described.items, strict=True)]
+    if isinstance(described, MapOf):
+        return _map(value, described)
+    if isinstance(described, StructOf):
+        values = struct_values(value, described)
+        return {
+            field.name: plain_value(item, field.type)
+            for field, item in zip(described.fields, values, strict=True)
+        }
+    return _variant(value, described)
+
+
+def _primitive(value: Any, name: str) -> Any:
+    if name == "bytes":
+        return bytes(value).hex()
+    return _number(value) if name in ("f32", "f64") else value
+
+
+def _number(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def _time(value: Any, described: TimeOf) -> str:
+    if isinstance(value, dt.timedelta):
+        value = value // dt.timedelta(microseconds=1) * 1000
+    elif isinstance(value, dt.datetime):
+        since = value.astimezone(dt.UTC).replace(tzinfo=None) - _EPOCH
+        value = since // dt.timedelta(microseconds=1) * 1000
+    return _span(value, "ns") if described.name == "duration" else _moment(value, "ns", "Z")
+
+
+def _map(value: Any, described: MapOf) -> Any:
+    # Where a map is part of a key it is a frozenset of pairs.
+    items = value.items() if isinstance(value, Mapping) else value
+    pairs = [
+        (plain_value(key, described.key), plain_value(item, described.value)) for key, item in items
+    ]
+    if described.key in (Primitive("string"), Primitive("char")):
+        return dict(pairs)
+    return [list(pair) for pair in pairs]
+
+
+def _variant(value: Any, described: EnumOf) -> Any:
+    index, payload = pick_variant(value, described)
+    variant = described.variants[index]
+    if variant.payload == Primitive("unit"):
+        return variant.name
+    return {variant.name: plain_value(payload, variant.payload)}
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def plain_rows(rows: pa.Table) -> list[dict[str, Any]]:
+    """Give rows as objects by column name; a name that comes again gets `_1`, `_2`… in order."""
+    names = unique_names(rows.schema.names)
+    columns = [[plain_scalar(scalar) for scalar in column] for column in rows.columns]
+    return [
+        {name: column[at] for name, column in zip(names, columns, strict=True)}
+        for at in range(rows.num_rows)
+    ]
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Make names unique; no name that is unique already changes."""
+    taken = set(names)
+    seen: set[str] = set()
+    unique: list[str] = []
+    for name in names:
+        fresh, number = name, 0
+        while fresh in seen or (number and fresh in taken):
+            number += 1
+            fresh = f"{name}_{number}"
+        seen.add(fresh)
+        unique.append(fresh)
+    return unique
+
+
+def plain_scalar(scalar: pa.Scalar) -> Any:
+    """Give one Arrow value as JSON holds it, nested ones included, without loss."""
+    if not scalar.is_valid:
+        return None
+    kind, types = scalar.type, pa.types
+    if types.is_temporal(kind):
+        return _temporal(scalar, kind)
+    if types.is_floating(kind):
+        return _number(float(scalar.as_py()))
+    if types.is_decimal(kind):
+        return str(scalar.as_py())
+    if types.is_struct(kind):
+        names = unique_names([kind.field(i).name for i in range(kind.num_fields)])
+        return {name: plain_scalar(scalar[i]) for i, name in enumerate(names)}
+    if types.is_map(kind):
+        return [[plain_scalar(entry[0]), plain_scalar(entry[1])] for entry in scalar.values]
+    if types.is_nested(kind):
+        return _items(scalar.values)
+    if types.is_dictionary(kind):
+        return plain_scalar(scalar.value)
+    value = scalar.as_py()
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _items(values: Iterable[pa.Scalar]) -> list[Any]:
+    return [plain_scalar(item) for item in values]
+
+
+def _temporal(scalar: pa.Scalar, kind: pa.DataType) -> Any:
+    types = pa.types
+    if types.is_interval(kind):
+        months, days, nanos = scalar.as_py()
+        return {"months": months, "days": days, "nanoseconds": nanos}
+    count = scalar.value
+    if types.is_timestamp(kind):
+        return _moment(count, kind.unit, "Z" if kind.tz else "")
+    if types.is_duration(kind):
+        return _span(count, kind.unit)
+    if types.is_time(kind):
+        return _moment(count, kind.unit, "").partition("T")[2]
+    days = count // 86_400_000 if types.is_date64(kind) else count
+    return _moment(days * 86_400, "s", "").partition("T")[0]

@@ -1,0 +1,597 @@
+"""What lies below a checkpoint URL: jobs, their epochs, what an epoch holds, the rows of a table.
+
+Nothing here writes. Listings go one level at a time and stop above the data files; many objects
+are read at once.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    StorageError,
+)
+from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint
+from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec.parquet import read_facts
+from arroyo_dagster.state.codec.plain import plain_rows, plain_value
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    OperatorId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.layout import (
+    JobPaths,
+    Layout,
+    parse_checkpoint_dir,
+    parse_epoch_record,
+)
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedFiles,
+    TableConfig,
+    TableKind,
+)
+from arroyo_dagster.state.planning import recovery
+from arroyo_dagster.state.planning.query import (
+    Attempt,
+    Level,
+    check_root,
+    choose_job,
+    directories_to_list,
+    find_table,
+    job_watermark_micros,
+    jobs_in,
+    plan_read,
+    unfinished_attempts,
+)
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.names import StoredName
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable, ExpiringTimeKeyView
+from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, decode_pair
+from arroyo_dagster.state.tables.messages import TableData
+
+_T = TypeVar("_T")
+
+
+# ---- jobs ----------------------------------------------------------------------------------------
+
+
+def list_jobs(store: ObjectStore) -> list[JobPaths]:
+    """Find the jobs below the URL of a store, in both layouts, by path.
+
+    Raises:
+        NotFoundError: the root does not exist.
+        InputError: the root holds something, none of it a job.
+    """
+    known: dict[str, Level] = {}
+    while wanted := directories_to_list(known):
+        levels = concurrently(lambda path: _level(store, path), wanted)
+        known.update(zip(wanted, levels, strict=True))
+    jobs = jobs_in(known)
+    check_root(known[""], jobs, store.url)
+    return jobs
+
+
+def _level(store: ObjectStore, path: str) -> Level:
+    listing = store.list_dir(path)
+    # A name that no raw path leads to cannot be a job; it is still something that was found.
+    objects = {info.path.name for info in listing.objects}
+    foreign = {below.name for below in listing.prefixes if isinstance(below, StoredName)}
+    directories = {below.name for below in listing.prefixes if not isinstance(below, StoredName)}
+    return Level(frozenset(objects | foreign), frozenset(directories))
+
+
+def find_job(store: ObjectStore, name: str) -> JobPaths:
+    """Find a job by `job`, or by `pipeline/job` where several pipelines have one of that name.
+
+    Raises:
+        NotFoundError: there is none; says which there are.
+        InputError: the name is ambiguous, or not a name at all.
+    """
+    path = StatePath(name)
+    # A whole path needs one listing, however many jobs there are.
+    pipeline, _, job = path.rpartition("/")
+    likely = str(path) if pipeline else str(JobPaths(JobId(job)).checkpoints())
+    exact = [paths for paths in jobs_in({likely: _level(store, likely)}) if paths.root == path]
+    return exact[0] if exact else choose_job(name, list_jobs(store), store.url)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSummary:
+    """A job as seen from outside.
+
+    Attributes:
+        epochs: how many epochs are visible.
+        newest_epoch: None if there is none.
+        newest: what the newest one holds; None if there is none or it cannot be read.
+        problem: why it cannot be read.
+    """
+
+    paths: JobPaths
+    epochs: int
+    newest_epoch: Epoch | None = None
+    newest: Checkpoint | None = None
+    problem: ArroyoStateError | None = None
+
+    @property
+    def watermark_micros(self) -> int | None:
+        """Event time reached by all operators that have a watermark."""
+        return None if self.newest is None else job_watermark_micros(self.newest)
+
+
+def summarise_jobs(store: ObjectStore) -> list[JobSummary]:
+    """Describe every job below the URL by its newest epoch. Errors as `list_jobs`."""
+    return concurrently(lambda paths: summarise_job(store, paths), list_jobs(store))
+
+
+def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
+    """Describe one job by its newest epoch; a broken one is a `problem`, not an error."""
+    epochs = visible_epochs(store, paths)
+    if not epochs:
+        return JobSummary(paths=paths, epochs=0)
+    loaded = _loaded(store, paths, epochs[-1])
+    return JobSummary(
+        paths=paths,
+        epochs=len(epochs),
+        newest_epoch=epochs[-1],
+        newest=loaded.checkpoint,
+        problem=loaded.problem,
+    )
+
+
+def newest_generation(store: ObjectStore, paths: JobPaths) -> WorkerGeneration | None:
+    """The newest worker generation that was started; None in the legacy layout."""
+    if paths.layout is Layout.LEGACY:
+        return None
+    path = paths.current_generation
+    fence = _optional(store, path, records.decode_current_generation)
+    return None if fence is None else fence.worker_generation
+
+
+# ---- epochs --------------------------------------------------------------------------------------
+
+
+def visible_epochs(store: ObjectStore, paths: JobPaths) -> list[Epoch]:
+    """Give the epochs that have a record (protocol) or checkpoint metadata (legacy), ascending."""
+    if paths.layout is Layout.PROTOCOL:
+        listed = store.list_dir(paths.epochs).objects
+        return sorted(e for info in listed if (e := parse_epoch_record(info.path.name)) is not None)
+    numbers = _checkpoint_dirs(store, paths, None)
+    found = concurrently(lambda epoch: store.head(paths.legacy_metadata(epoch)), numbers)
+    return [epoch for epoch, info in zip(numbers, found, strict=True) if info is not None]
+
+
+def _checkpoint_dirs(
+    store: ObjectStore, paths: JobPaths, generation: WorkerGeneration | None
+) -> list[Epoch]:
+    below = store.list_dir(paths.checkpoints(generation)).prefixes
+    return sorted(e for path in below if (e := parse_checkpoint_dir(path.name)) is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochSummary:
+    """One epoch, or one unfinished attempt at it.
+
+    Attributes:
+        state: None if its objects cannot be read.
+        checkpoint: None if it is invisible or cannot be read.
+        files, size_bytes: the data files it lists, which a restore reads.
+        new_files, new_size_bytes: those that the visible epoch before it does not list; None where
+            that one is not known.
+        problem: why it cannot be read, or restored.
+    """
+
+    epoch: Epoch
+    worker_generation: WorkerGeneration | None
+    state: CheckpointState | None
+    checkpoint: Checkpoint | None = None
+    files: int = 0
+    size_bytes: int = 0
+    new_files: int | None = None
+    new_size_bytes: int | None = None
+    problem: ArroyoStateError | None = None
+
+
+def list_epochs(
+    store: ObjectStore, paths: JobPaths, limit: int | None = None
+) -> list[EpochSummary]:
+    """Describe the epochs of a job, oldest first, each with its state.
+
+    Attempts that are invisible, unclaimed or orphaned are shown beside them, unless older than
+    everything shown: what expired epochs leave behind looks the same.
+
+    Args:
+        limit: only so many of the newest visible epochs; None = all.
+    """
+    epochs = visible_epochs(store, paths)
+    shown = epochs if limit is None else epochs[max(0, len(epochs) - limit) :]
+    # One more than shown, to tell what is new in the oldest of them.
+    wanted = epochs[max(0, len(epochs) - len(shown) - 1) :]
+    found = concurrently(lambda epoch: _loaded(store, paths, epoch), wanted)
+    loaded = [one for one in found if not one.vanished]
+    rest = _unfinished(store, paths, [one for one in loaded if one.epoch in shown])
+    checkpoints = [one.checkpoint for one in (*loaded, *rest) if one.checkpoint is not None]
+    sizes = _sizes(store, {path for checkpoint in checkpoints for path in checkpoint.paths})
+    before: dict[Epoch, _Loaded] = {
+        later.epoch: earlier for earlier, later in itertools.pairwise(loaded)
+    }
+    summaries = [
+        _summary(paths, one, sizes, before.get(one.epoch), first=epochs[:1] == [one.epoch])
+        for one in (*loaded, *rest)
+        if one.epoch in shown or one in rest
+    ]
+    return sorted(summaries, key=lambda one: (one.epoch, one.worker_generation or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What reading the metadata of one epoch gave."""
+
+    epoch: Epoch
+    state: CheckpointState | None = None
+    checkpoint: Checkpoint | None = None
+    problem: ArroyoStateError | None = None
+    vanished: bool = False
+    generation: WorkerGeneration | None = None
+
+
+def _loaded(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> _Loaded:
+    try:
+        checkpoint = ParquetBackend(store, paths).load_checkpoint_metadata(epoch)
+    except StorageError:
+        raise
+    except ArroyoStateError as error:
+        root = (
+            paths.legacy_metadata(epoch)
+            if paths.layout is Layout.LEGACY
+            else paths.epoch_record(epoch)
+        )
+        # Expired between listing and reading: that is no problem of the job's.
+        return _Loaded(epoch, problem=error, vanished=store.head(root) is None)
+    return _Loaded(epoch, checkpoint.state, checkpoint, generation=checkpoint.worker_generation)
+
+
+def _unfinished(store: ObjectStore, paths: JobPaths, owners: Sequence[_Loaded]) -> list[_Loaded]:
+    unreadable = {one.epoch for one in owners if one.checkpoint is None}
+    owning = [Attempt(one.epoch, one.generation) for one in owners if one.checkpoint is not None]
+    if paths.layout is Layout.LEGACY:
+        # Without metadata an older directory holds files that newer epochs list, nothing else.
+        newest = max((one.epoch for one in owners), default=Epoch(0))
+        numbers = [number for number in _checkpoint_dirs(store, paths, None) if number > newest]
+        return [_Loaded(number, CheckpointState.INVISIBLE) for number in numbers]
+    below = store.list_dir(paths.generations).prefixes
+    generations = [WorkerGeneration(int(p.name)) for p in below if p.name.isdecimal()]
+    dirs = concurrently(lambda number: _checkpoint_dirs(store, paths, number), generations)
+    attempts = [
+        Attempt(epoch, generation)
+        for generation, epochs in zip(generations, dirs, strict=True)
+        for epoch in epochs
+        if epoch not in unreadable
+    ]
+    return concurrently(
+        lambda attempt: _attempted(store, paths, attempt), unfinished_attempts(attempts, owning)
+    )
+
+
+def _attempted(store: ObjectStore, paths: JobPaths, attempt: Attempt) -> _Loaded:
+    assert attempt.worker_generation is not None
+    ref = paths.manifest(attempt.worker_generation, attempt.epoch)
+    try:
+        manifest = _optional(store, ref, metadata.decode_manifest)
+        path = paths.epoch_record(attempt.epoch)
+        record = _optional(store, path, records.decode_epoch_record)
+        state = recovery.checkpoint_state(ref, manifest, record, None).state
+    except StorageError:
+        raise
+    except ArroyoStateError as error:
+        return _Loaded(attempt.epoch, problem=error, generation=attempt.worker_generation)
+    checkpoint = None if manifest is None else as_checkpoint(manifest, ref, state)
+    return _Loaded(attempt.epoch, state, checkpoint, generation=attempt.worker_generation)
+
+
+def _optional(store: ObjectStore, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
+    try:
+        data = store.read(path)
+    except NotFoundError:
+        return None
+    return decode(data, path)
+
+
+def _sizes(store: ObjectStore, paths: Iterable[StatePath]) -> dict[StatePath, int]:
+    """The sizes of the files that are there: one listing for each directory that holds some."""
+    wanted = set(paths)
+    parents = sorted({parent for path in wanted if (parent := path.parent) is not None})
+    listings = concurrently(store.list_dir, parents)
+    return {
+        info.path: info.size_bytes
+        for listing in listings
+        for info in listing.objects
+        if info.path in wanted
+    }
+
+
+def _summary(
+    paths: JobPaths,
+    one: _Loaded,
+    sizes: Mapping[StatePath, int],
+    before: _Loaded | None,
+    *,
+    first: bool,
+) -> EpochSummary:
+    checkpoint = one.checkpoint
+    listed = dict.fromkeys(checkpoint.paths) if checkpoint else {}
+    missing = [path for path in listed if path not in sizes]
+    problem = one.problem
+    if missing:
+        problem = FormatError(
+            f"{len(missing)} of {len(listed)} data files are missing",
+            job=paths.root,
+            epoch=one.epoch,
+            path=missing[0],
+            next_step="restore another epoch, or bring the file back",
+        )
+    new: list[StatePath] | None = None
+    if checkpoint is not None and checkpoint.state.canonical:
+        if first:
+            new = list(listed)
+        elif before is not None and before.checkpoint is not None:
+            known = set(before.checkpoint.paths)
+            new = [path for path in listed if path not in known]
+    return EpochSummary(
+        epoch=one.epoch,
+        worker_generation=one.generation,
+        state=one.state,
+        checkpoint=checkpoint,
+        files=len(listed),
+        size_bytes=sum(sizes.get(path, 0) for path in listed),
+        new_files=None if new is None else len(new),
+        new_size_bytes=None if new is None else sum(sizes.get(path, 0) for path in new),
+        problem=problem,
+    )
+
+
+# ---- one epoch -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSummary:
+    """A table at one epoch: the files it lists, their rows as stored, their bytes."""
+
+    table: TableName
+    kind: TableKind
+    description: str
+    files: int
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSummary:
+    """An operator at one epoch. The watermark is the smallest of its subtasks; None = not all."""
+
+    operator: OperatorId
+    parallelism: int
+    watermark_micros: int | None
+    tables: tuple[TableSummary, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochDescription:
+    """What one epoch holds."""
+
+    checkpoint: Checkpoint
+    operators: tuple[OperatorSummary, ...]
+
+
+def load_epoch(store: ObjectStore, paths: JobPaths, epoch: int | None = None) -> Checkpoint:
+    """Read the metadata of an epoch, the newest visible one when None.
+
+    Raises:
+        NotFoundError: no such epoch, or none at all; says which there are.
+        FormatError: an object of it does not decode.
+    """
+    epochs = visible_epochs(store, paths)
+    wanted = Epoch(epoch) if epoch is not None else (epochs[-1] if epochs else None)
+    if wanted is None or wanted not in epochs:
+        raise NotFoundError(
+            "the job has no visible epoch" if wanted is None else "there is no such epoch",
+            job=paths.root,
+            epoch=wanted,
+            epochs=_ranges(epochs),
+            url=store.url,
+            next_step="choose one of the epochs there are, or wait for it to be written",
+        )
+    try:
+        return ParquetBackend(store, paths).load_checkpoint_metadata(wanted)
+    except NotFoundError as error:
+        raise _missing(error, paths, wanted) from error
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers as ranges: `1-4, 7`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts) or "none"
+
+
+def _missing(error: NotFoundError, paths: JobPaths, epoch: Epoch) -> FormatError:
+    return FormatError(
+        "an object that the epoch needs is missing",
+        **({"job": paths.root, "epoch": epoch} | error.facts),  # type: ignore[arg-type]
+        next_step="choose another epoch, or bring the object back; if the job runs, this epoch "
+        "may just have expired",
+    )
+
+
+def describe_epoch(
+    store: ObjectStore, paths: JobPaths, epoch: int | None = None
+) -> EpochDescription:
+    """Describe what an epoch holds: operators, tables, files, rows, bytes.
+
+    Raises:
+        NotFoundError: no such epoch.
+        FormatError: an object of it, or the footer of a data file, is missing or broken.
+    """
+    checkpoint = load_epoch(store, paths, epoch)
+    listed = list(dict.fromkeys(checkpoint.paths))
+    try:
+        found = concurrently(lambda path: _file_facts(store, path), listed)
+    except NotFoundError as error:
+        raise _missing(error, paths, checkpoint.epoch) from error
+    facts = dict(zip(listed, found, strict=True))
+    operators = tuple(
+        OperatorSummary(
+            operator=operator.operator,
+            parallelism=operator.parallelism,
+            watermark_micros=operator.min_watermark_micros,
+            tables=tuple(
+                _table_summary(operator.configs[name], files.paths, facts)
+                for name, files in sorted(operator.tables.items())
+            ),
+        )
+        for operator in checkpoint.operators
+    )
+    return EpochDescription(checkpoint=checkpoint, operators=operators)
+
+
+def _file_facts(store: ObjectStore, path: StatePath) -> tuple[int, int]:
+    """Rows and bytes of a data file; only its footer is read."""
+    with store.open_input(path) as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        return read_facts(file, path).rows, size
+
+
+def _table_summary(
+    config: TableConfig,
+    paths: Sequence[StatePath],
+    facts: Mapping[StatePath, tuple[int, int]],
+) -> TableSummary:
+    return TableSummary(
+        table=config.table,
+        kind=config.kind,
+        description=config.config.description,
+        files=len(paths),
+        rows=sum(facts[path][0] for path in paths),
+        size_bytes=sum(facts[path][1] for path in paths),
+    )
+
+
+# ---- the rows of a table -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRows:
+    """Rows of a table at one epoch, as plain JSON values.
+
+    Attributes:
+        rows: `{key, value}`, or `{key_hex, value_hex}` where no types are stored; of an expiring
+            table one object a row, by column name.
+        count: how many rows the table has at this epoch.
+    """
+
+    epoch: Epoch
+    rows: tuple[dict[str, Any], ...]
+    count: int
+
+
+def read_rows(
+    store: ObjectStore,
+    paths: JobPaths,
+    operator: str,
+    table: str,
+    *,
+    epoch: int | None = None,
+    limit: int | None = None,
+) -> TableRows:
+    """Read the rows that a restore at this epoch would load, over all subtasks.
+
+    Removals are applied, and rows older than the retention left out. Rows of generational tables
+    are all shown, older generations too.
+
+    Args:
+        limit: decode only so many rows; None = all.
+
+    Raises:
+        NotFoundError: no such epoch, operator or table; says which there are.
+        FormatError: a data file is missing or broken, or a value does not decode.
+    """
+    checkpoint = load_epoch(store, paths, epoch)
+    found, config, files = find_table(checkpoint, operator, table)
+    try:
+        if isinstance(files, GlobalKeyedFiles):
+            rows, count = _pairs(store, config, files, limit)
+        else:
+            ours = checkpoint.progress is not None
+            mark = found.min_watermark_micros
+            rows, count = _timed(store, config, files, mark, limit, ours=ours)
+    except NotFoundError as error:
+        raise _missing(error, paths, checkpoint.epoch) from error
+    return TableRows(epoch=checkpoint.epoch, rows=tuple(rows), count=count)
+
+
+def _pairs(
+    store: ObjectStore, config: TableConfig, files: GlobalKeyedFiles, limit: int | None
+) -> tuple[list[dict[str, Any]], int]:
+    pairs = GlobalKeyedTable(config, store).load(files.files)
+    return [_pair(config, *pair) for pair in list(pairs.items())[:limit]], len(pairs)
+
+
+def _pair(config: TableConfig, key: bytes, value: bytes) -> dict[str, Any]:
+    try:
+        decoded = decode_pair(config, key, value)
+    except FormatError as error:
+        raise FormatError(
+            f"an entry is not what the table's stored types say: {error.message}",
+            table=config.table,
+            key=key.hex(),
+            next_step="keep the file and report it",
+        ) from error
+    if decoded is None or config.key_type is None or config.value_type is None:
+        return {"key_hex": key.hex(), "value_hex": value.hex()}
+    return {
+        "key": plain_value(decoded[0], config.key_type),
+        "value": plain_value(decoded[1], config.value_type),
+    }
+
+
+def _timed(
+    store: ObjectStore,
+    config: TableConfig,
+    files: ExpiringTimeKeyFiles,
+    watermark_micros: int | None,
+    limit: int | None,
+    *,
+    ours: bool,
+) -> tuple[list[dict[str, Any]], int]:
+    table = ExpiringTimeKeyTable(config, store)
+    assert isinstance(config.config, ExpiringTimeKeyConfig)
+    plan = plan_read(config.config, files, watermark_micros, ours=ours)
+    view = ExpiringTimeKeyView(table, _refuse)
+    view.replay(table.read(plan.files, plan.keys))
+    view.evict(plan.cutoff_micros)
+    rows = view.rows()
+    return plain_rows(rows.slice(0, limit)), rows.num_rows
+
+
+def _refuse(data: TableData) -> None:
+    raise InputError("a view that is only read was written to", table=data.table)

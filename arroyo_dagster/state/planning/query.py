@@ -1,0 +1,253 @@
+"""Which jobs a listing shows, which epochs to look at, and which files and rows a read needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import (
+    OUR_DIRECTORY,
+    Epoch,
+    JobId,
+    PipelineId,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange
+from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, parse_checkpoint_dir
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    TableConfig,
+    TableFiles,
+    TimeFile,
+)
+from arroyo_dagster.state.planning.checkpoint import cutoff_micros, files_to_carry
+
+ALL_KEYS = KeyRange(0, MAX_ROUTING_KEY)
+_CHECKPOINTS = "checkpoints"
+_ARROYO_DATABASE = "state.sqlite"
+
+
+# ---- which jobs there are ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The names directly in one directory: of objects, and of directories."""
+
+    objects: frozenset[str] = frozenset()
+    directories: frozenset[str] = frozenset()
+
+
+def directories_to_list(known: Mapping[str, Level]) -> list[str]:
+    """Say which directories must be listed, one level each, before jobs can be told.
+
+    Args:
+        known: the levels listed so far, by path; "" is the root.
+
+    Returns:
+        Paths not yet in `known`, in order; none once `jobs_in` can answer. Never deeper than two
+        levels, so no data file is ever listed.
+    """
+    if "" not in known:
+        return [""]
+    wanted: list[str] = []
+    for first in sorted(_candidates(known[""])):
+        if first not in known:
+            wanted.append(first)
+            continue
+        below = (f"{first}/{second}" for second in sorted(_candidates(known[first])))
+        wanted.extend(path for path in below if path not in known)
+    return wanted
+
+
+def jobs_in(known: Mapping[str, Level]) -> list[JobPaths]:
+    """Tell the jobs by structure; names decide nothing, for an id may be any text.
+
+    `{x}/checkpoints/checkpoint-…` is a job of the legacy layout, `{x}/{y}/current-generation.json`
+    one of the protocol layout.
+    """
+    found: list[JobPaths] = []
+    for path, level in known.items():
+        first, _, second = path.partition("/")
+        if OUR_DIRECTORY in (first, second) or "/" in second:
+            continue
+        if second == _CHECKPOINTS and any(map(_is_checkpoint, level.directories)):
+            found.append(JobPaths(JobId(first)))
+        if second and CURRENT_GENERATION in level.objects:
+            found.append(JobPaths(JobId(second), PipelineId(first)))
+    return sorted(found, key=lambda paths: paths.root)
+
+
+def _candidates(level: Level) -> frozenset[str]:
+    return level.directories - {OUR_DIRECTORY}
+
+
+def _is_checkpoint(name: str) -> bool:
+    return parse_checkpoint_dir(name) is not None
+
+
+def check_root(root: Level, jobs: Sequence[JobPaths], url: str) -> None:
+    """Refuse a directory that holds something, none of it a job.
+
+    Raises:
+        InputError: not a checkpoint root; the facts say what was found.
+    """
+    strangers = [f"{name}/" for name in sorted(_candidates(root))]
+    strangers += sorted(name for name in root.objects if not name.startswith(_ARROYO_DATABASE))
+    if jobs or not strangers:
+        return
+    more = f" and {len(strangers) - 10} more" if len(strangers) > 10 else ""
+    raise InputError(
+        "not a checkpoint root: nothing in it looks like a job",
+        url=url,
+        found=", ".join(strangers[:10]) + more,
+        next_step="give the directory that holds `{job}/checkpoints/checkpoint-…` or "
+        "`{pipeline}/{job}/current-generation.json`",
+    )
+
+
+def choose_job(name: str, jobs: Sequence[JobPaths], url: str) -> JobPaths:
+    """Find the job that a user means by `job` or `pipeline/job`.
+
+    A whole path wins over the job part of another, so that every job can be named.
+
+    Raises:
+        NotFoundError: there is none; says which there are.
+        InputError: several pipelines have such a job; says which.
+    """
+    exact = [paths for paths in jobs if paths.root == name]
+    found = exact or [paths for paths in jobs if paths.job == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InputError(
+            "several jobs have this name",
+            job=name,
+            url=url,
+            candidates=", ".join(paths.root for paths in found),
+            next_step="name it as pipeline/job",
+        )
+    known = ", ".join(paths.root for paths in jobs[:20]) + (", …" if len(jobs) > 20 else "")
+    raise NotFoundError(
+        "there is no such job",
+        job=name,
+        url=url,
+        jobs=known or "none",
+        next_step="choose one of the jobs there are, or check --url",
+    )
+
+
+# ---- which epochs to look at ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Attempt:
+    """A directory in which a worker generation wrote, or began to write, an epoch."""
+
+    epoch: Epoch
+    worker_generation: WorkerGeneration | None
+
+
+def unfinished_attempts(attempts: Iterable[Attempt], owners: Iterable[Attempt]) -> list[Attempt]:
+    """Choose the attempts that may be invisible, unclaimed or orphaned, oldest first.
+
+    Older than the oldest owned epoch are the remains of expired ones: their directories stay for as
+    long as a newer epoch lists a file in them.
+
+    Args:
+        attempts: every checkpoint directory.
+        owners: the attempts that own their epoch.
+    """
+    owned = set(owners)
+    oldest = min((owner.epoch for owner in owned), default=Epoch(0))
+    return sorted(one for one in attempts if one not in owned and one.epoch >= oldest)
+
+
+def job_watermark_micros(checkpoint: Checkpoint) -> int | None:
+    """The event time that all operators which have a watermark have reached; None if none has."""
+    marks = [operator.min_watermark_micros for operator in checkpoint.operators]
+    return min((mark for mark in marks if mark is not None), default=None)
+
+
+def is_at_rest(newest: Checkpoint, generation: WorkerGeneration | None) -> bool:
+    """Whether the run that wrote the newest epoch stopped with it, and none was started since.
+
+    Args:
+        generation: the newest worker generation that was started.
+    """
+    final = newest.progress is not None and newest.progress.final
+    return final and newest.worker_generation == generation
+
+
+# ---- what a read needs ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """The files of an expiring table to read, in replay order, and the rows to keep of them.
+
+    Attributes:
+        keys: the routing keys wanted, both ends included.
+        cutoff_micros: rows older than this are dropped once all files are replayed; 0 = none.
+    """
+
+    files: tuple[TimeFile, ...]
+    keys: KeyRange
+    cutoff_micros: int
+
+
+def plan_read(
+    config: ExpiringTimeKeyConfig,
+    files: ExpiringTimeKeyFiles,
+    watermark_micros: int | None,
+    keys: KeyRange = ALL_KEYS,
+    *,
+    ours: bool = True,
+) -> ReadPlan:
+    """Choose what a restore at this watermark would load of an expiring table.
+
+    Args:
+        watermark_micros: the smallest watermark of the operator; None = it has none.
+        ours: whether a job of ours wrote it. Arroyo reads its generational tables without
+            looking at the retention.
+
+    Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs (arroyo-state.md 5.4).
+    """
+    unbounded = config.generational and not ours
+    cutoff = 0 if unbounded else cutoff_micros(watermark_micros, config.retention_micros)
+    return ReadPlan(files_to_carry(files.files, cutoff, keys), keys, cutoff)
+
+
+def find_table(
+    checkpoint: Checkpoint, operator_name: str, table_name: str
+) -> tuple[OperatorCheckpoint, TableConfig, TableFiles]:
+    """Look up one table of one operator.
+
+    Raises:
+        NotFoundError: there is no such operator or table; says which there are.
+    """
+    operator = checkpoint.operator(operator_name)
+    if operator is None:
+        raise NotFoundError(
+            "the job has no such operator at this epoch",
+            job=checkpoint.job,
+            epoch=checkpoint.epoch,
+            operator=operator_name,
+            operators=", ".join(one.operator for one in checkpoint.operators) or "none",
+            next_step="choose one of the operators there are",
+        )
+    for name, files in operator.tables.items():
+        if name == table_name:
+            return operator, operator.configs[name], files
+    raise NotFoundError(
+        "the operator has no such table at this epoch",
+        job=checkpoint.job,
+        epoch=checkpoint.epoch,
+        operator=operator_name,
+        table=table_name,
+        tables=", ".join(operator.tables) or "none",
+        next_step="choose one of the tables there are",
+    )

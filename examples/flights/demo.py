@@ -1,0 +1,478 @@
+"""The demo: the flights job on Spark, killed half way, started again, stopped, finished, proved.
+
+    make demo                                           on Spark
+    python examples/flights/demo.py --in-process        without
+
+Works in `.demo/flights/` below the project, fresh each time. Exit code 0: everything was equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from verify import FLIGHTS, JOB, Proof, explain, prove
+
+from arroyo_dagster.errors import ArroyoStateError, NotFoundError
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.storage.open import open_store
+
+PROJECT = Path(__file__).resolve().parents[2]
+FOLDER = PROJECT / ".demo" / "flights"
+ARROYO_STATE = (str(Path(sys.executable).with_name("arroyo-state")),)
+PARALLELISM = 2
+SPARK_ROWS_PER_EPOCH = 8192
+IN_PROCESS_ROWS_PER_EPOCH = 2048  # its epochs are so quick that a stop would come too late
+STALLED_SECONDS = 120
+STOPPED_SECONDS = 60
+LOG_LINES = 15
+
+
+class DemoError(Exception):
+    """The demo did not come out as it must; the message says what to look at."""
+
+
+# ---- the job, from outside -----------------------------------------------------------------------
+
+
+class Job:
+    """The flights job: started as a user would, watched through the state package."""
+
+    def __init__(self, *, spark: bool, rows: int) -> None:
+        self.url = str(FOLDER / "checkpoints")
+        self.output = str(FOLDER / "output")
+        self.spark = spark
+        self.rows_per_epoch = SPARK_ROWS_PER_EPOCH if spark else IN_PROCESS_ROWS_PER_EPOCH
+        self.epochs = -(-rows // self.rows_per_epoch)
+        self._backend = ParquetBackend(open_store(self.url), JOB)
+
+    def epoch(self) -> int:
+        """The newest epoch; 0 while there is none."""
+        try:
+            return max(self._backend.epochs(), default=0)
+        except NotFoundError:
+            return 0
+
+    def newest(self) -> Checkpoint:
+        """The newest checkpoint."""
+        return self._backend.load()
+
+    def size(self) -> tuple[int, int]:
+        """How many files the job's state has, and their bytes; what Spark keeps there left out."""
+        sizes = [
+            info.size_bytes
+            for info in self._backend.store.list(JOB.root)
+            if not info.path.startswith(JOB.ours)
+        ]
+        return len(sizes), sum(sizes)
+
+    def start(self, number: int) -> Run:
+        """Start the job in a process of its own."""
+        where = ["--spark"] if self.spark else []
+        return Run(
+            [*ARROYO_STATE, "run", "examples/flights/pipeline.py:pipeline", *self._url, *where],
+            {
+                "FLIGHTS_OUTPUT": self.output,
+                "FLIGHTS_ROWS_PER_EPOCH": str(self.rows_per_epoch),
+                "FLIGHTS_PARALLELISM": str(PARALLELISM),
+            },
+            FOLDER / f"run-{number}.log",
+        )
+
+    def stop(self) -> None:
+        """Ask the job to stop with a checkpoint.
+
+        Raises:
+            DemoError: the command failed.
+        """
+        command = [*ARROYO_STATE, "stop", str(JOB.root), *self._url]
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise DemoError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+
+    @property
+    def _url(self) -> list[str]:
+        return ["--url", self.url]
+
+
+class Run:
+    """One process of the job, and all processes it starts; ended on leaving the context."""
+
+    def __init__(self, command: list[str], settings: dict[str, str], log: Path) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            # A session of its own: a signal to its group reaches Spark's JVM too, and never us.
+            self._process = subprocess.Popen(
+                command,
+                cwd=PROJECT,
+                env={**os.environ, **settings},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.running:
+            self._signal(signal.SIGTERM)
+            try:
+                self._process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """End it with SIGKILL: no handler runs, nothing is flushed."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return  # it has just ended by itself
+
+    def check_ended_well(self) -> None:
+        """Raise DemoError unless it ended with exit code 0."""
+        code = self._process.wait()
+        if code != 0:
+            raise DemoError(f"the job ended with exit code {code}.\n{self.last_words()}")
+
+    def last_words(self) -> str:
+        """The end of its log, and where the whole of it lies."""
+        lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        return "\n".join([f"The end of {_shown(self.log)}:", *(f"  {line}" for line in lines)])
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(PROJECT))
+
+
+# ---- progress ------------------------------------------------------------------------------------
+
+
+class Show:
+    """Says how far the job is: a bar in a terminal, else a line now and then."""
+
+    SECONDS_BETWEEN_LINES = 2.0
+
+    def __init__(self, console: Console, epochs: int) -> None:
+        self._console = console
+        self._epochs = epochs
+        self._bar: Progress | None = None
+        self._phase = ""
+        self._said_at = 0.0
+        self._said_epoch = -1
+
+    @contextmanager
+    def bar(self) -> Iterator[Show]:
+        """Show a bar, where there is a terminal."""
+        if not self._console.is_terminal:
+            yield self
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("epoch"),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self._console, transient=True) as self._bar:
+            self._bar.add_task("", total=self._epochs)
+            yield self
+        self._bar = None
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def phase(self, text: str) -> None:
+        """What the next epochs are written by."""
+        self._phase = text
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], description=text)
+
+    def epoch(self, epoch: int) -> None:
+        """The newest epoch is `epoch`."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=min(epoch, self._epochs))
+            return
+        now = time.monotonic()
+        if epoch != self._said_epoch and now - self._said_at >= self.SECONDS_BETWEEN_LINES:
+            self._said_at, self._said_epoch = now, epoch
+            self.say(f"  {self._phase}: epoch {epoch} of about {self._epochs}")
+
+
+# ---- the story -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What one run, or all of them, did.
+
+    Attributes:
+        rows: flights read.
+        files, size_bytes: of the job's state.
+    """
+
+    ended: str
+    epochs: int
+    rows: int
+    files: int
+    size_bytes: int
+    seconds: float
+
+
+class Story:
+    """Three runs of one job, one after the other."""
+
+    def __init__(self, job: Job, show: Show) -> None:
+        self.accounts: list[Account] = []
+        self._job = job
+        self._show = show
+        self._poll_seconds = 0.1 if job.spark else 0.02
+
+    def play(self) -> None:
+        """Run the job to its end, with a kill and a stop on the way.
+
+        Raises:
+            DemoError: a run did not do what it was to do.
+        """
+        half = self._job.epochs // 2
+        with self._run(1, f"run 1, to be killed at epoch {half}") as run:
+            self._until(run, half)
+            run.kill()
+            self._account("killed (SIGKILL)")
+        with self._run(2, "run 2, to be stopped with a checkpoint") as run:
+            self._until(run, self._job.epoch() + 3)
+            self._job.stop()
+            self._until_end(run, STOPPED_SECONDS)
+            self._check_stopped()
+            self._account("stopped (then_stop)")
+        with self._run(3, "run 3, to the end") as run:
+            self._until_end(run, STALLED_SECONDS)
+            self._check_exhausted()
+            self._account("read everything")
+
+    @contextmanager
+    def _run(self, number: int, phase: str) -> Iterator[Run]:
+        self._show.phase(phase)
+        self._started = time.monotonic()
+        self._before = self._facts()
+        with self._job.start(number) as run:
+            self._show.say(
+                f"Run {number} starts{' Spark' if self._job.spark else ''} (pid {run.pid}), "
+                f"from epoch {self._before.epochs}."
+            )
+            yield run
+
+    def _until(self, run: Run, epoch: int) -> None:
+        """Wait until the job has written `epoch`."""
+        waiting = _Patience(STALLED_SECONDS)
+        while (now := self._job.epoch()) < epoch:
+            self._show.epoch(now)
+            if not run.running:
+                raise DemoError(
+                    f"the job ended at epoch {now}, before epoch {epoch}.\n{run.last_words()}"
+                )
+            if waiting.is_over(now):
+                raise DemoError(
+                    f"no epoch after {now} within {STALLED_SECONDS} seconds.\n{run.last_words()}"
+                )
+            time.sleep(self._poll_seconds)
+        self._show.epoch(now)
+
+    def _until_end(self, run: Run, patience_seconds: float) -> None:
+        """Wait until the process ends by itself."""
+        waiting = _Patience(patience_seconds)
+        while run.running:
+            now = self._job.epoch()
+            self._show.epoch(now)
+            if waiting.is_over(now):
+                raise DemoError(
+                    f"neither an epoch after {now} nor an end within {patience_seconds:.0f} "
+                    f"seconds.\n{run.last_words()}"
+                )
+            time.sleep(self._poll_seconds)
+        run.check_ended_well()
+
+    def _check_stopped(self) -> None:
+        progress = self._job.newest().progress
+        if progress is None or not progress.final:
+            raise DemoError("the job stopped without a last checkpoint (then_stop)")
+        if progress.exhausted:
+            raise DemoError("the job had read everything before the request to stop arrived")
+
+    def _check_exhausted(self) -> None:
+        progress = self._job.newest().progress
+        if progress is None or not progress.exhausted:
+            raise DemoError("the job ended before it had read everything")
+
+    def _facts(self) -> Account:
+        epoch = self._job.epoch()
+        if not epoch:
+            return Account(ended="", epochs=0, rows=0, files=0, size_bytes=0, seconds=0)
+        progress = self._job.newest().progress
+        offsets = json.loads(progress.offsets) if progress else {"departures": {"row": 0}}
+        files, size = self._job.size()
+        rows = offsets["departures"]["row"]
+        return Account(ended="", epochs=epoch, rows=rows, files=files, size_bytes=size, seconds=0)
+
+    def _account(self, ended: str) -> None:
+        before, now = self._before, self._facts()
+        account = Account(
+            ended=ended,
+            epochs=now.epochs - before.epochs,
+            rows=now.rows - before.rows,
+            files=now.files - before.files,
+            size_bytes=now.size_bytes - before.size_bytes,
+            seconds=time.monotonic() - self._started,
+        )
+        self.accounts.append(account)
+        self._show.say(f"  {ended} at epoch {now.epochs}, after {account.seconds:.1f} s.")
+
+
+class _Patience:
+    """Ends when no epoch came for so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._epoch = -1
+        self._since = time.monotonic()
+
+    def is_over(self, epoch: int) -> bool:
+        if epoch != self._epoch:
+            self._epoch, self._since = epoch, time.monotonic()
+        return time.monotonic() - self._since > self._seconds
+
+
+# ---- the end -------------------------------------------------------------------------------------
+
+
+def _table(accounts: list[Account], proof: Proof, seconds: float) -> Table:
+    table = Table(title="What the job wrote", title_justify="left")
+    for name in ("run", "epochs", "rows", "files", "bytes", "seconds"):
+        table.add_column(name, justify="left" if name == "run" else "right")
+    table.add_column("how it ended")
+    for number, account in enumerate(accounts, start=1):
+        table.add_row(str(number), *_cells(account), account.ended, end_section=number == 3)
+    whole = Account(
+        ended=f"{len(accounts) - 1} restarts, and proof",
+        epochs=proof.epoch,
+        rows=sum(account.rows for account in accounts),
+        files=sum(account.files for account in accounts),
+        size_bytes=sum(account.size_bytes for account in accounts),
+        seconds=seconds,
+    )
+    table.add_row("all", *_cells(whole), whole.ended)
+    return table
+
+
+def _cells(account: Account) -> tuple[str, ...]:
+    return (
+        str(account.epochs),
+        f"{account.rows:,}",
+        f"{account.files:,}",
+        decimal(account.size_bytes),
+        f"{account.seconds:.1f}",
+    )
+
+
+def _next_steps(job: Job) -> list[str]:
+    command = os.path.relpath(ARROYO_STATE[0], PROJECT)
+    root = JOB.root
+    return [
+        f"{command} jobs --url {job.url}",
+        f"{command} show {root} --url {job.url}",
+        f"{command} rows {root} aircraft totals --url {job.url}",
+        f"{_shown(Path(__file__).with_name('pipeline.py'))}: the operators, to read",
+    ]
+
+
+def demo(console: Console, *, spark: bool) -> None:
+    """Play the story, prove the result, show the account.
+
+    Raises:
+        DemoError: it did not come out as it must.
+        ArroyoStateError: the state could not be read.
+    """
+    started = time.monotonic()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    flights = pq.read_table(FLIGHTS)
+    job = Job(spark=spark, rows=flights.num_rows)
+    show = Show(console, job.epochs)
+    show.say(
+        f"A year of New York flights, {flights.num_rows:,} rows, in about {job.epochs} epochs "
+        f"{'on Spark' if spark else 'in process'}, parallelism {PARALLELISM}; "
+        f"folder {_shown(FOLDER)}."
+    )
+    story = Story(job, show)
+    with show.bar():
+        story.play()
+        show.say("Proof: final tables and output against a group-by of the flights in pyarrow.")
+        proof = prove(job.url, job.output, flights)
+    if proof.differences:
+        raise DemoError(explain(proof))
+    show.say(f"  {explain(proof)}")
+    console.print()
+    console.print(_table(story.accounts, proof, time.monotonic() - started))
+    console.print("What to look at next:")
+    for line in _next_steps(job):
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def main() -> int:
+    """Run the demo. Returns the exit code."""
+    parser = argparse.ArgumentParser(description="Run the flights job, and prove what it wrote.")
+    parser.add_argument(
+        "--in-process", action="store_true", help="without Spark: one process, no JVM"
+    )
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        demo(Console(), spark=not options.in_process)
+    except KeyboardInterrupt:
+        print("Interrupted; the job was ended.", file=sys.stderr)
+        return 130
+    except (DemoError, ArroyoStateError, OSError) as error:
+        print(f"The demo failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""One Spark session for all tests that need a JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.spark import session as spark_session
+
+# The JVM of the tests lives for a minute: what its second compiler would gain comes too late.
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.spark)
+
+
+@pytest.fixture(scope="session")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = f"{QUICK_JVM} -Dlog4j2.configurationFile={spark_session.LOG_SETTINGS}"
+    spark, ours = spark_session.get_session(
+        "local[2]",
+        {
+            "spark.driver.extraJavaOptions": options,
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        },
+    )
+    yield spark
+    if ours:
+        spark.stop()

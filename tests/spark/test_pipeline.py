@@ -1,0 +1,200 @@
+"""The runtime on Spark: equal to the one in process, exactly once, and never silently skipping."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from arroyo_dagster.errors import ConflictError, InputError
+from arroyo_dagster.spark.pipeline import run_pipeline
+from arroyo_dagster.state.connectors import TableSource
+from arroyo_dagster.state.coordinator import JobRun, request_stop
+from arroyo_dagster.state.local.pipeline import run_pipeline as run_in_process
+from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
+from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.storage.open import open_store
+from tests.spark.words import (
+    Count,
+    newest,
+    output_of,
+    random_words,
+    tables_of,
+    words_pipeline,
+)
+
+pytestmark = pytest.mark.usefixtures("session")
+
+
+def _paths(tmp_path: Path, name: str) -> tuple[Any, Path]:
+    return open_store(f"file://{tmp_path}/{name}-state"), tmp_path / f"{name}-output"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_same_stream_gives_equal_tables_in_process_and_on_spark(
+    tmp_path: Path, seed: int
+) -> None:
+    rows = random_words(300, seed)
+    found = {}
+    for name, run in (("local", run_in_process), ("spark", run_pipeline)):
+        store, output = _paths(tmp_path, name)
+        pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60, parallelism=3)
+        outcome = run(pipeline, store)
+        assert outcome.exhausted
+        assert outcome.epochs == 5
+        found[name] = (tables_of(store, newest(store, pipeline)), output_of(output))
+    assert found["spark"] == found["local"]
+    assert len(found["local"][1]) == 300
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_next_row(tmp_path: Path) -> None:
+    rows = random_words(240, 3)
+    store, output = _paths(tmp_path, "stopped")
+    pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
+    first = run_pipeline(pipeline, store, max_epochs=2)
+    assert first.newest is not None
+    assert first.newest.progress is not None
+    assert (first.epochs, first.newest.progress.final, first.exhausted) == (2, True, False)
+    second = run_pipeline(pipeline, store)
+    assert (second.epochs, second.exhausted) == (2, True)
+    assert run_pipeline(pipeline, store).epochs == 0
+    plain, plain_output = _paths(tmp_path, "plain")
+    run_in_process(words_pipeline(rows, f"file://{plain_output}", rows_per_epoch=60), plain)
+    assert tables_of(store, newest(store, pipeline)) == tables_of(plain, newest(plain, pipeline))
+    assert output_of(output) == output_of(plain_output)
+
+
+def test_a_recreated_checkpoint_directory_stops_the_run_until_adopt_is_said(
+    tmp_path: Path,
+) -> None:
+    rows = random_words(240, 4)
+    store, output = _paths(tmp_path, "adopted")
+    pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
+    before = run_pipeline(pipeline, store, max_epochs=1).newest
+    assert before is not None
+    assert before.progress is not None
+    shutil.rmtree(before.progress.checkpoint_location.removeprefix("file://"))
+    with pytest.raises(ConflictError, match="--adopt"):
+        run_pipeline(pipeline, store)
+    assert newest(store, pipeline).epoch == before.epoch
+    after = run_pipeline(pipeline, store, adopt=True)
+    assert after.exhausted
+    assert after.newest is not None
+    assert after.newest.progress is not None
+    assert after.newest.progress.query_id != before.progress.query_id
+    assert len(output_of(output)) == 240
+
+
+def test_a_run_in_process_takes_over_from_spark_only_when_told_to(tmp_path: Path) -> None:
+    rows = random_words(180, 5)
+    store, output = _paths(tmp_path, "both")
+    pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
+    run_pipeline(pipeline, store, max_epochs=1)
+    with pytest.raises(ConflictError, match="streaming query"):
+        run_in_process(pipeline, store)
+    assert run_in_process(pipeline, store, max_epochs=1, adopt=True).epochs == 1
+    with pytest.raises(ConflictError, match="--adopt"):
+        run_pipeline(pipeline, store)
+    assert run_pipeline(pipeline, store, adopt=True).exhausted
+    assert len(output_of(output)) == 180
+
+
+def test_asked_to_stop_while_idle_a_run_writes_a_last_epoch_without_rows(tmp_path: Path) -> None:
+    store, output = _paths(tmp_path, "idle")
+    rows = random_words(120, 6)
+    pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
+    object.__setattr__(_source(pipeline), "exhausted", _never)
+
+    def stop_behind_the_second(checkpoint: Any) -> None:
+        if checkpoint.epoch == 2:
+            request_stop(store, pipeline.paths, 0)
+
+    outcome = run_pipeline(pipeline, store, follow=True, on_epoch=stop_behind_the_second)
+    assert outcome.newest is not None
+    assert outcome.newest.progress is not None
+    assert (outcome.newest.epoch, outcome.newest.progress.final) == (3, True)
+    assert outcome.newest.progress.batch_id == 1
+    assert store.head(pipeline.paths.stop_request) is None
+    assert len(output_of(output)) == 120
+
+
+def _source(pipeline: Pipeline) -> Any:
+    (node,) = pipeline.sources.values()
+    return node.source
+
+
+def _never(offset: Any) -> bool:
+    return False
+
+
+def test_a_run_that_was_fenced_stops_and_loses_nothing(tmp_path: Path) -> None:
+    rows = random_words(240, 7)
+    store, output = _paths(tmp_path, "fenced")
+    pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
+
+    def start_another(checkpoint: Any) -> None:
+        if checkpoint.epoch == 2:
+            JobRun(store, pipeline)
+
+    with pytest.raises(ConflictError, match="fenced"):
+        run_pipeline(pipeline, store, on_epoch=start_another)
+    assert newest(store, pipeline).epoch == 2
+    assert run_pipeline(pipeline, store).exhausted
+    assert len(output_of(output)) == 240
+
+
+class Fails(Count):
+    """Counts, then fails over one row."""
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        super().process_batch(batch, ctx, collector)
+        if ctx.epoch == 2:
+            raise InputError("this row is not for me", number=7)
+
+
+def test_an_error_of_user_code_comes_back_as_itself_and_nothing_of_its_epoch_stays(
+    tmp_path: Path,
+) -> None:
+    rows = random_words(180, 8)
+    store = open_store(f"file://{tmp_path}/failing")
+    pipeline = _only(rows, Fails())
+    with pytest.raises(InputError, match="not for me"):
+        run_pipeline(pipeline, store)
+    assert newest(store, pipeline).epoch == 1
+    mended = _only(rows, Count())
+    assert run_pipeline(mended, store).exhausted
+    plain = open_store(f"file://{tmp_path}/plain")
+    run_in_process(mended, plain)
+    assert tables_of(store, newest(store, mended)) == tables_of(plain, newest(plain, mended))
+
+
+def _only(rows: pa.Table, operator: Operator) -> Pipeline:
+    pipeline = Pipeline("failing", parallelism=2)
+    source = TableSource(rows, rows_per_epoch=60)
+    pipeline.source("source", source, timestamp="at").key_by("word").apply("count", operator)
+    return pipeline
+
+
+def test_two_sources_meet_at_the_smaller_watermark(tmp_path: Path) -> None:
+    early, late = random_words(120, 9), random_words(60, 10)
+    found = {}
+    for name, run in (("local", run_in_process), ("spark", run_pipeline)):
+        store = open_store(f"file://{tmp_path}/{name}")
+        pipeline = Pipeline("two", parallelism=2)
+        sources = [
+            pipeline.source(at, TableSource(rows, rows_per_epoch=30), timestamp="at").key_by("word")
+            for at, rows in (("early", early), ("late", late))
+        ]
+        pipeline.apply("count", Count(), sources)
+        run(pipeline, store)
+        checkpoint = newest(store, pipeline)
+        operator = checkpoint.operator("count")
+        assert operator is not None
+        assert operator.min_watermark_micros == (1_700_000_000 + 59) * 1_000_000
+        found[name] = tables_of(store, checkpoint)
+    assert found["local"] == found["spark"]
