@@ -6,9 +6,13 @@ Exit codes: 0 done, 1 an error of this package (one message on stderr), 2 a wron
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
 import json
+import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -101,6 +105,8 @@ def store_options(command: _F) -> _F:
 
 def _open(url: str | None) -> ObjectStore:
     if url is not None:
+        if ":" not in url:
+            url = os.path.abspath(url)  # what a shell calls a path may be relative
         configure(url)
     return get_storage_provider(url)
 
@@ -475,7 +481,7 @@ def load_pipeline(target: str) -> Pipeline:
         found = _called(found, target)
     if not isinstance(found, Pipeline):
         raise InputError(
-            f"this is a {type(found).__name__}, not a Pipeline",
+            f"it is of type {type(found).__name__}, not a Pipeline",
             given=target,
             next_step="name a Pipeline, or a function without arguments that gives one",
         )
@@ -483,12 +489,18 @@ def load_pipeline(target: str) -> Pipeline:
 
 
 def _pipelines_in(module: object) -> str:
-    return ", ".join(name for name, one in vars(module).items() if isinstance(one, Pipeline))
+    return ", ".join(name for name, one in vars(module).items() if _gives_pipeline(one))
+
+
+def _gives_pipeline(one: object) -> bool:
+    if not inspect.isfunction(one):
+        return isinstance(one, Pipeline)
+    signature = inspect.signature(one)
+    given = all(p.default is not p.empty for p in signature.parameters.values())
+    return given and signature.return_annotation in (Pipeline, "Pipeline")
 
 
 def _called(function: Callable[..., Any], target: str) -> object:
-    import inspect
-
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError) as error:
@@ -501,9 +513,6 @@ def _called(function: Callable[..., Any], target: str) -> object:
 
 
 def _import(where: str) -> object:
-    import importlib
-    import os
-
     directory, name = os.getcwd(), where
     if where.endswith(".py"):
         directory, name = os.path.split(os.path.abspath(where))
@@ -536,8 +545,6 @@ def _not_imported(where: str, name: str, error: Exception) -> InputError:
             given=where,
             next_step="run it where the module can be imported, or give the path of its file",
         )
-    import traceback
-
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1] if frames else None
     return InputError(

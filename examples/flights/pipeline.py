@@ -95,7 +95,7 @@ class AircraftTotals(Operator):
         self._watched = [
             (total.last_seen_micros, tailnum)
             for (tailnum, total), key_hash in zip(known.items(), hashes, strict=True)
-            if True
+            if owned.contains(key_hash)
         ]
         heapq.heapify(self._watched)
 
@@ -127,7 +127,7 @@ class AircraftTotals(Operator):
         while self._watched and self._watched[0][0] <= latest_gone:
             _, tailnum = heapq.heappop(self._watched)
             last_seen = self._totals.get(tailnum).last_seen_micros
-            if last_seen <= latest_gone:
+            if last_seen < latest_gone:
                 gone.append(tailnum)
             else:
                 heapq.heappush(self._watched, (last_seen, tailnum))

@@ -5,11 +5,12 @@ Source: crates/arroyo-state/src/tables/global_keyed_map.rs and expiring_time_key
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import FormatError
@@ -49,17 +50,19 @@ def encode_rows(rows: pa.Table) -> bytes:
 
 
 def encode_pairs(
-    columns: Sequence[Sequence[bytes]], schema: pa.Schema, *, version: int
+    keys: Iterable[bytes], seconds: Iterable[bytes], schema: pa.Schema, *, version: int
 ) -> bytes:
-    """Encode rows of two binary columns of a global keyed table; no rows give no row group.
+    """Encode rows of a global keyed table, ordered by key; no rows give no row group.
 
     Args:
-        columns: one sequence a column of `schema`, in ascending order of the key.
+        keys: each once, in any order.
+        seconds: the value, or the operation, of each key.
         schema: `GLOBAL_KEY_VALUE_SCHEMA` or `REMOVAL_SCHEMA`.
         version: the state version of the table's values.
     """
-    arrays = [pa.array(column, pa.binary()) for column in columns]
-    rows = pa.Table.from_arrays(arrays, schema=schema)
+    columns = [pa.array(list(column), pa.binary()) for column in (keys, seconds)]
+    rows = pa.Table.from_arrays(columns, schema=schema)
+    rows = rows.take(pc.sort_indices(rows.column(0)))
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema, write_statistics=False, **_settings()) as writer:
         writer.add_key_value_metadata({_VERSION.decode(): str(version)})

@@ -31,6 +31,7 @@ from arroyo_dagster.state.model.ids import (
     StatePath,
     TableName,
     WorkerGeneration,
+    path_problem,
 )
 from arroyo_dagster.state.model.layout import (
     JobPaths,
@@ -56,6 +57,7 @@ from arroyo_dagster.state.planning.query import (
     job_watermark_micros,
     jobs_in,
     plan_read,
+    shown_operators,
     unfinished_attempts,
 )
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -103,6 +105,13 @@ def find_job(store: ObjectStore, name: str) -> JobPaths:
         NotFoundError: there is none; says which there are.
         InputError: the name is ambiguous, or not a name at all.
     """
+    problem = path_problem(name)
+    if problem is not None:
+        raise InputError(
+            f"not the name of a job: {problem}",
+            job=name,
+            next_step="name it as job, or as pipeline/job",
+        )
     path = StatePath(name)
     # A whole path needs one listing, however many jobs there are.
     pipeline, _, job = path.rpartition("/")
@@ -231,7 +240,7 @@ def list_epochs(
         later.epoch: earlier for earlier, later in itertools.pairwise(loaded)
     }
     summaries = [
-        _summary(paths, one, sizes, before.get(one.epoch), first=epochs[:1] == [one.epoch])
+        _summary(paths, one, sizes, before.get(one.epoch))
         for one in (*loaded, *rest)
         if one.epoch in shown or one in rest
     ]
@@ -330,8 +339,6 @@ def _summary(
     one: _Loaded,
     sizes: Mapping[StatePath, int],
     before: _Loaded | None,
-    *,
-    first: bool,
 ) -> EpochSummary:
     checkpoint = one.checkpoint
     listed = dict.fromkeys(checkpoint.paths) if checkpoint else {}
@@ -347,10 +354,9 @@ def _summary(
         )
     new: list[StatePath] | None = None
     if checkpoint is not None and checkpoint.state.canonical:
-        if first:
-            new = list(listed)
-        elif before is not None and before.checkpoint is not None:
-            known = set(before.checkpoint.paths)
+        earlier = before.checkpoint if before is not None else None
+        if earlier is not None or checkpoint.epoch == 1:
+            known = set(earlier.paths) if earlier is not None else set()
             new = [path for path in listed if path not in known]
     return EpochSummary(
         epoch=one.epoch,
@@ -468,7 +474,7 @@ def describe_epoch(
                 for name, files in sorted(operator.tables.items())
             ),
         )
-        for operator in checkpoint.operators
+        for operator in shown_operators(checkpoint)
     )
     return EpochDescription(checkpoint=checkpoint, operators=operators)
 

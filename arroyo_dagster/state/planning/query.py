@@ -172,6 +172,22 @@ def job_watermark_micros(checkpoint: Checkpoint) -> int | None:
     return min((mark for mark in marks if mark is not None), default=None)
 
 
+def shown_operators(checkpoint: Checkpoint) -> tuple[OperatorCheckpoint, ...]:
+    """Give the operators from source to sink.
+
+    Our metadata lists them so. Arroyo's lists them in random order, but most ids end in the
+    operator's place in the plan.
+    """
+    if checkpoint.progress is not None:
+        return checkpoint.operators
+    return tuple(sorted(checkpoint.operators, key=lambda one: _place(one.operator)))
+
+
+def _place(operator: str) -> tuple[bool, int, str]:
+    number = operator.rpartition("_")[2]
+    return (not number.isdecimal(), int(number) if number.isdecimal() else 0, operator)
+
+
 def is_at_rest(newest: Checkpoint, generation: WorkerGeneration | None) -> bool:
     """Whether the run that wrote the newest epoch stopped with it, and none was started since.
 

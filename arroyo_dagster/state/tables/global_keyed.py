@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
@@ -142,11 +142,9 @@ class GlobalKeyedTable:
         versions = {version for version, _ in pairs.values()}
         if len(versions) > 1:
             return None
-        keys = sorted(pairs)
         version = versions.pop() if versions else self.config.state_version
-        data = encode_pairs(
-            [keys, [pairs[key][1] for key in keys]], GLOBAL_KEY_VALUE_SCHEMA, version=version
-        )
+        values = (value for _, value in pairs.values())
+        data = encode_pairs(pairs, values, GLOBAL_KEY_VALUE_SCHEMA, version=version)
         path = name_file("-compacted")
         self._store.put(path, data)
         return path
@@ -192,18 +190,19 @@ class GlobalKeyedTableCheckpointer:
         Returns:
             The report, and the bytes written. Nothing changed = no file.
         """
-        inserted = sorted(item for item in self._pending.items() if item[1] is not None)
-        removed = sorted(key for key, value in self._pending.items() if value is None)
+        removed = [key for key, value in self._pending.items() if value is None]
+        inserted = {key: value for key, value in self._pending.items() if value is not None}
         size, file, removals = 0, None, None
         version = self._table.config.state_version
         if removed:
-            operations = [encode_operation(DeleteKey(key)) for key in removed]
-            data = encode_pairs([removed, operations], REMOVAL_SCHEMA, version=version)
+            operations = (encode_operation(DeleteKey(key)) for key in removed)
+            data = encode_pairs(removed, operations, REMOVAL_SCHEMA, version=version)
             removals = self._put("-removed", data)
             size += len(data)
         if inserted:
-            columns = cast(list[list[bytes]], [list(column) for column in zip(*inserted)])
-            data = encode_pairs(columns, GLOBAL_KEY_VALUE_SCHEMA, version=version)
+            data = encode_pairs(
+                inserted, inserted.values(), GLOBAL_KEY_VALUE_SCHEMA, version=version
+            )
             file = self._put("", data)
             size += len(data)
         return GlobalKeyedReport(file=file, removals=removals, commit_data=self._commit_data), size

@@ -1,0 +1,209 @@
+"""From the shell into checkpoints: what a real Arroyo wrote, and what a first example writes."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from arroyo_dagster.cli import main
+from arroyo_dagster.state import storage
+from arroyo_dagster.state.local.query import (
+    OperatorSummary,
+    describe_epoch,
+    find_job,
+    list_epochs,
+    read_rows,
+)
+from arroyo_dagster.state.storage import WriteProtected, open_store
+from tests.compat.arroyo import ARCHIVES, description, unpack
+
+Archive = Callable[[str], str]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="session")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Archive:
+    """Gives the URL of an archive, unpacked once."""
+    urls: dict[str, str] = {}
+
+    def url_of(name: str) -> str:
+        if name not in urls:
+            urls[name] = unpack(name, tmp_path_factory.mktemp(name))
+        return urls[name]
+
+    return url_of
+
+
+def output(*args: str) -> Any:
+    result = CliRunner().invoke(main, [*args, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def iso_seconds(micros: int | None) -> str | None:
+    """Independent of the code under test: whole seconds of UTC."""
+    import datetime as dt
+
+    if micros is None:
+        return None
+    return dt.datetime.fromtimestamp(micros // 10**6, dt.UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+# ---- what Arroyo wrote ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_jobs_agree_with_the_independent_reader(name: str, archive: Archive) -> None:
+    described = description(name)
+    jobs = output("jobs", "--url", archive(name))
+    found = {"/".join(filter(None, (job["pipeline"], job["job"]))): job for job in jobs}
+    assert set(found) == set(described)
+    for path, job in found.items():
+        epochs = [epoch["epoch"] for epoch in described[path]["epochs"]]
+        assert (job["epochs"], job["newest_epoch"]) == (len(epochs), max(epochs))
+        assert job["layout"] == ("protocol" if name == "leader" else "legacy")
+        assert (job["state"], job["problem"]) == ("ready", None)
+        marks = [one["min_watermark_us"] for one in newest(described[path])["operators"].values()]
+        watermark = min(mark for mark in marks if mark is not None)
+        assert job["watermark"][:19] == iso_seconds(watermark)
+
+
+def newest(job: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = max(job["epochs"], key=lambda epoch: epoch["epoch"])
+    return found
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_epochs_agree_with_the_independent_reader(name: str, archive: Archive) -> None:
+    for path, job in description(name).items():
+        found = output("epochs", path, "--url", archive(name))
+        shown = [(one["epoch"], one["generation"], one["operators"], one["bytes"]) for one in found]
+        assert shown == [
+            (
+                epoch["epoch"],
+                epoch.get("generation"),
+                len(epoch["operators"]),
+                sum(table["bytes"] for table in tables_of(epoch).values()),
+            )
+            for epoch in job["epochs"]
+        ]
+        assert {one["state"] for one in found} == {"ready"}
+        files = [sum(t["files"] for t in tables_of(epoch).values()) for epoch in job["epochs"]]
+        assert [one["files"] for one in found] == files
+
+
+def tables_of(epoch: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {
+        (operator, table): facts
+        for operator, one in epoch["operators"].items()
+        for table, facts in one["tables"].items()
+    }
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_show_agrees_with_the_independent_reader_at_every_epoch(
+    name: str, archive: Archive
+) -> None:
+    store = WriteProtected(open_store(archive(name)))
+    for path, job in description(name).items():
+        paths = find_job(store, path)
+        for epoch in job["epochs"]:
+            found = describe_epoch(store, paths, epoch["epoch"])
+            assert {one.operator: summary(one) for one in found.operators} == {
+                operator: (
+                    one["parallelism"],
+                    one["min_watermark_us"],
+                    {
+                        table: (facts["kind"], facts["files"], facts["rows"], facts["bytes"])
+                        for table, facts in one["tables"].items()
+                    },
+                )
+                for operator, one in epoch["operators"].items()
+            }
+
+
+def summary(one: OperatorSummary) -> tuple[int, int | None, dict[str, Any]]:
+    kinds = {"global keyed": "global", "expiring time-key": "expiring"}
+    tables = {
+        str(t.table): (kinds[t.kind.label], t.files, t.rows, t.size_bytes) for t in one.tables
+    }
+    return one.parallelism, one.watermark_micros, tables
+
+
+def test_show_as_json_holds_what_was_promised(archive: Archive) -> None:
+    found = output("show", "aircraft_sessions", "--url", archive("flights"))
+    assert (found["job"], found["epoch"], found["state"]) == ("aircraft_sessions", 8, "ready")
+    assert found["operators"][-1] == {
+        "operator_id": "SessionWindow<21600s>",
+        "parallelism": 2,
+        "watermark": "2013-01-05T02:30:00.000000Z",
+        "tables": [
+            {"table": "e", "kind": "global_keyed", "files": 2, "rows": 2, "bytes": 1218},
+            {"table": "s", "kind": "expiring_time_key", "files": 16}
+            | {key: found["operators"][-1]["tables"][1][key] for key in ("rows", "bytes")},
+        ],
+    }
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_rows_of_every_table_of_arroyo_are_plain_json(name: str, archive: Archive) -> None:
+    store = WriteProtected(open_store(archive(name)))
+    for path, job in description(name).items():
+        paths = find_job(store, path)
+        for (operator, table), facts in tables_of(newest(job)).items():
+            found = read_rows(store, paths, operator, table, limit=50)
+            json.dumps(found.rows, allow_nan=False)
+            assert len(found.rows) == min(50, found.count)
+            assert found.count <= facts["rows"]
+            if facts["kind"] == "global":
+                assert all(set(row) == {"key_hex", "value_hex"} for row in found.rows)
+            elif facts["generational"]:
+                assert found.count == facts["rows"]
+
+
+def test_raw_keys_and_values_are_those_that_arroyo_wrote(archive: Archive) -> None:
+    described = newest(description("flights")["carrier_totals"])
+    tables = {at: facts for at, facts in tables_of(described).items() if "entries_hex" in facts}
+    for (operator, table), facts in tables.items():
+        at = ("carrier_totals", operator, table, "--url", archive("flights"))
+        rows = output("rows", *at)
+        assert [[row["key_hex"], row["value_hex"]] for row in rows] == facts["entries_hex"]
+
+
+def test_two_columns_of_one_name_are_both_shown(archive: Archive) -> None:
+    at = ("median_delays", "tumbling_4", "t", "--url", archive("flights"))
+    rows = output("rows", *at, "--limit", "0")
+    assert list(rows[0]) == ["origin", "0", "0_1", "1", "_timestamp"]
+    assert {row["_timestamp"] for row in rows} == {"2013-01-05T00:00:00.000000000"}
+    assert all(len(row["0"]) == len(row["0_1"]) == len(row["1"]) for row in rows)
+
+
+def test_an_attempt_that_was_killed_is_shown_as_what_it_is(archive: Archive) -> None:
+    store = WriteProtected(open_store(archive("leader")))
+    for path in description("leader"):
+        states = [one.state for one in list_epochs(store, find_job(store, path))]
+        assert None not in states
+
+
+# ---- what a beginner writes ----------------------------------------------------------------------
+
+
+def test_the_first_example_goes_from_nothing_to_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (EXAMPLES / "hello_state.py").read_text()
+    assert len(source.splitlines()) <= 20
+    monkeypatch.setattr("arroyo_dagster.open_store", lambda _: storage.open_store(str(tmp_path)))
+    runpy.run_path(str(EXAMPLES / "hello_state.py"), run_name="__main__")
+    rows = output("rows", "main", "count", "counts", "--url", str(tmp_path))
+    assert sorted(rows, key=lambda row: str(row["key"])) == [
+        {"key": "be", "value": 1},
+        {"key": "to", "value": 2},
+    ]
+    assert "arroyo-state rows main count counts --url /tmp/hello-state" in source

@@ -1,0 +1,104 @@
+"""The import table of the house (`style.md`), and what may be loaded when."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "arroyo_dagster"
+OURS = "arroyo_dagster"
+
+# Room -> (rooms it may import, third parties it may import). The longest matching name counts.
+CORE = {"errors", "state.model"}
+LOW = CORE | {"state.planning", "state.codec", "state.storage"}
+SUBTASK = {
+    *("state.tables", "state.backend", "state.operators", "state.pipeline", "state.exchange"),
+    *("state.task", "state.coordinator", "state.connectors"),
+}
+STATE = LOW | SUBTASK | {"state.local", "state"}
+ROOMS: dict[str, tuple[set[str], set[str]]] = {
+    "": ({"*"}, set()),  # __init__: public names, each loaded when asked for
+    "errors": (set(), set()),
+    "state": ({"*"}, set()),
+    "state.model": (CORE, set()),
+    "state.planning": (CORE | {"state.planning"}, set()),
+    "state.codec": (CORE | {"state.codec"}, {"google", "pyarrow", "numpy"}),
+    "state.storage": (CORE | {"state.storage"}, set()),
+    "state.storage.fsspec_store": (CORE | {"state.storage"}, {"fsspec"}),
+    "state.storage.s3_store": (CORE | {"state.storage"}, {"botocore", "s3fs"}),
+    **{room: (LOW | SUBTASK, {"pyarrow", "numpy"}) for room in SUBTASK},
+    "state.local": (STATE, {"pyarrow", "numpy", "polars"}),
+    "spark": (STATE | {"spark"}, {"pyspark", "pyarrow"}),
+    "cli": ({"*"}, {"click", "rich", "pyarrow", "pendulum"}),
+}
+MODULES = sorted(
+    path
+    for path in PACKAGE.rglob("*.py")
+    if not path.name.endswith("_pb2.py") and path.parent.name != "proto"
+)
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _room(module: str) -> str:
+    while module not in ROOMS:
+        module = module.rpartition(".")[0]
+    return module
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Everything a module imports, inside its functions too, types for the checker included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            yield node.module
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_a_room_imports_what_its_row_of_the_table_allows(path: Path) -> None:
+    rooms, parties = ROOMS[_room(_name(path))]
+    for imported in _imports(path):
+        top, _, rest = imported.partition(".")
+        if top == OURS:
+            allowed = "*" in rooms or any(
+                rest == room or rest.startswith(f"{room}.") for room in rooms
+            )
+            assert allowed, f"{_name(path)} imports {imported}"
+        elif top not in sys.stdlib_module_names:
+            assert top in parties, f"{_name(path)} imports {imported}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_only_the_doors_read_the_environment(path: Path) -> None:
+    doors = {"cli", "spark.session"}  # the session writes PYSPARK_PYTHON, for the workers
+    if _name(path) not in doors:
+        text = path.read_text()
+        assert "os.environ" not in text
+        assert "getenv" not in text
+
+
+@pytest.mark.parametrize(
+    ("imported", "banned"),
+    [
+        ("arroyo_dagster", {"dagster", "pyspark", "pyarrow", "polars"}),
+        ("arroyo_dagster.state", {"dagster", "pyspark"}),
+        ("arroyo_dagster.cli", {"dagster", "pyspark"}),
+        ("arroyo_dagster.state.coordinator", {"dagster", "pyspark", "pandas"}),
+        ("arroyo_dagster.spark.pipeline", {"dagster", "pyspark"}),
+    ],
+)
+def test_an_import_loads_nothing_heavy(imported: str, banned: set[str]) -> None:
+    code = f"import sys, {imported}; print(*sorted({{m.partition('.')[0] for m in sys.modules}}))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not banned & set(answer.stdout.split())
