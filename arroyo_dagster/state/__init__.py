@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.backend import (
         BackingStore,
         ParquetBackend,
+        StateBackend,
     )
     from arroyo_dagster.state.codec.bincode import (
         Codec,
@@ -158,6 +159,7 @@ __all__ = [
     "RunOutcome",
     "Sink",
     "Source",
+    "StateBackend",
     "StateMessage",
     "StatePath",
     "Stream",
@@ -193,10 +195,7 @@ __all__ = [
 ]
 
 _PUBLIC: dict[str, tuple[str, ...]] = {
-    "backend": (
-        "BackingStore",
-        "ParquetBackend",
-    ),
+    "backend": ("BackingStore", "ParquetBackend", "StateBackend"),
     "codec.bincode": (
         "Codec",
         "codec_for",

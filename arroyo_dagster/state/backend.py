@@ -635,3 +635,6 @@ def as_checkpoint(manifest: Manifest, ref: StatePath, state: CheckpointState) ->
         parent_ref=manifest.parent_ref,
         progress=manifest.progress,
     )
+
+StateBackend = ParquetBackend
+"""The backend of this package, by the name that Arroyo gives its own."""

@@ -311,7 +311,7 @@ import sys
 from arroyo_dagster.cli import main
 for command in {READS!r}:
     assert main([*command, "--url", {str(tmp_path)!r}], standalone_mode=False) is None
-print(sorted(m for m in ("dagster", "pyspark", "py4j", "pandas", "polars") if m in sys.modules))
+print(sorted(m for m in ("dagster", "pyspark", "py4j", "polars") if m in sys.modules))
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -365,6 +365,17 @@ def test_run_shows_every_epoch_and_goes_on_where_it_stopped(module: str) -> None
     rest = run("run", f"{module}:PIPELINE", url=url).stdout.splitlines()
     assert [line.partition(":")[0] for line in rest[:-1]] == ["epoch 2", "epoch 3"]
     assert rest[-1].endswith("the sources have ended")
+
+
+def test_run_on_a_terminal_shows_the_same_lines(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = run("run", f"{module}:PIPELINE", "--epochs", "2", url=f"memory://{module}-4").stdout
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert "epoch 1: " in plain
+    assert "epoch 2: " in plain
+    assert "wrote 2 epochs" in plain
 
 
 def test_run_as_json_is_one_document_and_the_epochs_go_to_stderr(module: str) -> None:

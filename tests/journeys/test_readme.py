@@ -1,0 +1,64 @@
+"""The README's commands and code, run as a reader would."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[2]
+README = (PROJECT / "README.md").read_text()
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def _run(command: str, folder: Path, **environment: str) -> str:
+    words = shlex.split(command, comments=True)
+    assert words[0] == "arroyo-state"
+    answer = subprocess.run(
+        [sys.executable, "-m", "arroyo_dagster.cli", *words[1:]],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def test_the_operator_of_the_readme_runs_and_its_totals_are_shown(tmp_path: Path) -> None:
+    (code,) = _blocks("python")
+    (tmp_path / "shop.py").write_text(code)
+    run, rows = next(block for block in _blocks("sh") if "shop.py" in block).splitlines()
+    url = f"file://{tmp_path}/state"
+    _run(run.replace("file:///tmp/shop", url), tmp_path)
+    shown = _run(rows.replace("file:///tmp/shop", url) + " --json", tmp_path)
+    assert {"key": "ada", "value": 300} in json.loads(shown)
+
+
+def test_the_commands_that_look_at_state_run_against_a_job(tmp_path: Path) -> None:
+    (code,) = _blocks("python")
+    (tmp_path / "shop.py").write_text(code)
+    url = f"file://{tmp_path}/state"
+    _run(f"arroyo-state run shop.py:pipeline --url {url}", tmp_path)
+    block = next(block for block in _blocks("sh") if "arroyo-state jobs" in block)
+    commands = [line for line in block.splitlines() if line.startswith("arroyo-state")]
+    assert len(commands) == 4
+    for command in commands:
+        for word, value in (("JOB", "main"), ("OPERATOR", "totals"), ("TABLE", "totals")):
+            command = command.replace(word, value)
+        assert _run(command, tmp_path, ARROYO__CHECKPOINT_URL=url)
+
+
+def test_every_make_target_that_the_readme_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"`?make ([a-z]+)`?", README))
+    assert named
+    assert named <= targets
