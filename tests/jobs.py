@@ -7,9 +7,11 @@ restart would find, and nothing a run keeps in memory.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
@@ -118,24 +120,21 @@ class SumByCount(Operator):
         collector.collect(pa.record_batch(columns, schema=self.output_schema))
 
 
-_SINK_STORES: dict[str, ObjectStore] = {}
+_SINK_STORES: WeakValueDictionary[int, ObjectStore] = WeakValueDictionary()
+_SINKS = itertools.count()
 
 
 class SinkInto(ParquetSink):
-    """A Parquet sink whose store a test can replace, between two runs and for every subtask."""
+    """A Parquet sink that writes through this very store object, in every copy of it."""
 
     def __init__(self, store: ObjectStore) -> None:
         super().__init__(store.url)
-        use_sink_store(store)
+        self._number = next(_SINKS)
+        _SINK_STORES[self._number] = store
 
     @property
     def _store(self) -> ObjectStore:
-        return _SINK_STORES[self._url]
-
-
-def use_sink_store(store: ObjectStore) -> None:
-    """Let every sink of the URL of `store` write through it."""
-    _SINK_STORES[store.url] = store
+        return _SINK_STORES[self._number]
 
 
 def words(count: int) -> pa.Table:
@@ -185,7 +184,6 @@ def word_job(
 def run_word_job(store: ObjectStore, **options: Any) -> None:
     """Run it to its end."""
     max_epochs = options.pop("max_epochs", None)
-    use_sink_store(store)
     run_pipeline(word_job(store, **options), store, max_epochs=max_epochs)
 
 

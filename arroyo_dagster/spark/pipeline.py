@@ -12,12 +12,13 @@ import logging
 import pickle
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import InputError, ProtocolError
+from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
 from arroyo_dagster.spark.session import get_session
 from arroyo_dagster.spark.worker import (
     CHUNK_DDL,
@@ -29,14 +30,14 @@ from arroyo_dagster.spark.worker import (
     chunk_batches,
     read_source,
 )
-from arroyo_dagster.state.coordinator import JobRun
+from arroyo_dagster.state.coordinator import JobRun, finished
 from arroyo_dagster.state.exchange import WATERMARK, Chunk
 from arroyo_dagster.state.local.pipeline import IN_PROCESS, OnEpoch, RunOutcome
 from arroyo_dagster.state.model.checkpoints import StreamProgress, SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.operators import Offset, Source
 from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.planning.progress import BatchVerdict
+from arroyo_dagster.state.planning.progress import ADOPT, BatchVerdict, another_query
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.task import EpochPlan, merged_marks
 
@@ -80,6 +81,8 @@ def run_pipeline(
         InputError: no checkpoint location for a store that is not on local disk.
         ArroyoStateError: see `JobRun`.
     """
+    if (newest := finished(store, pipeline)) is not None:
+        return RunOutcome(epochs=0, newest=newest, exhausted=True)
     run = SparkRun(
         pipeline,
         store,
@@ -97,7 +100,7 @@ def run_pipeline(
             session.stop()
 
 
-class _Finished(Exception):  # noqa: N818
+class _Finished(Exception):
     """Stops the streaming query: a batch that returned normally would count as done."""
 
 
@@ -115,19 +118,17 @@ class SparkRun:
         adopt: bool,
         on_epoch: OnEpoch | None,
     ) -> None:
-        given = checkpoint_location or _default_location(pipeline, store)
-        self.job = JobRun(store, pipeline)
         self._pipeline = pipeline
         self._store = store
-        self._location = given
-        progress = self.job.base.progress if self.job.base else None
-        if checkpoint_location is None and not adopt and progress and progress.checkpoint_location:
-            self._location = progress.checkpoint_location
+        self._adopt = adopt
+        self._given_location = checkpoint_location
+        self._location = checkpoint_location or _default_location(pipeline, store)
+        # Before the start: a refused one must not fence the run that may be under way.
+        self.job = JobRun(store, pipeline, accept=self._check_progress)
         self._packed = PackedPipeline.pack(pipeline)
         self._run_id = uuid.uuid4().hex
         self._max_epochs = max_epochs
         self._follow = follow
-        self._adopt = adopt
         self._on_epoch = on_epoch
         self._count = 0
         self._done = False
@@ -137,12 +138,26 @@ class SparkRun:
             for name, node in pipeline.sources.items()
         }
 
+    def _check_progress(self, progress: StreamProgress) -> None:
+        """Go on with the query that wrote the newest epoch, unless its log is known to be gone."""
+        if self._adopt:
+            return
+        if self._given_location is None and progress.checkpoint_location:
+            self._location = progress.checkpoint_location
+        if progress.query_id == IN_PROCESS:
+            raise ConflictError(
+                "the job's newest epoch was written in process",
+                job=self._pipeline.job,
+                next_step=f"go on without --spark; or {ADOPT}",
+            )
+        folder = self._location.removeprefix("file://")
+        if folder.startswith("/") and not Path(folder, "metadata").exists():
+            raise another_query(progress, path=self._location)
+
     # ---- the query -------------------------------------------------------------------------------
 
     def run(self, session: SparkSession, interval_seconds: float) -> RunOutcome:
         """Start the streaming query, and wait until the run ends by itself or by request."""
-        if self._nothing_to_do():
-            return self._outcome()
         chunks = self._streams(session)
         writer = chunks.writeStream.foreachBatch(self._on_batch)
         writer = writer.option("checkpointLocation", self._location)
@@ -162,10 +177,6 @@ class SparkRun:
             self._final_epoch(session)
         self.job.stop_done()
         return self._outcome()
-
-    def _nothing_to_do(self) -> bool:
-        """A job whose bounded sources had ended stays as it is: no epoch, no session."""
-        return self._exhausted(self._offsets) and self.job.base is not None
 
     def _outcome(self) -> RunOutcome:
         return RunOutcome(
@@ -314,7 +325,11 @@ def _nudges(pipeline: Pipeline) -> Iterator[Chunk]:
 
 def _default_location(pipeline: Pipeline, store: ObjectStore) -> str:
     if not store.url.startswith("file:"):
-        return ""
+        raise InputError(
+            "Spark keeps a log of its own, and cannot keep it below this URL",
+            url=store.url,
+            next_step="say where with --spark-checkpoint: any path that this Spark can write to",
+        )
     return f"{store.url}/{pipeline.paths.ours}/spark/{uuid.uuid4().hex[:16]}"
 
 

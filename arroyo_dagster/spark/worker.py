@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.exchange import Chunk, arrived, read_split, source_chunks
 from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId
@@ -60,9 +63,27 @@ class PackedPipeline:
 
     @classmethod
     def pack(cls, pipeline: Pipeline) -> PackedPipeline:
+        """Pickle a pipeline; code that is installed nowhere travels with it.
+
+        Raises:
+            InputError: something in it does not pickle.
+        """
         from pyspark import cloudpickle
 
-        data: bytes = cloudpickle.dumps(pipeline)  # type: ignore[no-untyped-call]
+        local = _modules_not_installed()
+        for module in local:
+            cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+        try:
+            data: bytes = cloudpickle.dumps(pipeline)  # type: ignore[no-untyped-call]
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"the pipeline cannot be sent to Spark's workers ({error})",
+                pipeline=pipeline.name,
+                next_step="open files, connections and locks in on_start, not before",
+            ) from error
+        finally:
+            for module in local:
+                cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
         return cls(data, hashlib.sha256(data).hexdigest())
 
     def unpack(self) -> Pipeline:
@@ -71,6 +92,20 @@ class PackedPipeline:
             _PIPELINES.clear()
             _PIPELINES[self.digest] = pickle.loads(self.data)
         return _PIPELINES[self.digest]
+
+
+def _modules_not_installed() -> list[ModuleType]:
+    """The modules loaded here that a worker could not import by name: the user's own files."""
+    installed = tuple(sysconfig.get_paths().values())
+    return [
+        module
+        for name, module in sorted(sys.modules.items())
+        if not name.startswith(("__main__", "arroyo_dagster"))
+        and isinstance(module, ModuleType)
+        and module.__name__ == name
+        and (file := getattr(module, "__file__", None))
+        and not file.startswith(installed)
+    ]
 
 
 _PIPELINES: dict[str, Pipeline] = {}

@@ -7,7 +7,8 @@ crates/arroyo-state-protocol/src/{store,workflow}.rs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -314,6 +315,7 @@ class ParquetBackend:
         self.check_fence()
         found = self._resolve(generation)
         if isinstance(found, recovery.CannotStart):
+            self.check_fence()
             raise ProtocolError(
                 f"the job cannot be continued: {found.reason}",
                 job=self.paths.job,
@@ -373,6 +375,18 @@ class ParquetBackend:
             self.store.put(
                 self.paths.current_generation, records.encode_current_generation(fence)
             )
+
+    @contextmanager
+    def unless_fenced(self) -> Iterator[None]:
+        """Let an error be a ConflictError where a newer run is the reason of it.
+
+        That one may have let expire what this one was about to read.
+        """
+        try:
+            yield
+        except (NotFoundError, FormatError, ProtocolError):
+            self.check_fence()
+            raise
 
     def _resolve(
         self, generation: WorkerGeneration
@@ -461,6 +475,7 @@ class ParquetBackend:
         self._create_once(ref, metadata.encode_manifest(manifest))
         ready = self._asked(lambda facts: recovery.parent_ready(self.paths, manifest, facts))
         if not ready:
+            self.check_fence()
             raise ProtocolError(
                 "the parent of the new checkpoint is not ready",
                 job=self.paths.job,
@@ -486,6 +501,9 @@ class ParquetBackend:
                     retryable=owner.worker_generation < manifest.worker_generation,
                     next_step="let the other run go on; this one stops and deletes nothing",
                 )
+        # Whoever was fenced meanwhile may have made an epoch that has come and gone already. It
+        # must not commit; a newer run finds the epoch, if it is one, and finishes it.
+        self.check_fence()
         return Published(ref, manifest)
 
     def _check_ours(self, manifest: Manifest) -> None:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.model.checkpoints import (
@@ -34,7 +34,7 @@ from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.model.types import U32, U64
 from arroyo_dagster.state.operators import Offset, registered
 from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.planning.checkpoint import merge_operator
+from arroyo_dagster.state.planning.checkpoint import carry_operator, merge_operator
 from arroyo_dagster.state.planning.progress import BatchVerdict, batch_verdict
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
@@ -70,6 +70,7 @@ class JobRun:
     Args:
         store: where the job's state lies.
         pipeline: what runs.
+        accept: looks at the progress of the checkpoint to continue from, and raises to refuse it.
 
     Raises:
         InputError: the pipeline cannot run, or its tables are not those of the checkpoint.
@@ -83,6 +84,7 @@ class JobRun:
         pipeline: Pipeline,
         *,
         clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+        accept: Callable[[StreamProgress], None] = lambda progress: None,
     ) -> None:
         pipeline.check()
         self.store = store
@@ -90,36 +92,83 @@ class JobRun:
         self.clock = clock
         self.backend = ParquetBackend(store, pipeline.paths, clock=clock)
         self._sinks = pipeline.sinks()
+        self._accept = accept
+        self._unfinished: Epoch | None = None
         newest = self._check_before_start()
         started = self.backend.start()
         self.generation: WorkerGeneration = started.worker_generation
         self.base: Checkpoint | None = started.restored
-        if self.base is not None and self.base.epoch != newest:
-            self._check_restorable(self.base.epoch)
         self._compacted: dict[OperatorId, tuple[CompactedData, ...]] = {}
-        if self.base is not None and started.replay_commit:
-            self._commit(self.base)
-        self._sources = self._open_sources()
+        with self.backend.unless_fenced():
+            self._check_start(newest)
+            if self.base is not None and started.replay_commit:
+                self._commit(self.base)
+            self._sources = self._open_sources()
 
     def _check_before_start(self) -> Epoch | None:
         # Bad input is found before anything is written, the new generation included.
+        newest = self._newest_epoch()
+        while newest is not None:
+            try:
+                self._check_restorable(newest)
+                break
+            except (NotFoundError, FormatError):
+                before, newest = newest, self._newest_epoch()
+                if newest == before:
+                    raise  # else a running job has let it expire while it was read
+        return newest
+
+    def _check_start(self, newest: Epoch | None) -> None:
+        if newest is not None and (self.base is None or self.base.epoch < newest):
+            raise ProtocolError(
+                f"epoch {newest} exists, but no worker generation leads to it",
+                job=self.pipeline.job,
+                restored=self.base.epoch if self.base else None,
+                next_step="look at it with `arroyo-state epochs`; nothing was deleted",
+            )
+        if self.base is not None and self.base.epoch != newest:
+            self._check_restorable(self.base.epoch)
+
+    def _newest_epoch(self) -> Epoch | None:
         try:
-            epochs = self.backend.epochs()
+            return max(self.backend.epochs(), default=None)
         except NotFoundError:
             return None  # nothing was ever written below the URL: this is its first job
-        if not epochs:
-            return None
-        self._check_restorable(epochs[-1])
-        return epochs[-1]
 
     def _check_restorable(self, epoch: Epoch) -> None:
         checkpoint = self.backend.prepare_checkpoint_load(epoch)
+        if checkpoint.progress is None:
+            raise FormatError(
+                "the checkpoint does not say how far its sources were read: another program wrote "
+                "it, or it is truncated",
+                job=checkpoint.job,
+                epoch=epoch,
+                path=checkpoint.ref,
+                next_step="keep the object and report it; start this pipeline under another job",
+            )
+        self._accept(checkpoint.progress)
         for operator in checkpoint.operators:
+            self._check_commit(checkpoint, operator)
             node = self.pipeline.operators.get(operator.operator)
             if node is not None:
                 check_tables(registered(node.operator), operator)
             elif operator.operator in self.pipeline.sources:
                 check_tables(source_tables(), operator)
+
+    def _check_commit(self, checkpoint: Checkpoint, operator: OperatorCheckpoint) -> None:
+        waits = any(any(data.values()) for data in operator.commit_data().values())
+        if (
+            checkpoint.state is not CheckpointState.READY
+            and waits
+            and operator.operator not in self._sinks
+        ):
+            raise InputError(
+                "the checkpoint still has to commit what a sink has prepared, and the pipeline no "
+                "longer has that sink",
+                operator=operator.operator,
+                epoch=checkpoint.epoch,
+                next_step="run the pipeline once with the sink, then take it out",
+            )
 
     # ---- sources ---------------------------------------------------------------------------------
 
@@ -160,7 +209,18 @@ class JobRun:
         return batch_verdict(progress, query_id, batch_id, offsets, adopt=adopt)
 
     def plan(self, then_stop: bool) -> EpochPlan:
-        """What the subtasks of the next epoch need to know."""
+        """What the subtasks of the next epoch need to know.
+
+        Raises:
+            ProtocolError: an epoch of this run failed while it was published. It may exist, so that
+                its rows must not come again: only a new run can tell.
+        """
+        if self._unfinished is not None:
+            raise ProtocolError(
+                f"epoch {self._unfinished} of this run failed while it was published",
+                job=self.pipeline.job,
+                next_step="start a new run: it goes on from whatever exists",
+            )
         operators = self.base.operators if self.base else ()
         return EpochPlan(
             epoch=self.next_epoch,
@@ -193,19 +253,19 @@ class JobRun:
 
         Raises:
             ConflictError: somebody else owns the epoch, or a newer run was started.
+            ProtocolError: a subtask did not report.
         """
-        by_operator: dict[OperatorId, list[SubtaskCheckpoint]] = {}
+        self._unfinished = plan.epoch
+        names = (*self.pipeline.sources, *self.pipeline.operators)
+        by_operator: dict[OperatorId, list[SubtaskCheckpoint]] = {name: [] for name in names}
         for operator, report in reports:
-            by_operator.setdefault(operator, []).append(report)
+            by_operator[operator].append(report)
         for name, source in self._sources.items():
             by_operator[name] = [source.checkpoint(plan, offsets[name], marks_micros.get(name))]
-        merged = tuple(
-            merge_operator(
-                self.pipeline.paths.job, name, plan.epoch, by_operator[name], self._operator(name)
-            )
-            for name in (*self.pipeline.sources, *self.pipeline.operators)
-        )
+        merged = [self._merged(plan, name, reports) for name, reports in by_operator.items()]
         operators, compacted = self._merge_files(plan, merged)
+        gone = [o for o in (self.base.operators if self.base else ()) if o.operator not in names]
+        operators += [carry_operator(operator, plan.epoch) for operator in gone]
         manifest = self._manifest(plan, operators, progress)
         published = self.backend.publish(manifest)
         state = CheckpointState.COMMITTING if manifest.needs_commit else CheckpointState.READY
@@ -214,9 +274,24 @@ class JobRun:
         if manifest.needs_commit:
             self._commit(self.base)
         for name, kept in self._sources.items():
-            kept.follow(self._operator(name))
+            kept.follow(self._operator(name), compacted.get(name, ()))
         self._clean_up(plan)
+        self._unfinished = None
         return self.base
+
+    def _merged(
+        self, plan: EpochPlan, name: OperatorId, reports: Sequence[SubtaskCheckpoint]
+    ) -> OperatorCheckpoint:
+        expected = 1 if name in self.pipeline.sources else self.pipeline.parallelism
+        if len(reports) != expected:
+            raise ProtocolError(
+                f"{len(reports)} of {expected} subtasks reported",
+                operator=name,
+                epoch=plan.epoch,
+                next_step="start a new run; nothing was published",
+            )
+        before = self._operator(name)
+        return merge_operator(self.pipeline.paths.job, name, plan.epoch, reports, before)
 
     def _manifest(
         self, plan: EpochPlan, operators: Sequence[OperatorCheckpoint], progress: StreamProgress
@@ -302,6 +377,26 @@ class JobRun:
             self.store.delete_many([self.pipeline.paths.stop_request])
 
 
+def finished(store: ObjectStore, pipeline: Pipeline) -> Checkpoint | None:
+    """The newest checkpoint of a job whose sources have all ended, if nothing is left to do.
+
+    Then no run need be started: it would only take a worker generation. None = start one.
+    """
+    try:
+        newest = ParquetBackend(store, pipeline.paths).load()
+    except NotFoundError:
+        return None
+    progress = newest.progress
+    if newest.state is not CheckpointState.READY or progress is None or not progress.exhausted:
+        return None
+    offsets = json.loads(progress.offsets)
+    ended = all(
+        name in offsets and node.source.exhausted(offsets[name])
+        for name, node in pipeline.sources.items()
+    )
+    return newest if ended else None
+
+
 class _SourceState:
     """Where one source stands, kept in tables of its own like any operator's state."""
 
@@ -351,8 +446,12 @@ class _SourceState:
             plan.epoch, plan.min_epoch, watermark_micros, plan.then_stop
         )
 
-    def follow(self, published: OperatorCheckpoint | None) -> None:
+    def follow(
+        self, published: OperatorCheckpoint | None, compacted: Sequence[CompactedData]
+    ) -> None:
         assert published is not None
+        for message in compacted:
+            self._manager.send(message)
         self._manager.follow(published)
 
 

@@ -172,8 +172,8 @@ class LevelTask:
         chained: dict[int, list[pa.RecordBatch]] = {}
         for node in self._nodes:
             subtask = self._subtask(node, subtasks.get(node.operator_id), plan)
-            before = watermark_of(self._pipeline, node.operator_id, plan.watermarks_micros)
-            after = watermark_of(self._pipeline, node.operator_id, marks)
+            before = self._watermark(node, plan.watermarks_micros, plan)
+            after = self._watermark(node, marks, plan)
             rows = subtask.process(self._inputs(node, work, chained), before, after, plan)
             self.reports[node.operator_id] = subtask.checkpoint(plan, after)
             ready[node.operator_id] = subtask
@@ -181,6 +181,15 @@ class LevelTask:
                 chained[edge.index] = rows
             yield from operator_chunks(self._pipeline, node, rows, self._index)
         self._subtasks = ready
+
+    def _watermark(
+        self, node: OperatorNode, marks: Mapping[OperatorId, int | None], plan: EpochPlan
+    ) -> int | None:
+        # Never back, though a source be added to the pipeline: what has expired must not return.
+        base = plan.base.get(node.operator_id)
+        reached = base.min_watermark_micros if base else None
+        now = watermark_of(self._pipeline, node.operator_id, marks)
+        return max((mark for mark in (now, reached) if mark is not None), default=None)
 
     def _subtask(
         self, node: OperatorNode, known: OperatorSubtask | None, plan: EpochPlan

@@ -127,7 +127,7 @@ class AircraftTotals(Operator):
         while self._watched and self._watched[0][0] <= latest_gone:
             _, tailnum = heapq.heappop(self._watched)
             last_seen = self._totals.get(tailnum).last_seen_micros
-            if last_seen < latest_gone:
+            if last_seen <= latest_gone:
                 gone.append(tailnum)
             else:
                 heapq.heappush(self._watched, (last_seen, tailnum))

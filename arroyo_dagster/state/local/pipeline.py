@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.coordinator import JobRun
+from arroyo_dagster.state.coordinator import JobRun, finished
 from arroyo_dagster.state.exchange import Chunk, arrived, read_split, source_chunks
 from arroyo_dagster.state.model.checkpoints import Checkpoint, StreamProgress, SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId
@@ -63,6 +63,8 @@ def run_pipeline(
             not said. Nothing is lost.
         ArroyoStateError: see `JobRun`.
     """
+    if (newest := finished(store, pipeline)) is not None:
+        return RunOutcome(epochs=0, newest=newest, exhausted=True)
     runner = LocalRun(pipeline, store, adopt=adopt)
     count = 0
     while True:
@@ -85,15 +87,9 @@ class LocalRun:
 
     def __init__(self, pipeline: Pipeline, store: ObjectStore, *, adopt: bool = False) -> None:
         self.pipeline = pipeline
-        self.job = JobRun(store, pipeline)
-        progress = self.job.base.progress if self.job.base else None
-        if progress is not None and progress.query_id != IN_PROCESS and not adopt:
-            raise ConflictError(
-                "the job's newest epoch was written by a streaming query",
-                job=pipeline.job,
-                recorded_query=progress.query_id,
-                next_step=f"go on with `arroyo-state run --spark`; or {ADOPT}",
-            )
+        self._adopt = adopt
+        # Before the start: a refused one must not fence the streaming query that may be running.
+        self.job = JobRun(store, pipeline, accept=self._check_progress)
         self._tasks = [
             [LevelTask(pipeline, level, index, store) for index in range(pipeline.parallelism)]
             for level in range(1, pipeline.levels + 1)
@@ -102,6 +98,15 @@ class LocalRun:
             name: self.job.offset(name) or node.source.initial_offset()
             for name, node in pipeline.sources.items()
         }
+
+    def _check_progress(self, progress: StreamProgress) -> None:
+        if progress.query_id != IN_PROCESS and not self._adopt:
+            raise ConflictError(
+                "the job's newest epoch was written by a streaming query",
+                job=self.pipeline.job,
+                recorded_query=progress.query_id,
+                next_step=f"go on with `arroyo-state run --spark`; or {ADOPT}",
+            )
 
     @property
     def exhausted(self) -> bool:
@@ -126,6 +131,10 @@ class LocalRun:
         }
         if ends == self._offsets and not even_if_idle:
             return None
+        with self.job.backend.unless_fenced():
+            return self._write_epoch(ends, then_stop)
+
+    def _write_epoch(self, ends: dict[OperatorId, Offset], then_stop: bool) -> Checkpoint:
         exhausted = self._exhausted(ends)
         plan = self.job.plan(then_stop or exhausted)
         reports, marks = self._process(plan, self._source_chunks(ends))

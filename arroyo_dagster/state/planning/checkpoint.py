@@ -1,12 +1,13 @@
 """Subtask reports to operator metadata: what is carried on, and what has expired.
 
-Source: crates/arroyo-worker/src/job_controller/checkpoint_state.rs;
-crates/arroyo-state/src/tables/{global_keyed_map,expiring_time_key_map}.rs, `merge_checkpoint_metadata`.
+Source: crates/arroyo-worker/src/job_controller/checkpoint_state.rs, and `merge_checkpoint_metadata`
+of crates/arroyo-state/src/tables/{global_keyed_map,expiring_time_key_map}.rs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.checkpoints import (
@@ -67,7 +68,8 @@ def merge_operator(
         ProtocolError: a subtask reports twice or not at all, or subtasks disagree on a table.
 
     Differs: Arroyo lists a global keyed table's newest files only, since it writes every pair at
-    every epoch; files are in random order there.
+    every epoch; files are in random order there. A subtask without a watermark keeps every row, so
+    nothing expires then; Arroyo takes the smallest watermark of the others.
     """
     ordered = sorted(reports, key=lambda report: report.subtask_index)
     if [report.subtask_index for report in ordered] != list(range(len(ordered))) or not ordered:
@@ -84,7 +86,7 @@ def merge_operator(
     tables: dict[TableName, TableFiles] = {}
     for name, config in configs.items():
         before = previous.tables.get(name) if previous else None
-        merged = _merge_table(config, name, ordered, before, min(known, default=None))
+        merged = _merge_table(config, name, ordered, before, min(known) if complete else None)
         if merged is not None:
             tables[name] = merged
     return OperatorCheckpoint(
@@ -168,6 +170,21 @@ def _merge_expiring(
     carried = [listed.pop(file.path) for file in earlier if file.path in listed]
     kept = [f for f in (*carried, *listed.values()) if f.max_timestamp_micros >= cutoff]
     return ExpiringTimeKeyFiles(files=tuple(kept)) if kept else None
+
+
+def carry_operator(operator: OperatorCheckpoint, epoch: Epoch) -> OperatorCheckpoint:
+    """Carry on the state of an operator that the pipeline no longer has, as it is.
+
+    Somebody who gives an operator another name, or takes it out for a while, finds its state again.
+    What it has committed already is not committed again.
+    """
+    tables = {
+        name: replace(files, commit_data_by_subtask={})
+        if isinstance(files, GlobalKeyedFiles)
+        else files
+        for name, files in operator.tables.items()
+    }
+    return replace(operator, epoch=epoch, tables=tables)
 
 
 def new_paths(now: OperatorCheckpoint, before: OperatorCheckpoint | None) -> tuple[StatePath, ...]:

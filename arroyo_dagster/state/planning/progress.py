@@ -55,15 +55,7 @@ def batch_verdict(
                 query=query_id,
                 next_step="give --spark-checkpoint a directory that does not exist yet",
             )
-        raise ConflictError(
-            "the job's newest epoch was written by another streaming query (was Spark's "
-            "checkpoint directory removed or recreated?)",
-            recorded_query=recorded.query_id,
-            recorded_batch=recorded.batch_id,
-            query=query_id,
-            batch=batch_id,
-            next_step=ADOPT,
-        )
+        raise another_query(recorded, query=query_id, batch=batch_id)
     if batch_id == recorded.batch_id:
         if offsets != recorded.offsets:
             raise ProtocolError(
@@ -75,8 +67,20 @@ def batch_verdict(
     if batch_id == recorded.batch_id + 1:
         return BatchVerdict.NEXT
     raise ConflictError(
-        f"batch {batch_id} does not follow batch {recorded.batch_id}, which the newest epoch holds: "
+        f"batch {batch_id} does not follow batch {recorded.batch_id} of the newest epoch: "
         + ("data would be skipped" if batch_id > recorded.batch_id else "data would come twice"),
         query=query_id,
         next_step=ADOPT,
+    )
+
+
+def another_query(recorded: StreamProgress, **found: object) -> ConflictError:
+    """The error for a query that is not the one which wrote the newest epoch."""
+    return ConflictError(
+        "the job's newest epoch was written by another streaming query (was Spark's checkpoint "
+        "directory removed or recreated?)",
+        recorded_query=recorded.query_id,
+        recorded_batch=recorded.batch_id,
+        next_step=ADOPT,
+        **found,  # type: ignore[arg-type]
     )

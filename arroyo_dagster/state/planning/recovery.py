@@ -20,7 +20,7 @@ from arroyo_dagster.state.model.checkpoints import (
     GenerationManifest,
     Manifest,
 )
-from arroyo_dagster.state.model.ids import StatePath, WorkerGeneration
+from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, parse_manifest_path
 
 Record = Manifest | EpochRecord | CommittedMarker | GenerationManifest | CurrentGeneration
@@ -169,12 +169,14 @@ def resolve(
     """Choose what worker generation `starting` restores.
 
     Looks at the generation manifests below `starting`, newest first. A claim is offered only for a
-    checkpoint of the newest generation that has a manifest: its writer may have died between
-    manifest and record.
+    checkpoint of the newest generation that refers to one: its writer may have died between
+    manifest and record. Generations that died before they referred to anything are passed over.
 
     Source: crates/arroyo-state-protocol/src/{resolve,workflow}.rs.
     Differs: Arroyo claims when the candidate's generation is the current one; a run of ours has
-    raised the fence by then, so the generation before it counts as current.
+    raised the fence by then, so the generation before it counts as current. And from the checkpoint
+    found it goes on along the epoch records, which alone give ownership: a run that was fenced
+    while it published may have left a newer one behind.
     """
     may_claim = True
     for number in range(starting - 1, -1, -1):
@@ -188,7 +190,7 @@ def resolve(
         found = _resolve_generation(paths, generation, facts, may_claim, now_micros)
         if found is not None:
             return found
-        may_claim = False
+        may_claim = may_claim and generation.latest_ref is None and generation.base_ref is None
     return StartEmpty()
 
 
@@ -232,8 +234,18 @@ def _resolve_candidate(
     found = standing(paths, ref, facts)
     if isinstance(found, Need):
         return found
-    if found.state.canonical:
-        return Restore(ref, manifest, found.state is CheckpointState.COMMITTING)
+    if found.state is CheckpointState.COMMITTING:
+        return Restore(ref, manifest, replay_commit=True)
+    if found.state is CheckpointState.READY:
+        following = _fact(facts, paths.epoch_record(Epoch(manifest.epoch + 1)), EpochRecord)
+        if isinstance(following, Need):
+            return following
+        if following is None:
+            return Restore(ref, manifest, replay_commit=False)
+        expect_manifest_path(paths, following.checkpoint_ref)
+        return _resolve_candidate(
+            paths, following.checkpoint_ref, facts, False, now_micros, redirected=True
+        )
     if redirected:
         return CannotStart(f"the canonical checkpoint is {found.state.value} itself", ref)
     if found.state is CheckpointState.ORPHANED:

@@ -8,7 +8,7 @@ Source: crates/arroyo-state/src/tables/global_keyed_map.rs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -309,10 +309,10 @@ class GlobalKeyedView(Generic[K, V]):
         keys = self._keys.encode_many([key for key, _ in listed])
         values = self._values.encode_many([value for _, value in listed])
         self._catch_up()
+        self._send(TableData(self._name, KeyedData(list(zip(keys, values, strict=True)))))
         for key, (_, value) in zip(keys, listed, strict=True):
             self._entries.encoded.pop(key, None)
             self._entries.decoded[key] = value
-        self._send(TableData(self._name, KeyedData(list(zip(keys, values, strict=True)))))
 
     def remove(self, key: K) -> bool:
         """Remove `key`. Returns whether it was there."""
@@ -322,14 +322,16 @@ class GlobalKeyedView(Generic[K, V]):
         """Remove many keys. Returns how many were there."""
         self._catch_up()
         entries = self._entries
-        gone: list[tuple[bytes, None]] = []
-        for key in dict.fromkeys(self._keys.encode_many(list(keys))):
-            if key in entries.decoded or key in entries.encoded:
-                entries.decoded.pop(key, None)
-                entries.encoded.pop(key, None)
-                gone.append((key, None))
+        gone = [
+            key
+            for key in dict.fromkeys(self._keys.encode_many(list(keys)))
+            if key in entries.decoded or key in entries.encoded
+        ]
         if gone:
-            self._send(TableData(self._name, KeyedData(gone)))
+            self._send(TableData(self._name, KeyedData([(key, None) for key in gone])))
+        for key in gone:
+            entries.decoded.pop(key, None)
+            entries.encoded.pop(key, None)
         return len(gone)
 
     def take(self, key: K) -> V | None:
@@ -348,10 +350,24 @@ class GlobalKeyedView(Generic[K, V]):
         """Apply files on top of what is here, in their order, when the table is next asked."""
         self._behind.extend(files)
 
+    def merged(self, inputs: Collection[StatePath], output: StatePath) -> None:
+        """Read `output` where one of `inputs`, the table's oldest files, has not been read yet.
+
+        Those may be deleted before this table is next asked.
+        """
+        if not any(path in inputs for path in self._behind):
+            return
+        self._entries = _Entries()  # what was removed long ago is not in `output`, nor said there
+        self._behind = [output, *(path for path in self._behind if path not in inputs)]
+
     def _catch_up(self) -> None:
         if not self._behind:
             return
-        files, self._behind = self._behind, []
+        # Forgotten only once all is applied: a store that fails half way must not hide entries.
+        self._apply(self._behind)
+        self._behind = []
+
+    def _apply(self, files: Sequence[StatePath]) -> None:
         for file in self._table.read(files):
             for key in file.keys:
                 self._entries.decoded.pop(key, None)

@@ -321,6 +321,7 @@ class TableManager:
             )
         started = self._clock()
         prepared = self._prepare(barrier.watermark_micros)
+        # Nothing of this manager changes before all is written: the same barrier may come again.
         tables: dict[TableName, TableReport] = {}
         size = 0
         for name in self.configs:
@@ -368,7 +369,6 @@ class TableManager:
             assert isinstance(checkpointer, ExpiringTimeKeyTableCheckpointer)
             file, size = checkpointer.write(rows)
             files = (*files, file)
-        self._time_files[name] = files
         if not files:
             return None, 0
         return ExpiringTimeKeyReport(watermark_micros=watermark_micros, files=files), size
@@ -403,8 +403,12 @@ class TableManager:
         self._reports[barrier.epoch] = done
         for old in [epoch for epoch in self._reports if epoch < min(barrier.min_epoch, self.epoch)]:
             del self._reports[old]
-        for name, report in done.tables.items():
-            self._seen[name].update(report.paths)
+        for name, table in self._tables.items():
+            report = done.tables.get(name)
+            self._seen[name].update(report.paths if report else ())
+            if isinstance(table, ExpiringTimeKeyTable):
+                files = report.files if isinstance(report, ExpiringTimeKeyReport) else ()
+                self._time_files[name] = files
         for name, view in self._time_views.items():
             table = self._tables[name]
             assert isinstance(table, ExpiringTimeKeyTable)
@@ -459,7 +463,10 @@ class TableManager:
         if view is not None:
             if not self._seen[name] - self._merged[name] <= set(listed):
                 return False  # a file that is in memory is listed no more: merged, unannounced
-            view.follow([path for path in listed if path not in self._seen[name]])
+            # From the first unknown file on, own ones included: of two subtasks that wrote one
+            # key the later in the list wins here as it does at a restore.
+            fresh = (at for at, path in enumerate(listed) if path not in self._seen[name])
+            view.follow(listed[next(fresh, len(listed)) :])
         self._seen[name] = set(listed)
         self._merged[name].clear()
         return True
@@ -473,7 +480,7 @@ class TableManager:
         mine = [f for f in listed if keys.intersects(f.min_routing_key, f.max_routing_key)]
         fresh = [file for file in mine if file.path not in self._seen[name]]
         view = self._time_views.get(name)
-        if view is not None and fresh:
+        if view is not None:
             if any(file.compaction_generation for file in fresh):
                 return False
             view.replay(table.read(fresh, keys))
@@ -487,6 +494,9 @@ class TableManager:
         if seen is not None and set(message.inputs) <= seen:
             seen.add(message.output)
             self._merged[message.table].update(message.inputs)
+            view = self._global_views.get(message.table)
+            if view is not None:
+                view.merged(set(message.inputs), message.output)
 
 
 def _written_in(report: TableReport, epoch: Epoch) -> set[StatePath]:
