@@ -12,7 +12,7 @@ import logging
 import pickle
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +28,13 @@ from arroyo_dagster.spark.worker import (
     PackedPipeline,
     TaskReport,
     chunk_batches,
-    read_source,
 )
 from arroyo_dagster.state.coordinator import JobRun, finished
 from arroyo_dagster.state.exchange import WATERMARK, Chunk
 from arroyo_dagster.state.local.pipeline import IN_PROCESS, OnEpoch, RunOutcome
 from arroyo_dagster.state.model.checkpoints import StreamProgress, SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.operators import Offset, Source
+from arroyo_dagster.state.operators import Offset
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.planning.progress import ADOPT, BatchVerdict, another_query
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -158,7 +157,9 @@ class SparkRun:
 
     def run(self, session: SparkSession, interval_seconds: float) -> RunOutcome:
         """Start the streaming query, and wait until the run ends by itself or by request."""
-        chunks = self._streams(session)
+        from arroyo_dagster.spark.stream import open_streams
+
+        chunks = open_streams(session, self._packed, self._offsets)
         writer = chunks.writeStream.foreachBatch(self._on_batch)
         writer = writer.option("checkpointLocation", self._location)
         if interval_seconds > 0:
@@ -201,17 +202,6 @@ class SparkRun:
             node.source.latest_offset(self._offsets[name]) == self._offsets[name]
             for name, node in self._pipeline.sources.items()
         )
-
-    def _streams(self, session: SparkSession) -> DataFrame:
-        frames = []
-        for name, node in self._pipeline.sources.items():
-            source = _data_source(self._packed, name, node.source, self._offsets[name])
-            session.dataSource.register(source)
-            frames.append(session.readStream.format(source.name()).load())
-        whole = frames[0]
-        for frame in frames[1:]:
-            whole = whole.union(frame)
-        return whole
 
     # ---- one micro-batch -------------------------------------------------------------------------
 
@@ -270,7 +260,7 @@ class SparkRun:
         frame = chunks
         for level in range(1, self._pipeline.levels + 1):
             runner = LevelRunner(self._packed, self._store, self._run_id, level, plan)
-            frame = frame.repartitionById(self._pipeline.parallelism, frame.subtask)
+            frame = frame.repartitionById(self._pipeline.parallelism, "subtask")
             frame = frame.mapInArrow(runner.function(), CHUNK_DDL)
         found: list[TaskReport] = []
         for row in frame.collect():
@@ -342,41 +332,3 @@ def _read_text(session: SparkSession, path: str) -> str:
         return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
     finally:
         stream.close()
-
-
-def _data_source(packed: PackedPipeline, name: str, source: Source, start: Offset) -> Any:
-    """The Python data source that reads one source of a pipeline as chunks."""
-    from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-
-    class Split(InputPartition):
-        def __init__(self, index: int, split: Any) -> None:
-            super().__init__((index, split))
-
-    class Reader(DataSourceStreamReader):
-        def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-            return start
-
-        def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802
-            return source.latest_offset(start)
-
-        def partitions(
-            self, start: dict[str, Any], end: dict[str, Any]
-        ) -> Sequence[InputPartition]:
-            return [Split(i, split) for i, split in enumerate(source.partitions(start, end))]
-
-        def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-            index, split = partition.value
-            return read_source(packed, name, index, split)
-
-    class SourceOfPipeline(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return f"arroyo_source_{name}"
-
-        def schema(self) -> str:
-            return CHUNK_DDL
-
-        def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802
-            return Reader()
-
-    return SourceOfPipeline

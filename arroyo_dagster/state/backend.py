@@ -48,7 +48,7 @@ from arroyo_dagster.state.model.layout import (
     parse_epoch_record,
 )
 from arroyo_dagster.state.planning import recovery
-from arroyo_dagster.state.planning.gc import ExpirePlan, plan_expire
+from arroyo_dagster.state.planning.gc import ExpirePlan, oldest_kept, plan_expire
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -171,11 +171,22 @@ class ParquetBackend:
             )
         return self.load_checkpoint_metadata(epochs[-1])
 
-    def load_history(self) -> list[Checkpoint]:
-        """Read every epoch there is, newest first, those that a cleanup left half done included."""
+    def load_history(self, whole_from: Epoch | None = None) -> list[Checkpoint]:
+        """Read every epoch there is, newest first, those that a cleanup left half done included.
+
+        Args:
+            whole_from: of this epoch and those after it no object may be missing; None = of none.
+
+        Raises:
+            NotFoundError: one is.
+            FormatError: an object does not decode.
+        """
         epochs = sorted(self.epochs(), reverse=True)
         if self.paths.layout is Layout.LEGACY:
-            return concurrently(lambda epoch: self._load_legacy(epoch, whole=False), epochs)
+            whole = max(epochs, default=0) + 1 if whole_from is None else whole_from
+            return concurrently(
+                lambda epoch: self._load_legacy(epoch, whole=epoch >= whole), epochs
+            )
         history = concurrently(self.load_checkpoint_metadata, epochs)
         # Records go before manifests: what an interrupted cleanup left hangs on the oldest record.
         while history and (ref := self._parent_ref(history[-1])) is not None:
@@ -565,7 +576,10 @@ class ParquetBackend:
             ProtocolError: `min_epoch` is newer than the newest checkpoint.
             StorageError: objects could not be deleted; what refers to them is still there.
         """
-        plan = plan_expire(self.paths, self.load_history(), min_epoch)
+        # What a kept epoch lists must be known in full before anything may go.
+        epochs = sorted(self.epochs(), reverse=True)
+        history = self.load_history(oldest_kept(epochs, min_epoch)) if epochs else []
+        plan = plan_expire(self.paths, history, min_epoch)
         for step in plan.steps:
             self._delete(step)
         return plan

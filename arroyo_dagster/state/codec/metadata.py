@@ -210,6 +210,7 @@ def _config(name: str, message: pb.TableConfig) -> TableConfig:
         key_type=records.decode_type(types.key) if types.key else None,
         value_type=records.decode_type(types.value) if types.value else None,
         unknown=_unknown(message),
+        types_unknown=_unknown(types),
     )
 
 
@@ -278,12 +279,14 @@ def _report(name: str, message: pb.TableSubtaskCheckpointMetadata) -> TableRepor
             removals=StatePath(glob.removals) if glob.HasField("removals") else None,
             commit_data=glob.commit_data if glob.HasField("commit_data") else None,
             unknown=_unknown(glob),
+            table_unknown=_unknown(message),
         )
     expiring = _part(pb.ExpiringKeyedTimeSubtaskCheckpointMetadata, message.data, name)
     return ExpiringTimeKeyReport(
         watermark_micros=expiring.watermark if expiring.HasField("watermark") else None,
         files=tuple(_time_file(file) for file in expiring.files),
         unknown=_unknown(expiring),
+        table_unknown=_unknown(message),
     )
 
 
@@ -356,11 +359,12 @@ def _config_message(config: TableConfig) -> pb.TableConfig:
             schema=_schema_message(kept.schema),
         )
     types = None
-    if config.key_type is not None or config.value_type is not None:
+    if config.key_type or config.value_type or config.types_unknown:
         types = pb.StoredTypes(
             key=records.encode_type(config.key_type) if config.key_type else "",
             value=records.encode_type(config.value_type) if config.value_type else "",
         )
+        types = _with_unknown(types, config.types_unknown)
     message = pb.TableConfig(
         table_type=pb.TableEnum.ValueType(config.kind.value),
         config=_encoded(_with_unknown(inner, kept.unknown)),
@@ -442,11 +446,12 @@ def _report_message(index: int, report: TableReport) -> pb.TableSubtaskCheckpoin
             watermark=report.watermark_micros,
             files=[_time_file_message(file) for file in report.files],
         )
-    return pb.TableSubtaskCheckpointMetadata(
+    message = pb.TableSubtaskCheckpointMetadata(
         subtask_index=index,
         table_type=pb.TableEnum.ValueType(report.kind.value),
         data=_encoded(_with_unknown(inner, report.unknown)),
     )
+    return _with_unknown(message, report.table_unknown)
 
 
 # ---- bytes ---------------------------------------------------------------------------------------

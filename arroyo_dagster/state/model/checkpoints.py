@@ -58,6 +58,7 @@ class GlobalKeyedReport:
     removals: StatePath | None = None
     commit_data: bytes | None = None
     unknown: bytes = b""
+    table_unknown: bytes = b""
 
     kind = TableKind.GLOBAL_KEYED
 
@@ -74,6 +75,7 @@ class ExpiringTimeKeyReport:
     watermark_micros: int | None = None
     files: tuple[TimeFile, ...] = ()
     unknown: bytes = b""
+    table_unknown: bytes = b""
 
     kind = TableKind.EXPIRING_TIME_KEY
 

@@ -97,6 +97,7 @@ class TableConfig:
     key_type: Type | None = None
     value_type: Type | None = None
     unknown: bytes = b""
+    types_unknown: bytes = b""
 
     @property
     def table(self) -> TableName:

@@ -51,6 +51,7 @@ __all__ = [
     "Variant",
     "describe",
     "from_json",
+    "same_layout",
     "to_json",
     "without_classes",
 ]
@@ -396,6 +397,19 @@ def without_classes(description: Type) -> Type:
     Structs are dicts and times are nanoseconds; the bytes are the same.
     """
     return from_json(to_json(description))
+
+
+def same_layout(one: Type, other: Type) -> bool:
+    """Tell whether values of both are the same bytes, field by field; names of types may differ."""
+    return bool(_unnamed(to_json(one)) == _unnamed(to_json(other)))
+
+
+def _unnamed(form: Any) -> Any:
+    if isinstance(form, list):
+        return [_unnamed(part) for part in form]
+    if isinstance(form, dict):
+        return {kind: _unnamed(body) for kind, body in form.items() if kind != "name"}
+    return form
 
 
 def from_json(form: object) -> Type:

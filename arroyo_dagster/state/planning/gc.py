@@ -40,6 +40,15 @@ class ExpirePlan:
         return (self.data, self.records, *((path,) for path in self.manifests))
 
 
+def oldest_kept(epochs: Sequence[Epoch], min_epoch: Epoch) -> Epoch:
+    """The oldest epoch that stays: `min_epoch`, or the newest one's parent if that is older.
+
+    Args:
+        epochs: every epoch of the job, newest first, never empty.
+    """
+    return min(min_epoch, *epochs[:2])
+
+
 def plan_expire(paths: JobPaths, history: Sequence[Checkpoint], min_epoch: Epoch) -> ExpirePlan:
     """Choose what may go once `min_epoch` is the oldest epoch anyone will restore.
 
@@ -61,7 +70,7 @@ def plan_expire(paths: JobPaths, history: Sequence[Checkpoint], min_epoch: Epoch
             min_epoch=min_epoch,
             newest=history[0].epoch if history else None,
         )
-    keep_from = min(min_epoch, history[1].epoch if len(history) > 1 else history[0].epoch)
+    keep_from = oldest_kept([checkpoint.epoch for checkpoint in history], min_epoch)
     expired = [checkpoint for checkpoint in reversed(history) if checkpoint.epoch < keep_from]
     kept = {path for c in history if c.epoch >= keep_from for path in c.paths}
     doomed = {path for c in expired for path in c.paths} - kept

@@ -1,0 +1,91 @@
+"""The sources of a pipeline as streaming data sources of Spark, read in its Python workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from arroyo_dagster.spark.worker import CHUNK_DDL, PackedPipeline, read_source
+from arroyo_dagster.state.model.ids import OperatorId
+from arroyo_dagster.state.operators import Offset
+
+
+class SplitPartition(InputPartition):
+    """One split of a source, and its place among the splits of its batch."""
+
+    def __init__(self, index: int, split: Any) -> None:
+        super().__init__((index, split))
+
+
+@dataclass(frozen=True)
+class PipelineReader(DataSourceStreamReader):
+    """Reads one source of a pipeline: its rows come as chunks on their way to subtasks.
+
+    An instance travels with every task, so its class must be one that workers import by name.
+    """
+
+    packed: PackedPipeline
+    source: OperatorId
+    start: Offset
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        """Where the run begins."""
+        return self.start
+
+    def latestOffset(self, start: Offset, limit: Any) -> Offset:  # noqa: N802
+        """How far the next batch goes: the source limits itself."""
+        return self.packed.unpack().sources[self.source].source.latest_offset(start)
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """The splits of one batch."""
+        splits = self.packed.unpack().sources[self.source].source.partitions(start, end)
+        return [SplitPartition(index, split) for index, split in enumerate(splits)]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """The chunks of one split."""
+        index, split = partition.value
+        return read_source(self.packed, self.source, index, split)
+
+
+class PipelineSource(DataSource):
+    """The data source around a reader; a subclass for each source carries its reader."""
+
+    reader_of: PipelineReader
+
+    @classmethod
+    def name(cls) -> str:
+        """The format to load."""
+        return f"arroyo_source_{cls.reader_of.source}"
+
+    def schema(self) -> str:
+        """Chunks."""
+        return CHUNK_DDL
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802
+        """The reader."""
+        return self.reader_of
+
+
+def open_streams(
+    session: SparkSession, packed: PackedPipeline, starts: dict[OperatorId, Offset]
+) -> DataFrame:
+    """All sources of a pipeline as one stream of chunks, in the order of `starts`.
+
+    Args:
+        starts: where each source begins, for a query without a log of its own.
+    """
+    frames = []
+    for name, start in starts.items():
+        reader = PipelineReader(packed, name, start)
+        source = type("SourceOfPipeline", (PipelineSource,), {"reader_of": reader})
+        session.dataSource.register(source)
+        frames.append(session.readStream.format(source.name()).load())
+    whole = frames[0]
+    for frame in frames[1:]:
+        whole = whole.union(frame)
+    return whole
