@@ -82,7 +82,9 @@ def open_streams(
     frames = []
     for name, start in starts.items():
         reader = PipelineReader(packed, name, start)
-        source = type("SourceOfPipeline", (PipelineSource,), {"reader_of": reader})
+        source: type[PipelineSource] = type(
+            "SourceOfPipeline", (PipelineSource,), {"reader_of": reader}
+        )
         session.dataSource.register(source)
         frames.append(session.readStream.format(source.name()).load())
     whole = frames[0]

@@ -108,7 +108,16 @@ def as_fields(kind: type[Any], data: bytes) -> Any:
     return str(_ordered(message))
 
 
+_TABLE_DATA = {
+    pb.GLOBAL_KEY_VALUE: pb.GlobalKeyedTableTaskCheckpointMetadata,
+    pb.EXPIRING_KEYED_TIME_TABLE: pb.ExpiringKeyedTimeTableCheckpointMetadata,
+}
+
+
 def _ordered(message: Message) -> Any:
+    if isinstance(message, pb.TableCheckpointMetadata):
+        # The order of map entries, and whether a default value is spelt out, differ by encoder.
+        return message.table_type, _ordered(_TABLE_DATA[message.table_type].FromString(message.data))
     return sorted((field.name, _value(value)) for field, value in message.ListFields())
 
 
@@ -201,7 +210,7 @@ def test_fields_nobody_knows_survive_at_every_level() -> None:
     data = with_strangers()
     once = encode_manifest(decode_manifest(data, "m"))
     twice = encode_manifest(decode_manifest(once, "m"))
-    assert once.count(MARK.encode()) == data.count(MARK.encode()) == 29
+    assert once.count(MARK.encode()) == data.count(MARK.encode()) == 27
     assert once == twice
     assert len(once) == len(data)
 

@@ -1,0 +1,162 @@
+"""JSON records of the protocol, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.model.checkpoints import CurrentGeneration
+from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.types import STRING, ListOf, OptionOf
+from tests.compat.arroyo import DATA
+
+_R = "pl_91ySiX3Vs7/job_VQcj96EYII"
+_CP = f"{_R}/generations/%d/checkpoints/checkpoint-%07d/checkpoint-manifest.pb"
+_HEAD = '{"version":1,"pipeline_id":"pl_91ySiX3Vs7","job_id":"job_VQcj96EYII",'
+
+Codec = tuple[Callable[[bytes, str], Any], Callable[[Any], bytes]]
+CURRENT: Codec = (records.decode_current_generation, records.encode_current_generation)
+GENERATION: Codec = (records.decode_generation_manifest, records.encode_generation_manifest)
+EPOCH: Codec = (records.decode_epoch_record, records.encode_epoch_record)
+MARKER: Codec = (records.decode_committed_marker, records.encode_committed_marker)
+
+EXAMPLES = {
+    "current": (
+        CURRENT,
+        _HEAD + '"generation":2,"generation_manifest_ref":'
+        f'"{_R}/generations/2/generation-manifest.json","updated_at_micros":1795224842563059}}',
+    ),
+    "generation": (
+        GENERATION,
+        _HEAD + f'"generation":2,"base_checkpoint_ref":"{_CP % (1, 17)}",'
+        f'"latest_checkpoint_ref":"{_CP % (2, 21)}","updated_at_micros":1795224842711074}}',
+    ),
+    "epoch": (
+        EPOCH,
+        _HEAD + f'"epoch":18,"generation":2,"parent_checkpoint_ref":"{_CP % (1, 17)}",'
+        f'"checkpoint_ref":"{_CP % (2, 18)}","created_at_micros":1795224844977556}}',
+    ),
+    "marker": (
+        MARKER,
+        _HEAD + '"epoch":18,"checkpoint_generation":2,"writer_generation":2,'
+        f'"checkpoint_ref":"{_CP % (2, 18)}"}}',
+    ),
+}
+BY_NAME = {
+    "current-generation.json": CURRENT,
+    "generation-manifest.json": GENERATION,
+    "committed.json": MARKER,
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_real_record_is_written_again_byte_for_byte(name: str) -> None:
+    (decode, encode), text = EXAMPLES[name]
+    assert encode(decode(text.encode(), "p")) == text.encode()
+
+
+def real_records() -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(DATA / "arroyo-leader.tar.gz") as file:
+        for member in file:
+            content = file.extractfile(member)
+            if content is not None and member.name.endswith((".json", ".record")):
+                yield member.name, content.read()
+
+
+def test_every_record_of_a_real_arroyo_is_written_again_byte_for_byte() -> None:
+    seen = set()
+    for path, data in real_records():
+        name = Path(path).name
+        decode, encode = BY_NAME.get(name, EPOCH)
+        assert encode(decode(data, path)) == data, path
+        seen.add(name if name in BY_NAME else "record")
+    assert seen == {*BY_NAME, "record"}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_truncated_record_is_refused_whatever_is_left_of_it(name: str) -> None:
+    (decode, _), text = EXAMPLES[name]
+    for length in range(len(text)):
+        with pytest.raises(FormatError) as caught:
+            decode(text[:length].encode(), "the/path")
+        assert caught.value.facts["path"] == "the/path"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_record_with_a_missing_or_wrong_field_is_refused_by_the_name_of_the_field(
+    name: str,
+) -> None:
+    (decode, _), text = EXAMPLES[name]
+    fields = json.loads(text)
+    for field in fields:
+        may_be_null = field in (
+            "base_checkpoint_ref",
+            "latest_checkpoint_ref",
+            "parent_checkpoint_ref",
+        )
+        missing = {key: value for key, value in fields.items() if key != field}
+        if may_be_null:
+            decode(json.dumps(missing).encode(), "p")
+            decode(json.dumps(fields | {field: None}).encode(), "p")
+        else:
+            with pytest.raises(FormatError, match=field):
+                decode(json.dumps(missing).encode(), "p")
+        with pytest.raises(FormatError, match=field):
+            decode(json.dumps(fields | {field: [1]}).encode(), "p")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_field_of_a_later_release_is_ignored(name: str) -> None:
+    (decode, encode), text = EXAMPLES[name]
+    extended = json.dumps(json.loads(text) | {"later": {"a": 1}}).encode()
+    assert encode(decode(extended, "p")) == text.encode()
+
+
+def test_a_reference_out_of_the_checkpoint_url_is_refused() -> None:
+    (decode, _), text = EXAMPLES["epoch"]
+    fields = json.loads(text) | {"checkpoint_ref": "../../etc/passwd"}
+    with pytest.raises(FormatError, match="checkpoint_ref"):
+        decode(json.dumps(fields).encode(), "p")
+
+
+@pytest.mark.parametrize("number", [-1, 2**64, 1.5, True, "7"])
+def test_a_number_outside_64_unsigned_bits_is_refused(number: object) -> None:
+    (decode, _), text = EXAMPLES["epoch"]
+    with pytest.raises(FormatError, match="epoch"):
+        decode(json.dumps(json.loads(text) | {"epoch": number}).encode(), "p")
+
+
+def test_a_record_of_a_later_version_is_read_and_never_written() -> None:
+    (decode, encode), text = EXAMPLES["current"]
+    later = decode(text.replace('"version":1', '"version":2').encode(), "p")
+    assert later.version == 2
+    with pytest.raises(InputError, match="version"):
+        encode(later)
+
+
+def test_names_outside_ascii_are_written_as_they_are() -> None:
+    record = CurrentGeneration(
+        pipeline=PipelineId("flüge"),
+        job=JobId("j"),
+        worker_generation=WorkerGeneration(1),
+        generation_manifest_ref=StatePath("flüge/j"),
+        updated_at_micros=0,
+    )
+    data = records.encode_current_generation(record)
+    assert "flüge".encode() in data
+    assert records.decode_current_generation(data, "p") == record
+
+
+def test_type_descriptions_come_back() -> None:
+    described = ListOf(OptionOf(STRING))
+    assert records.decode_type(records.encode_type(described)) == described
+    for text in ("{", "[]", '"no such type"', ""):
+        with pytest.raises(FormatError):
+            records.decode_type(text)

@@ -1,0 +1,189 @@
+"""Arrow schemas as metadata holds them."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec.metadata import decode_manifest, decode_operator
+from arroyo_dagster.state.codec.parquet import read_facts
+from arroyo_dagster.state.codec.schema import (
+    file_schema,
+    memory_schema,
+    schema_from_json,
+    schema_to_json,
+    stored_schema,
+)
+from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
+from arroyo_dagster.state.model.ids import TableName
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
+from tests.compat.arroyo import DATA
+
+TIMESTAMP = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
+
+NAMED = {
+    "Null": pa.null(),
+    "Boolean": pa.bool_(),
+    **{f"Int{bits}": getattr(pa, f"int{bits}")() for bits in (8, 16, 32, 64)},
+    **{f"UInt{bits}": getattr(pa, f"uint{bits}")() for bits in (8, 16, 32, 64)},
+    **{f"Float{bits}": getattr(pa, f"float{bits}")() for bits in (16, 32, 64)},
+    "Utf8": pa.string(),
+    "LargeUtf8": pa.large_string(),
+    "Utf8View": pa.string_view(),
+    "Binary": pa.binary(),
+    "LargeBinary": pa.large_binary(),
+    "BinaryView": pa.binary_view(),
+    "Date32": pa.date32(),
+    "Date64": pa.date64(),
+}
+WITH_PARTS = [
+    *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
+    pa.timestamp("us", tz="Europe/Berlin"),
+    pa.time32("s"),
+    pa.time32("ms"),
+    pa.time64("us"),
+    pa.time64("ns"),
+    *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
+    pa.month_day_nano_interval(),
+    pa.binary(16),
+    pa.decimal128(38, 10),
+    pa.decimal256(76, -3),
+    pa.list_(pa.field("item", pa.int64(), nullable=False)),
+    pa.list_(pa.field("a", pa.list_(pa.field("b", pa.string())))),
+    pa.large_list(pa.field("item", pa.int64())),
+    pa.list_(pa.field("item", pa.float32(), nullable=False), 3),
+    pa.struct([pa.field("x", pa.int64(), nullable=False), pa.field("y", pa.uint64())]),
+    pa.map_(pa.string(), pa.field("values", pa.int64(), nullable=False)),
+    pa.dictionary(pa.int32(), pa.string()),
+    pa.dictionary(pa.int8(), pa.string(), ordered=True),
+]
+
+
+def real_operators() -> list[tuple[str, OperatorCheckpoint]]:
+    found: list[tuple[str, OperatorCheckpoint]] = []
+    for archive in ("legacy", "leader", "flights"):
+        with tarfile.open(DATA / f"arroyo-{archive}.tar.gz") as file:
+            for member in file:
+                path, content = Path(member.name), file.extractfile(member)
+                if content is None:
+                    continue
+                if path.name == "checkpoint-manifest.pb":
+                    manifest = decode_manifest(content.read(), member.name)
+                    found.extend((archive, operator) for operator in manifest.operators)
+                elif path.name == "metadata" and path.parent.name.startswith("operator-"):
+                    found.append((archive, decode_operator(content.read(), member.name)))
+    return found
+
+
+def test_every_schema_a_real_arroyo_stored_is_written_again_byte_for_byte() -> None:
+    texts = {
+        config.config.schema.arrow_schema
+        for _, operator in real_operators()
+        for config in operator.configs.values()
+        if isinstance(config.config, ExpiringTimeKeyConfig)
+    }
+    assert len(texts) >= 15
+    for text in texts:
+        assert schema_to_json(schema_from_json(text)) == text
+
+
+def test_the_files_of_a_real_arroyo_have_the_schema_that_its_metadata_says() -> None:
+    archives: dict[str, dict[str, ExpiringTimeKeyConfig]] = {}
+    for archive, operator in real_operators():
+        for name, files in operator.tables.items():
+            config = operator.configs[name].config
+            if isinstance(files, ExpiringTimeKeyFiles):
+                assert isinstance(config, ExpiringTimeKeyConfig)
+                wanted = archives.setdefault(archive, {})
+                wanted.update((path, config) for path in files.paths[:2])
+    checked = 0
+    for archive, wanted in archives.items():
+        with tarfile.open(DATA / f"arroyo-{archive}.tar.gz") as file:
+            names = {member.name.removeprefix("./"): member for member in file}
+            for path, config in list(wanted.items())[:40]:
+                member = names.get(path)
+                content = None if member is None else file.extractfile(member)
+                if content is None:
+                    continue
+                facts = read_facts(content.read(), path)
+                assert facts.schema.equals(file_schema(config)), path
+                checked += 1
+    assert checked > 30
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_plain_type_is_stored_by_its_name(name: str) -> None:
+    schema = pa.schema([pa.field("c", NAMED[name])])
+    text = schema_to_json(schema)
+    assert f'"data_type":"{name}"' in text
+    assert schema_from_json(text).equals(schema, check_metadata=True)
+
+
+@pytest.mark.parametrize("kind", WITH_PARTS, ids=str)
+def test_a_type_with_parts_comes_back_whole(kind: pa.DataType) -> None:
+    schema = pa.schema([pa.field("c", kind, nullable=False), pa.field("c", kind)])
+    text = schema_to_json(schema)
+    back = schema_from_json(text)
+    assert back.equals(schema, check_metadata=True)
+    assert [field.nullable for field in back] == [False, True]
+    assert schema_to_json(back) == text
+
+
+def test_metadata_of_schema_and_fields_survives() -> None:
+    schema = pa.schema(
+        [pa.field("c", pa.int64(), metadata={"b": "2", "a": "1"})], metadata={"z": "ü"}
+    )
+    assert schema_from_json(schema_to_json(schema)).equals(schema, check_metadata=True)
+
+
+def test_columns_of_one_name_survive() -> None:
+    schema = pa.schema([pa.field("0", pa.int64()), pa.field("0", pa.string())])
+    assert schema_from_json(schema_to_json(schema)).names == ["0", "0"]
+
+
+def test_a_type_without_a_stored_form_is_refused() -> None:
+    kind = pa.dense_union([pa.field("a", pa.int64())])
+    with pytest.raises(InputError, match="no stored form"):
+        schema_to_json(pa.schema([pa.field("c", kind)]))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"fields":[{}]}', '{"fields":[{"name":"a","data_type":"Weird"}]}']
+)
+def test_a_text_that_is_no_schema_is_refused(text: str) -> None:
+    with pytest.raises(FormatError):
+        schema_from_json(text)
+
+
+def test_a_table_needs_event_time_and_keys_that_are_columns() -> None:
+    plain = pa.schema([pa.field("k", pa.string())])
+    with pytest.raises(InputError, match="_timestamp"):
+        stored_schema(plain, keys=["k"])
+    with pytest.raises(InputError, match="_timestamp"):
+        stored_schema(plain.append(pa.field("_timestamp", pa.timestamp("us"))), keys=["k"])
+    timed = plain.append(TIMESTAMP)
+    with pytest.raises(InputError, match="'nope'"):
+        stored_schema(timed, keys=["nope"])
+    with pytest.raises(InputError, match="'k'"):
+        stored_schema(timed.append(pa.field("k", pa.string())), keys=["k"])
+
+
+def test_no_keys_differ_from_keys_of_nothing() -> None:
+    timed = pa.schema([TIMESTAMP])
+    assert stored_schema(timed, keys=None).key_indices is None
+    assert stored_schema(timed, keys=[]).key_indices == ()
+
+
+def test_a_generational_table_has_one_more_column_in_memory_and_two_more_in_files() -> None:
+    schema = stored_schema(pa.schema([pa.field("k", pa.string()), TIMESTAMP]), keys=["k"])
+    config = ExpiringTimeKeyConfig(
+        table=TableName("t"), retention_micros=1, generational=True, schema=schema
+    )
+    assert memory_schema(config).names == ["k", "_timestamp", "_generation"]
+    stored = file_schema(config)
+    assert stored.names[-2:] == ["_key_hash", "_operation"]
+    assert not any(stored.field(name).nullable for name in stored.names[-3:])
