@@ -6,13 +6,10 @@ Exit codes: 0 done, 1 an error of this package (one message on stderr), 2 a wron
 from __future__ import annotations
 
 import contextlib
-import importlib
-import inspect
 import json
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +20,16 @@ from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.codec.plain import iso_micros
 from arroyo_dagster.state.coordinator import request_stop
 from arroyo_dagster.state.local import query
+from arroyo_dagster.state.local.jobs import (
+    EpochSummary,
+    JobSummary,
+    find_job,
+    list_epochs,
+    newest_generation,
+    summarise_job,
+    summarise_jobs,
+)
+from arroyo_dagster.state.local.loading import load_pipeline
 from arroyo_dagster.state.local.pipeline import OnEpoch, RunOutcome
 from arroyo_dagster.state.local.pipeline import run_pipeline as run_in_process
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -132,7 +139,7 @@ def main() -> None:
 def jobs(url: str | None, as_json: bool) -> None:
     """List the jobs below the checkpoint URL."""
     store = _open_to_read(url)
-    found = query.summarise_jobs(store)
+    found = summarise_jobs(store)
     if as_json:
         _print_json([_job_json(job) for job in found])
     elif not found:
@@ -143,7 +150,7 @@ def jobs(url: str | None, as_json: bool) -> None:
     _report([job.problem for job in found])
 
 
-def _job_json(job: query.JobSummary) -> dict[str, Any]:
+def _job_json(job: JobSummary) -> dict[str, Any]:
     newest = job.newest
     return {
         "job": job.paths.job,
@@ -158,7 +165,7 @@ def _job_json(job: query.JobSummary) -> dict[str, Any]:
     }
 
 
-def _job_cells(job: query.JobSummary) -> list[object]:
+def _job_cells(job: JobSummary) -> list[object]:
     newest = job.newest
     return [
         job.paths.job,
@@ -181,7 +188,7 @@ def _job_cells(job: query.JobSummary) -> list[object]:
 def epochs(job: str, limit: int, url: str | None, as_json: bool) -> None:
     """List the epochs of a job, oldest first, with the state of each."""
     store = _open_to_read(url)
-    found = query.list_epochs(store, query.find_job(store, job), limit or None)
+    found = list_epochs(store, find_job(store, job), limit or None)
     if as_json:
         _print_json([_epoch_json(one) for one in found])
     elif not found:
@@ -193,7 +200,7 @@ def epochs(job: str, limit: int, url: str | None, as_json: bool) -> None:
     _report([one.problem for one in found])
 
 
-def _epoch_json(one: query.EpochSummary) -> dict[str, Any]:
+def _epoch_json(one: EpochSummary) -> dict[str, Any]:
     checkpoint = one.checkpoint
     return {
         "epoch": one.epoch,
@@ -213,7 +220,7 @@ def _epoch_json(one: query.EpochSummary) -> dict[str, Any]:
     }
 
 
-def _epoch_cells(one: query.EpochSummary) -> list[object]:
+def _epoch_cells(one: EpochSummary) -> list[object]:
     checkpoint = one.checkpoint
     return [
         one.epoch,
@@ -247,7 +254,7 @@ def show(job: str, epoch: int | None, url: str | None, as_json: bool) -> None:
     EPOCH is the newest visible one unless given. Rows are counted as stored.
     """
     store = _open_to_read(url)
-    found = query.describe_epoch(store, query.find_job(store, job), epoch)
+    found = query.describe_epoch(store, find_job(store, job), epoch)
     if as_json:
         _print_json(_description_json(found))
         return
@@ -328,7 +335,7 @@ def rows(
 ) -> None:
     """Print the decoded rows of a table, as a restore at the epoch would load them."""
     store = _open_to_read(url)
-    paths = query.find_job(store, job)
+    paths = find_job(store, job)
     found = query.read_rows(store, paths, operator, table, epoch=epoch, limit=limit or None)
     if as_json:
         _print_json(list(found.rows))
@@ -456,120 +463,21 @@ def _print_outcome(pipeline: Pipeline, outcome: RunOutcome, *, as_json: bool) ->
     click.echo(f"{pipeline.paths.root}: {wrote}, the newest is {newest or 'none'}; {why}")
 
 
-def load_pipeline(target: str) -> Pipeline:
-    """Find the pipeline that `MODULE:ATTRIBUTE` or `path/to/file.py:ATTRIBUTE` names.
-
-    Raises:
-        InputError: it does not name one, or its module cannot be imported.
-    """
-    where, _, attribute = target.rpartition(":")
-    if not where or not attribute:
-        raise InputError(
-            "a pipeline is named MODULE:PIPELINE or path/to/file.py:PIPELINE", given=target
-        )
-    found: object = _import(where)
-    for name in attribute.split("."):
-        if not hasattr(found, name):
-            raise InputError(
-                f"there is no {name!r} in it",
-                given=target,
-                pipelines=_pipelines_in(found) or "none",
-                next_step="name a Pipeline, or a function without arguments that gives one",
-            )
-        found = getattr(found, name)
-    if callable(found) and not isinstance(found, Pipeline):
-        found = _called(found, target)
-    if not isinstance(found, Pipeline):
-        raise InputError(
-            f"it is of type {type(found).__name__}, not a Pipeline",
-            given=target,
-            next_step="name a Pipeline, or a function without arguments that gives one",
-        )
-    return found
-
-
-def _pipelines_in(module: object) -> str:
-    return ", ".join(name for name, one in vars(module).items() if _gives_pipeline(one))
-
-
-def _gives_pipeline(one: object) -> bool:
-    if not inspect.isfunction(one):
-        return isinstance(one, Pipeline)
-    signature = inspect.signature(one)
-    given = all(p.default is not p.empty for p in signature.parameters.values())
-    return given and signature.return_annotation in (Pipeline, "Pipeline")
-
-
-def _called(function: Callable[..., Any], target: str) -> object:
-    try:
-        inspect.signature(function).bind()
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"it cannot be called without arguments ({error})",
-            given=target,
-            next_step="name a Pipeline, or a function without arguments that gives one",
-        ) from error
-    return function()
-
-
-def _import(where: str) -> object:
-    directory, name = os.getcwd(), where
-    if where.endswith(".py"):
-        directory, name = os.path.split(os.path.abspath(where))
-        name = name.removesuffix(".py")
-        if not os.path.isfile(where):
-            raise InputError("there is no such file", path=where)
-        known = sys.modules.get(name)
-        if known is not None and getattr(known, "__file__", None) != os.path.abspath(where):
-            raise InputError(
-                f"another module is called {name!r} already",
-                path=where,
-                next_step="rename the file",
-            )
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
-    try:
-        module = importlib.import_module(name)
-    except ArroyoStateError:
-        raise
-    except Exception as error:
-        raise _not_imported(where, name, error) from error
-    return module
-
-
-def _not_imported(where: str, name: str, error: Exception) -> InputError:
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing is not None and f"{name}.".startswith(f"{missing}."):
-        return InputError(
-            f"there is no module {missing!r}",
-            given=where,
-            next_step="run it where the module can be imported, or give the path of its file",
-        )
-    frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1] if frames else None
-    return InputError(
-        f"the module cannot be imported ({type(error).__name__}: {error})",
-        given=where,
-        at=None if last is None else f"{last.filename}:{last.lineno}",
-        next_step="mend the module; nothing was written",
-    )
-
-
 @main.command()
 @click.argument("job")
 @store_options
 def stop(job: str, url: str | None, as_json: bool) -> None:
     """Ask a running job of ours to stop with a checkpoint."""
     store = _open(url)
-    paths = query.find_job(store, job)
-    newest = query.summarise_job(store, paths)
+    paths = find_job(store, job)
+    newest = summarise_job(store, paths)
     if paths.layout is Layout.LEGACY or (newest.newest and newest.newest.progress is None):
         raise InputError(
             "this job is Arroyo's, so it cannot be stopped through its state",
             job=paths.root,
             next_step="stop it through Arroyo's UI or REST API, with a checkpoint",
         )
-    generation = query.newest_generation(store, paths)
+    generation = newest_generation(store, paths)
     at_rest = newest.newest is not None and is_at_rest(newest.newest, generation)
     if not at_rest:
         generation = request_stop(store, paths, time.time_ns() // 1000)

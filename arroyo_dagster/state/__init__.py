@@ -38,17 +38,19 @@ if TYPE_CHECKING:
         TableSource,
     )
     from arroyo_dagster.state.coordinator import request_stop
+    from arroyo_dagster.state.local.jobs import (
+        find_job,
+        list_epochs,
+        list_jobs,
+        summarise_jobs,
+    )
     from arroyo_dagster.state.local.pipeline import (
         RunOutcome,
         run_pipeline,
     )
     from arroyo_dagster.state.local.query import (
         describe_epoch,
-        find_job,
-        list_epochs,
-        list_jobs,
         read_rows,
-        summarise_jobs,
     )
     from arroyo_dagster.state.model.checkpoints import (
         Checkpoint,
@@ -219,17 +221,19 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "TableSource",
     ),
     "coordinator": ("request_stop",),
+    "local.jobs": (
+        "find_job",
+        "list_epochs",
+        "list_jobs",
+        "summarise_jobs",
+    ),
     "local.pipeline": (
         "RunOutcome",
         "run_pipeline",
     ),
     "local.query": (
         "describe_epoch",
-        "find_job",
-        "list_epochs",
-        "list_jobs",
         "read_rows",
-        "summarise_jobs",
     ),
     "model.checkpoints": (
         "Checkpoint",

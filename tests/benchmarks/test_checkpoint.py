@@ -12,7 +12,13 @@ from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.hashing import key_hashes
 from arroyo_dagster.state.codec.parquet import MAX_ROW_GROUP_ROWS
 from arroyo_dagster.state.codec.schema import file_schema
-from arroyo_dagster.state.model.ids import JobId, OperatorId, PipelineId, TableName, WorkerGeneration
+from arroyo_dagster.state.model.ids import (
+    JobId,
+    OperatorId,
+    PipelineId,
+    TableName,
+    WorkerGeneration,
+)
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.memory import MemoryStore
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
@@ -77,7 +83,9 @@ def test_checkpoint_of_a_million_rows_against_write_table(comparison: Comparison
     rows = _rows()
     hashes = key_hashes([rows.column(0)], rows=ROWS)
     operations = pa.array([b"\x00"] * ROWS, pa.binary())
-    stored = pa.Table.from_arrays([*rows.columns, hashes, operations], schema=file_schema(config.config))  # type: ignore[arg-type]
+    stored = pa.Table.from_arrays(
+        [*rows.columns, hashes, operations], schema=file_schema(config.config)
+    )  # type: ignore[arg-type]
 
     def filled() -> TableManager:
         manager = _manager(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 
 from arroyo_dagster.spark.pipeline import SparkRun
 from arroyo_dagster.spark.session import get_session
+from arroyo_dagster.spark.stream import open_streams
+from arroyo_dagster.spark.worker import PackedPipeline
 from arroyo_dagster.state.connectors import ParquetReplay
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
@@ -60,23 +63,64 @@ def _rows(path: Path, rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [100_000, 1_000_000])
-def test_micro_batch_against_no_op(tmp_path: Path, comparison: Comparison, rows: int) -> None:
+@pytest.mark.parametrize("peer", ["same_source", "file_source"])
+def test_micro_batch_against_no_op(
+    tmp_path: Path, comparison: Comparison, rows: int, peer: str
+) -> None:
     path = tmp_path / "rows.parquet"
     _rows(path, rows)
     session, _ = get_session("local[2]")
-    peer = _no_op_seconds(session, tmp_path, path, rows)
+    same = peer == "same_source"
+    stream = _same_source(session, path, rows) if same else _file_source(session, tmp_path, path)
+    theirs = _no_op_seconds(stream, tmp_path / "no-op")
     ours = _our_seconds(session, tmp_path, path, rows)
-    comparison.report(ours, peer, goal=1.5)
+    comparison.report(ours, theirs, goal=1.5)
+
+
+def _pipeline(path: Path, rows: int) -> Pipeline:
+    pipeline = Pipeline("bench", parallelism=2)
+    source = ParquetReplay(str(path), rows_per_epoch=rows, splits=2)
+    pipeline.source("source", source, timestamp="at").key_by("key").apply("totals", Totals())
+    return pipeline
+
+
+def _same_source(session: Any, path: Path, rows: int) -> Any:
+    """What our runtime reads, read and thrown away."""
+    pipeline = _pipeline(path, rows)
+    starts = {name: node.source.initial_offset() for name, node in pipeline.sources.items()}
+    return open_streams(session, PackedPipeline.pack(pipeline), starts)
+
+
+def _file_source(session: Any, folder: Path, path: Path) -> Any:
+    """Spark's own file source, in the JVM alone: a file a batch."""
+    parts = folder / "parts"
+    parts.mkdir()
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            pq.write_table(file.read_row_group(group), parts / f"{group:03}.parquet")
+    schema = session.read.parquet(str(parts)).schema
+    return session.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(parts))
+
+
+def _no_op_seconds(stream: Any, location: Path) -> list[float]:
+    marks: list[float] = []
+
+    def nothing(frame: Any, batch_id: int) -> None:
+        frame.write.format("noop").mode("append").save()
+        marks.append(time.perf_counter())
+
+    writer = stream.writeStream.foreachBatch(nothing)
+    query = writer.option("checkpointLocation", str(location)).start()
+    while len(marks) < EPOCHS and query.isActive:
+        time.sleep(0.05)
+    query.stop()
+    return _between(marks)
 
 
 def _our_seconds(session: Any, folder: Path, path: Path, rows: int) -> list[float]:
-    pipeline = Pipeline("bench", parallelism=2)
-    source = ParquetReplay(str(path), rows_per_epoch=rows, splits=2)
-    keyed = pipeline.source("source", source, timestamp="at").key_by("key")
-    keyed.apply("totals", Totals())
     marks: list[float] = []
     run = SparkRun(
-        pipeline,
+        _pipeline(path, rows),
         open_store(f"file://{folder}/state"),
         checkpoint_location=None,
         max_epochs=None,
@@ -88,26 +132,6 @@ def _our_seconds(session: Any, folder: Path, path: Path, rows: int) -> list[floa
     return _between(marks)
 
 
-def _no_op_seconds(session: Any, folder: Path, path: Path, rows: int) -> list[float]:
-    # Spark's own file source, a file a batch, every column read and thrown away.
-    parts = folder / "parts"
-    parts.mkdir()
-    with pq.ParquetFile(path) as file:
-        for group in range(file.num_row_groups):
-            pq.write_table(file.read_row_group(group), parts / f"{group:03}.parquet")
-    marks: list[float] = []
-
-    def nothing(frame: Any, batch_id: int) -> None:
-        frame.write.format("noop").mode("append").save()
-        marks.append(time.perf_counter())
-
-    schema = session.read.parquet(str(parts)).schema
-    stream = session.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(parts))
-    writer = stream.writeStream.foreachBatch(nothing).trigger(availableNow=True)
-    writer.option("checkpointLocation", str(folder / "no-op")).start().awaitTermination()
-    return _between(marks)
-
-
 def _between(marks: list[float]) -> list[float]:
-    steps = [after - before for before, after in zip(marks, marks[1:], strict=False)]
+    steps = [after - before for before, after in pairwise(marks)]
     return steps[WARM_UP:]

@@ -14,10 +14,12 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.state import storage
+from arroyo_dagster.state.local.jobs import (
+    find_job,
+)
 from arroyo_dagster.state.local.query import (
     OperatorSummary,
     describe_epoch,
-    find_job,
     read_rows,
 )
 from arroyo_dagster.state.storage import WriteProtected, open_store

@@ -1,43 +1,33 @@
-"""What lies below a checkpoint URL: jobs, their epochs, what an epoch holds, the rows of a table.
+"""What one epoch holds, and the rows of its tables as a restore would load them.
 
-Nothing here writes. Listings go one level at a time and stop above the data files; many objects
-are read at once.
+Nothing here writes; many objects are read at once.
 """
 
 from __future__ import annotations
 
 import io
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from arroyo_dagster.errors import (
-    ArroyoStateError,
     FormatError,
     InputError,
     NotFoundError,
-    StorageError,
 )
-from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint
-from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.parquet import read_facts
 from arroyo_dagster.state.codec.plain import plain_rows, plain_value
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
+from arroyo_dagster.state.local.jobs import visible_epochs
+from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import (
     Epoch,
-    JobId,
     OperatorId,
     StatePath,
     TableName,
-    WorkerGeneration,
-    path_problem,
 )
 from arroyo_dagster.state.model.layout import (
     JobPaths,
-    Layout,
-    parse_checkpoint_dir,
-    parse_epoch_record,
 )
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
@@ -46,329 +36,18 @@ from arroyo_dagster.state.model.tables import (
     TableConfig,
     TableKind,
 )
-from arroyo_dagster.state.planning import recovery
 from arroyo_dagster.state.planning.query import (
-    Attempt,
-    Level,
-    check_root,
-    choose_job,
-    directories_to_list,
     find_table,
-    job_watermark_micros,
-    jobs_in,
     plan_read,
     shown_operators,
-    unfinished_attempts,
 )
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.names import StoredName
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable, ExpiringTimeKeyView
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, decode_pair
 from arroyo_dagster.state.tables.messages import TableData
 
 _T = TypeVar("_T")
-
-
-# ---- jobs ----------------------------------------------------------------------------------------
-
-
-def list_jobs(store: ObjectStore) -> list[JobPaths]:
-    """Find the jobs below the URL of a store, in both layouts, by path.
-
-    Raises:
-        NotFoundError: the root does not exist.
-        InputError: the root holds something, none of it a job.
-    """
-    known: dict[str, Level] = {}
-    while wanted := directories_to_list(known):
-        levels = concurrently(lambda path: _level(store, path), wanted)
-        known.update(zip(wanted, levels, strict=True))
-    jobs = jobs_in(known)
-    check_root(known[""], jobs, store.url)
-    return jobs
-
-
-def _level(store: ObjectStore, path: str) -> Level:
-    listing = store.list_dir(path)
-    # A name that no raw path leads to cannot be a job; it is still something that was found.
-    objects = {info.path.name for info in listing.objects}
-    foreign = {below.name for below in listing.prefixes if isinstance(below, StoredName)}
-    directories = {below.name for below in listing.prefixes if not isinstance(below, StoredName)}
-    return Level(frozenset(objects | foreign), frozenset(directories))
-
-
-def find_job(store: ObjectStore, name: str) -> JobPaths:
-    """Find a job by `job`, or by `pipeline/job` where several pipelines have one of that name.
-
-    Raises:
-        NotFoundError: there is none; says which there are.
-        InputError: the name is ambiguous, or not a name at all.
-    """
-    problem = path_problem(name)
-    if problem is not None:
-        raise InputError(
-            f"not the name of a job: {problem}",
-            job=name,
-            next_step="name it as job, or as pipeline/job",
-        )
-    path = StatePath(name)
-    # A whole path needs one listing, however many jobs there are.
-    pipeline, _, job = path.rpartition("/")
-    likely = str(path) if pipeline else str(JobPaths(JobId(job)).checkpoints())
-    exact = [paths for paths in jobs_in({likely: _level(store, likely)}) if paths.root == path]
-    return exact[0] if exact else choose_job(name, list_jobs(store), store.url)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSummary:
-    """A job as seen from outside.
-
-    Attributes:
-        epochs: how many epochs are visible.
-        newest_epoch: None if there is none.
-        newest: what the newest one holds; None if there is none or it cannot be read.
-        problem: why it cannot be read.
-    """
-
-    paths: JobPaths
-    epochs: int
-    newest_epoch: Epoch | None = None
-    newest: Checkpoint | None = None
-    problem: ArroyoStateError | None = None
-
-    @property
-    def watermark_micros(self) -> int | None:
-        """Event time reached by all operators that have a watermark."""
-        return None if self.newest is None else job_watermark_micros(self.newest)
-
-
-def summarise_jobs(store: ObjectStore) -> list[JobSummary]:
-    """Describe every job below the URL by its newest epoch. Errors as `list_jobs`."""
-    return concurrently(lambda paths: summarise_job(store, paths), list_jobs(store))
-
-
-def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
-    """Describe one job by its newest epoch; a broken one is a `problem`, not an error."""
-    epochs = visible_epochs(store, paths)
-    if not epochs:
-        return JobSummary(paths=paths, epochs=0)
-    loaded = _loaded(store, paths, epochs[-1])
-    return JobSummary(
-        paths=paths,
-        epochs=len(epochs),
-        newest_epoch=epochs[-1],
-        newest=loaded.checkpoint,
-        problem=loaded.problem,
-    )
-
-
-def newest_generation(store: ObjectStore, paths: JobPaths) -> WorkerGeneration | None:
-    """The newest worker generation that was started; None in the legacy layout."""
-    if paths.layout is Layout.LEGACY:
-        return None
-    path = paths.current_generation
-    fence = _optional(store, path, records.decode_current_generation)
-    return None if fence is None else fence.worker_generation
-
-
-# ---- epochs --------------------------------------------------------------------------------------
-
-
-def visible_epochs(store: ObjectStore, paths: JobPaths) -> list[Epoch]:
-    """Give the epochs that have a record (protocol) or checkpoint metadata (legacy), ascending."""
-    if paths.layout is Layout.PROTOCOL:
-        listed = store.list_dir(paths.epochs).objects
-        return sorted(e for info in listed if (e := parse_epoch_record(info.path.name)) is not None)
-    numbers = _checkpoint_dirs(store, paths, None)
-    found = concurrently(lambda epoch: store.head(paths.legacy_metadata(epoch)), numbers)
-    return [epoch for epoch, info in zip(numbers, found, strict=True) if info is not None]
-
-
-def _checkpoint_dirs(
-    store: ObjectStore, paths: JobPaths, generation: WorkerGeneration | None
-) -> list[Epoch]:
-    below = store.list_dir(paths.checkpoints(generation)).prefixes
-    return sorted(e for path in below if (e := parse_checkpoint_dir(path.name)) is not None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochSummary:
-    """One epoch, or one unfinished attempt at it.
-
-    Attributes:
-        state: None if its objects cannot be read.
-        checkpoint: None if it is invisible or cannot be read.
-        files, size_bytes: the data files it lists, which a restore reads.
-        new_files, new_size_bytes: those that the visible epoch before it does not list; None where
-            that one is not known.
-        problem: why it cannot be read, or restored.
-    """
-
-    epoch: Epoch
-    worker_generation: WorkerGeneration | None
-    state: CheckpointState | None
-    checkpoint: Checkpoint | None = None
-    files: int = 0
-    size_bytes: int = 0
-    new_files: int | None = None
-    new_size_bytes: int | None = None
-    problem: ArroyoStateError | None = None
-
-
-def list_epochs(
-    store: ObjectStore, paths: JobPaths, limit: int | None = None
-) -> list[EpochSummary]:
-    """Describe the epochs of a job, oldest first, each with its state.
-
-    Attempts that are invisible, unclaimed or orphaned are shown beside them, unless older than
-    everything shown: what expired epochs leave behind looks the same.
-
-    Args:
-        limit: only so many of the newest visible epochs; None = all.
-    """
-    epochs = visible_epochs(store, paths)
-    shown = epochs if limit is None else epochs[max(0, len(epochs) - limit) :]
-    # One more than shown, to tell what is new in the oldest of them.
-    wanted = epochs[max(0, len(epochs) - len(shown) - 1) :]
-    found = concurrently(lambda epoch: _loaded(store, paths, epoch), wanted)
-    loaded = [one for one in found if not one.vanished]
-    rest = _unfinished(store, paths, [one for one in loaded if one.epoch in shown])
-    checkpoints = [one.checkpoint for one in (*loaded, *rest) if one.checkpoint is not None]
-    sizes = _sizes(store, {path for checkpoint in checkpoints for path in checkpoint.paths})
-    before: dict[Epoch, _Loaded] = {
-        later.epoch: earlier for earlier, later in itertools.pairwise(loaded)
-    }
-    summaries = [
-        _summary(paths, one, sizes, before.get(one.epoch))
-        for one in (*loaded, *rest)
-        if one.epoch in shown or one in rest
-    ]
-    return sorted(summaries, key=lambda one: (one.epoch, one.worker_generation or 0))
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """What reading the metadata of one epoch gave."""
-
-    epoch: Epoch
-    state: CheckpointState | None = None
-    checkpoint: Checkpoint | None = None
-    problem: ArroyoStateError | None = None
-    vanished: bool = False
-    generation: WorkerGeneration | None = None
-
-
-def _loaded(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> _Loaded:
-    try:
-        checkpoint = ParquetBackend(store, paths).load_checkpoint_metadata(epoch)
-    except StorageError:
-        raise
-    except ArroyoStateError as error:
-        root = (
-            paths.legacy_metadata(epoch)
-            if paths.layout is Layout.LEGACY
-            else paths.epoch_record(epoch)
-        )
-        # Expired between listing and reading: that is no problem of the job's.
-        return _Loaded(epoch, problem=error, vanished=store.head(root) is None)
-    return _Loaded(epoch, checkpoint.state, checkpoint, generation=checkpoint.worker_generation)
-
-
-def _unfinished(store: ObjectStore, paths: JobPaths, owners: Sequence[_Loaded]) -> list[_Loaded]:
-    unreadable = {one.epoch for one in owners if one.checkpoint is None}
-    owning = [Attempt(one.epoch, one.generation) for one in owners if one.checkpoint is not None]
-    if paths.layout is Layout.LEGACY:
-        # Without metadata an older directory holds files that newer epochs list, nothing else.
-        newest = max((one.epoch for one in owners), default=Epoch(0))
-        numbers = [number for number in _checkpoint_dirs(store, paths, None) if number > newest]
-        return [_Loaded(number, CheckpointState.INVISIBLE) for number in numbers]
-    below = store.list_dir(paths.generations).prefixes
-    generations = [WorkerGeneration(int(p.name)) for p in below if p.name.isdecimal()]
-    dirs = concurrently(lambda number: _checkpoint_dirs(store, paths, number), generations)
-    attempts = [
-        Attempt(epoch, generation)
-        for generation, epochs in zip(generations, dirs, strict=True)
-        for epoch in epochs
-        if epoch not in unreadable
-    ]
-    return concurrently(
-        lambda attempt: _attempted(store, paths, attempt), unfinished_attempts(attempts, owning)
-    )
-
-
-def _attempted(store: ObjectStore, paths: JobPaths, attempt: Attempt) -> _Loaded:
-    assert attempt.worker_generation is not None
-    ref = paths.manifest(attempt.worker_generation, attempt.epoch)
-    try:
-        manifest = _optional(store, ref, metadata.decode_manifest)
-        path = paths.epoch_record(attempt.epoch)
-        record = _optional(store, path, records.decode_epoch_record)
-        state = recovery.checkpoint_state(ref, manifest, record, None).state
-    except StorageError:
-        raise
-    except ArroyoStateError as error:
-        return _Loaded(attempt.epoch, problem=error, generation=attempt.worker_generation)
-    checkpoint = None if manifest is None else as_checkpoint(manifest, ref, state)
-    return _Loaded(attempt.epoch, state, checkpoint, generation=attempt.worker_generation)
-
-
-def _optional(store: ObjectStore, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
-    try:
-        data = store.read(path)
-    except NotFoundError:
-        return None
-    return decode(data, path)
-
-
-def _sizes(store: ObjectStore, paths: Iterable[StatePath]) -> dict[StatePath, int]:
-    """The sizes of the files that are there: one listing for each directory that holds some."""
-    wanted = set(paths)
-    parents = sorted({parent for path in wanted if (parent := path.parent) is not None})
-    listings = concurrently(store.list_dir, parents)
-    return {
-        info.path: info.size_bytes
-        for listing in listings
-        for info in listing.objects
-        if info.path in wanted
-    }
-
-
-def _summary(
-    paths: JobPaths,
-    one: _Loaded,
-    sizes: Mapping[StatePath, int],
-    before: _Loaded | None,
-) -> EpochSummary:
-    checkpoint = one.checkpoint
-    listed = dict.fromkeys(checkpoint.paths) if checkpoint else {}
-    missing = [path for path in listed if path not in sizes]
-    problem = one.problem
-    if missing:
-        problem = FormatError(
-            f"{len(missing)} of {len(listed)} data files are missing",
-            job=paths.root,
-            epoch=one.epoch,
-            path=missing[0],
-            next_step="restore another epoch, or bring the file back",
-        )
-    new: list[StatePath] | None = None
-    if checkpoint is not None and checkpoint.state.canonical:
-        earlier = before.checkpoint if before is not None else None
-        if earlier is not None or checkpoint.epoch == 1:
-            known = set(earlier.paths) if earlier is not None else set()
-            new = [path for path in listed if path not in known]
-    return EpochSummary(
-        epoch=one.epoch,
-        worker_generation=one.generation,
-        state=one.state,
-        checkpoint=checkpoint,
-        files=len(listed),
-        size_bytes=sum(sizes.get(path, 0) for path in listed),
-        new_files=None if new is None else len(new),
-        new_size_bytes=None if new is None else sum(sizes.get(path, 0) for path in new),
-        problem=problem,
-    )
 
 
 # ---- one epoch -----------------------------------------------------------------------------------

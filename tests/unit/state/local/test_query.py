@@ -15,17 +15,19 @@ from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_rows
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from arroyo_dagster.state.connectors import TableSource
-from arroyo_dagster.state.local.pipeline import run_pipeline
-from arroyo_dagster.state.local.query import (
-    describe_epoch,
+from arroyo_dagster.state.local.jobs import (
     find_job,
     list_epochs,
     list_jobs,
-    load_epoch,
     newest_generation,
-    read_rows,
     summarise_job,
     summarise_jobs,
+)
+from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.state.local.query import (
+    describe_epoch,
+    load_epoch,
+    read_rows,
 )
 from arroyo_dagster.state.model.checkpoints import CheckpointState, LegacyCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, WorkerGeneration

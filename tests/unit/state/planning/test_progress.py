@@ -20,10 +20,10 @@ def test_the_first_batch_of_a_job_without_state_is_the_next(adopt: bool) -> None
     assert batch_verdict(None, "q", 0, HERE, adopt=adopt) is BatchVerdict.NEXT
 
 
-def test_a_later_batch_of_a_job_without_state_stops_unless_adopted() -> None:
+@pytest.mark.parametrize("adopt", [False, True])
+def test_a_later_batch_of_a_job_without_state_stops(adopt: bool) -> None:
     with pytest.raises(ConflictError, match="no state"):
-        batch_verdict(None, "q", 3, HERE, adopt=False)
-    assert batch_verdict(None, "q", 3, HERE, adopt=True) is BatchVerdict.NEXT
+        batch_verdict(None, "q", 3, HERE, adopt=adopt)
 
 
 @pytest.mark.parametrize("adopt", [False, True])
@@ -41,16 +41,27 @@ def test_a_repeat_with_other_offsets_stops() -> None:
         batch_verdict(recorded(), "q", 7, '{"row": 5}', adopt=False)
 
 
+@pytest.mark.parametrize("adopt", [False, True])
 @pytest.mark.parametrize(("batch_id", "what"), [(9, "skipped"), (6, "twice"), (0, "twice")])
-def test_a_batch_that_jumps_stops_and_says_what_would_happen(batch_id: int, what: str) -> None:
+def test_a_batch_that_jumps_stops_and_says_what_would_happen(
+    batch_id: int, what: str, adopt: bool
+) -> None:
     with pytest.raises(ConflictError, match=what) as caught:
-        batch_verdict(recorded(), "q", batch_id, HERE, adopt=False)
+        batch_verdict(recorded(), "q", batch_id, HERE, adopt=adopt)
     assert "--adopt" in str(caught.value)
 
 
 @pytest.mark.parametrize("batch_id", [0, 7, 8, 100])
-def test_another_query_stops_whatever_its_batch_unless_adopted(batch_id: int) -> None:
+def test_another_query_stops_whatever_its_batch(batch_id: int) -> None:
     with pytest.raises(ConflictError, match="another streaming query"):
         batch_verdict(recorded(), "other", batch_id, HERE, adopt=False)
-    verdict = batch_verdict(recorded(), "other", batch_id, HERE, adopt=True)
-    assert verdict is BatchVerdict.NEXT
+
+
+def test_another_query_goes_on_if_it_is_adopted_at_its_first_batch() -> None:
+    assert batch_verdict(recorded(), "other", 0, HERE, adopt=True) is BatchVerdict.NEXT
+
+
+@pytest.mark.parametrize("batch_id", [1, 7, 8, 100])
+def test_an_adopted_query_that_is_further_on_stops(batch_id: int) -> None:
+    with pytest.raises(ConflictError, match="from its own"):
+        batch_verdict(recorded(), "other", batch_id, HERE, adopt=True)

@@ -1,0 +1,300 @@
+"""A job against a plain model, through whatever may happen to a job.
+
+Every row of the source is a command to the operator, so what any offset means is known: the model
+replays the commands up to it. Between commands the job checkpoints, crashes at any change of the
+store, restarts with another parallelism, goes on in another process that is behind, merges files
+and lets epochs expire.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from arroyo_dagster.state.local.pipeline import LocalRun
+from arroyo_dagster.state.model.tables import TableConfig
+from arroyo_dagster.state.operators import (
+    Collector,
+    Offset,
+    Operator,
+    OperatorContext,
+    Source,
+)
+from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
+from arroyo_dagster.state.tables.global_keyed import global_table_config
+from arroyo_dagster.state.task import LevelTask
+from tests.jobs import SinkInto, output_of, state_of
+
+COMMANDS = pa.schema(
+    [
+        pa.field("number", pa.int64()),
+        pa.field("key", pa.string()),
+        pa.field("verb", pa.string()),
+        pa.field("at", pa.timestamp("us")),
+    ]
+)
+KEPT = pa.schema(
+    [
+        pa.field("key", pa.string()),
+        pa.field("number", pa.int64()),
+        pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
+    ]
+)
+RETENTION_MICROS = 20
+Command = tuple[str, str, int]
+
+
+class Script(Source):
+    """Commands that are added while the job runs; each epoch takes all there are."""
+
+    schema = COMMANDS
+
+    def __init__(self, commands: list[Command]) -> None:
+        self.commands = commands
+
+    def __deepcopy__(self, memo: Any) -> Script:
+        return self
+
+    def initial_offset(self) -> Offset:
+        return {"row": 0}
+
+    def latest_offset(self, start: Offset) -> Offset:
+        return {"row": len(self.commands)}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[Any]:
+        middle = (start["row"] + end["row"]) // 2
+        return [(start["row"], middle), (middle, end["row"])]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        first, last = partition
+        rows = [(n, *self.commands[n]) for n in range(first, last)]
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
+        yield pa.record_batch(columns, schema=COMMANDS)
+
+
+class Obey(Operator):
+    """Does what its rows say, and puts out what it sees in its tables."""
+
+    output_schema = pa.schema([("number", pa.int64()), ("seen", pa.int64())])
+
+    def tables(self) -> Sequence[TableConfig]:
+        return [
+            global_table_config("values", key=str, value=int),
+            timestamp_table_config(
+                "rows", retention_micros=RETENTION_MICROS, schema=KEPT, keys=["key"]
+            ),
+        ]
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        self.values = ctx.table_manager.get_global_keyed_state("values", str, int)
+        self.rows = ctx.table_manager.get_expiring_time_key_table("rows")
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        times = batch["_timestamp"].cast(pa.int64()).to_pylist()
+        seen = [
+            self._obey(number, key, verb, nanos // 1000)
+            for number, key, verb, nanos in zip(
+                *(batch[name].to_pylist() for name in ("number", "key", "verb")),
+                times,
+                strict=True,
+            )
+        ]
+        collector.collect(pa.record_batch([batch["number"], seen], schema=self.output_schema))
+
+    def _obey(self, number: int, key: str, verb: str, micros: int) -> int:
+        if verb == "set":
+            self.values.insert(key, number)
+        elif verb == "remove":
+            self.values.remove(key)
+        elif verb == "again":
+            self.values.remove(key)
+            self.values.insert(key, number)
+        elif verb == "keep":
+            self.rows.insert(pa.table([[key], [number], [micros * 1000]], schema=KEPT))
+        elif verb == "forget":
+            self.rows.delete_key(key)
+        elif verb == "forget some":
+            self.rows.delete_time_range(micros - 5, micros, key)
+        here = self.rows.rows().column("key").to_pylist().count(key)
+        return 1000 * here + (self.values.get(key) or 0)
+
+
+class Model:
+    """What `Obey` does, with a dict and a list."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, int] = {}
+        self.rows: list[tuple[str, int, int]] = []
+        self.seen: Counter[Any] = Counter()
+
+    def obey(self, number: int, command: Command) -> None:
+        key, verb, micros = command
+        if verb in ("set", "again"):
+            self.values[key] = number
+        elif verb == "remove":
+            self.values.pop(key, None)
+        elif verb == "keep":
+            self.rows.append((key, number, micros))
+        elif verb == "forget":
+            self.rows = [row for row in self.rows if row[0] != key]
+        elif verb == "forget some":
+            self.rows = [
+                row for row in self.rows if row[0] != key or not micros - 5 <= row[2] < micros
+            ]
+        here = sum(row[0] == key for row in self.rows)
+        seen = 1000 * here + self.values.get(key, 0)
+        self.seen[(("number", number), ("seen", seen))] += 1
+
+    def barrier(self, watermark: int) -> None:
+        self.rows = [row for row in self.rows if row[2] >= watermark - RETENTION_MICROS]
+
+
+class Job(RuleBasedStateMachine):
+    """The job, its store, and where the model stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = MemoryStore()
+        self.commands: list[Command] = []
+        self.boundaries: list[int] = []
+        self.run: LocalRun | None = None
+        self.others: list[list[LevelTask]] = []
+
+    def pipeline(self, store: ObjectStore) -> Pipeline:
+        pipeline = Pipeline(
+            "machine", parallelism=self.parallelism, keep_epochs=2, merge_files_after=2
+        )
+        stream = pipeline.source("script", Script(self.commands), timestamp="at")
+        stream.key_by("key").apply("obey", Obey()).sink("out", SinkInto(store))
+        return pipeline
+
+    def start(self, store: ObjectStore) -> None:
+        pipeline = self.pipeline(store)
+        self.run = LocalRun(pipeline, store)
+        self.others = [
+            [LevelTask(pipeline, level, index, store) for index in range(self.parallelism)]
+            for level in range(1, pipeline.levels + 1)
+        ]
+
+    # ---- what may happen ------------------------------------------------------------------------
+
+    @initialize(parallelism=st.integers(1, 3))
+    def begin(self, parallelism: int) -> None:
+        self.parallelism = parallelism
+
+    @rule(
+        commands=st.lists(
+            st.tuples(
+                st.sampled_from("abcd"),
+                st.sampled_from(
+                    ["set", "remove", "again", "keep", "keep", "forget", "forget some", "look"]
+                ),
+                st.integers(0, 4),
+            ),
+            min_size=1,
+            max_size=6,
+        ),
+        later=st.integers(0, 15),
+    )
+    def command(self, commands: list[Command], later: int) -> None:
+        now = max((micros for _, _, micros in self.commands), default=10) + later
+        self.commands.extend((key, verb, now - early) for key, verb, early in commands)
+
+    @rule(idle=st.booleans())
+    def checkpoint(self, idle: bool) -> None:
+        if self.run is None:
+            self.start(self.store)
+        self.step(even_if_idle=idle)
+
+    def step(self, *, even_if_idle: bool) -> None:
+        assert self.run is not None
+        try:
+            self.run.step(even_if_idle=even_if_idle)
+        except Crash:
+            self.run = None
+        self.look()
+
+    @precondition(lambda self: self.run is not None)
+    @rule()
+    def go_on_in_another_process(self) -> None:
+        assert self.run is not None
+        self.run._tasks, self.others = self.others, self.run._tasks
+
+    @rule(
+        at=st.integers(1, 60),
+        mode=st.sampled_from(["before", "after", "partial"]),
+        epochs=st.integers(1, 2),
+    )
+    def crash(self, at: int, mode: Any, epochs: int) -> None:
+        faulty = FaultInjecting(self.store, fail_at=at, mode=mode, crash=True)
+        self.run = None
+        try:
+            self.start(faulty)
+        except Crash:
+            self.look()  # a start may claim an epoch that waited for it
+        for _ in range(epochs):
+            if self.run is not None:
+                self.step(even_if_idle=True)
+
+    @rule(parallelism=st.integers(1, 3))
+    def restart(self, parallelism: int) -> None:
+        self.run = None
+        self.parallelism = parallelism
+
+    # ---- what must hold -------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """See whether one more epoch has come to exist, and where it ends."""
+        pipeline = self.pipeline(self.store)
+        found = [info.path for info in self.store.list_dir(pipeline.paths.epochs).objects]
+        newest = int(found[-1][-14:-7]) if found else 0
+        if newest > len(self.boundaries):
+            assert newest == len(self.boundaries) + 1
+            state = state_of(self.store, pipeline)
+            self.boundaries.append(int(state["script"]["offsets"].get("row", 0)))
+
+    @invariant()
+    def state_and_output_are_those_of_the_model(self) -> None:
+        if not self.boundaries:
+            return
+        model, first, watermark = Model(), 0, 0
+        for last in self.boundaries:
+            for number in range(first, last):
+                model.obey(number, self.commands[number])
+                watermark = max(watermark, self.commands[number][2])
+            model.barrier(watermark)
+            first = last
+        state = state_of(self.store, self.pipeline(self.store))
+        assert state[""]["epoch"] == len(self.boundaries)
+        assert state["obey"].get("values", {}) == model.values
+        rows = Counter((key, number, micros * 1000) for key, number, micros in model.rows)
+        assert state["obey"].get("rows", Counter()) == rows
+        self.output_is(model)
+
+    def output_is(self, model: Model) -> None:
+        # An epoch that was published and not yet committed shows its output at the next start.
+        found = output_of(self.store)
+        assert found <= model.seen
+        if self.run is not None:
+            assert found == model.seen
+
+    def teardown(self) -> None:
+        if hasattr(self, "parallelism"):
+            self.run = None
+            self.start(self.store)
+            self.checkpoint(True)
+            self.state_and_output_are_those_of_the_model()
+
+
+TestJob = Job.TestCase
+TestJob.settings = settings(settings.default, stateful_step_count=15)

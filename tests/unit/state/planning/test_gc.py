@@ -1,0 +1,115 @@
+"""What may go when epochs expire."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
+    CheckpointState,
+    OperatorCheckpoint,
+)
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.planning.gc import oldest_kept, plan_expire
+
+PROTOCOL = JobPaths(JobId("j"), PipelineId("p"))
+LEGACY = JobPaths(JobId("j"))
+
+
+def checkpoint(epoch: int, *files: str, paths: JobPaths = PROTOCOL) -> Checkpoint:
+    generation = WorkerGeneration(1) if paths.pipeline else None
+    tables = {TableName("g"): GlobalKeyedFiles(files=tuple(StatePath(f) for f in files))}
+    operator = OperatorCheckpoint(
+        job=JobId("j"), operator=OperatorId("o"), epoch=Epoch(epoch), parallelism=2, tables=tables
+    )
+    ref = (
+        paths.manifest(generation, Epoch(epoch))
+        if generation is not None
+        else paths.legacy_metadata(Epoch(epoch))
+    )
+    return Checkpoint(
+        pipeline=paths.pipeline,
+        job=paths.job,
+        worker_generation=generation,
+        epoch=Epoch(epoch),
+        min_epoch=Epoch(1),
+        start_time_micros=0,
+        finish_time_micros=0,
+        state=CheckpointState.READY,
+        operators=(operator,),
+        ref=ref,
+    )
+
+
+def test_a_file_a_kept_checkpoint_references_is_never_deleted() -> None:
+    history = [checkpoint(3, "a", "d"), checkpoint(2, "a", "c"), checkpoint(1, "a", "b")]
+    plan = plan_expire(PROTOCOL, history, Epoch(2))
+    assert plan.epochs == (1,)
+    assert plan.data == ("b",)
+
+
+def test_the_newest_checkpoint_and_its_parent_stay_whatever_is_asked() -> None:
+    history = [checkpoint(3, "c"), checkpoint(2, "b"), checkpoint(1, "a")]
+    plan = plan_expire(PROTOCOL, history, Epoch(3))
+    assert plan.epochs == (1,)
+    assert plan_expire(PROTOCOL, history[:1], Epoch(3)).steps == ((), ())
+
+
+def test_data_goes_first_then_records_then_manifests_one_by_one_oldest_first() -> None:
+    history = [checkpoint(e, f"f{e}") for e in (5, 4, 3, 2, 1)]
+    plan = plan_expire(PROTOCOL, history, Epoch(4))
+    data, records, *manifests = plan.steps
+    assert data == ("f1", "f2", "f3")
+    assert [path for path in records if path.endswith(".record")] == [
+        PROTOCOL.epoch_record(Epoch(e)) for e in (1, 2, 3)
+    ]
+    assert {path.name for path in records} >= {"operator-o-0.metadata", "operator-o-1.metadata"}
+    assert manifests == [(PROTOCOL.manifest(WorkerGeneration(1), Epoch(e)),) for e in (1, 2, 3)]
+
+
+def test_in_the_legacy_layout_operators_go_before_the_checkpoint_that_lists_them() -> None:
+    history = [checkpoint(e, paths=LEGACY) for e in (3, 2, 1)]
+    plan = plan_expire(LEGACY, history, Epoch(2))
+    assert plan.manifests == (
+        "j/checkpoints/checkpoint-0000001/operator-o/metadata",
+        "j/checkpoints/checkpoint-0000001/metadata",
+    )
+
+
+@pytest.mark.parametrize("newest", [None, 3])
+def test_a_min_epoch_newer_than_the_newest_checkpoint_is_refused(newest: int | None) -> None:
+    history = [checkpoint(newest)] if newest else []
+    with pytest.raises(ProtocolError, match="newer than the newest"):
+        plan_expire(PROTOCOL, history, Epoch(4))
+
+
+@given(
+    files=st.lists(st.sets(st.sampled_from("abcdefgh"), max_size=5), min_size=1, max_size=7),
+    asked=st.integers(1, 7),
+)
+def test_whatever_expires_every_kept_epoch_keeps_all_its_files(
+    files: list[set[str]], asked: int
+) -> None:
+    history = [checkpoint(at, *sorted(part)) for at, part in enumerate(files, start=1)][::-1]
+    min_epoch = Epoch(min(asked, len(files)))
+    plan = plan_expire(PROTOCOL, history, min_epoch)
+    kept = [c for c in history if c.epoch not in plan.epochs]
+    assert [c.epoch for c in kept] == [c.epoch for c in history if c.epoch >= kept[-1].epoch]
+    assert kept[-1].epoch == oldest_kept([c.epoch for c in history], min_epoch) <= min_epoch
+    assert len(kept) >= min(2, len(history))
+    assert not {path for c in kept for path in c.paths} & set(plan.data)
+    every = {path for c in history for path in c.paths}
+    assert every - {path for c in kept for path in c.paths} == set(plan.data)

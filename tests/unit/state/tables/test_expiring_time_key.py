@@ -1,0 +1,357 @@
+"""Expiring time-key tables: rows in memory equal the rows a restore would load, always."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec.hashing import key_hashes
+from arroyo_dagster.state.codec.operations import decode_operation
+from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.keys import KeyRange, range_for_server
+from arroyo_dagster.state.model.tables import TableConfig, TimeFile
+from arroyo_dagster.state.planning.checkpoint import cutoff_micros, files_to_carry
+from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state.tables.expiring_time_key import (
+    ExpiringTimeKeyTable,
+    ExpiringTimeKeyView,
+    timestamp_table_config,
+)
+from arroyo_dagster.state.tables.messages import RowData, TableData
+from tests.jobs import as_multiset
+
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.string()),
+        pa.field("v", pa.int64()),
+        pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
+    ]
+)
+ALL_KEYS = range_for_server(0, 1)
+_NUMBERS = itertools.count()
+
+
+def config(retention_micros: int = 10, schema: pa.Schema = SCHEMA, **options: Any) -> TableConfig:
+    options.setdefault("keys", ["k"])
+    return timestamp_table_config(
+        "t", retention_micros=retention_micros, schema=schema, **options
+    )
+
+
+def rows(*values: tuple[Any, Any, int], schema: pa.Schema = SCHEMA) -> pa.Table:
+    """Rows (key, value, time in microseconds)."""
+    keys, numbers, times = zip(*values, strict=True) if values else ((), (), ())
+    return pa.table([keys, numbers, [time * 1000 for time in times]], schema=schema)
+
+
+class Subtask:
+    """A view with what it sends, its files, and a watermark."""
+
+    def __init__(
+        self,
+        table_config: TableConfig | None = None,
+        store: MemoryStore | None = None,
+        keys: KeyRange = ALL_KEYS,
+    ) -> None:
+        self.store = store or MemoryStore()
+        self.table = ExpiringTimeKeyTable(table_config or config(), self.store)
+        self.keys = keys
+        self.sent: list[RowData] = []
+        self.view = ExpiringTimeKeyView(self.table, self.take)
+        self.files: tuple[TimeFile, ...] = ()
+        self.epoch = 0
+        self.watermark: int | None = None
+
+    def take(self, message: TableData) -> None:
+        assert isinstance(message.data, RowData)
+        self.sent.append(message.data)
+
+    @property
+    def cutoff(self) -> int:
+        return cutoff_micros(self.watermark, self.table.config.retention_micros)
+
+    def checkpoint(self, watermark: int | None = None) -> TimeFile | None:
+        self.epoch += 1
+        self.watermark = watermark if watermark is not None else self.watermark
+        checkpointer = self.table.checkpoint(
+            lambda suffix: StatePath(f"f{next(_NUMBERS):06}{suffix}"), Epoch(self.epoch), self.keys
+        )
+        for data in self.sent:
+            checkpointer.apply(data)
+        self.sent = []
+        prepared = checkpointer.prepare(self.cutoff)
+        self.files = files_to_carry(self.files, self.cutoff, self.keys)
+        written = None
+        if prepared is not None:
+            written, _ = checkpointer.write(prepared)
+            self.files = (*self.files, written)
+        self.view.evict(self.cutoff)
+        return written
+
+    def restored(self) -> Counter[Any]:
+        view = ExpiringTimeKeyView(self.table, lambda _: None)
+        view.replay(self.table.read(self.files, self.keys))
+        view.evict(self.cutoff)
+        return as_multiset(view.rows())
+
+    def held(self) -> Counter[Any]:
+        return as_multiset(self.view.rows())
+
+
+# ---- rows and time -------------------------------------------------------------------------------
+
+
+def test_a_file_says_the_bounds_of_its_rows() -> None:
+    subtask = Subtask()
+    subtask.view.insert(rows(("a", 1, 5), ("b", 2, 9), ("c", 3, 7)))
+    file = subtask.checkpoint()
+    assert file is not None
+    hashes = key_hashes([pa.array(["a", "b", "c"])]).to_pylist()
+    assert (file.min_routing_key, file.max_routing_key) == (min(hashes), max(hashes))
+    assert (file.max_timestamp_micros, file.epoch, file.compaction_generation) == (9, 1, 0)
+    stored, _ = decode_file(subtask.store.read(file.path), file.path)
+    assert stored.column("_key_hash").to_pylist() == hashes
+    assert stored.column("_operation").to_pylist() == [b"\x00"] * 3
+    assert stored.schema.names == ["k", "v", "_timestamp", "_key_hash", "_operation"]
+
+
+def test_the_latest_time_is_floored_to_microseconds() -> None:
+    subtask = Subtask()
+    subtask.view.insert(pa.table([["a"], [1], [5_999]], schema=SCHEMA))
+    file = subtask.checkpoint()
+    assert file is not None
+    assert file.max_timestamp_micros == 5
+    assert subtask.checkpoint(15) is None
+    assert subtask.restored() == subtask.held() == Counter({("a", 1, 5_999): 1})
+
+
+def test_a_row_leaves_when_its_time_falls_below_the_cutoff_and_not_at_it() -> None:
+    subtask = Subtask(config(10))
+    subtask.view.insert(rows(("a", 1, 4), ("a", 2, 5), ("a", 3, 6)))
+    subtask.checkpoint(15)
+    expected = Counter({("a", 2, 5_000): 1, ("a", 3, 6_000): 1})
+    assert subtask.held() == subtask.restored() == expected
+
+
+@pytest.mark.parametrize("watermark", [None, 0, 3, 10])
+def test_without_a_watermark_beyond_the_retention_nothing_expires(watermark: int | None) -> None:
+    subtask = Subtask(config(10))
+    subtask.view.insert(rows(("a", 1, 0)))
+    subtask.checkpoint(watermark)
+    assert len(subtask.view) == 1
+    assert subtask.restored() == subtask.held()
+
+
+def test_late_rows_stay_until_the_barrier_and_are_not_written() -> None:
+    subtask = Subtask(config(10))
+    subtask.checkpoint(100)
+    subtask.view.insert(rows(("a", 1, 5)))
+    assert len(subtask.view) == 1
+    assert subtask.checkpoint(100) is None
+    assert len(subtask.view) == 0
+
+
+def test_an_epoch_without_rows_writes_no_file() -> None:
+    subtask = Subtask()
+    subtask.view.insert(rows())
+    assert subtask.checkpoint() is None
+
+
+def test_rows_between_includes_the_start_and_not_the_end() -> None:
+    view = Subtask().view
+    view.insert(rows(("a", 1, 4), ("b", 2, 5), ("c", 3, 6)))
+    assert view.rows_between(4, 6).column("k").to_pylist() == ["a", "b"]
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pa.table({"k": ["a"], "v": [1]}),
+        pa.table({"v": [1], "k": ["a"], "_timestamp": pa.array([1], pa.timestamp("ns"))}),
+        pa.table({"k": ["a"], "v": ["text"], "_timestamp": pa.array([1], pa.timestamp("ns"))}),
+        pa.table({"k": ["a"], "v": [1], "_timestamp": pa.array([None], pa.timestamp("ns"))}),
+        pa.table({"k": ["a"], "v": [1], "_timestamp": pa.array([-1], pa.timestamp("ns"))}),
+    ],
+    ids=["missing", "order", "type", "null-time", "before-1970"],
+)
+def test_rows_that_do_not_fit_their_table_change_nothing(wrong: pa.Table) -> None:
+    subtask = Subtask()
+    with pytest.raises(InputError):
+        subtask.view.insert(wrong)
+    assert len(subtask.view) == 0
+    assert subtask.sent == []
+
+
+def test_rows_of_another_subtask_are_refused_before_anything_is_written() -> None:
+    subtask = Subtask(keys=range_for_server(0, 2))
+    subtask.view.insert(rows(*((f"k{i}", i, 1) for i in range(20))))
+    with pytest.raises(InputError, match="belong to other subtasks"):
+        subtask.checkpoint()
+    assert list(subtask.store.list()) == []
+
+
+def test_a_file_with_other_columns_than_its_table_is_refused() -> None:
+    subtask = Subtask()
+    path = StatePath("f")
+    subtask.store.put(path, encode_rows(pa.table({"k": ["a"]})))
+    file = TimeFile(
+        epoch=Epoch(1), path=path, min_routing_key=0, max_routing_key=1, max_timestamp_micros=1
+    )
+    with pytest.raises(FormatError, match="columns of a data file"):
+        subtask.table.read([file], ALL_KEYS)
+
+
+def test_a_key_of_the_wrong_shape_is_refused() -> None:
+    view = Subtask().view
+    view.insert(rows(("a", 1, 1)))
+    for key in ((), ("a", "b"), (5,)):
+        with pytest.raises(InputError):
+            view.delete_key(*key)
+    with pytest.raises(InputError, match="one row"):
+        view.delete_value(rows(("a", 1, 1), ("a", 1, 1)))
+    assert len(view) == 1
+
+
+def test_a_negative_retention_is_refused() -> None:
+    with pytest.raises(InputError, match="retention"):
+        config(-1)
+
+
+# ---- deleting ------------------------------------------------------------------------------------
+
+SOME = (("a", 1, 1), ("a", 1, 1), ("a", 2, 1), ("a", 1, 2), ("b", 1, 1), (None, 1, 1), ("a", None, 3))
+
+
+@pytest.mark.parametrize(
+    ("delete", "gone"),
+    [
+        (lambda view: view.delete_key("a"), 5),
+        (lambda view: view.delete_key(None), 1),
+        (lambda view: view.delete_key("x"), 0),
+        (lambda view: view.delete_time_key(1, "a"), 3),
+        (lambda view: view.delete_time_range(1, 2, "a"), 3),
+        (lambda view: view.delete_time_range(2, 9, "a"), 2),
+        (lambda view: view.delete_value(rows(("a", 1, 1))), 2),
+        (lambda view: view.delete_value(rows(("a", None, 3))), 1),
+        (lambda view: view.delete_value(rows(("a", 7, 7))), 0),
+    ],
+)
+@pytest.mark.parametrize("same_epoch", [True, False])
+def test_a_delete_is_the_same_in_memory_and_after_a_restore(
+    delete: Any, gone: int, same_epoch: bool
+) -> None:
+    subtask = Subtask()
+    subtask.view.insert(rows(*SOME))
+    if not same_epoch:
+        subtask.checkpoint()
+    assert delete(subtask.view) == gone
+    assert len(subtask.view) == len(SOME) - gone
+    subtask.view.insert(rows(("a", 1, 1)))
+    file = subtask.checkpoint()
+    assert subtask.restored() == subtask.held()
+    if gone and not same_epoch:
+        assert file is not None
+        stored, _ = decode_file(subtask.store.read(file.path), file.path)
+        operations = [decode_operation(x) for x in stored.column("_operation").to_pylist()]
+        assert len(operations) == 2
+
+
+def test_a_delete_outlives_every_file_that_holds_what_it_deletes() -> None:
+    subtask = Subtask(config(10))
+    subtask.view.insert(rows(("a", 1, 5), ("b", 1, 100)))
+    subtask.checkpoint(5)
+    subtask.view.delete_key("a")
+    subtask.checkpoint(5)
+    for watermark in (14, 15, 16, 20, 100):
+        subtask.checkpoint(watermark)
+        assert subtask.restored() == subtask.held() == Counter({("b", 1, 100_000): 1})
+
+
+def test_rows_of_nested_columns_are_compared_whole() -> None:
+    schema = pa.schema(
+        [
+            pa.field("k", pa.string()),
+            pa.field("v", pa.list_(pa.int64())),
+            pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
+        ]
+    )
+    subtask = Subtask(config(schema=schema))
+    subtask.view.insert(rows(("a", [1, 2], 1), ("a", [1, 2], 1), ("a", [2], 1), schema=schema))
+    assert subtask.view.delete_value(rows(("a", [1, 2], 1), schema=schema)) == 2
+    subtask.checkpoint()
+    view = ExpiringTimeKeyView(subtask.table, lambda _: None)
+    view.replay(subtask.table.read(subtask.files, ALL_KEYS))
+    assert view.rows().column("v").to_pylist() == [[2]]
+
+
+def test_a_table_keyed_by_nothing_lies_with_the_first_subtask() -> None:
+    subtask = Subtask(config(keys=[]), keys=range_for_server(0, 4))
+    subtask.view.insert(rows(("a", 1, 1), ("b", 2, 2)))
+    assert subtask.checkpoint() is not None
+    assert subtask.view.delete_key() == 2
+    subtask.checkpoint()
+    assert subtask.restored() == Counter()
+
+
+# ---- random histories ----------------------------------------------------------------------------
+
+_KEYS = st.sampled_from(["a", "b", None])
+_TIMES = st.integers(0, 40)
+_ROW = st.tuples(_KEYS, st.integers(0, 2), _TIMES)
+_CHANGES = st.one_of(
+    st.tuples(st.just("insert"), st.lists(_ROW, min_size=1, max_size=4)),
+    st.tuples(st.just("key"), _KEYS),
+    st.tuples(st.just("time"), _KEYS, _TIMES),
+    st.tuples(st.just("range"), _KEYS, _TIMES, _TIMES),
+    st.tuples(st.just("value"), _ROW),
+    st.tuples(st.just("checkpoint"), st.none() | st.integers(0, 60)),
+)
+
+
+@given(history=st.lists(_CHANGES, max_size=20), retention=st.integers(0, 30))
+def test_memory_a_plain_model_and_a_restore_agree_after_any_history(
+    history: list[Any], retention: int
+) -> None:
+    subtask = Subtask(config(retention))
+    model: list[tuple[Any, int, int]] = []
+    watermark: int | None = None
+    for kind, *given_values in [*history, ("checkpoint", None)]:
+        if kind == "insert":
+            (batch,) = given_values
+            subtask.view.insert(rows(*batch))
+            model.extend(batch)
+        elif kind == "key":
+            (key,) = given_values
+            subtask.view.delete_key(key)
+            model = [row for row in model if row[0] != key]
+        elif kind == "time":
+            key, time = given_values
+            subtask.view.delete_time_key(time, key)
+            model = [row for row in model if (row[0], row[2]) != (key, time)]
+        elif kind == "range":
+            key, start, end = given_values
+            subtask.view.delete_time_range(start, end, key)
+            model = [row for row in model if row[0] != key or not start <= row[2] < end]
+        elif kind == "value":
+            (row,) = given_values
+            subtask.view.delete_value(rows(row))
+            model = [other for other in model if other != row]
+        else:
+            (mark,) = given_values
+            if mark is not None:
+                watermark = max(mark, watermark or 0)  # a watermark never goes back
+            subtask.checkpoint(watermark)
+            model = [row for row in model if row[2] >= cutoff_micros(watermark, retention)]
+            assert subtask.restored() == as_multiset(rows(*model))
+        assert subtask.held() == as_multiset(rows(*model))

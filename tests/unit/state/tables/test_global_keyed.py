@@ -1,0 +1,396 @@
+"""Global keyed tables: views, files, removals, merging, migration."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from arroyo_dagster.errors import FormatError, InputError, StorageError
+from arroyo_dagster.state.codec.bincode import codec_for
+from arroyo_dagster.state.codec.parquet import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    decode_file,
+    encode_pairs,
+    encode_rows,
+    read_facts,
+)
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.tables import TableConfig
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
+from arroyo_dagster.state.storage.wrappers import Wrapper
+from arroyo_dagster.state.tables.global_keyed import (
+    GlobalKeyedTable,
+    GlobalKeyedView,
+    decode_global_keyed_file,
+    decode_pair,
+    global_table_config,
+    global_table_config_with_version,
+)
+from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableData
+
+CONFIG = global_table_config("g", key=str, value=int)
+_NUMBERS = itertools.count()
+
+
+def name_file(suffix: str) -> StatePath:
+    return StatePath(f"f-{next(_NUMBERS):05}{suffix}")
+
+
+class Subtask:
+    """A view and what it sends, written at will."""
+
+    def __init__(
+        self, store: ObjectStore, config: TableConfig = CONFIG, key: Any = str, value: Any = int
+    ) -> None:
+        self.table = GlobalKeyedTable(config, store)
+        self.checkpointer = self.table.checkpoint(name_file)
+        self.view: GlobalKeyedView[Any, Any] = GlobalKeyedView(self.table, key, value, self.take)
+        self.files: list[StatePath] = []
+
+    def take(self, message: TableData) -> None:
+        assert isinstance(message.data, KeyedData | CommitData)
+        self.checkpointer.apply(message.data)
+
+    def write(self) -> tuple[StatePath, ...]:
+        report, _ = self.checkpointer.finish()
+        self.checkpointer = self.table.checkpoint(name_file)
+        self.files.extend(report.paths)
+        return report.paths
+
+    def reloaded(self) -> dict[Any, Any]:
+        view: GlobalKeyedView[Any, Any] = GlobalKeyedView(
+            self.table, str, int, lambda _: None
+        )
+        view.follow(self.files)
+        return view.get_all()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+# ---- the view ------------------------------------------------------------------------------------
+
+
+def test_a_view_gives_what_was_put_in_and_a_default_for_the_rest(store: MemoryStore) -> None:
+    view = Subtask(store).view
+    view.insert("a", 1)
+    view.insert_many([("b", 2), ("b", 3)])
+    assert view.get("a") == 1
+    assert view.get("x") is None
+    assert view.get("x", 9) == 9
+    assert view.get_many(["b", "x", "a"]) == [3, None, 1]
+    assert view.get_all() == {"a": 1, "b": 3}
+    assert len(view) == 2
+    assert "a" in view
+    assert "x" not in view
+    assert view.take("a") == 1
+    assert view.take("a") is None
+    assert view.remove_many(["b", "b", "x"]) == 1
+    assert not view.remove("b")
+    assert len(view) == 0
+
+
+def test_a_key_or_value_that_does_not_encode_changes_nothing(store: MemoryStore) -> None:
+    subtask = Subtask(store)
+    subtask.view.insert("a", 1)
+    subtask.write()
+    for pairs in ([(1, 2)], [("a", "text")], [("a", 5), ("b", 2**70)], [("a", 5), (None, 1)]):
+        with pytest.raises(InputError):
+            subtask.view.insert_many(pairs)
+    with pytest.raises(InputError):
+        subtask.view.remove_many(["a", 7])
+    assert subtask.view.get_all() == {"a": 1}
+    assert subtask.write() == ()
+
+
+def test_what_the_manager_refuses_does_not_stay_in_memory(store: MemoryStore) -> None:
+    subtask = Subtask(store)
+    subtask.view.insert("a", 1)
+
+    def refuse(message: TableData) -> None:
+        raise InputError("stopped")
+
+    subtask.view._send = refuse
+    for change in (
+        lambda: subtask.view.insert("a", 2),
+        lambda: subtask.view.remove("a"),
+        lambda: subtask.view.take("a"),
+    ):
+        with pytest.raises(InputError):
+            change()
+        assert subtask.view.get_all() == {"a": 1}
+
+
+def test_keys_that_python_cannot_hash_are_looked_up_but_not_listed(store: MemoryStore) -> None:
+    config = global_table_config("g", key=list[int], value=int)
+    view = Subtask(store, config, list[int]).view
+    view.insert([1, 2], 3)
+    assert view.get([1, 2]) == 3
+    with pytest.raises(InputError, match="cannot be the keys of a dict"):
+        view.get_all()
+
+
+def test_a_store_that_fails_once_hides_no_entry(store: MemoryStore) -> None:
+    class Moody(Wrapper):
+        moody = True
+
+        def _call(self, verb: str, path: str, action: Callable[[], Any], data: bytes = b"") -> Any:
+            if verb == "read" and self.moody:
+                self.moody = False
+                raise StorageError("once", path=path)
+            return action()
+
+    writer = Subtask(store)
+    writer.view.insert("a", 1)
+    writer.write()
+    writer.view.insert("b", 2)
+    writer.write()
+    reader = Subtask(Moody(store)).view
+    reader.follow(writer.files)
+    with pytest.raises(StorageError):
+        reader.get("a")
+    assert reader.get_all() == {"a": 1, "b": 2}
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def test_an_epoch_writes_what_changed_and_nothing_else(store: MemoryStore) -> None:
+    subtask = Subtask(store)
+    subtask.view.insert_many((f"k{i:03}", i) for i in range(500))
+    subtask.write()
+    subtask.view.insert("k007", 0)
+    (path,) = subtask.write()
+    assert decode_file(store.read(path), path)[0].num_rows == 1
+    assert subtask.write() == ()
+
+
+def test_a_removal_goes_into_a_file_without_values_that_an_arroyo_refuses(
+    store: MemoryStore,
+) -> None:
+    subtask = Subtask(store)
+    subtask.view.insert_many([("a", 1), ("b", 2)])
+    subtask.write()
+    subtask.view.remove("a")
+    (path,) = subtask.write()
+    assert read_facts(store.read(path), path).schema.names == ["key", "_operation"]
+    assert subtask.reloaded() == {"b": 2}
+
+
+def test_removed_and_inserted_again_in_one_epoch_is_there(store: MemoryStore) -> None:
+    subtask = Subtask(store)
+    subtask.view.insert("a", 1)
+    subtask.write()
+    subtask.view.remove("a")
+    subtask.view.insert("a", 2)
+    subtask.write()
+    assert subtask.reloaded() == subtask.view.get_all() == {"a": 2}
+
+
+def test_inserted_and_removed_in_one_epoch_is_gone(store: MemoryStore) -> None:
+    subtask = Subtask(store)
+    subtask.view.insert("a", 1)
+    subtask.view.remove("a")
+    subtask.write()
+    assert subtask.reloaded() == subtask.view.get_all() == {}
+
+
+def test_a_checkpointer_that_is_asked_twice_writes_the_same_under_new_names(
+    store: MemoryStore,
+) -> None:
+    subtask = Subtask(store)
+    subtask.view.insert("a", 1)
+    first, _ = subtask.checkpointer.finish()
+    second, _ = subtask.checkpointer.finish()
+    assert first.file is not None
+    assert second.file is not None
+    assert first.file != second.file
+    assert store.read(first.file) == store.read(second.file)
+
+
+def test_commit_data_needs_a_table_that_commits_and_comes_once(store: MemoryStore) -> None:
+    with pytest.raises(InputError, match="two phases"):
+        Subtask(store).view.set_commit_data(b"x")
+    config = global_table_config("p", two_phase_commit=True, key=str, value=str)
+    subtask = Subtask(store, config, str, str)
+    subtask.view.set_commit_data(b"")
+    with pytest.raises(InputError, match="twice"):
+        subtask.view.set_commit_data(b"y")
+    report, size = subtask.checkpointer.finish()
+    assert (report.commit_data, report.paths, size) == (b"", (), 0)
+
+
+@pytest.mark.parametrize("columns", [("key",), ("key", "other"), ("k", "value")])
+def test_a_file_with_other_columns_is_refused(columns: tuple[str, ...]) -> None:
+    data = encode_rows(pa.table({name: pa.array([b"x"]) for name in columns}))
+    with pytest.raises(FormatError, match="key and value"):
+        decode_global_keyed_file(data, StatePath("p"))
+
+
+def test_a_file_whose_columns_are_no_plain_binary_is_refused() -> None:
+    column = pa.array([b"x"], pa.large_binary())
+    with pytest.raises(FormatError, match="binary"):
+        data = encode_rows(pa.table({"key": column, "value": column}))
+        decode_global_keyed_file(data, StatePath("p"))
+
+
+def test_pairs_are_shown_by_their_stored_types_or_not_at_all() -> None:
+    key, value = codec_for(str).encode("a"), codec_for(int).encode(5)
+    assert decode_pair(CONFIG, key, value) == ("a", 5)
+    assert decode_pair(global_table_config("g"), key, value) is None
+
+
+# ---- merging files -------------------------------------------------------------------------------
+
+
+def test_merged_files_hold_what_they_held_together_and_no_removal(store: MemoryStore) -> None:
+    subtask = Subtask(store)
+    subtask.view.insert_many([("a", 1), ("b", 2), ("c", 3)])
+    subtask.write()
+    subtask.view.remove_many(["a", "b"])
+    subtask.view.insert("d", 4)
+    subtask.write()
+    subtask.view.insert("a", 9)
+    subtask.write()
+    output = subtask.table.compact_data(subtask.files, name_file)
+    assert output is not None
+    subtask.files = [output]
+    assert subtask.reloaded() == subtask.view.get_all() == {"a": 9, "c": 3, "d": 4}
+    rows, _ = decode_file(store.read(output), output)
+    assert rows.column("key").to_pylist() == sorted(rows.column("key").to_pylist())
+
+
+def test_all_removed_merges_to_an_empty_file(store: MemoryStore) -> None:
+    subtask = Subtask(store)
+    subtask.view.insert("a", 1)
+    subtask.write()
+    subtask.view.remove("a")
+    subtask.write()
+    output = subtask.table.compact_data(subtask.files, name_file)
+    assert output is not None
+    assert subtask.table.load([output]) == {}
+
+
+def test_there_is_nothing_to_gain_from_one_file(store: MemoryStore) -> None:
+    subtask = Subtask(store)
+    assert subtask.table.compact_data([], name_file) is None
+    subtask.view.insert("a", 1)
+    subtask.write()
+    assert subtask.table.compact_data(subtask.files, name_file) is None
+
+
+def test_a_view_that_has_not_read_what_was_merged_reads_the_merged_file(
+    store: MemoryStore,
+) -> None:
+    writer, reader = Subtask(store), Subtask(store)
+    writer.view.insert_many([("a", 1), ("b", 2)])
+    writer.write()
+    reader.view.follow(writer.files)
+    assert reader.view.get("a") == 1
+    behind = len(writer.files)
+    writer.view.remove("a")
+    writer.view.insert("c", 3)
+    writer.write()
+    reader.view.follow(writer.files[behind:])
+    output = writer.table.compact_data(writer.files, name_file)
+    assert output is not None
+    reader.view.merged(set(writer.files), output)
+    store.delete_many(writer.files)
+    assert reader.view.get_all() == {"b": 2, "c": 3}
+
+
+# ---- versions ------------------------------------------------------------------------------------
+
+
+@dataclass
+class First:
+    name: str
+
+
+@dataclass
+class Second:
+    VERSION: ClassVar[int] = 1
+    PREVIOUS: ClassVar[type[Any]] = First
+    first: str
+    last: str
+
+    @classmethod
+    def migrate(cls, previous: First) -> Second:
+        first, _, last = previous.name.partition(" ")
+        return cls(first, last)
+
+
+@dataclass
+class Third:
+    VERSION: ClassVar[int] = 2
+    PREVIOUS: ClassVar[type[Any]] = Second
+    last: str
+    length: int
+
+    @classmethod
+    def migrate(cls, previous: Second) -> Third:
+        return cls(previous.last, len(previous.first))
+
+
+def put_version(store: ObjectStore, version: int, name: str, value: Any) -> StatePath:
+    path = StatePath(f"v{version}-{name}")
+    pairs = ([codec_for(str).encode(name)], [codec_for(type(value)).encode(value)])
+    store.put(path, encode_pairs(*pairs, GLOBAL_KEY_VALUE_SCHEMA, version=version))
+    return path
+
+
+def versioned(store: ObjectStore, value: Any, version: int) -> Subtask:
+    config = global_table_config_with_version("g", "", version, key=str, value=value)
+    return Subtask(store, config, str, value)
+
+
+def test_values_of_every_older_version_are_migrated_step_by_step(store: MemoryStore) -> None:
+    files = [
+        put_version(store, 0, "old", First("Ada Lovelace")),
+        put_version(store, 1, "mid", Second("Alan", "Turing")),
+        put_version(store, 2, "new", Third("Hopper", 5)),
+    ]
+    view = versioned(store, Third, 2).view
+    view.follow(files)
+    assert view.get_all() == {
+        "old": Third("Lovelace", 3),
+        "mid": Third("Turing", 4),
+        "new": Third("Hopper", 5),
+    }
+
+
+def test_a_version_that_nobody_can_migrate_stops_the_restore(store: MemoryStore) -> None:
+    newer = put_version(store, 3, "k", First("x"))
+    view = versioned(store, Third, 2).view
+    view.follow([newer])
+    with pytest.raises(InputError, match="state version 3"):
+        view.get("k")
+    view = versioned(store, int, 1).view
+    view.follow([put_version(store, 0, "k", First("x"))])
+    with pytest.raises(InputError, match="no migration"):
+        view.get("k")
+
+
+def test_files_of_several_versions_are_left_for_the_job_to_migrate(store: MemoryStore) -> None:
+    files = [
+        put_version(store, 0, "old", First("Ada Lovelace")),
+        put_version(store, 1, "mid", Second("Alan", "Turing")),
+    ]
+    table = versioned(store, Second, 1).table
+    assert table.compact_data(files, name_file) is None
+    assert {version for version, _ in table.load_with_version(files).values()} == {0, 1}
+    assert set(table.load(files)) == {codec_for(str).encode(name) for name in ("old", "mid")}
+
+
+def test_merged_files_keep_the_version_of_their_values(store: MemoryStore) -> None:
+    files = [put_version(store, 1, name, Second("a", "b")) for name in ("x", "y")]
+    output = versioned(store, Third, 2).table.compact_data(files, name_file)
+    assert output is not None
+    assert read_facts(store.read(output), output).version == 1

@@ -1,0 +1,531 @@
+"""TableManager: barriers, and following the job in whatever way it went on."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from arroyo_dagster.errors import InputError, ProtocolError, StorageError
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec.metadata import decode_operator
+from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint, SubtaskCheckpoint
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TableConfig
+from arroyo_dagster.state.planning.checkpoint import merge_operator
+from arroyo_dagster.state.storage import Counting, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
+from arroyo_dagster.state.tables.global_keyed import (
+    GlobalKeyedTable,
+    global_table_config,
+    global_table_config_with_version,
+)
+from arroyo_dagster.state.tables.manager import TableManager, check_tables
+from arroyo_dagster.state.tables.messages import CompactedData, KeyedData, RowData, TableData
+from arroyo_dagster.state.tables.table import TaskInfo
+from tests.jobs import as_multiset, listing
+
+G, T = TableName("g"), TableName("t")
+SCHEMA = pa.schema(
+    [pa.field("k", pa.string()), pa.field("_timestamp", pa.timestamp("ns"), nullable=False)]
+)
+CONFIGS = {
+    G: global_table_config("g", key=str, value=int),
+    T: timestamp_table_config("t", retention_micros=10, schema=SCHEMA, keys=["k"]),
+}
+PATHS = JobPaths(JobId("j"), PipelineId("p"))
+OP, GEN = OperatorId("o"), WorkerGeneration(1)
+
+
+def manager(
+    store: ObjectStore,
+    restored: OperatorCheckpoint | None = None,
+    *,
+    index: int = 0,
+    parallelism: int = 1,
+    configs: dict[TableName, TableConfig] | None = None,
+    base_epoch: int | None = None,
+) -> TableManager:
+    backend = ParquetBackend(store, PATHS, generation=GEN)
+    return TableManager(
+        task=TaskInfo(
+            pipeline=PATHS.pipeline,
+            job=PATHS.job,
+            operator=OP,
+            task_index=index,
+            parallelism=parallelism,
+        ),
+        configs=CONFIGS if configs is None else configs,
+        store=store,
+        generation=GEN,
+        restored=restored,
+        write_metadata=backend.write_operator_checkpoint_metadata,
+        base_epoch=None if base_epoch is None else Epoch(base_epoch),
+    )
+
+
+def at(*rows: tuple[str, int]) -> pa.Table:
+    """Rows (key, time in microseconds)."""
+    keys, times = [row[0] for row in rows], [row[1] * 1000 for row in rows]
+    return pa.table([keys, times], schema=SCHEMA)
+
+
+def counts(tables: TableManager) -> Any:
+    return tables.get_global_keyed_state("g", str, int)
+
+
+def kept(tables: TableManager) -> Any:
+    return tables.get_expiring_time_key_table("t")
+
+
+def content(tables: TableManager) -> tuple[Any, Any]:
+    return counts(tables).get_all(), as_multiset(kept(tables).rows())
+
+
+class Job:
+    """Publishes what managers write, as the coordinator does."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+        self.newest: OperatorCheckpoint | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self.newest.epoch if self.newest else 0
+
+    def write(
+        self, *managers: TableManager, watermark: int | None = None, min_epoch: int = 1
+    ) -> OperatorCheckpoint:
+        epoch = self.epoch + 1
+        reports = [m.checkpoint(epoch, min_epoch, watermark, False) for m in managers]
+        return self.publish(reports)
+
+    def publish(self, reports: list[SubtaskCheckpoint]) -> OperatorCheckpoint:
+        epoch = Epoch(self.epoch + 1)
+        self.newest = merge_operator(JobId("j"), OP, epoch, reports, self.newest)
+        return self.newest
+
+    def merge(self) -> CompactedData:
+        """Merge all files of the global table into one, from the newest epoch on."""
+        assert self.newest is not None
+        files = self.newest.tables[G]
+        assert isinstance(files, GlobalKeyedFiles)
+        name = StatePath(f"p/j/{uuid.uuid4().hex}")
+        output = GlobalKeyedTable(CONFIGS[G], self.store).compact_data(
+            files.files, lambda suffix: name
+        )
+        assert output is not None
+        tables = self.newest.tables | {G: replace(files, files=(output,))}
+        self.newest = replace(self.newest, tables=tables)
+        return CompactedData(table=G, inputs=files.files, output=output)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def job(store: MemoryStore) -> Job:
+    return Job(store)
+
+
+# ---- the barrier ---------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_writes_what_changed_and_a_new_manager_finds_it(
+    store: MemoryStore, job: Job
+) -> None:
+    tables = manager(store)
+    counts(tables).insert("a", 1)
+    kept(tables).insert(at(("a", 5)))
+    published = job.write(tables)
+    assert published.configs == CONFIGS
+    assert content(manager(store, published)) == content(tables)
+
+
+def test_the_metadata_of_a_subtask_is_read_back_and_holds_its_report(store: MemoryStore) -> None:
+    tables = manager(store)
+    counts(tables).insert("a", 1)
+    done = tables.checkpoint(1, 1, 7, False)
+    path = PATHS.subtask_metadata(OP, 0, Epoch(1), GEN)
+    stored = decode_operator(store.read(path), path)
+    assert stored.subtask == done
+    assert (done.watermark_micros, stored.min_watermark_micros) == (7, 7)
+    written = [info.size_bytes for info in store.list() if "/table-" in info.path]
+    assert done.size_bytes == sum(written) > 0
+
+
+def test_an_empty_epoch_writes_no_data_file(store: MemoryStore, job: Job) -> None:
+    tables = manager(store)
+    content(tables)
+    published = job.write(tables)
+    assert published.paths == ()
+    assert not [info for info in store.list() if "/table-" in info.path]
+    assert content(manager(store, published)) == content(tables)
+
+
+@pytest.mark.parametrize("epoch", [0, 2, 7])
+def test_a_barrier_of_another_epoch_than_the_next_is_refused(
+    store: MemoryStore, epoch: int
+) -> None:
+    tables = manager(store)
+    counts(tables).insert("a", 1)
+    before = listing(store)
+    with pytest.raises(ProtocolError, match="barrier"):
+        tables.checkpoint(epoch, 1, None, False)
+    assert listing(store) == before
+
+
+def test_nothing_changes_after_the_last_checkpoint(store: MemoryStore) -> None:
+    tables = manager(store)
+    counts(tables).insert("a", 1)
+    tables.checkpoint(1, 1, None, True)
+    with pytest.raises(InputError, match="after the last checkpoint"):
+        counts(tables).insert("a", 2)
+    with pytest.raises(InputError, match="after the last checkpoint"):
+        kept(tables).insert(at(("a", 1)))
+    assert counts(tables).get("a") == 1
+
+
+def test_rows_keyed_to_another_subtask_are_refused_before_anything_is_written(
+    store: MemoryStore,
+) -> None:
+    counted = Counting(store)
+    tables = manager(counted, index=1, parallelism=2)
+    counts(tables).insert("a", 1)
+    kept(tables).insert(at(*((f"k{i}", 1) for i in range(20))))
+    with pytest.raises(InputError, match="belong to other subtasks"):
+        tables.checkpoint(1, 1, None, False)
+    assert counted.calls["put"] + counted.calls["create"] == 0
+
+
+@pytest.mark.parametrize("change", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["before", "after"])
+def test_a_barrier_that_failed_may_come_again_and_lists_nothing_twice(
+    store: MemoryStore, job: Job, change: int, mode: Any
+) -> None:
+    faulty = FaultInjecting(store, fail_at=change, mode=mode)
+    tables = manager(faulty)
+    counts(tables).insert("a", 1)
+    kept(tables).insert(at(("a", 5), ("b", 6)))
+    with pytest.raises(StorageError):
+        tables.checkpoint(1, 1, None, False)
+    published = job.write(tables)
+    assert len(published.paths) == 2
+    assert content(manager(store, published)) == content(tables)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_fifty_epochs_whose_min_epoch_is_the_epoch_lose_nothing(
+    store: MemoryStore, job: Job, follows: bool
+) -> None:
+    tables = manager(store)
+    for epoch in range(1, 51):
+        counts(tables).insert(f"k{epoch}", epoch)
+        kept(tables).insert(at((f"k{epoch}", epoch)))
+        published = job.write(tables, min_epoch=epoch)
+        if follows:
+            assert tables.follow(published)
+    assert len(counts(tables)) == len(kept(tables)) == 50
+    assert content(manager(store, published)) == content(tables)
+    assert len(tables._reports) == 1
+
+
+def test_an_operator_that_is_new_to_a_job_begins_at_the_epoch_of_the_job(
+    store: MemoryStore,
+) -> None:
+    tables = manager(store, base_epoch=41)
+    counts(tables).insert("a", 1)
+    assert tables.checkpoint(42, 1, None, False).tables[G].paths
+
+
+# ---- views ---------------------------------------------------------------------------------------
+
+
+def test_a_table_that_is_not_registered_is_named_with_those_that_are(store: MemoryStore) -> None:
+    tables = manager(store)
+    with pytest.raises(InputError, match="no global keyed table 'x'") as caught:
+        tables.get_global_keyed_state("x", str, int)
+    assert caught.value.facts["tables"] == {"g": "global keyed", "t": "expiring time-key"}
+    with pytest.raises(InputError, match="no global keyed table 't'"):
+        tables.get_global_keyed_state("t", str, int)
+    with pytest.raises(InputError, match="no expiring table 'g'"):
+        tables.get_expiring_time_key_table("g")
+
+
+def test_other_types_than_the_registered_ones_are_refused(store: MemoryStore) -> None:
+    tables = manager(store)
+    with pytest.raises(InputError, match="not the registered one"):
+        tables.get_global_keyed_state("g", str, str)
+    assert tables.get_global_keyed_state("g").get("a") is None
+    untyped = manager(store, configs={G: global_table_config("g")})
+    with pytest.raises(InputError, match="not known"):
+        untyped.get_global_keyed_state("g")
+    with pytest.raises(InputError, match="no VERSION"):
+        tables.get_global_keyed_state_migratable("g", str, int)
+
+
+def test_a_view_is_opened_once(store: MemoryStore) -> None:
+    tables = manager(store)
+    assert counts(tables) is counts(tables)
+    assert kept(tables) is kept(tables)
+
+
+def test_data_of_one_kind_is_refused_by_a_table_of_the_other(store: MemoryStore) -> None:
+    tables = manager(store)
+    with pytest.raises(InputError, match="pairs"):
+        tables.send(TableData(T, KeyedData([])))
+    rows = at(("a", 1)).to_batches()[0]
+    with pytest.raises(InputError, match="rows"):
+        tables.send(TableData(G, RowData(rows, b"\x00")))
+
+
+# ---- following what was published ----------------------------------------------------------------
+
+
+def test_a_manager_that_is_behind_by_several_epochs_catches_up(
+    store: MemoryStore, job: Job
+) -> None:
+    ahead, behind = manager(store), manager(store)
+    content(behind)
+    for epoch in range(1, 5):
+        counts(ahead).insert(f"k{epoch % 3}", epoch)
+        counts(ahead).remove("k1" if epoch == 3 else "none")
+        kept(ahead).insert(at(("a", epoch), ("b", 10 * epoch)))
+        if epoch == 3:
+            kept(ahead).delete_key("a")
+        assert ahead.follow(job.write(ahead, watermark=5 * epoch))
+    assert job.newest is not None
+    assert behind.follow(job.newest)
+    assert content(behind) == content(ahead) == content(manager(store, job.newest))
+    counts(behind).insert("more", 1)
+    kept(behind).insert(at(("c", 41)))
+    published = job.write(behind, watermark=20)
+    assert ahead.follow(published)
+    assert content(behind) == content(ahead) == content(manager(store, published))
+
+
+def test_rows_expire_while_a_manager_is_behind_though_no_file_is_new(
+    store: MemoryStore, job: Job
+) -> None:
+    ahead, behind = manager(store), manager(store)
+    kept(ahead).insert(at(("a", 5), ("a", 50)))
+    first = job.write(ahead, watermark=5)
+    assert ahead.follow(first)
+    assert behind.follow(first)
+    assert len(kept(behind)) == 2
+    assert ahead.follow(job.write(ahead, watermark=30))
+    assert job.newest is not None
+    assert behind.follow(job.newest)
+    assert content(behind) == content(ahead) == content(manager(store, job.newest))
+    assert len(kept(behind)) == 1
+
+
+def test_a_manager_whose_attempt_lost_says_that_it_cannot_follow(
+    store: MemoryStore, job: Job
+) -> None:
+    lost, won = manager(store), manager(store)
+    for tables in (lost, won):
+        counts(tables).insert("a", 1)
+    lost.checkpoint(1, 1, None, False)
+    published = job.write(won)
+    assert not lost.follow(published)
+    assert won.follow(published)
+    counts(won).insert("b", 2)
+    assert not lost.follow(job.write(won))
+
+
+def test_a_manager_ahead_of_what_was_published_cannot_follow(store: MemoryStore, job: Job) -> None:
+    tables = manager(store)
+    counts(tables).insert("a", 1)
+    first = job.write(tables)
+    assert tables.follow(first)
+    counts(tables).insert("a", 2)
+    tables.checkpoint(2, 1, None, False)
+    assert not tables.follow(first)
+
+
+def test_an_attempt_that_wrote_nothing_takes_over_what_the_winner_wrote(
+    store: MemoryStore, job: Job
+) -> None:
+    idle, busy = manager(store), manager(store)
+    content(idle)
+    counts(busy).insert("a", 1)
+    kept(busy).insert(at(("a", 1)))
+    idle.checkpoint(1, 1, None, False)
+    published = job.write(busy)
+    assert idle.follow(published)
+    assert content(idle) == content(busy)
+
+
+@pytest.mark.parametrize("opened_before", [True, False])
+def test_a_merge_that_was_announced_is_followed_and_one_that_was_not_is_noticed(
+    store: MemoryStore, job: Job, opened_before: bool
+) -> None:
+    told, untold = manager(store), manager(store)
+    for value in range(3):
+        counts(told).insert("a", value)
+        counts(told).insert(f"k{value}", value)
+        published = job.write(told)
+        assert told.follow(published)
+        if opened_before:
+            content(untold)
+        assert untold.follow(published)
+    if opened_before:
+        content(untold)
+    message = job.merge()
+    assert job.newest is not None
+    merged = replace(job.newest, epoch=Epoch(job.newest.epoch))
+    told.send(message)
+    assert told.follow(merged)
+    assert untold.follow(merged) is not opened_before
+    if not opened_before:
+        assert content(untold) == content(told)
+    assert content(told) == content(manager(store, merged))
+    counts(told).insert("later", 9)
+    published = job.write(told)
+    assert told.follow(published)
+    assert content(told) == content(manager(store, published))
+
+
+def test_entries_that_were_not_read_yet_survive_a_merge_and_the_gc_behind_it(
+    store: MemoryStore, job: Job
+) -> None:
+    writer, reader = manager(store, parallelism=2), manager(store, index=1, parallelism=2)
+    counts(reader).get("a")
+    for epoch in range(1, 4):
+        counts(writer).insert(f"k{epoch}", epoch)
+        counts(writer).remove(f"k{epoch - 1}")
+        published = job.write(writer, reader)
+        assert writer.follow(published)
+        assert reader.follow(published)
+    message = job.merge()
+    assert job.newest is not None
+    for tables in (writer, reader):
+        tables.send(message)
+        assert tables.follow(job.newest)
+    store.delete_many(message.inputs)
+    assert counts(reader).get_all() == {"k3": 3}
+
+
+def test_of_two_subtasks_that_write_one_key_the_later_wins_in_memory_as_after_a_restore(
+    store: MemoryStore, job: Job
+) -> None:
+    managers = [manager(store, index=i, parallelism=3) for i in range(3)]
+    for epoch in range(3):
+        for index, tables in enumerate(managers):
+            counts(tables).insert("shared", 100 * epoch + index)
+            counts(tables).insert(f"own{index}", epoch)
+        counts(managers[epoch]).remove("shared")
+        published = job.write(*managers)
+        assert all(tables.follow(published) for tables in managers)
+        expected = content(manager(store, published))[0]
+        for tables in managers:
+            assert counts(tables).get_all() == expected
+
+
+def test_a_merged_expiring_table_is_loaded_anew(store: MemoryStore, job: Job) -> None:
+    tables = manager(store)
+    kept(tables).insert(at(("a", 1)))
+    published = job.write(tables)
+    assert tables.follow(published)
+    files = published.tables[T]
+    assert isinstance(files, ExpiringTimeKeyFiles)
+    (file,) = files.files
+    other = StatePath(f"{file.path}-compacted")
+    store.put(other, store.read(file.path))
+    compacted = replace(file, path=other, compaction_generation=1)
+    merged = replace(published, tables=published.tables | {T: replace(files, files=(compacted,))})
+    assert not tables.follow(merged)
+
+
+# ---- tables that are not those of the checkpoint -------------------------------------------------
+
+
+def stored(store: ObjectStore, configs: dict[TableName, TableConfig]) -> OperatorCheckpoint:
+    tables = manager(store, configs=configs)
+    if G in configs and configs[G].key_type is not None:
+        counts(tables).insert("a", 1)
+    if T in configs:
+        kept(tables).insert(at(("a", 1)))
+    return Job(store).write(tables)
+
+
+def expiring(**options: Any) -> TableConfig:
+    given: dict[str, Any] = {"retention_micros": 10, "schema": SCHEMA, "keys": ["k"]} | options
+    return timestamp_table_config("t", **given)
+
+
+@pytest.mark.parametrize(
+    ("configs", "message"),
+    [
+        ({T: CONFIGS[T]}, "does not register"),
+        ({}, "does not register"),
+        ({**CONFIGS, G: replace(CONFIGS[T])}, "was global keyed and is now"),
+        ({**CONFIGS, T: replace(CONFIGS[G])}, "was expiring time-key and is now"),
+        ({**CONFIGS, G: global_table_config("g", key=int, value=int)}, "type of the table's keys"),
+        ({**CONFIGS, G: global_table_config("g", key=str, value=str)}, "new version"),
+        ({**CONFIGS, T: expiring(schema=SCHEMA.append(pa.field("n", pa.int64())))}, "columns"),
+        ({**CONFIGS, T: expiring(generational=True)}, "columns"),
+        ({**CONFIGS, T: expiring(keys=[])}, "keys"),
+        ({**CONFIGS, T: expiring(routing_keys=[])}, "keys"),
+    ],
+)
+def test_tables_that_are_not_those_of_the_checkpoint_are_refused(
+    store: MemoryStore, configs: dict[TableName, TableConfig], message: str
+) -> None:
+    restored = stored(store, CONFIGS)
+    before = listing(store)
+    with pytest.raises(InputError, match=message):
+        manager(store, restored, configs=configs)
+    assert listing(store) == before
+
+
+def test_values_of_a_newer_version_are_refused(store: MemoryStore) -> None:
+    newer = {G: global_table_config_with_version("g", "", 2, key=str, value=int)}
+    restored = stored(store, newer)
+    with pytest.raises(InputError, match="state version 2"):
+        check_tables({G: CONFIGS[G]}, restored)
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        CONFIGS,
+        {**CONFIGS, T: expiring(retention_micros=99)},
+        {**CONFIGS, TableName("new"): global_table_config("new", key=str, value=str)},
+        {**CONFIGS, G: global_table_config("g")},
+        {**CONFIGS, G: global_table_config("g", two_phase_commit=True, key=str, value=int)},
+        {**CONFIGS, G: global_table_config_with_version("g", "", 1, key=str, value=str)},
+    ],
+)
+def test_what_does_not_change_the_meaning_of_stored_bytes_may_change(
+    store: MemoryStore, configs: dict[TableName, TableConfig]
+) -> None:
+    check_tables(configs, stored(store, CONFIGS))
+
+
+def test_changes_that_were_never_written_do_not_outlive_their_manager(
+    store: MemoryStore, job: Job
+) -> None:
+    tables = manager(store)
+    counts(tables).insert("a", 1)
+    published = job.write(tables)
+    counts(tables).insert("a", 2)
+    kept(tables).insert(at(("a", 2)))
+    anew = manager(store, published)
+    assert counts(anew).get_all() == {"a": 1}
+    assert len(kept(anew)) == 0
