@@ -1,13 +1,13 @@
 """Every error this package raises, drawn as a tree: the branch is the reader's next action.
 
-    ArroyoStateError
-    ├── InputError (ValueError)      fix the call
-    │   └── DefinitionError          fix the YAML
-    ├── NotFoundError (LookupError)  choose another, or wait for it to be written
-    ├── FormatError                  keep the object and report it: it is not what its format says
-    ├── ConflictError                someone else won: read again, decide again
-    ├── ProtocolError                facts contradict each other: stop, delete nothing
-    └── StorageError (OSError)       the store failed; trying again may help
+ArroyoStateError
+├── InputError (ValueError)      fix the call
+│   └── DefinitionError          fix the YAML
+├── NotFoundError (LookupError)  choose another, or wait for it to be written
+├── FormatError                  keep the object and report it: it is not what its format says
+├── ConflictError                someone else won: read again, decide again
+├── ProtocolError                facts contradict each other: stop, delete nothing
+└── StorageError (OSError)       the store failed; trying again may help
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 NAMES = st.text(st.characters(exclude_characters="/\\", exclude_categories=["Cs"]), min_size=1)
 SEGMENTS = NAMES.filter(lambda name: name not in (".", ".."))
-PATHS = st.lists(st.from_regex(r"[a-z0-9_\-<>% ]{1,8}", fullmatch=True), min_size=1, max_size=5).map(
-    lambda segments: StatePath("/".join(segments))
-)
+PATHS = st.lists(
+    st.from_regex(r"[a-z0-9_\-<>% ]{1,8}", fullmatch=True), min_size=1, max_size=5
+).map(lambda segments: StatePath("/".join(segments)))
 EPOCHS = U32.map(Epoch)
 
 TIME_FILES = st.builds(
@@ -85,9 +85,7 @@ GLOBAL_FILES = st.builds(
     files=st.lists(PATHS, max_size=3, unique=True).map(tuple),
     commit_data_by_subtask=st.dictionaries(st.integers(0, 9), st.binary(max_size=4), max_size=3),
 )
-EXPIRING_FILES = st.builds(
-    ExpiringTimeKeyFiles, files=st.lists(TIME_FILES, max_size=3).map(tuple)
-)
+EXPIRING_FILES = st.builds(ExpiringTimeKeyFiles, files=st.lists(TIME_FILES, max_size=3).map(tuple))
 GLOBAL_REPORTS = st.builds(
     GlobalKeyedReport,
     file=st.none() | PATHS,

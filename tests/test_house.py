@@ -100,5 +100,7 @@ def test_only_the_doors_read_the_environment(path: Path) -> None:
 )
 def test_an_import_loads_nothing_heavy(imported: str, banned: set[str]) -> None:
     code = f"import sys, {imported}; print(*sorted({{m.partition('.')[0] for m in sys.modules}}))"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert not banned & set(answer.stdout.split())

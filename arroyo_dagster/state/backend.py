@@ -383,9 +383,7 @@ class ParquetBackend:
                 generation_manifest_ref=self.paths.generation_manifest(generation),
                 updated_at_micros=self.clock(),
             )
-            self.store.put(
-                self.paths.current_generation, records.encode_current_generation(fence)
-            )
+            self.store.put(self.paths.current_generation, records.encode_current_generation(fence))
 
     @contextmanager
     def unless_fenced(self) -> Iterator[None]:
@@ -520,7 +518,9 @@ class ParquetBackend:
     def _check_ours(self, manifest: Manifest) -> None:
         expected = (self._pipeline, self.paths.job, self._writer)
         if (manifest.pipeline, manifest.job, manifest.worker_generation) != expected:
-            raise InputError("the manifest is of another job or worker generation", job=manifest.job)
+            raise InputError(
+                "the manifest is of another job or worker generation", job=manifest.job
+            )
         if self._own_manifest is None:
             raise InputError("publish needs a started worker generation", next_step="call start()")
 
@@ -567,7 +567,7 @@ class ParquetBackend:
     # ---- cleaning up -----------------------------------------------------------------------------
 
     def cleanup_checkpoint(self, min_epoch: Epoch) -> ExpirePlan:
-        """Remove the epochs below `min_epoch`: data first, then records, then manifests, oldest first.
+        """Remove the epochs below `min_epoch`: data, then records, then manifests, oldest first.
 
         Carries out the expire plan of `planning.gc`, without logic of its own. Stopped half way,
         the next call finishes it.
@@ -667,6 +667,7 @@ def as_checkpoint(manifest: Manifest, ref: StatePath, state: CheckpointState) ->
         parent_ref=manifest.parent_ref,
         progress=manifest.progress,
     )
+
 
 StateBackend = ParquetBackend
 """The backend of this package, by the name that Arroyo gives its own."""

@@ -400,9 +400,7 @@ def finished(store: ObjectStore, pipeline: Pipeline) -> Checkpoint | None:
 class _SourceState:
     """Where one source stands, kept in tables of its own like any operator's state."""
 
-    def __init__(
-        self, run: JobRun, name: OperatorId, restored: OperatorCheckpoint | None
-    ) -> None:
+    def __init__(self, run: JobRun, name: OperatorId, restored: OperatorCheckpoint | None) -> None:
         paths = run.pipeline.paths
         self._manager = TableManager(
             task=TaskInfo(

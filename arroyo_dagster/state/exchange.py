@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -86,9 +87,7 @@ def latest_micros(batches: Iterable[pa.RecordBatch]) -> int | None:
     return max(latest) // 1000 if latest else None
 
 
-def route(
-    edge: Edge, rows: pa.Table, parallelism: int, *, stay: int
-) -> list[tuple[int, pa.Table]]:
+def route(edge: Edge, rows: pa.Table, parallelism: int, *, stay: int) -> list[tuple[int, pa.Table]]:
     """Split rows by the subtask they go to, each part in the order of `rows`.
 
     Args:
@@ -107,7 +106,7 @@ def route(
     bounds = np.searchsorted(subtasks[order], np.arange(parallelism + 1))
     return [
         (subtask, sorted_rows.slice(int(start), int(end - start)))
-        for subtask, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
+        for subtask, (start, end) in enumerate(pairwise(bounds))
         if end > start
     ]
 

@@ -21,6 +21,10 @@ Offset = dict[str, Any]
 """Where a source stands: a JSON object. Its members are the source's own business."""
 
 
+NO_EPOCH = Epoch(0)
+"""What comes before a job's first epoch."""
+
+
 class Collector:
     """Takes what an operator puts out.
 
@@ -77,7 +81,7 @@ class OperatorContext:
     task_info: TaskInfo
     table_manager: TableManager
     watermark_micros: int | None = None
-    epoch: Epoch = Epoch(0)
+    epoch: Epoch = NO_EPOCH
     then_stop: bool = False
 
 

@@ -1,9 +1,9 @@
 """A pipeline: sources, operators and sinks, and how rows go between them.
 
-    flights = Pipeline("flights", parallelism=2)
-    rows = flights.source("departures", ParquetReplay(path), timestamp="scheduled")
-    rows.key_by("tailnum").apply("aircraft", AircraftTotals())
-    rows.key_by("origin").apply("hourly", HourlyDepartures()).sink("output", ParquetSink(url))
+flights = Pipeline("flights", parallelism=2)
+rows = flights.source("departures", ParquetReplay(path), timestamp="scheduled")
+rows.key_by("tailnum").apply("aircraft", AircraftTotals())
+rows.key_by("origin").apply("hourly", HourlyDepartures()).sink("output", ParquetSink(url))
 """
 
 from __future__ import annotations

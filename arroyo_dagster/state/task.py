@@ -45,7 +45,7 @@ class EpochPlan:
 def advanced(
     pipeline: Pipeline, before: Mapping[OperatorId, int | None], latest: Mapping[str, int]
 ) -> dict[OperatorId, int | None]:
-    """The watermark of each source behind an epoch: latest event time minus lateness, never back."""
+    """The watermark of each source behind an epoch: latest event time less lateness, never back."""
     after: dict[OperatorId, int | None] = {}
     for name, node in pipeline.sources.items():
         reached = latest.get(name)

@@ -309,9 +309,7 @@ def flights_pipeline(
         keep_epochs: how many epochs a run keeps; None = all.
     """
     flights = Pipeline("flights", parallelism=parallelism, keep_epochs=keep_epochs)
-    source = ParquetReplay(
-        data, columns=COLUMNS, rows_per_epoch=rows_per_epoch, splits=parallelism
-    )
+    source = ParquetReplay(data, columns=COLUMNS, rows_per_epoch=rows_per_epoch, splits=parallelism)
     rows = flights.source("departures", source, timestamp="scheduled")
     rows.key_by("tailnum").apply("aircraft", AircraftTotals())
     rows.key_by("origin").apply("hourly", HourlyDepartures()).sink("output", ParquetSink(output))

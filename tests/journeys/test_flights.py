@@ -95,9 +95,7 @@ def flights_of(rows: Sequence[tuple[float, str | None]]) -> pa.Table:
 # ---- the whole journey ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rows_per_epoch", "parallelism"), [(8192, 2), (3001, 3), (100_000, 1)]
-)
+@pytest.mark.parametrize(("rows_per_epoch", "parallelism"), [(8192, 2), (3001, 3), (100_000, 1)])
 def test_tables_and_output_equal_a_group_by_whatever_the_batches(
     tmp_path: Path, quarter: pa.Table, rows_per_epoch: int, parallelism: int
 ) -> None:

@@ -50,6 +50,12 @@ KEPT = pa.schema(
 )
 RETENTION_MICROS = 20
 Command = tuple[str, str, int]
+VERBS = ["set", "remove", "again", "keep", "keep", "keep", "forget", "forget some", "look"]
+COMMAND_LISTS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from(VERBS), st.integers(0, 4)),
+    min_size=1,
+    max_size=6,
+)
 
 
 class Script(Source):
@@ -185,6 +191,7 @@ class Job(RuleBasedStateMachine):
             [LevelTask(pipeline, level, index, store) for index in range(self.parallelism)]
             for level in range(1, pipeline.levels + 1)
         ]
+        self.look()  # a start may have claimed an epoch that waited for it
 
     # ---- what may happen ------------------------------------------------------------------------
 
@@ -192,20 +199,13 @@ class Job(RuleBasedStateMachine):
     def begin(self, parallelism: int) -> None:
         self.parallelism = parallelism
 
-    @rule(
-        commands=st.lists(
-            st.tuples(
-                st.sampled_from("abcd"),
-                st.sampled_from(
-                    ["set", "remove", "again", "keep", "keep", "forget", "forget some", "look"]
-                ),
-                st.integers(0, 4),
-            ),
-            min_size=1,
-            max_size=6,
-        ),
-        later=st.integers(0, 15),
-    )
+    @rule(epochs=st.lists(st.tuples(COMMAND_LISTS, st.integers(0, 15)), min_size=1, max_size=4))
+    def go_on(self, epochs: list[tuple[list[Command], int]]) -> None:
+        for commands, later in epochs:
+            self.command(commands, later)
+            self.checkpoint(idle=False)
+
+    @rule(commands=COMMAND_LISTS, later=st.integers(0, 15))
     def command(self, commands: list[Command], later: int) -> None:
         now = max((micros for _, _, micros in self.commands), default=10) + later
         self.commands.extend((key, verb, now - early) for key, verb, early in commands)
@@ -225,10 +225,12 @@ class Job(RuleBasedStateMachine):
         self.look()
 
     @precondition(lambda self: self.run is not None)
-    @rule()
-    def go_on_in_another_process(self) -> None:
+    @rule(commands=COMMAND_LISTS)
+    def go_on_in_another_process(self, commands: list[Command]) -> None:
         assert self.run is not None
         self.run._tasks, self.others = self.others, self.run._tasks
+        self.command(commands, 1)
+        self.step(even_if_idle=False)
 
     @rule(
         at=st.integers(1, 60),
@@ -241,7 +243,8 @@ class Job(RuleBasedStateMachine):
         try:
             self.start(faulty)
         except Crash:
-            self.look()  # a start may claim an epoch that waited for it
+            self.run = None
+            self.look()
         for _ in range(epochs):
             if self.run is not None:
                 self.step(even_if_idle=True)

@@ -11,7 +11,10 @@ import pytest
 from arroyo_dagster.spark import session as spark_session
 
 # The JVM of the tests lives for a minute: what its second compiler would gain comes too late.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK_JVM = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    f"-Dlog4j2.configurationFile={spark_session.LOG_SETTINGS}"
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,13 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    options = f"{QUICK_JVM} -Dlog4j2.configurationFile={spark_session.LOG_SETTINGS}"
+    warehouse = str(tmp_path_factory.mktemp("warehouse"))
     spark, ours = spark_session.get_session(
-        "local[2]",
-        {
-            "spark.driver.extraJavaOptions": options,
-            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        },
+        "local[2]", {**QUICK_JVM, "spark.sql.warehouse.dir": warehouse}
     )
     yield spark
     if ours:

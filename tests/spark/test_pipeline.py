@@ -17,7 +17,7 @@ from arroyo_dagster.state.local.pipeline import run_pipeline as run_in_process
 from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.storage.open import open_store
-from tests.spark.words import (
+from tests.words import (
     Count,
     newest,
     output_of,

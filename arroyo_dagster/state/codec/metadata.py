@@ -96,7 +96,7 @@ def encode_legacy_checkpoint(checkpoint: LegacyCheckpoint) -> bytes:
 
 
 def decode_operator(data: bytes, path: str) -> OperatorCheckpoint:
-    """Decode an operator's `metadata`, or the object of one subtask. Errors as `decode_manifest`."""
+    """Decode an operator's `metadata`, or one subtask's. Errors as `decode_manifest`."""
     return _decoded(data, path, pb.OperatorCheckpointMetadata, _operator)
 
 

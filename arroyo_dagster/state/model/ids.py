@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 
 
 class StatePath(str):
-    """A path below the checkpoint URL: relative, `/` between segments, names as metadata holds them.
+    """A path below the checkpoint URL: relative, `/` between segments, names as in metadata.
 
     Stores percent-encode it; metadata never does.
 

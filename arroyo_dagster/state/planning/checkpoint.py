@@ -34,9 +34,7 @@ def cutoff_micros(watermark_micros: int | None, retention_micros: int) -> int:
     return max(0, (watermark_micros or 0) - retention_micros)
 
 
-def files_to_carry(
-    files: Iterable[TimeFile], cutoff: int, keys: KeyRange
-) -> tuple[TimeFile, ...]:
+def files_to_carry(files: Iterable[TimeFile], cutoff: int, keys: KeyRange) -> tuple[TimeFile, ...]:
     """The files of earlier epochs that a subtask still lists: not expired, and of its key range."""
     return tuple(
         file
@@ -144,9 +142,7 @@ def _merge_global(
                 commit_data[report.subtask_index] = table.commit_data
     if not config.uses_two_phase_commit:
         commit_data = {}
-    return GlobalKeyedFiles(
-        files=tuple(dict.fromkeys(files)), commit_data_by_subtask=commit_data
-    )
+    return GlobalKeyedFiles(files=tuple(dict.fromkeys(files)), commit_data_by_subtask=commit_data)
 
 
 def _merge_expiring(

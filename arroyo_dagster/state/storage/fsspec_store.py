@@ -202,7 +202,7 @@ class FsspecStore:
                 deleted.append(path)
             except FileNotFoundError:
                 deleted.append(path)
-            except Exception as error:  # noqa: BLE001 - every library has its own
+            except Exception as error:
                 failed[path] = explained(error)[0]
         return DeleteOutcome(deleted=tuple(deleted), failed=failed)
 

@@ -85,7 +85,7 @@ class S3Store(FsspecStore):
         request = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
         try:
             answer = self.filesystem.call_s3("delete_objects", Bucket=self._bucket, Delete=request)
-        except Exception as error:  # noqa: BLE001 - botocore and aiohttp have their own
+        except Exception as error:
             return dict.fromkeys(keys, explained(error)[0])
         return {
             one["Key"]: f"{one.get('Code', 'error')}: {one.get('Message', '')}"

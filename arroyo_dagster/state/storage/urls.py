@@ -1,4 +1,4 @@
-"""Checkpoint URLs: every form Arroyo accepts, parsed to a value and written in one canonical form."""
+"""Checkpoint URLs: every form Arroyo accepts, parsed to a value, written in one form."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _R2_ENDPOINT = rf"https://{_R2_HOST}(?::443)?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointUrl:
-    """Where a tree of checkpoints lies; `str()` gives the canonical URL, which parses to an equal value.
+    """Where a tree of checkpoints lies; `str()` gives the URL that parses to an equal value.
 
     Attributes:
         bucket: the bucket, container or memory store; "" for local disk.

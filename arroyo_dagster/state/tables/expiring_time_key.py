@@ -1,4 +1,4 @@
-"""Expiring time-key tables: Arrow rows with an event time, kept for a retention, one key range each.
+"""Expiring time-key tables: Arrow rows with an event time, kept for a retention.
 
 Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs.
 """
@@ -27,11 +27,14 @@ from arroyo_dagster.state.codec.operations import (
 )
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.codec.schema import file_schema, memory_schema, stored_schema
-from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
+from arroyo_dagster.state.model.checkpoints import ExpiringTimeKeyReport
+from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.keys import KeyRange
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig, TimeFile
+from arroyo_dagster.state.planning.checkpoint import cutoff_micros, files_to_carry
 from arroyo_dagster.state.storage.store import ObjectStore, read_many
-from arroyo_dagster.state.tables.messages import RowData, TableData
+from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData, TableData
+from arroyo_dagster.state.tables.table import EpochFiles
 
 _NANOS_PER_MICRO = 1000
 
@@ -50,6 +53,10 @@ class ExpiringTimeKeyTable:
     @property
     def timestamp_index(self) -> int:
         return self.config.schema.timestamp_index
+
+    def cutoff_micros(self, watermark_micros: int | None) -> int:
+        """The oldest event time that is still kept at a watermark."""
+        return cutoff_micros(watermark_micros, self.config.retention_micros)
 
     @property
     def key_indices(self) -> tuple[int, ...]:
@@ -83,11 +90,9 @@ class ExpiringTimeKeyTable:
         width = len(self.memory_schema)
         return StoredRows(rows.select(list(range(width))), operations)
 
-    def checkpoint(
-        self, name_file: Callable[[str], StatePath], epoch: Epoch, keys: KeyRange
-    ) -> ExpiringTimeKeyTableCheckpointer:
-        """Open a checkpointer for what changes until the barrier of `epoch`."""
-        return ExpiringTimeKeyTableCheckpointer(self, self._store, name_file, epoch, keys)
+    def checkpoint(self, files: EpochFiles) -> ExpiringTimeKeyTableCheckpointer:
+        """Open a checkpointer for what changes until the barrier of `files.epoch`."""
+        return ExpiringTimeKeyTableCheckpointer(self, self._store, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,31 +119,33 @@ def in_range(hashes: pa.ChunkedArray, keys: KeyRange) -> pa.ChunkedArray:
 class ExpiringTimeKeyTableCheckpointer:
     """Collects rows between two barriers, then writes them as one file."""
 
-    def __init__(
-        self,
-        table: ExpiringTimeKeyTable,
-        store: ObjectStore,
-        name_file: Callable[[str], StatePath],
-        epoch: Epoch,
-        keys: KeyRange,
-    ) -> None:
+    def __init__(self, table: ExpiringTimeKeyTable, store: ObjectStore, files: EpochFiles) -> None:
         self._table = table
         self._store = store
-        self._name_file = name_file
-        self._epoch = epoch
-        self._keys = keys
+        self._files = files
         self._pending: list[RowData] = []
+        self._prepared: pa.Table | None = None
 
-    def apply(self, data: RowData) -> None:
-        """Remember rows until `finish`."""
+    def apply(self, data: KeyedData | RowData | CommitData) -> None:
+        """Remember rows until `finish`.
+
+        Raises:
+            InputError: pairs, or commit data.
+        """
+        if not isinstance(data, RowData):
+            raise InputError("pairs for an expiring table", table=self._table.config.table)
         self._pending.append(data)
 
-    def prepare(self, cutoff_micros: int) -> pa.Table | None:
-        """The rows to write: not older than the cutoff, hashed. None = nothing.
+    def prepare(self, watermark_micros: int | None) -> None:
+        """Hash the rows that are not older than the cutoff.
 
         Raises:
             InputError: a row whose key belongs to another subtask; a restore would lose it here.
         """
+        rows = self._stored_rows(self._table.cutoff_micros(watermark_micros))
+        self._prepared = rows if rows is not None and rows.num_rows else None
+
+    def _stored_rows(self, cutoff: int) -> pa.Table | None:
         batches = [data.rows for data in self._pending if data.rows.num_rows]
         if not batches:
             return None
@@ -154,16 +161,16 @@ class ExpiringTimeKeyTableCheckpointer:
         hashed = self._hashed(rows)
         columns = [*rows.columns, pa.chunked_array([hashed]), operations]
         stored = pa.Table.from_arrays(columns, schema=self._table.file_schema)
-        if cutoff_micros > 0:
+        if cutoff > 0:
             times = rows.column(self._table.timestamp_index)
-            fresh = pc.greater_equal(times, _time(cutoff_micros * _NANOS_PER_MICRO))
+            fresh = pc.greater_equal(times, _time(cutoff * _NANOS_PER_MICRO))
             stored = stored.filter(pc.fill_null(fresh, True))
-        return stored if stored.num_rows else None
+        return stored
 
     def _hashed(self, rows: pa.Table) -> pa.Array:
         indices = self._table.config.schema.hashed_indices
         hashed = key_hashes([rows.column(index) for index in indices], rows=rows.num_rows)
-        strangers = pc.sum(pc.invert(in_range(hashed, self._keys))).as_py() or 0
+        strangers = pc.sum(pc.invert(in_range(hashed, self._files.keys))).as_py() or 0
         if strangers:
             raise InputError(
                 f"{strangers} of {rows.num_rows} rows have keys that belong to other subtasks",
@@ -173,15 +180,28 @@ class ExpiringTimeKeyTableCheckpointer:
             )
         return hashed
 
-    def write(self, rows: pa.Table) -> tuple[TimeFile, int]:
-        """Write what `prepare` gave. Returns the file with its bounds, and the bytes written."""
+    def finish(
+        self, watermark_micros: int | None, listed: Sequence[TimeFile]
+    ) -> tuple[ExpiringTimeKeyReport | None, int]:
+        """Write what `prepare` made, and carry on what has not expired of what was listed."""
+        cutoff = self._table.cutoff_micros(watermark_micros)
+        files = files_to_carry(listed, cutoff, self._files.keys)
+        size = 0
+        if self._prepared is not None:
+            file, size = self._write(self._prepared)
+            files = (*files, file)
+        if not files:
+            return None, 0
+        return ExpiringTimeKeyReport(watermark_micros=watermark_micros, files=files), size
+
+    def _write(self, rows: pa.Table) -> tuple[TimeFile, int]:
         data = encode_rows(rows)
-        path = self._name_file("")
+        path = self._files.name_file("")
         hashes = pc.min_max(rows.column(rows.num_columns - 2))
         latest = pc.max(rows.column(self._table.timestamp_index))
         self._store.put(path, data)
         return TimeFile(
-            epoch=self._epoch,
+            epoch=self._files.epoch,
             path=path,
             min_routing_key=hashes["min"].as_py(),
             max_routing_key=hashes["max"].as_py(),

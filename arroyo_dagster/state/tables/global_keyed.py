@@ -25,10 +25,11 @@ from arroyo_dagster.state.codec.parquet import (
 )
 from arroyo_dagster.state.model.checkpoints import GlobalKeyedReport
 from arroyo_dagster.state.model.ids import StatePath, TableName
-from arroyo_dagster.state.model.tables import GlobalKeyedConfig, TableConfig
+from arroyo_dagster.state.model.tables import GlobalKeyedConfig, TableConfig, TimeFile
 from arroyo_dagster.state.model.types import Type, describe, without_classes
 from arroyo_dagster.state.storage.store import ObjectStore, read_many
-from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableData
+from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData, TableData
+from arroyo_dagster.state.tables.table import EpochFiles
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -117,13 +118,9 @@ class GlobalKeyedTable:
                 )
         return pairs
 
-    def checkpoint(self, name_file: Callable[[str], StatePath]) -> GlobalKeyedTableCheckpointer:
-        """Open a checkpointer for what changes until the next barrier.
-
-        Args:
-            name_file: gives a fresh unique path; its argument ends the name.
-        """
-        return GlobalKeyedTableCheckpointer(self, self._store, name_file)
+    def checkpoint(self, files: EpochFiles) -> GlobalKeyedTableCheckpointer:
+        """Open a checkpointer for what changes until the next barrier."""
+        return GlobalKeyedTableCheckpointer(self, self._store, files)
 
     def compact_data(
         self, files: Sequence[StatePath], name_file: Callable[[str], StatePath]
@@ -153,27 +150,25 @@ class GlobalKeyedTable:
 class GlobalKeyedTableCheckpointer:
     """Collects what changes between two barriers, then writes it."""
 
-    def __init__(
-        self,
-        table: GlobalKeyedTable,
-        store: ObjectStore,
-        name_file: Callable[[str], StatePath],
-    ) -> None:
+    def __init__(self, table: GlobalKeyedTable, store: ObjectStore, files: EpochFiles) -> None:
         self._table = table
         self._store = store
-        self._name_file = name_file
+        self._files = files
         self._pending: dict[bytes, bytes | None] = {}
         self._commit_data: bytes | None = None
 
-    def apply(self, data: KeyedData | CommitData) -> None:
+    def apply(self, data: KeyedData | RowData | CommitData) -> None:
         """Remember a change until `finish`.
 
         Raises:
-            InputError: commit data twice in one epoch, or for a table without two-phase commit.
+            InputError: rows, or commit data twice in one epoch or for a table without two-phase
+                commit.
         """
         if isinstance(data, KeyedData):
             self._pending.update(data.pairs)
             return
+        if isinstance(data, RowData):
+            raise InputError("rows for a global keyed table", table=self._table.config.table)
         if not self._table.config.uses_two_phase_commit:
             raise InputError(
                 "commit data for a table that does not commit in two phases",
@@ -184,12 +179,13 @@ class GlobalKeyedTableCheckpointer:
             raise InputError("commit data set twice in one epoch", table=self._table.config.table)
         self._commit_data = data.data
 
-    def finish(self) -> tuple[GlobalKeyedReport, int]:
-        """Write what changed.
+    def prepare(self, watermark_micros: int | None) -> None:
+        """Nothing is left to refuse: views encode keys and values as they come."""
 
-        Returns:
-            The report, and the bytes written. Nothing changed = no file.
-        """
+    def finish(
+        self, watermark_micros: int | None, listed: Sequence[TimeFile]
+    ) -> tuple[GlobalKeyedReport, int]:
+        """Write what changed; where nothing did, no file. A table of this kind always reports."""
         removed = [key for key, value in self._pending.items() if value is None]
         inserted = {key: value for key, value in self._pending.items() if value is not None}
         size, file, removals = 0, None, None
@@ -208,7 +204,7 @@ class GlobalKeyedTableCheckpointer:
         return GlobalKeyedReport(file=file, removals=removals, commit_data=self._commit_data), size
 
     def _put(self, suffix: str, data: bytes) -> StatePath:
-        path = self._name_file(suffix)
+        path = self._files.name_file(suffix)
         self._store.put(path, data)
         return path
 
@@ -402,12 +398,12 @@ def is_migratable(value: Any) -> bool:
 def _steps(newest: Any, file: GlobalKeyedFile, table: TableName) -> list[Any]:
     """The classes from the file's version up to the newest, oldest first."""
     steps = [newest]
-    while steps[0].VERSION != file.version:
+    while file.version != steps[0].VERSION:
         previous = steps[0].PREVIOUS
-        if previous is None or steps[0].VERSION < file.version:
+        if previous is None or file.version > steps[0].VERSION:
             raise _unsupported(file, newest.VERSION, table)
         if not is_migratable(previous):
-            if steps[0].VERSION - 1 != file.version:
+            if file.version != steps[0].VERSION - 1:
                 raise _unsupported(file, newest.VERSION, table)
             return [previous, *steps]
         steps.insert(0, previous)
@@ -471,11 +467,8 @@ def _described(python_type: Any) -> Type | None:
     return None if python_type is None else without_classes(describe(python_type))
 
 
-def decode_pair(
-    config: TableConfig, key: bytes, value: bytes
-) -> tuple[object, object] | None:
+def decode_pair(config: TableConfig, key: bytes, value: bytes) -> tuple[object, object] | None:
     """One pair as Python values, by the stored types; None where the job stored none."""
     if config.key_type is None or config.value_type is None:
         return None
     return codec_for(config.key_type).decode(key), codec_for(config.value_type).decode(value)
-

@@ -11,8 +11,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pyarrow as pa
-
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.codec.schema import memory_schema
 from arroyo_dagster.state.model.checkpoints import (
@@ -26,21 +24,20 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
+    GlobalKeyedConfig,
     GlobalKeyedFiles,
     TableConfig,
     TimeFile,
 )
 from arroyo_dagster.state.model.types import Type, describe, same_layout, without_classes
-from arroyo_dagster.state.planning.checkpoint import cutoff_micros, files_to_carry
+from arroyo_dagster.state.planning.checkpoint import files_to_carry
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,
-    ExpiringTimeKeyTableCheckpointer,
     ExpiringTimeKeyView,
 )
 from arroyo_dagster.state.tables.global_keyed import (
     GlobalKeyedTable,
-    GlobalKeyedTableCheckpointer,
     GlobalKeyedView,
     MigratableState,
     is_migratable,
@@ -49,12 +46,10 @@ from arroyo_dagster.state.tables.messages import (
     CheckpointMessage,
     CommitData,
     CompactedData,
-    KeyedData,
-    RowData,
     StateMessage,
     TableData,
 )
-from arroyo_dagster.state.tables.table import TaskInfo, open_table
+from arroyo_dagster.state.tables.table import Checkpointer, EpochFiles, TaskInfo
 
 WriteSubtaskMetadata = Callable[[OperatorCheckpoint, int], object]
 
@@ -98,12 +93,10 @@ class TableManager:
         self._generation = generation
         self._write_metadata = write_metadata
         self._clock = clock
-        self._tables = {name: open_table(config, store) for name, config in configs.items()}
+        self._tables = {name: _open_table(config, store) for name, config in configs.items()}
         self._global_views: dict[TableName, GlobalKeyedView[Any, Any]] = {}
         self._time_views: dict[TableName, ExpiringTimeKeyView] = {}
-        self._checkpointers: dict[
-            TableName, GlobalKeyedTableCheckpointer | ExpiringTimeKeyTableCheckpointer
-        ] = {}
+        self._checkpointers: dict[TableName, Checkpointer] = {}
         self._time_files: dict[TableName, tuple[TimeFile, ...]] = {}
         self._seen: dict[TableName, set[StatePath]] = {name: set() for name in configs}
         self._merged: dict[TableName, set[StatePath]] = {name: set() for name in configs}
@@ -139,7 +132,7 @@ class TableManager:
             return known
         key = self._typed(name, "key", key, table.config.key_type)
         value = self._typed(name, "value", value, table.config.value_type)
-        if is_migratable(value) and value.VERSION != table.config.state_version:
+        if is_migratable(value) and table.config.state_version != value.VERSION:
             raise InputError(
                 f"the value type is of version {value.VERSION}, the table is registered with "
                 f"{table.config.state_version}",
@@ -179,7 +172,7 @@ class TableManager:
         self._time_views[TableName(name)] = view
         stored = self._restored.tables.get(TableName(name)) if self._restored else None
         if isinstance(stored, ExpiringTimeKeyFiles):
-            cutoff = self._cutoff(table.config, self._watermark_micros)
+            cutoff = table.cutoff_micros(self._watermark_micros)
             files = files_to_carry(stored.files, cutoff, self.task.key_range)
             view.replay(table.read(files, self.task.key_range))
             view.evict(cutoff)
@@ -242,32 +235,16 @@ class TableManager:
                 operator=self.task.operator,
                 table=message.table,
             )
-        checkpointer = self._checkpointer(message.table)
-        data = message.data
-        if isinstance(checkpointer, GlobalKeyedTableCheckpointer):
-            if not isinstance(data, KeyedData | CommitData):
-                raise InputError("rows for a global keyed table", table=message.table)
-            checkpointer.apply(data)
-        else:
-            if not isinstance(data, RowData):
-                raise InputError("pairs for an expiring table", table=message.table)
-            checkpointer.apply(data)
+        self._checkpointer(message.table).apply(message.data)
 
-    def _checkpointer(
-        self, name: TableName
-    ) -> GlobalKeyedTableCheckpointer | ExpiringTimeKeyTableCheckpointer:
-        checkpointer = self._checkpointers.get(name)
-        if checkpointer is None:
-            table = self._tables[name]
+    def _checkpointer(self, name: TableName) -> Checkpointer:
+        if name not in self._checkpointers:
             epoch = Epoch(self.epoch + 1)
-            if isinstance(table, GlobalKeyedTable):
-                checkpointer = table.checkpoint(self._namer(name, epoch))
-            else:
-                checkpointer = table.checkpoint(
-                    self._namer(name, epoch), epoch, self.task.key_range
-                )
-            self._checkpointers[name] = checkpointer
-        return checkpointer
+            files = EpochFiles(
+                epoch=epoch, keys=self.task.key_range, name_file=self._namer(name, epoch)
+            )
+            self._checkpointers[name] = self._tables[name].checkpoint(files)
+        return self._checkpointers[name]
 
     def _namer(self, table: TableName, epoch: Epoch) -> Callable[[str], StatePath]:
         def name_file(suffix: str) -> StatePath:
@@ -321,12 +298,14 @@ class TableManager:
                 subtask=self.task.task_index,
             )
         started = self._clock()
-        prepared = self._prepare(barrier.watermark_micros)
+        checkpointers = {name: self._checkpointer(name) for name in self.configs}
+        for checkpointer in checkpointers.values():
+            checkpointer.prepare(barrier.watermark_micros)
         # Nothing of this manager changes before all is written: the same barrier may come again.
         tables: dict[TableName, TableReport] = {}
         size = 0
-        for name in self.configs:
-            report, written = self._write(name, prepared.get(name), barrier.watermark_micros)
+        for name, checkpointer in checkpointers.items():
+            report, written = checkpointer.finish(barrier.watermark_micros, self._listed(name))
             size += written
             if report is not None:
                 tables[name] = report
@@ -342,46 +321,11 @@ class TableManager:
         self._write_metadata(self._as_operator(barrier.epoch, done), self.task.task_index)
         self._after(barrier, done)
 
-    def _prepare(self, watermark_micros: int | None) -> dict[TableName, pa.Table | None]:
-        # Whatever can be refused is refused here, before the first object is written.
-        prepared: dict[TableName, pa.Table | None] = {}
-        for name, checkpointer in self._checkpointers.items():
-            table = self._tables[name]
-            if isinstance(checkpointer, ExpiringTimeKeyTableCheckpointer):
-                assert isinstance(table, ExpiringTimeKeyTable)
-                cutoff = self._cutoff(table.config, watermark_micros)
-                prepared[name] = checkpointer.prepare(cutoff)
-        return prepared
-
-    def _write(
-        self, name: TableName, rows: pa.Table | None, watermark_micros: int | None
-    ) -> tuple[TableReport | None, int]:
-        checkpointer = self._checkpointers.get(name)
-        table = self._tables[name]
-        if isinstance(table, GlobalKeyedTable):
-            if checkpointer is None:
-                checkpointer = self._checkpointer(name)
-            assert isinstance(checkpointer, GlobalKeyedTableCheckpointer)
-            return checkpointer.finish()
-        cutoff = self._cutoff(table.config, watermark_micros)
-        files = files_to_carry(self._listed(name), cutoff, self.task.key_range)
-        size = 0
-        if rows is not None:
-            assert isinstance(checkpointer, ExpiringTimeKeyTableCheckpointer)
-            file, size = checkpointer.write(rows)
-            files = (*files, file)
-        if not files:
-            return None, 0
-        return ExpiringTimeKeyReport(watermark_micros=watermark_micros, files=files), size
-
     def _listed(self, name: TableName) -> tuple[TimeFile, ...]:
         if name in self._time_files:
             return self._time_files[name]
         stored = self._restored.tables.get(name) if self._restored else None
         return stored.files if isinstance(stored, ExpiringTimeKeyFiles) else ()
-
-    def _cutoff(self, config: ExpiringTimeKeyConfig, watermark_micros: int | None) -> int:
-        return cutoff_micros(watermark_micros, config.retention_micros)
 
     def _as_operator(self, epoch: Epoch, done: SubtaskCheckpoint) -> OperatorCheckpoint:
         return OperatorCheckpoint(
@@ -413,7 +357,7 @@ class TableManager:
         for name, view in self._time_views.items():
             table = self._tables[name]
             assert isinstance(table, ExpiringTimeKeyTable)
-            view.evict(self._cutoff(table.config, barrier.watermark_micros))
+            view.evict(table.cutoff_micros(barrier.watermark_micros))
 
     # ---- following the job -----------------------------------------------------------------------
 
@@ -485,7 +429,7 @@ class TableManager:
             if any(file.compaction_generation for file in fresh):
                 return False
             view.replay(table.read(fresh, keys))
-            view.evict(self._cutoff(table.config, watermark_micros))
+            view.evict(table.cutoff_micros(watermark_micros))
         self._time_files[name] = tuple(mine)
         self._seen[name] = {file.path for file in listed}
         return True
@@ -506,12 +450,19 @@ def _written_in(report: TableReport, epoch: Epoch) -> set[StatePath]:
     return set(report.paths)
 
 
+def _open_table(config: TableConfig, store: ObjectStore) -> GlobalKeyedTable | ExpiringTimeKeyTable:
+    if isinstance(config.config, GlobalKeyedConfig):
+        return GlobalKeyedTable(config, store)
+    return ExpiringTimeKeyTable(config, store)
+
+
 def check_tables(configs: Mapping[TableName, TableConfig], restored: OperatorCheckpoint) -> None:
     """Refuse to restore an operator whose tables are not those of the checkpoint.
 
     Raises:
-        InputError: a table of the checkpoint is not registered, or has changed kind; a global keyed
-            one has other types, or values of a newer version; an expiring one other columns or keys.
+        InputError: a table of the checkpoint is not registered, or has changed kind; a global
+            keyed one has other types, or values of a newer version; an expiring one other columns
+            or keys.
 
     Source: crates/arroyo-state/src/tables/table_manager.rs: a missing table fails the start.
     Differs: Arroyo does not compare types and columns, and reads what is there by the new ones.

@@ -2,31 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
-from arroyo_dagster.state.model.ids import JobId, OperatorId, PipelineId
+from arroyo_dagster.state.model.checkpoints import TableReport
+from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, PipelineId, StatePath
 from arroyo_dagster.state.model.keys import KeyRange, range_for_server
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, GlobalKeyedConfig, TableConfig
-from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
-from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
+from arroyo_dagster.state.model.tables import TimeFile
+from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData
 
 
-@runtime_checkable
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochFiles:
+    """Where one subtask's files of one table go in one epoch.
+
+    Attributes:
+        keys: the routing keys that the subtask owns.
+        name_file: gives a fresh unique path; its argument ends the name.
+    """
+
+    epoch: Epoch
+    keys: KeyRange
+    name_file: Callable[[str], StatePath]
+
+
+class Checkpointer(Protocol):
+    """Collects what changes in a table between two barriers, then writes it."""
+
+    def apply(self, data: KeyedData | RowData | CommitData) -> None:
+        """Remember a change until the barrier.
+
+        Raises:
+            InputError: a change that this kind of table does not know.
+        """
+
+    def prepare(self, watermark_micros: int | None) -> None:
+        """Serialise. Whatever can be refused is refused here, before any table writes an object.
+
+        Raises:
+            InputError: rows that cannot be kept.
+        """
+
+    def finish(
+        self, watermark_micros: int | None, listed: Sequence[TimeFile]
+    ) -> tuple[TableReport | None, int]:
+        """Write what changed; the same again if it is called again.
+
+        Args:
+            listed: the files of an expiring table that the subtask listed in the epoch before.
+
+        Returns:
+            What to report (None = the table has nothing), and the bytes written.
+        """
+
+
 class Table(Protocol):
-    """The stored side of a table: reads its files and opens checkpointers (`checkpoint`)."""
+    """The stored side of a table: opens a checkpointer for each epoch."""
 
-    @property
-    def config(self) -> TableConfig | GlobalKeyedConfig | ExpiringTimeKeyConfig:
-        """How the table is kept."""
-
-
-def open_table(config: TableConfig, store: ObjectStore) -> GlobalKeyedTable | ExpiringTimeKeyTable:
-    """The stored side of the table that `config` describes."""
-    if isinstance(config.config, GlobalKeyedConfig):
-        return GlobalKeyedTable(config, store)
-    return ExpiringTimeKeyTable(config, store)
+    def checkpoint(self, files: EpochFiles) -> Checkpointer:
+        """Open a checkpointer for what changes until the barrier of `files.epoch`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,14 @@ from arroyo_dagster.state.model.checkpoints import (
     Manifest,
     OperatorCheckpoint,
 )
-from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, PipelineId, StatePath, TableName
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+)
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.storage import (
@@ -43,7 +50,9 @@ OP, G = OperatorId("op"), TableName("g")
 DATA = encode_rows(pa.table({"a": [1]}))
 
 
-def operator(store: ObjectStore, paths: JobPaths, epoch: int, carried: int = 2) -> OperatorCheckpoint:
+def operator(
+    store: ObjectStore, paths: JobPaths, epoch: int, carried: int = 2
+) -> OperatorCheckpoint:
     """An operator that lists a file of this epoch and of the epochs before it."""
     files = tuple(
         StatePath(f"{paths.root}/data/{e}") for e in range(max(1, epoch - carried), epoch + 1)
@@ -206,7 +215,9 @@ def test_a_record_that_leads_out_of_its_job_is_refused() -> None:
     store = MemoryStore()
     publish(started(store), 1)
     record = PATHS.epoch_record(Epoch(1))
-    store.put(record, store.read(record).replace(b'"checkpoint_ref":"p/j/', b'"checkpoint_ref":"p/k/'))
+    store.put(
+        record, store.read(record).replace(b'"checkpoint_ref":"p/j/', b'"checkpoint_ref":"p/k/')
+    )
     with pytest.raises(ProtocolError, match="out of its job"):
         ParquetBackend(store, PATHS).load()
 
@@ -371,7 +382,7 @@ def test_a_cleanup_that_cannot_delete_stops_before_what_refers_to_it() -> None:
         def delete_many(self, paths):  # type: ignore[no-untyped-def]
             doomed = list(paths)
             outcome = super().delete_many(doomed[1:])
-            return replace(outcome, failed={path: "locked" for path in doomed[:1]})
+            return replace(outcome, failed=dict.fromkeys(doomed[:1], "locked"))
 
     store = Stubborn()
     publish(started(store), 7)

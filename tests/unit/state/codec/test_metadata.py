@@ -117,7 +117,9 @@ _TABLE_DATA = {
 def _ordered(message: Message) -> Any:
     if isinstance(message, pb.TableCheckpointMetadata):
         # The order of map entries, and whether a default value is spelt out, differ by encoder.
-        return message.table_type, _ordered(_TABLE_DATA[message.table_type].FromString(message.data))
+        return message.table_type, _ordered(
+            _TABLE_DATA[message.table_type].FromString(message.data)
+        )
     return sorted((field.name, _value(value)) for field, value in message.ListFields())
 
 

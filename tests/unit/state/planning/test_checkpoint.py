@@ -172,9 +172,7 @@ def test_an_expiring_table_lists_each_file_once_in_the_order_of_the_epoch_before
 
 def test_files_wholly_below_the_cutoff_of_the_smallest_watermark_expire() -> None:
     files = [time_file("old", 9), time_file("edge", 10), time_file("new", 11)]
-    now = merged(
-        report(0, listed(*files), watermark=20), report(1, listed(*files), watermark=90)
-    )
+    now = merged(report(0, listed(*files), watermark=20), report(1, listed(*files), watermark=90))
     assert paths(now, T) == ("edge", "new")
 
 

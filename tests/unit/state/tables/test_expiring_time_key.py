@@ -18,7 +18,7 @@ from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.keys import KeyRange, range_for_server
 from arroyo_dagster.state.model.tables import TableConfig, TimeFile
-from arroyo_dagster.state.planning.checkpoint import cutoff_micros, files_to_carry
+from arroyo_dagster.state.planning.checkpoint import cutoff_micros
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,
@@ -26,6 +26,7 @@ from arroyo_dagster.state.tables.expiring_time_key import (
     timestamp_table_config,
 )
 from arroyo_dagster.state.tables.messages import RowData, TableData
+from arroyo_dagster.state.tables.table import EpochFiles
 from tests.jobs import as_multiset
 
 SCHEMA = pa.schema(
@@ -41,9 +42,7 @@ _NUMBERS = itertools.count()
 
 def config(retention_micros: int = 10, schema: pa.Schema = SCHEMA, **options: Any) -> TableConfig:
     options.setdefault("keys", ["k"])
-    return timestamp_table_config(
-        "t", retention_micros=retention_micros, schema=schema, **options
-    )
+    return timestamp_table_config("t", retention_micros=retention_micros, schema=schema, **options)
 
 
 def rows(*values: tuple[Any, Any, int], schema: pa.Schema = SCHEMA) -> pa.Table:
@@ -82,19 +81,21 @@ class Subtask:
         self.epoch += 1
         self.watermark = watermark if watermark is not None else self.watermark
         checkpointer = self.table.checkpoint(
-            lambda suffix: StatePath(f"f{next(_NUMBERS):06}{suffix}"), Epoch(self.epoch), self.keys
+            EpochFiles(
+                epoch=Epoch(self.epoch),
+                keys=self.keys,
+                name_file=lambda suffix: StatePath(f"f{next(_NUMBERS):06}{suffix}"),
+            )
         )
         for data in self.sent:
             checkpointer.apply(data)
         self.sent = []
-        prepared = checkpointer.prepare(self.cutoff)
-        self.files = files_to_carry(self.files, self.cutoff, self.keys)
-        written = None
-        if prepared is not None:
-            written, _ = checkpointer.write(prepared)
-            self.files = (*self.files, written)
+        checkpointer.prepare(self.watermark)
+        report, _ = checkpointer.finish(self.watermark, self.files)
+        written = [file for file in report.files if file not in self.files] if report else []
+        self.files = report.files if report else ()
         self.view.evict(self.cutoff)
-        return written
+        return written[0] if written else None
 
     def restored(self) -> Counter[Any]:
         view = ExpiringTimeKeyView(self.table, lambda _: None)
@@ -230,7 +231,10 @@ def test_a_negative_retention_is_refused() -> None:
 
 # ---- deleting ------------------------------------------------------------------------------------
 
-SOME = (("a", 1, 1), ("a", 1, 1), ("a", 2, 1), ("a", 1, 2), ("b", 1, 1), (None, 1, 1), ("a", None, 3))
+SOME = (
+    *(("a", 1, 1), ("a", 1, 1), ("a", 2, 1), ("a", 1, 2)),
+    *(("b", 1, 1), (None, 1, 1), ("a", None, 3)),
+)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from arroyo_dagster.state.codec.parquet import (
     encode_rows,
     read_facts,
 )
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.keys import range_for_server
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
@@ -32,6 +33,7 @@ from arroyo_dagster.state.tables.global_keyed import (
     global_table_config_with_version,
 )
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableData
+from arroyo_dagster.state.tables.table import EpochFiles
 
 CONFIG = global_table_config("g", key=str, value=int)
 _NUMBERS = itertools.count()
@@ -41,6 +43,9 @@ def name_file(suffix: str) -> StatePath:
     return StatePath(f"f-{next(_NUMBERS):05}{suffix}")
 
 
+FILES = EpochFiles(epoch=Epoch(1), keys=range_for_server(0, 1), name_file=name_file)
+
+
 class Subtask:
     """A view and what it sends, written at will."""
 
@@ -48,7 +53,7 @@ class Subtask:
         self, store: ObjectStore, config: TableConfig = CONFIG, key: Any = str, value: Any = int
     ) -> None:
         self.table = GlobalKeyedTable(config, store)
-        self.checkpointer = self.table.checkpoint(name_file)
+        self.checkpointer = self.table.checkpoint(FILES)
         self.view: GlobalKeyedView[Any, Any] = GlobalKeyedView(self.table, key, value, self.take)
         self.files: list[StatePath] = []
 
@@ -57,15 +62,13 @@ class Subtask:
         self.checkpointer.apply(message.data)
 
     def write(self) -> tuple[StatePath, ...]:
-        report, _ = self.checkpointer.finish()
-        self.checkpointer = self.table.checkpoint(name_file)
+        report, _ = self.checkpointer.finish(None, ())
+        self.checkpointer = self.table.checkpoint(FILES)
         self.files.extend(report.paths)
         return report.paths
 
     def reloaded(self) -> dict[Any, Any]:
-        view: GlobalKeyedView[Any, Any] = GlobalKeyedView(
-            self.table, str, int, lambda _: None
-        )
+        view: GlobalKeyedView[Any, Any] = GlobalKeyedView(self.table, str, int, lambda _: None)
         view.follow(self.files)
         return view.get_all()
 
@@ -207,8 +210,8 @@ def test_a_checkpointer_that_is_asked_twice_writes_the_same_under_new_names(
 ) -> None:
     subtask = Subtask(store)
     subtask.view.insert("a", 1)
-    first, _ = subtask.checkpointer.finish()
-    second, _ = subtask.checkpointer.finish()
+    first, _ = subtask.checkpointer.finish(None, ())
+    second, _ = subtask.checkpointer.finish(None, ())
     assert first.file is not None
     assert second.file is not None
     assert first.file != second.file
@@ -223,7 +226,7 @@ def test_commit_data_needs_a_table_that_commits_and_comes_once(store: MemoryStor
     subtask.view.set_commit_data(b"")
     with pytest.raises(InputError, match="twice"):
         subtask.view.set_commit_data(b"y")
-    report, size = subtask.checkpointer.finish()
+    report, size = subtask.checkpointer.finish(None, ())
     assert (report.commit_data, report.paths, size) == (b"", (), 0)
 
 
@@ -236,8 +239,8 @@ def test_a_file_with_other_columns_is_refused(columns: tuple[str, ...]) -> None:
 
 def test_a_file_whose_columns_are_no_plain_binary_is_refused() -> None:
     column = pa.array([b"x"], pa.large_binary())
+    data = encode_rows(pa.table({"key": column, "value": column}))
     with pytest.raises(FormatError, match="binary"):
-        data = encode_rows(pa.table({"key": column, "value": column}))
         decode_global_keyed_file(data, StatePath("p"))
 
 

@@ -61,7 +61,9 @@ class Count(Operator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
     ) -> None:
         counts = []
-        for word, number in zip(*(batch[name].to_pylist() for name in ("word", "number"))):
+        for word, number in zip(
+            batch["word"].to_pylist(), batch["number"].to_pylist(), strict=True
+        ):
             before = self.counts.get(word) or Seen(0, 0, 0)
             trail = (before.trail * 31 + number) % 1_000_003
             seen = Seen(before.count + 1, number, trail)

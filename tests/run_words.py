@@ -1,0 +1,40 @@
+"""Run the pipeline of `words.py` in a process of its own, to be killed by a test.
+
+python -m tests.run_words FOLDER SEED in-process|spark
+"""
+
+from __future__ import annotations
+
+import sys
+
+from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.storage.open import open_store
+from tests.words import random_words, words_pipeline
+
+ROWS = 1200
+ROWS_PER_EPOCH = {"in-process": 12, "spark": 60}
+
+
+def pipeline_in(folder: str, seed: int, where: str) -> Pipeline:
+    """The pipeline that the process runs."""
+    rows = random_words(ROWS, seed)
+    per_epoch = ROWS_PER_EPOCH[where]
+    return words_pipeline(rows, f"file://{folder}/output", rows_per_epoch=per_epoch)
+
+
+def main(folder: str, seed: int, where: str) -> None:
+    """Run it to the end."""
+    pipeline = pipeline_in(folder, seed, where)
+    store = open_store(f"file://{folder}/state")
+    if where == "in-process":
+        run_pipeline(pipeline, store)
+        return
+    from arroyo_dagster.spark.pipeline import run_pipeline as run_on_spark
+    from tests.spark.conftest import QUICK_JVM
+
+    run_on_spark(pipeline, store, master="local[2]", conf=QUICK_JVM)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
