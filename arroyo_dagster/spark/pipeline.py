@@ -238,7 +238,6 @@ class SparkRun:
         exhausted = self._exhausted(ends)
         last = self._max_epochs is not None and self._count + 1 >= self._max_epochs
         plan = self.job.plan(then_stop=stop or exhausted or last)
-        reports, marks = self._process(chunks, plan)
         progress = StreamProgress(
             query_id=query_id,
             batch_id=batch_id,
@@ -247,7 +246,9 @@ class SparkRun:
             final=plan.then_stop,
             exhausted=exhausted,
         )
-        checkpoint = self.job.finish(plan, reports, ends, marks, progress)
+        with self.job.backend.unless_fenced():
+            reports, marks = self._process(chunks, plan)
+            checkpoint = self.job.finish(plan, reports, ends, marks, progress)
         self._offsets = dict(ends)
         self._count += 1
         self._done = plan.then_stop

@@ -139,17 +139,17 @@ class ParquetBackend:
     def epochs(self) -> list[Epoch]:
         """The epochs that have a record (protocol) or checkpoint metadata (legacy), ascending."""
         if self.paths.layout is Layout.PROTOCOL:
-            listing = self.store.list_dir(self.paths.epochs)
-            found = (parse_epoch_record(info.path.name) for info in listing.objects)
-        else:
-            below = self.store.list(self.paths.checkpoints())
-            found = (
-                parse_checkpoint_dir(info.path.parent.name)
-                for info in below
-                if info.path.name == "metadata"
-                and info.path.parent is not None
-                and info.path.parent.parent == self.paths.checkpoints()
-            )
+            listed = self.store.list_dir(self.paths.epochs).objects
+            found = (parse_epoch_record(info.path.name) for info in listed)
+            return sorted(epoch for epoch in found if epoch is not None)
+        numbers = self.checkpoint_dirs()
+        heads = concurrently(lambda e: self.store.head(self.paths.legacy_metadata(e)), numbers)
+        return [epoch for epoch, info in zip(numbers, heads, strict=True) if info is not None]
+
+    def checkpoint_dirs(self, generation: WorkerGeneration | None = None) -> list[Epoch]:
+        """The numbers of the checkpoint directories there are, ascending; one level is listed."""
+        below = self.store.list_dir(self.paths.checkpoints(generation)).prefixes
+        found = (parse_checkpoint_dir(path.name) for path in below)
         return sorted(epoch for epoch in found if epoch is not None)
 
     def load(self, epoch: Epoch | None = None) -> Checkpoint:
@@ -508,7 +508,9 @@ class ParquetBackend:
                     # An older run published just before it was fenced: starting anew goes on
                     # from its epoch. A newer owner goes on by itself.
                     retryable=owner.worker_generation < manifest.worker_generation,
-                    next_step="let the other run go on; this one stops and deletes nothing",
+                    next_step="start it again: it goes on from the epoch that exists"
+                    if owner.worker_generation < manifest.worker_generation
+                    else "let the other run go on; this one stops and deletes nothing",
                 )
         # Whoever was fenced meanwhile may have made an epoch that has come and gone already. It
         # must not commit; a newer run finds the epoch, if it is one, and finishes it.

@@ -147,7 +147,7 @@ class Pipeline:
         registered(operator)
         edges = tuple(self._edge(name, at, stream) for at, stream in enumerate(inputs))
         level = max(self._level_behind(edge) for edge in edges)
-        if any(edge.keys is None and self._level(edge.origin) != level for edge in edges):
+        if any(edge.keys is None and self._level_behind(edge) != level for edge in edges):
             raise InputError(
                 "a stream without keys joins streams that are further on",
                 operator=operator_id,

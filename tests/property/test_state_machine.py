@@ -232,6 +232,23 @@ class Job(RuleBasedStateMachine):
         self.command(commands, 1)
         self.step(even_if_idle=False)
 
+    @precondition(lambda self: self.run is not None)
+    @rule(commands=COMMAND_LISTS)
+    def lose_an_attempt(self, commands: list[Command]) -> None:
+        """Two processes write the same epoch, as Spark has them do; one's reports are lost."""
+        assert self.run is not None
+        self.command(commands, 1)
+        run, ends = self.run, {"script": {"row": len(self.commands)}}
+        run._tasks, self.others = self.others, run._tasks
+        try:
+            run._process(run.job.plan(False), run._source_chunks(ends))
+        except Crash:
+            self.run = None
+            return
+        finally:
+            run._tasks, self.others = self.others, run._tasks
+        self.step(even_if_idle=False)
+
     @rule(
         at=st.integers(1, 60),
         mode=st.sampled_from(["before", "after", "partial"]),
@@ -300,4 +317,4 @@ class Job(RuleBasedStateMachine):
 
 
 TestJob = Job.TestCase
-TestJob.settings = settings(settings.default, stateful_step_count=15)
+TestJob.settings = settings(settings.default, stateful_step_count=10)

@@ -31,8 +31,6 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.layout import (
     JobPaths,
     Layout,
-    parse_checkpoint_dir,
-    parse_epoch_record,
 )
 from arroyo_dagster.state.planning import recovery
 from arroyo_dagster.state.planning.query import (
@@ -132,7 +130,7 @@ def summarise_jobs(store: ObjectStore) -> list[JobSummary]:
 
 def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
     """Describe one job by its newest epoch; a broken one is a `problem`, not an error."""
-    epochs = visible_epochs(store, paths)
+    epochs = ParquetBackend(store, paths).epochs()
     if not epochs:
         return JobSummary(paths=paths, epochs=0)
     loaded = _loaded(store, paths, epochs[-1])
@@ -155,23 +153,6 @@ def newest_generation(store: ObjectStore, paths: JobPaths) -> WorkerGeneration |
 
 
 # ---- epochs --------------------------------------------------------------------------------------
-
-
-def visible_epochs(store: ObjectStore, paths: JobPaths) -> list[Epoch]:
-    """Give the epochs that have a record (protocol) or checkpoint metadata (legacy), ascending."""
-    if paths.layout is Layout.PROTOCOL:
-        listed = store.list_dir(paths.epochs).objects
-        return sorted(e for info in listed if (e := parse_epoch_record(info.path.name)) is not None)
-    numbers = _checkpoint_dirs(store, paths, None)
-    found = concurrently(lambda epoch: store.head(paths.legacy_metadata(epoch)), numbers)
-    return [epoch for epoch, info in zip(numbers, found, strict=True) if info is not None]
-
-
-def _checkpoint_dirs(
-    store: ObjectStore, paths: JobPaths, generation: WorkerGeneration | None
-) -> list[Epoch]:
-    below = store.list_dir(paths.checkpoints(generation)).prefixes
-    return sorted(e for path in below if (e := parse_checkpoint_dir(path.name)) is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +190,7 @@ def list_epochs(
     Args:
         limit: only so many of the newest visible epochs; None = all.
     """
-    epochs = visible_epochs(store, paths)
+    epochs = ParquetBackend(store, paths).epochs()
     shown = epochs if limit is None else epochs[max(0, len(epochs) - limit) :]
     # One more than shown, to tell what is new in the oldest of them.
     wanted = epochs[max(0, len(epochs) - len(shown) - 1) :]
@@ -263,11 +244,15 @@ def _unfinished(store: ObjectStore, paths: JobPaths, owners: Sequence[_Loaded]) 
     if paths.layout is Layout.LEGACY:
         # Without metadata an older directory holds files that newer epochs list, nothing else.
         newest = max((one.epoch for one in owners), default=Epoch(0))
-        numbers = [number for number in _checkpoint_dirs(store, paths, None) if number > newest]
+        numbers = [
+            number for number in ParquetBackend(store, paths).checkpoint_dirs() if number > newest
+        ]
         return [_Loaded(number, CheckpointState.INVISIBLE) for number in numbers]
     below = store.list_dir(paths.generations).prefixes
     generations = [WorkerGeneration(int(p.name)) for p in below if p.name.isdecimal()]
-    dirs = concurrently(lambda number: _checkpoint_dirs(store, paths, number), generations)
+    dirs = concurrently(
+        lambda number: ParquetBackend(store, paths).checkpoint_dirs(number), generations
+    )
     attempts = [
         Attempt(epoch, generation)
         for generation, epochs in zip(generations, dirs, strict=True)

@@ -18,7 +18,6 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.parquet import read_facts
 from arroyo_dagster.state.codec.plain import plain_rows, plain_value
-from arroyo_dagster.state.local.jobs import visible_epochs
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -90,7 +89,7 @@ def load_epoch(store: ObjectStore, paths: JobPaths, epoch: int | None = None) ->
         NotFoundError: no such epoch, or none at all; says which there are.
         FormatError: an object of it does not decode.
     """
-    epochs = visible_epochs(store, paths)
+    epochs = ParquetBackend(store, paths).epochs()
     wanted = Epoch(epoch) if epoch is not None else (epochs[-1] if epochs else None)
     if wanted is None or wanted not in epochs:
         raise NotFoundError(
