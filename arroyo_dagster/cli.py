@@ -16,6 +16,16 @@ from typing import Any, TypeVar
 import click
 
 from arroyo_dagster import __version__
+from arroyo_dagster.cli_directory import (
+    TOKEN_VARIABLE,
+    Asked,
+    about,
+    answer_json,
+    ask,
+    directory_of,
+    directory_options,
+    notes,
+)
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.codec.plain import iso_micros
 from arroyo_dagster.state.coordinator import request_stop
@@ -33,6 +43,7 @@ from arroyo_dagster.state.local.loading import load_pipeline
 from arroyo_dagster.state.local.pipeline import OnEpoch, RunOutcome
 from arroyo_dagster.state.local.pipeline import run_pipeline as run_in_process
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.directory import JobAnswer
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.planning.query import is_at_rest, job_watermark_micros
@@ -135,22 +146,31 @@ def main() -> None:
 
 
 @main.command()
+@directory_options
 @store_options
-def jobs(url: str | None, as_json: bool) -> None:
-    """List the jobs below the checkpoint URL."""
+def jobs(
+    url: str | None, as_json: bool, api: str | None, database: str | None, say: tuple[str, ...]
+) -> None:
+    """List the jobs below the checkpoint URL, with what Arroyo, if it is asked, knows of them."""
+    directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
     store = _open_to_read(url)
     found = summarise_jobs(store)
+    asked = ask(directory, [job.paths for job in found])
+    pairs = list(zip(found, asked.answers, strict=True))
     if as_json:
-        _print_json([_job_json(job) for job in found])
+        _print_json([_job_json(job, answer, asked) for job, answer in pairs])
     elif not found:
         click.echo(f"{store.url} holds no jobs.")
     else:
         columns = ["job", "pipeline", "layout", "epochs", "newest", "state", "watermark", "written"]
-        _print_table(columns, [_job_cells(job) for job in found])
-    _report([job.problem for job in found])
+        columns[2:2] = ["name", "condition"] if asked.anybody else []
+        _print_table(columns, [_job_cells(job, answer, asked) for job, answer in pairs])
+        for note in notes(asked):
+            click.echo(note)
+    _report([*(job.problem for job in found), *asked.problems])
 
 
-def _job_json(job: JobSummary) -> dict[str, Any]:
+def _job_json(job: JobSummary, answer: JobAnswer, asked: Asked) -> dict[str, Any]:
     newest = job.newest
     return {
         "job": job.paths.job,
@@ -162,14 +182,17 @@ def _job_json(job: JobSummary) -> dict[str, Any]:
         "watermark": iso_micros(job.watermark_micros),
         "finished_at": None if newest is None else iso_micros(newest.finish_time_micros),
         "problem": None if job.problem is None else str(job.problem),
+        **answer_json(answer, asked),
     }
 
 
-def _job_cells(job: JobSummary) -> list[object]:
+def _job_cells(job: JobSummary, answer: JobAnswer, asked: Asked) -> list[object]:
     newest = job.newest
+    facts = answer.facts
     return [
         job.paths.job,
         job.paths.pipeline,
+        *([facts.name, facts.condition.value] if asked.anybody else []),
         job.paths.layout.value,
         job.epochs,
         job.newest_epoch,
@@ -247,22 +270,41 @@ def _watermark(checkpoint: Checkpoint | None) -> str | None:
 @main.command()
 @click.argument("job")
 @click.argument("epoch", type=click.IntRange(0), required=False)
+@directory_options
 @store_options
-def show(job: str, epoch: int | None, url: str | None, as_json: bool) -> None:
+def show(
+    job: str,
+    epoch: int | None,
+    url: str | None,
+    as_json: bool,
+    api: str | None,
+    database: str | None,
+    say: tuple[str, ...],
+) -> None:
     """Show what an epoch of a job holds: operators, tables, files, rows, bytes.
 
     EPOCH is the newest visible one unless given. Rows are counted as stored.
     """
+    directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
     store = _open_to_read(url)
-    found = query.describe_epoch(store, find_job(store, job), epoch)
+    paths = find_job(store, job)
+    found = query.describe_epoch(store, paths, epoch)
+    asked = ask(directory, [paths], checkpoints=True)
     if as_json:
-        _print_json(_description_json(found))
-        return
+        _print_json(_description_json(found) | answer_json(asked.answers[0], asked))
+    else:
+        _print_description(found, asked)
+    _report(asked.problems)
+
+
+def _print_description(found: query.EpochDescription, asked: Asked) -> None:
     checkpoint = found.checkpoint
     click.echo(
         f"{checkpoint.job}  epoch {checkpoint.epoch}  {checkpoint.state.value}  "
         f"finished {_clock(checkpoint.finish_time_micros)}  in {_seconds(checkpoint):.3f} s"
     )
+    for line in [*about(asked), *notes(asked)]:
+        click.echo(line)
     columns = ["operator", "subtasks", "watermark", "table", "kind", "files", "rows", "bytes"]
     _print_table(columns, [row for one in found.operators for row in _operator_cells(one)])
 

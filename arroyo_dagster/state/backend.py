@@ -7,6 +7,7 @@ crates/arroyo-state-protocol/src/{store,workflow}.rs.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ from arroyo_dagster.state.model.checkpoints import (
     Manifest,
     OperatorCheckpoint,
 )
+from arroyo_dagster.state.model.compaction import CompactionRecord
+from arroyo_dagster.state.model.gc import ExpirePlan
 from arroyo_dagster.state.model.ids import (
     Epoch,
     OperatorId,
@@ -48,12 +51,12 @@ from arroyo_dagster.state.model.layout import (
     parse_epoch_record,
 )
 from arroyo_dagster.state.planning import recovery
-from arroyo_dagster.state.planning.gc import ExpirePlan, oldest_kept, plan_expire
+from arroyo_dagster.state.planning.gc import oldest_kept, plan_expire
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _T = TypeVar("_T")
-_DELETE_BATCH = 1000
+DELETE_BATCH = 1000
 
 
 @runtime_checkable
@@ -304,6 +307,37 @@ class ParquetBackend:
         except FormatError as error:
             return error
         return None
+
+    # ---- compactions that wait -------------------------------------------------------------------
+
+    def compaction_records(self) -> dict[StatePath, CompactionRecord | None]:
+        """The compactions that wait for the job's writer, oldest first.
+
+        Returns:
+            By path; None for one that does not decode, or speaks of another job's files. Nobody
+            takes it over, and nobody deletes it.
+        """
+        listed = sorted(info.path for info in self.store.list_dir(self.paths.compactions).objects)
+        return dict(zip(listed, concurrently(self._compaction_record, listed), strict=True))
+
+    def _compaction_record(self, path: StatePath) -> CompactionRecord | None:
+        try:
+            record = self._optional(path, records.decode_compaction_record)
+        except FormatError:
+            return None
+        if record is None or (record.pipeline, record.job) != (self.paths.pipeline, self.paths.job):
+            return None
+        touched = [p for one in record.merged for p in (*one.input_paths, *one.output_paths)]
+        ours = all(path.startswith(f"{self.paths.root}/") for path in touched)
+        return record if ours else None
+
+    def write_compaction_record(self, record: CompactionRecord) -> StatePath:
+        """Leave a compaction for the job's writer, who takes it over at its next checkpoint."""
+        self._protocol_only()
+        name = f"{record.epoch:07}-{uuid.uuid4().hex[:16]}.json"
+        path = self.paths.compactions / name
+        self.store.put(path, records.encode_compaction_record(record))
+        return path
 
     # ---- starting --------------------------------------------------------------------------------
 
@@ -578,25 +612,39 @@ class ParquetBackend:
             ProtocolError: `min_epoch` is newer than the newest checkpoint.
             StorageError: objects could not be deleted; what refers to them is still there.
         """
+        plan = self.expire_plan(min_epoch)
+        self.carry_out(plan)
+        return plan
+
+    def expire_plan(self, min_epoch: Epoch) -> ExpirePlan:
+        """Plan what goes with the epochs below `min_epoch`, from every epoch's metadata.
+
+        Raises:
+            ProtocolError: `min_epoch` is newer than the newest checkpoint.
+            NotFoundError, FormatError: an object of an epoch that stays is missing or broken.
+        """
         # What a kept epoch lists must be known in full before anything may go.
         epochs = sorted(self.epochs(), reverse=True)
         history = self.load_history(oldest_kept(epochs, min_epoch)) if epochs else []
-        plan = plan_expire(self.paths, history, min_epoch)
-        for step in plan.steps:
-            self._delete(step)
-        return plan
+        return plan_expire(self.paths, history, min_epoch)
 
-    def _delete(self, paths: Sequence[StatePath]) -> None:
-        for start in range(0, len(paths), _DELETE_BATCH):
-            outcome = self.store.delete_many(paths[start : start + _DELETE_BATCH])
-            if outcome.failed:
-                path, reason = next(iter(outcome.failed.items()))
-                raise StorageError(
-                    f"{len(outcome.failed)} objects could not be deleted; the first: {reason}",
-                    path=path,
-                    url=self.store.url,
-                    next_step="run it again: what refers to them is still there",
-                )
+    def carry_out(
+        self,
+        plan: ExpirePlan,
+        delete: Callable[[ObjectStore, Sequence[StatePath]], None] | None = None,
+    ) -> None:
+        """Delete what a plan says, each step complete before the next.
+
+        Args:
+            delete: deletes the data files, the first step and the bulk; here unless given.
+
+        Raises:
+            StorageError: objects could not be deleted; what refers to them is still there.
+        """
+        first, *others = plan.steps
+        (delete or delete_all)(self.store, first)
+        for step in others:
+            delete_all(self.store, step)
 
     # ---- plumbing --------------------------------------------------------------------------------
 
@@ -638,6 +686,24 @@ class ParquetBackend:
         except NotFoundError:
             return None
         return decode(data, path)
+
+
+def delete_all(store: ObjectStore, paths: Sequence[StatePath]) -> None:
+    """Delete objects in bulk; those that are gone already count as deleted.
+
+    Raises:
+        StorageError: some could not be deleted.
+    """
+    for start in range(0, len(paths), DELETE_BATCH):
+        outcome = store.delete_many(paths[start : start + DELETE_BATCH])
+        if outcome.failed:
+            path, reason = next(iter(outcome.failed.items()))
+            raise StorageError(
+                f"{len(outcome.failed)} objects could not be deleted; the first: {reason}",
+                path=path,
+                url=store.url,
+                next_step="run it again: what refers to them is still there",
+            )
 
 
 def _decode_by_name(data: bytes, path: str) -> recovery.Record:

@@ -5,13 +5,20 @@ Used by every runtime; it holds no rows. Source: crates/arroyo-worker/src/job_co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
+from arroyo_dagster.errors import (
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
 from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.model.checkpoints import (
@@ -22,6 +29,7 @@ from arroyo_dagster.state.model.checkpoints import (
     StreamProgress,
     SubtaskCheckpoint,
 )
+from arroyo_dagster.state.model.compaction import Merged
 from arroyo_dagster.state.model.ids import (
     Epoch,
     OperatorId,
@@ -29,13 +37,15 @@ from arroyo_dagster.state.model.ids import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import JobPaths, is_compacted
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.model.types import U32, U64
 from arroyo_dagster.state.operators import Offset, registered
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.planning.checkpoint import carry_operator, merge_operator
+from arroyo_dagster.state.planning.compaction import Applied, apply_merged
 from arroyo_dagster.state.planning.progress import BatchVerdict, batch_verdict
+from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 from arroyo_dagster.state.tables.manager import TableManager, check_tables
@@ -62,6 +72,14 @@ def source_tables() -> dict[TableName, TableConfig]:
         global_table_config(WATERMARKS, "source watermark", key=U32, value=SourceWatermark),
     )
     return {config.table: config for config in configs}
+
+
+@dataclass(frozen=True, slots=True)
+class _TakenOver:
+    """Operators once maintenance's merges are put in place, and the records they came from."""
+
+    applied: Applied
+    records: list[StatePath]
 
 
 class JobRun:
@@ -263,9 +281,10 @@ class JobRun:
         for name, source in self._sources.items():
             by_operator[name] = [source.checkpoint(plan, offsets[name], marks_micros.get(name))]
         merged = [self._merged(plan, name, reports) for name, reports in by_operator.items()]
-        operators, compacted = self._merge_files(plan, merged)
         gone = [o for o in (self.base.operators if self.base else ()) if o.operator not in names]
-        operators += [carry_operator(operator, plan.epoch) for operator in gone]
+        merged += [carry_operator(operator, plan.epoch) for operator in gone]
+        taken = self._take_over(merged)
+        operators, compacted = self._merge_files(plan, taken)
         manifest = self._manifest(plan, operators, progress)
         published = self.backend.publish(manifest)
         state = CheckpointState.COMMITTING if manifest.needs_commit else CheckpointState.READY
@@ -275,6 +294,7 @@ class JobRun:
             self._commit(self.base)
         for name, kept in self._sources.items():
             kept.follow(self._operator(name), compacted.get(name, ()))
+        self._forget_records(taken)
         self._clean_up(plan)
         self._unfinished = None
         return self.base
@@ -326,32 +346,61 @@ class JobRun:
         if self.pipeline.keep_epochs is not None and due and plan.min_epoch > 1:
             self.backend.cleanup_checkpoint(plan.min_epoch)
 
-    # ---- merging small files of global tables ----------------------------------------------------
+    # ---- merged files ----------------------------------------------------------------------------
+
+    def _take_over(self, operators: Sequence[OperatorCheckpoint]) -> _TakenOver:
+        """Put what maintenance has merged in the place of its inputs."""
+        found = self.backend.compaction_records()
+        known = [merged for record in found.values() if record for merged in record.merged]
+        outputs = list(dict.fromkeys(path for merged in known for path in merged.output_paths))
+        there = concurrently(self.store.head, outputs)
+        missing = {path for path, info in zip(outputs, there, strict=True) if info is None}
+        whole = [merged for merged in known if not missing & set(merged.output_paths)]
+        return _TakenOver(
+            apply_merged(operators, whole), [path for path, record in found.items() if record]
+        )
+
+    def _forget_records(self, taken: _TakenOver) -> None:
+        """Remove the records that were looked at: taken over, or void for ever."""
+        # What stays behind is void at the next epoch; it must not stop a run whose epoch exists.
+        with contextlib.suppress(StorageError):
+            if taken.records:
+                self.store.delete_many(taken.records)
 
     def _merge_files(
-        self, plan: EpochPlan, operators: Sequence[OperatorCheckpoint]
+        self, plan: EpochPlan, taken: _TakenOver
     ) -> tuple[list[OperatorCheckpoint], dict[OperatorId, tuple[CompactedData, ...]]]:
         """Merge what the epoch before listed, where a global table lists too many files."""
-        announced: dict[OperatorId, tuple[CompactedData, ...]] = {}
+        announced: dict[OperatorId, list[CompactedData]] = {}
+        for merged in taken.applied.done:
+            announced.setdefault(merged.operator, []).append(self._announcement(merged))
         result: list[OperatorCheckpoint] = []
-        for operator in operators:
-            done: list[CompactedData] = []
+        for operator in taken.applied.operators:
             tables = dict(operator.tables)
+            done = announced.setdefault(operator.operator, [])
             for name, files in operator.tables.items():
                 before = self._listed_before(operator.operator, name)
-                if len(before) <= self.pipeline.merge_files_after:
+                fresh = sum(not is_compacted(path) for path in before)
+                if fresh <= self.pipeline.merge_files_after or name in {m.table for m in done}:
                     continue
                 assert isinstance(files, GlobalKeyedFiles)
                 table = GlobalKeyedTable(operator.configs[name], self.store)
-                output = table.compact_data(before, self._namer(operator.operator, name, plan))
-                if output is not None:
-                    kept = (output, *files.files[len(before) :])
-                    tables[name] = replace(files, files=kept)
-                    done.append(CompactedData(table=name, inputs=before, output=output))
-            if done:
-                announced[operator.operator] = tuple(done)
-            result.append(replace(operator, tables=tables) if done else operator)
-        return result, announced
+                namer = self._namer(operator.operator, name, plan)
+                outputs = table.compact_data(before, namer, from_oldest=True).outputs
+                tables[name] = replace(files, files=(*outputs, *files.files[len(before) :]))
+                done.append(CompactedData(table=name, inputs=before, outputs=outputs))
+            result.append(replace(operator, tables=tables))
+        return result, {name: tuple(done) for name, done in announced.items() if done}
+
+    def _announcement(self, merged: Merged) -> CompactedData:
+        # Inputs that have expired meanwhile are no longer known to the subtasks.
+        operator = self._operator(merged.operator)
+        listed = set(operator.paths) if operator else set()
+        return CompactedData(
+            table=merged.table,
+            inputs=tuple(path for path in merged.input_paths if path in listed),
+            outputs=merged.output_paths,
+        )
 
     def _listed_before(self, operator: OperatorId, table: TableName) -> tuple[StatePath, ...]:
         before = self._operator(operator)

@@ -82,6 +82,9 @@ def test_jobs_as_json() -> None:
         "state": "ready",
         "watermark": "2024-01-01T00:00:07.000000Z",
         "problem": None,
+        "name": None,
+        "condition": "unknown",
+        "arroyo": None,
     }
 
 
@@ -119,6 +122,9 @@ def test_show_as_json() -> None:
         "epoch": 2,
         "state": "ready",
         "generation": 1,
+        "name": None,
+        "condition": "unknown",
+        "arroyo": None,
     }
     assert [(one["operator_id"], one["parallelism"]) for one in operators] == [
         ("lines", 1),

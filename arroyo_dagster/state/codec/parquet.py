@@ -5,7 +5,7 @@ Source: crates/arroyo-state/src/tables/global_keyed_map.rs and expiring_time_key
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.model.tables import KEY_HASH_COLUMN, TIMESTAMP_COLUMN
 
 MAX_ROW_GROUP_ROWS = 1_048_576
 GLOBAL_KEY_VALUE_SCHEMA = pa.schema(
@@ -29,6 +30,8 @@ REMOVAL_SCHEMA = pa.schema(
     ]
 )
 _VERSION = b"version"
+_BOUNDED = {KEY_HASH_COLUMN: 2**64 - 1, TIMESTAMP_COLUMN: -1}
+_RAW = ("min_raw", "max_raw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class FileFacts:
     row_groups: int
     schema: pa.Schema
     version: int
+    bounds: Mapping[str, tuple[int, int]]
+    """Smallest and largest routing key and event time (ns), where there are statistics."""
 
 
 def encode_rows(rows: pa.Table) -> bytes:
@@ -108,7 +113,25 @@ def read_facts(data: bytes | BinaryIO, path: str) -> FileFacts:
         row_groups=file.metadata.num_row_groups,
         schema=file.schema_arrow,
         version=_version(file),
+        bounds=_bounds(file.metadata),
     )
+
+
+def _bounds(footer: pq.FileMetaData) -> dict[str, tuple[int, int]]:
+    names = [footer.schema.column(index).path for index in range(footer.num_columns)]
+    found: dict[str, tuple[int, int]] = {}
+    for name, bits in _BOUNDED.items():
+        if name not in names or not footer.num_row_groups:
+            continue
+        index = names.index(name)
+        groups = [
+            footer.row_group(g).column(index).statistics for g in range(footer.num_row_groups)
+        ]
+        if all(one is not None and one.has_min_max for one in groups):
+            # Statistics hold an unsigned number as a signed one of the same bits.
+            low, high = ([getattr(one, end) & bits for one in groups] for end in _RAW)
+            found[name] = (min(low), max(high))
+    return found
 
 
 def _opened(data: bytes | BinaryIO, path: str) -> pq.ParquetFile:

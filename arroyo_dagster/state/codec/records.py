@@ -18,7 +18,22 @@ from arroyo_dagster.state.model.checkpoints import (
     EpochRecord,
     GenerationManifest,
 )
-from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.compaction import (
+    CompactionRecord,
+    Merged,
+    MergedPairs,
+    MergedRows,
+)
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.model.types import Type, from_json, to_json
 
 
@@ -130,6 +145,88 @@ def decode_committed_marker(data: bytes, path: str) -> CommittedMarker:
     )
 
 
+# ---- compaction records (ours) -------------------------------------------------------------------
+
+
+def encode_compaction_record(record: CompactionRecord) -> bytes:
+    return encode_json(
+        {
+            "version": _writable(record.version),
+            "pipeline_id": record.pipeline,
+            "job_id": record.job,
+            "epoch": record.epoch,
+            "token": record.token,
+            "created_at_micros": record.created_at_micros,
+            "merged": [_merged_to_json(merged) for merged in record.merged],
+        }
+    )
+
+
+def decode_compaction_record(data: bytes, path: str) -> CompactionRecord:
+    fields = _Fields(data, path)
+    return CompactionRecord(
+        version=fields.version(),
+        pipeline=PipelineId(fields.text("pipeline_id")),
+        job=JobId(fields.text("job_id")),
+        epoch=Epoch(fields.number("epoch")),
+        token=fields.number("token"),
+        created_at_micros=fields.number("created_at_micros"),
+        merged=tuple(_merged_from_json(one) for one in fields.objects("merged")),
+    )
+
+
+def _merged_to_json(merged: Merged) -> dict[str, Any]:
+    head = {"operator": merged.operator, "table": merged.table}
+    if isinstance(merged, MergedPairs):
+        return {**head, "inputs": list(merged.inputs), "outputs": list(merged.outputs)}
+    rows = {"inputs": merged.inputs, "outputs": merged.outputs}
+    return {**head, "rows": {name: [_to_json(f) for f in files] for name, files in rows.items()}}
+
+
+def _to_json(file: TimeFile) -> dict[str, Any]:
+    return {
+        "epoch": file.epoch,
+        "path": file.path,
+        "min_routing_key": file.min_routing_key,
+        "max_routing_key": file.max_routing_key,
+        "max_timestamp_micros": file.max_timestamp_micros,
+        "compaction_generation": file.compaction_generation,
+    }
+
+
+def _merged_from_json(fields: _Fields) -> Merged:
+    operator = OperatorId(fields.text("operator"))
+    table = TableName(fields.text("table"))
+    rows = fields.optional_object("rows")
+    if rows is None:
+        return MergedPairs(
+            operator=operator,
+            table=table,
+            inputs=fields.refs("inputs"),
+            outputs=fields.refs("outputs"),
+        )
+    return MergedRows(
+        operator=operator,
+        table=table,
+        inputs=tuple(_time_file(one) for one in rows.objects("inputs")),
+        outputs=tuple(_time_file(one) for one in rows.objects("outputs")),
+    )
+
+
+def _time_file(fields: _Fields) -> TimeFile:
+    return TimeFile(
+        epoch=Epoch(fields.number("epoch")),
+        path=fields.ref("path"),
+        min_routing_key=fields.number("min_routing_key"),
+        max_routing_key=fields.number("max_routing_key"),
+        max_timestamp_micros=fields.number("max_timestamp_micros"),
+        compaction_generation=fields.number("compaction_generation"),
+    )
+
+
+# ---- JSON ----------------------------------------------------------------------------------------
+
+
 def encode_type(described: Type) -> str:
     """The JSON text of a type description, as stored with a table's configuration."""
     return encode_json(to_json(described)).decode()
@@ -179,9 +276,9 @@ def _writable(version: int) -> int:
 class _Fields:
     """Required and optional fields of one record, with errors that name record and field."""
 
-    def __init__(self, data: bytes, path: str) -> None:
+    def __init__(self, data: bytes | Mapping[str, Any], path: str) -> None:
         self._path = path
-        self._values = decode_json(data, path)
+        self._values = decode_json(data, path) if isinstance(data, bytes) else data
 
     def version(self) -> int:
         return self.number("version")
@@ -206,6 +303,33 @@ class _Fields:
 
     def optional_ref(self, name: str) -> StatePath | None:
         return None if self._values.get(name) is None else self.ref(name)
+
+    def refs(self, name: str) -> tuple[StatePath, ...]:
+        found = self._list(name)
+        try:
+            return tuple(StatePath(one) for one in found)
+        except (InputError, TypeError, AttributeError) as error:
+            raise self._wrong(name, "paths below the checkpoint URL", found) from error
+
+    def objects(self, name: str) -> list[_Fields]:
+        found = self._list(name)
+        if not all(isinstance(one, Mapping) for one in found):
+            raise self._wrong(name, "a list of objects", found)
+        return [_Fields(one, self._path) for one in found]
+
+    def optional_object(self, name: str) -> _Fields | None:
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self._wrong(name, "an object", value)
+        return _Fields(value, self._path)
+
+    def _list(self, name: str) -> list[Any]:
+        value = self._values.get(name)
+        if not isinstance(value, list):
+            raise self._wrong(name, "a list", value)
+        return value
 
     def _wrong(self, name: str, expected: str, found: object) -> FormatError:
         return FormatError(

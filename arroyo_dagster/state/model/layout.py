@@ -22,6 +22,12 @@ from arroyo_dagster.state.model.ids import (
 )
 
 CURRENT_GENERATION = "current-generation.json"
+REMOVED = "-removed"
+"""Ends the name of a file of removed keys of a global keyed table."""
+
+COMPACTED = "-compacted"
+"""Ends the name of a data file that was merged of others."""
+
 _CHECKPOINT = re.compile(r"checkpoint-(\d{7,})")
 _EPOCH_RECORD = re.compile(r"epoch-(\d{7,})\.record")
 
@@ -58,6 +64,16 @@ class JobPaths:
     def stop_request(self) -> StatePath:
         """Written by whoever wants the job to stop with a checkpoint, removed by the job."""
         return self.ours / "stop-request.json"
+
+    @property
+    def compactions(self) -> StatePath:
+        """Compaction records that wait for the job's writer."""
+        return self.ours / "compactions"
+
+    @property
+    def leases(self) -> StatePath:
+        """Who maintains the job: one object a lease, the highest number counts."""
+        return self.ours / "leases"
 
     # ---- protocol --------------------------------------------------------------------------------
 
@@ -133,6 +149,11 @@ class JobPaths:
 
     def legacy_metadata(self, epoch: Epoch) -> StatePath:
         return self.checkpoint(epoch) / "metadata"
+
+
+def is_compacted(path: str) -> bool:
+    """Whether a data file of ours was merged of others."""
+    return path.endswith(COMPACTED)
 
 
 def parse_epoch_record(name: str) -> Epoch | None:

@@ -6,38 +6,52 @@ crates/arroyo-state/src/parquet.rs, `cleanup_checkpoint`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.gc import ExpirePlan
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.recovery import marker_path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpirePlan:
-    """What goes when epochs expire: each step is complete before the next begins.
+def check_expire(plan: ExpirePlan, fresh: ExpirePlan, kept: Iterable[StatePath]) -> None:
+    """Make sure that a plan made earlier may still be carried out.
 
-    Attributes:
-        epochs: the epochs that go, oldest first.
-        data: data files that no kept epoch lists, in path order.
-        records: markers, subtask objects and epoch records, oldest epoch first.
-        manifests: what refers to the others, oldest first, last of all: a run that stops half way
-            leaves no gap in the chain of parents, and the next finds again what is left.
+    Args:
+        fresh: what would be planned now, for the same `min_epoch`.
+        kept: every file that an epoch which stays lists now.
+
+    Raises:
+        ConflictError: something in it is needed, or an epoch of it would stay.
     """
+    needed = set(plan.data) & set(kept)
+    staying = [epoch for epoch in plan.epochs if epoch >= fresh.keep_from]
+    if needed or staying:
+        raise ConflictError(
+            "the plan no longer fits: "
+            + (f"epoch {staying[0]} stays" if staying else f"{len(needed)} of its files are needed"),
+            path=min(needed) if needed else None,
+            next_step="make a new plan; nothing was deleted",
+        )
 
-    min_epoch: Epoch
-    epochs: tuple[Epoch, ...]
-    data: tuple[StatePath, ...]
-    records: tuple[StatePath, ...]
-    manifests: tuple[StatePath, ...]
 
-    @property
-    def steps(self) -> tuple[tuple[StatePath, ...], ...]:
-        # One manifest a step: an interruption must never remove a newer one before an older one.
-        return (self.data, self.records, *((path,) for path in self.manifests))
+def min_epoch_to_keep(epochs: Sequence[Epoch], keep_epochs: int) -> Epoch:
+    """The oldest of the `keep_epochs` newest epochs.
+
+    Args:
+        epochs: every epoch of the job, in any order, never empty.
+
+    Raises:
+        InputError: fewer than two are to be kept: recovery needs the newest and its parent.
+    """
+    if keep_epochs < 2:
+        raise InputError(
+            "at least 2 epochs are kept: recovery needs the newest and its parent",
+            keep_epochs=keep_epochs,
+        )
+    return sorted(epochs, reverse=True)[:keep_epochs][-1]
 
 
 def oldest_kept(epochs: Sequence[Epoch], min_epoch: Epoch) -> Epoch:
@@ -81,6 +95,7 @@ def plan_expire(paths: JobPaths, history: Sequence[Checkpoint], min_epoch: Epoch
         manifests.extend(_manifests(paths, checkpoint))
     return ExpirePlan(
         min_epoch=min_epoch,
+        keep_from=keep_from,
         epochs=tuple(checkpoint.epoch for checkpoint in expired),
         data=tuple(sorted(doomed)),
         records=tuple(records),

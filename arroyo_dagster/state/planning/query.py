@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import InputError, NotFoundError
@@ -11,16 +11,20 @@ from arroyo_dagster.state.model.ids import (
     OUR_DIRECTORY,
     Epoch,
     JobId,
+    OperatorId,
     PipelineId,
+    StatePath,
+    TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange, range_for_server
 from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, parse_checkpoint_dir
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     TableConfig,
     TableFiles,
+    TableKind,
     TimeFile,
 )
 from arroyo_dagster.state.planning.checkpoint import cutoff_micros, files_to_carry
@@ -235,6 +239,111 @@ def plan_read(
     unbounded = config.generational and not ours
     cutoff = 0 if unbounded else cutoff_micros(watermark_micros, config.retention_micros)
     return ReadPlan(files_to_carry(files.files, cutoff, keys), keys, cutoff)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRead:
+    """What one subtask opens of one table when it is restored.
+
+    Attributes:
+        keys: the routing keys it keeps; all of them of a global keyed table.
+        cutoff_micros: rows older than this are dropped once all files are replayed; 0 = none.
+        files: in replay order.
+        size_bytes: of the files whose size was given.
+    """
+
+    operator: OperatorId
+    table: TableName
+    kind: TableKind
+    subtask: int
+    keys: KeyRange
+    cutoff_micros: int
+    files: tuple[StatePath, ...]
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """What a restore opens: one read per operator, table and subtask, in this order."""
+
+    reads: tuple[TableRead, ...]
+
+    @property
+    def opens(self) -> int:
+        """How often a file is opened, by all subtasks together."""
+        return sum(len(read.files) for read in self.reads)
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes are opened, by all subtasks together."""
+        return sum(read.size_bytes for read in self.reads)
+
+    @property
+    def files(self) -> tuple[StatePath, ...]:
+        """The files that any subtask opens, each once."""
+        return tuple(dict.fromkeys(path for read in self.reads for path in read.files))
+
+
+def restore_plan(
+    checkpoint: Checkpoint,
+    parallelism: int | None = None,
+    *,
+    sizes: Mapping[StatePath, int] | None = None,
+) -> RestorePlan:
+    """Say what each subtask opens when this epoch is restored.
+
+    A table whose configuration is missing, or of another kind, is left out: it cannot be opened.
+
+    Args:
+        parallelism: of the restored job; None = each operator's own at this epoch.
+        sizes: the sizes of the files, in bytes, as far as known.
+    """
+    return RestorePlan(
+        tuple(
+            read
+            for operator in checkpoint.operators
+            for name, files in operator.tables.items()
+            if name in operator.configs and operator.configs[name].kind is files.kind
+            for read in _table_reads(
+                operator,
+                operator.configs[name],
+                files,
+                parallelism or operator.parallelism,
+                sizes or {},
+                ours=checkpoint.progress is not None,
+            )
+        )
+    )
+
+
+def _table_reads(
+    operator: OperatorCheckpoint,
+    config: TableConfig,
+    files: TableFiles,
+    parallelism: int,
+    sizes: Mapping[StatePath, int],
+    *,
+    ours: bool,
+) -> Iterator[TableRead]:
+    for subtask in range(parallelism):
+        # Every subtask reads a global keyed table in full.
+        keys, cutoff, paths = ALL_KEYS, 0, files.paths
+        if isinstance(files, ExpiringTimeKeyFiles):
+            assert isinstance(config.config, ExpiringTimeKeyConfig)
+            keys = range_for_server(subtask, parallelism)
+            watermark = operator.min_watermark_micros
+            plan = plan_read(config.config, files, watermark, keys, ours=ours)
+            cutoff, paths = plan.cutoff_micros, tuple(file.path for file in plan.files)
+        yield TableRead(
+            operator=operator.operator,
+            table=config.table,
+            kind=files.kind,
+            subtask=subtask,
+            keys=keys,
+            cutoff_micros=cutoff,
+            files=paths,
+            size_bytes=sum(sizes.get(path, 0) for path in paths),
+        )
 
 
 def find_table(

@@ -6,7 +6,7 @@ Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -28,13 +28,14 @@ from arroyo_dagster.state.codec.operations import (
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.codec.schema import file_schema, memory_schema, stored_schema
 from arroyo_dagster.state.model.checkpoints import ExpiringTimeKeyReport
-from arroyo_dagster.state.model.ids import TableName
+from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.model.keys import KeyRange
+from arroyo_dagster.state.model.layout import COMPACTED
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig, TimeFile
 from arroyo_dagster.state.planning.checkpoint import cutoff_micros, files_to_carry
 from arroyo_dagster.state.storage.store import ObjectStore, read_many
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData, TableData
-from arroyo_dagster.state.tables.table import EpochFiles
+from arroyo_dagster.state.tables.table import Compaction, EpochFiles
 
 _NANOS_PER_MICRO = 1000
 
@@ -68,11 +69,19 @@ class ExpiringTimeKeyTable:
         Raises:
             FormatError: a file has other columns than the table's configuration says.
         """
-        wanted = list(files)
-        data = read_many(self._store, [file.path for file in wanted])
-        return [self._stored_rows(data[file.path], file, keys) for file in wanted]
+        width = list(range(len(self.memory_schema)))
+        return [
+            StoredRows(part.rows.select(width), part.operations)
+            for part in self._whole(files, keys)
+        ]
 
-    def _stored_rows(self, data: bytes, file: TimeFile, keys: KeyRange) -> StoredRows:
+    def _whole(self, files: Iterable[TimeFile], keys: KeyRange) -> list[StoredRows]:
+        wanted = [f for f in files if keys.intersects(f.min_routing_key, f.max_routing_key)]
+        data = read_many(self._store, [file.path for file in wanted])
+        return [self._whole_rows(data[file.path], file, keys) for file in wanted]
+
+    def _whole_rows(self, data: bytes, file: TimeFile, keys: KeyRange) -> StoredRows:
+        """The rows as stored, `_key_hash` and `_operation` among the columns."""
         rows, _ = decode_file(data, file.path)
         if not rows.schema.equals(self.file_schema):
             raise FormatError(
@@ -86,9 +95,79 @@ class ExpiringTimeKeyTable:
             )
         if not keys.covers(file.min_routing_key, file.max_routing_key):
             rows = rows.filter(in_range(rows.column(rows.num_columns - 2), keys))
-        operations = rows.column(rows.num_columns - 1)
-        width = len(self.memory_schema)
-        return StoredRows(rows.select(list(range(width))), operations)
+        return StoredRows(rows, rows.column(rows.num_columns - 1))
+
+    def live_rows(
+        self,
+        files: Iterable[TimeFile],
+        keys: KeyRange,
+        *,
+        cutoff_micros: int,
+        from_oldest: bool,
+    ) -> LiveRows:
+        """The rows in `keys` that `files` add to a restore at this cutoff, as they are stored.
+
+        Args:
+            from_oldest: nothing older is listed: deletes are applied, else they are rows too.
+        """
+        live = LiveRows(self, self.file_schema)
+        parts = self._whole(files, keys)
+        if from_oldest:
+            live.replay(parts)
+        else:
+            live.append(*(part.rows for part in parts))
+        live.evict(cutoff_micros)
+        return live
+
+    def compact_data(
+        self,
+        files: Sequence[TimeFile],
+        name_file: Callable[[str], StatePath],
+        keys: KeyRange,
+        *,
+        cutoff_micros: int,
+        from_oldest: bool,
+    ) -> Compaction[TimeFile]:
+        """Merge the rows of `files` that lie in `keys` into one new file; none if none are left.
+
+        Hashes are copied, order is kept, rows older than the cutoff are dropped.
+
+        Args:
+            files: neighbours in the replay order of `keys`.
+            from_oldest: nothing older is listed: deletes are applied and disappear.
+        """
+        parts = self._whole(files, keys)
+        live = LiveRows(self, self.file_schema)
+        dropped: dict[str, int] = {}
+        if from_oldest:
+            live.replay(parts)
+            dropped["delete operations, applied"] = sum(part.deletes for part in parts)
+        else:
+            live.append(*(part.rows for part in parts))
+        rows_in = sum(part.rows.num_rows for part in parts)
+        dropped["rows deleted"] = rows_in - len(live) - sum(dropped.values())
+        before = len(live)
+        live.evict(cutoff_micros)
+        dropped["rows older than the retention"] = before - len(live)
+        outputs: tuple[TimeFile, ...] = ()
+        size = 0
+        if len(live):
+            output, size = write_time_file(
+                self._store,
+                live.rows(),
+                name_file(COMPACTED),
+                epoch=max(file.epoch for file in files),
+                timestamp_index=self.timestamp_index,
+            )
+            level = 1 + max(file.compaction_generation for file in files)
+            outputs = (replace(output, compaction_generation=level),)
+        return Compaction(
+            outputs=outputs,
+            rows_in=rows_in,
+            rows_out=len(live),
+            dropped={reason: count for reason, count in dropped.items() if count},
+            size_bytes=size,
+        )
 
     def checkpoint(self, files: EpochFiles) -> ExpiringTimeKeyTableCheckpointer:
         """Open a checkpointer for what changes until the barrier of `files.epoch`."""
@@ -103,8 +182,13 @@ class StoredRows:
     operations: pa.ChunkedArray
 
     @property
+    def deletes(self) -> int:
+        """How many of the rows are no inserts."""
+        return int(pc.sum(pc.not_equal(self.operations, INSERT), min_count=0).as_py())
+
+    @property
     def inserts_only(self) -> bool:
-        return bool(pc.all(pc.equal(self.operations, INSERT), min_count=0).as_py())
+        return not self.deletes
 
 
 def in_range(hashes: pa.ChunkedArray, keys: KeyRange) -> pa.ChunkedArray:
@@ -195,18 +279,31 @@ class ExpiringTimeKeyTableCheckpointer:
         return ExpiringTimeKeyReport(watermark_micros=watermark_micros, files=files), size
 
     def _write(self, rows: pa.Table) -> tuple[TimeFile, int]:
-        data = encode_rows(rows)
-        path = self._files.name_file("")
-        hashes = pc.min_max(rows.column(rows.num_columns - 2))
-        latest = pc.max(rows.column(self._table.timestamp_index))
-        self._store.put(path, data)
-        return TimeFile(
+        return write_time_file(
+            self._store,
+            rows,
+            self._files.name_file(""),
             epoch=self._files.epoch,
-            path=path,
-            min_routing_key=hashes["min"].as_py(),
-            max_routing_key=hashes["max"].as_py(),
-            max_timestamp_micros=max(0, latest.value or 0) // _NANOS_PER_MICRO,
-        ), len(data)
+            timestamp_index=self._table.timestamp_index,
+        )
+
+
+def write_time_file(
+    store: ObjectStore, rows: pa.Table, path: StatePath, *, epoch: Epoch, timestamp_index: int
+) -> tuple[TimeFile, int]:
+    """Write rows of a file schema. Gives what metadata says of the file, bounds exact, and its
+    bytes."""
+    data = encode_rows(rows)
+    hashes = pc.min_max(rows.column(rows.num_columns - 2))
+    latest = pc.max(rows.column(timestamp_index))
+    store.put(path, data)
+    return TimeFile(
+        epoch=epoch,
+        path=path,
+        min_routing_key=hashes["min"].as_py(),
+        max_routing_key=hashes["max"].as_py(),
+        max_timestamp_micros=max(0, latest.value or 0) // _NANOS_PER_MICRO,
+    ), len(data)
 
 
 def _repeated(value: bytes, count: int) -> pa.Array:
@@ -221,6 +318,85 @@ def _time(nanos: int) -> pa.Scalar:
     return pa.scalar(nanos, pa.timestamp("ns"))
 
 
+class LiveRows:
+    """Rows in replay order, as deletes and the cutoff leave them.
+
+    Args:
+        schema: the table's memory schema unless given; wider ones begin with its columns.
+    """
+
+    def __init__(self, table: ExpiringTimeKeyTable, schema: pa.Schema | None = None) -> None:
+        self._table = table
+        self._schema = schema or table.memory_schema
+        self._batches: list[pa.Table] = []
+
+    def __len__(self) -> int:
+        return sum(batch.num_rows for batch in self._batches)
+
+    def rows(self) -> pa.Table:
+        """All of them."""
+        if len(self._batches) != 1:
+            self._batches = [pa.concat_tables([self._schema.empty_table(), *self._batches])]
+        return self._batches[0]
+
+    def append(self, *rows: pa.Table) -> None:
+        """Add rows behind the others."""
+        self._batches.extend(part for part in rows if part.num_rows)
+
+    def remove(self, mask: pa.ChunkedArray) -> None:
+        """Take out the rows where `mask`, one value for each of `rows()`, is true."""
+        self._batches = [self.rows().filter(pc.invert(mask))]
+
+    def replay(self, stored: Sequence[StoredRows]) -> None:
+        """Apply what files hold, in replay order, on top of what is here."""
+        for part in stored:
+            if part.inserts_only:
+                self.append(part.rows)
+            else:
+                self._replay_operations(part)
+
+    def _replay_operations(self, part: StoredRows) -> None:
+        operations = part.operations.to_pylist()
+        start = 0
+        for index, operation in enumerate(operations):
+            if operation == INSERT:
+                continue
+            self.append(part.rows.slice(start, index - start))
+            self.remove(self._deleted_by(decode_operation(operation), part.rows.slice(index, 1)))
+            start = index + 1
+        self.append(part.rows.slice(start))
+
+    def _deleted_by(self, operation: DataOperation, carrier: pa.Table) -> pa.ChunkedArray:
+        rows = self.rows()
+        if isinstance(operation, DeleteValue):
+            return equal_rows(rows, carrier, len(self._table.memory_schema))
+        indices = self._table.key_indices
+        of_key = of_scalars(rows, indices, [carrier.column(index)[0] for index in indices])
+        times = rows.column(self._table.timestamp_index)
+        if isinstance(operation, DeleteTimeKey):
+            at_time = pc.equal(times, _time(operation.timestamp_nanos))
+            return pc.and_(of_key, pc.fill_null(at_time, False))
+        if isinstance(operation, DeleteTimeRange):
+            within = pc.and_(
+                pc.greater_equal(times, _time(operation.start_nanos)),
+                pc.less(times, _time(operation.end_nanos)),
+            )
+            return pc.and_(of_key, pc.fill_null(within, False))
+        return of_key
+
+    def evict(self, cutoff_micros: int) -> None:
+        """Drop the rows older than the cutoff."""
+        if cutoff_micros <= 0 or not self._batches:
+            return
+        rows = self.rows()
+        fresh = pc.greater_equal(
+            rows.column(self._table.timestamp_index), _time(cutoff_micros * _NANOS_PER_MICRO)
+        )
+        kept = rows.filter(pc.fill_null(fresh, True))
+        if kept.num_rows < rows.num_rows:
+            self._batches = [kept.combine_chunks()]
+
+
 class ExpiringTimeKeyView:
     """The live rows of this subtask's key range, in memory.
 
@@ -232,7 +408,7 @@ class ExpiringTimeKeyView:
         self._table = table
         self._name = TableName(table.config.table)
         self._send = send
-        self._batches: list[pa.Table] = []
+        self._live = LiveRows(table)
 
     @property
     def schema(self) -> pa.Schema:
@@ -243,10 +419,7 @@ class ExpiringTimeKeyView:
 
     def rows(self) -> pa.Table:
         """All live rows."""
-        if len(self._batches) != 1:
-            whole = pa.concat_tables([self._table.memory_schema.empty_table(), *self._batches])
-            self._batches = [whole]
-        return self._batches[0]
+        return self._live.rows()
 
     def rows_between(self, start_micros: int, end_micros: int) -> pa.Table:
         """Live rows with start ≤ `_timestamp` < end."""
@@ -260,7 +433,7 @@ class ExpiringTimeKeyView:
         return pc.fill_null(pc.and_(after, before), False)
 
     def __len__(self) -> int:
-        return sum(batch.num_rows for batch in self._batches)
+        return len(self._live)
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -273,8 +446,7 @@ class ExpiringTimeKeyView:
         """
         checked = self._checked(rows)
         self._add(checked, INSERT)
-        if checked.num_rows:
-            self._batches.append(checked)
+        self._live.append(checked)
 
     def _checked(self, rows: pa.RecordBatch | pa.Table) -> pa.Table:
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
@@ -346,7 +518,7 @@ class ExpiringTimeKeyView:
         if wanted.num_rows != 1:
             raise InputError(f"delete_value takes one row, not {wanted.num_rows}", table=self._name)
         rows = self.rows()
-        mask = _equal_rows(rows, wanted)
+        mask = equal_rows(rows, wanted, rows.num_columns)
         time = wanted.column(self._table.timestamp_index)[0].value
         # The row carries every value; `value` in the operation would only repeat them.
         key = encode_key(
@@ -378,7 +550,7 @@ class ExpiringTimeKeyView:
 
     def _of_key(self, key: Sequence[object]) -> pa.ChunkedArray:
         rows = self.rows()
-        return _of_scalars(rows, self._table.key_indices, self._key_scalars(key))
+        return of_scalars(rows, self._table.key_indices, self._key_scalars(key))
 
     def _delete(self, operation: DataOperation, mask: pa.ChunkedArray) -> int:
         rows = self.rows()
@@ -392,70 +564,28 @@ class ExpiringTimeKeyView:
             pc.max(gone.column(self._table.timestamp_index)),
         ).as_py()
         self._add(gone.slice(newest, 1), encode_operation(operation))
-        self._batches = [rows.filter(pc.invert(mask))]
+        self._live.remove(mask)
         return int(gone.num_rows)
 
     # ---- following the files ---------------------------------------------------------------------
 
     def replay(self, stored: Sequence[StoredRows]) -> None:
         """Apply what files hold, in replay order, on top of what is here."""
-        for part in stored:
-            if part.inserts_only:
-                if part.rows.num_rows:
-                    self._batches.append(part.rows)
-                continue
-            self._replay_operations(part)
-
-    def _replay_operations(self, part: StoredRows) -> None:
-        operations = part.operations.to_pylist()
-        start = 0
-        for index, operation in enumerate(operations):
-            if operation == INSERT:
-                continue
-            if index > start:
-                self._batches.append(part.rows.slice(start, index - start))
-            rows = self.rows()
-            mask = self._deleted_by(decode_operation(operation), part.rows.slice(index, 1), rows)
-            self._batches = [rows.filter(pc.invert(mask))]
-            start = index + 1
-        if start < len(operations):
-            self._batches.append(part.rows.slice(start))
-
-    def _deleted_by(
-        self, operation: DataOperation, carrier: pa.Table, rows: pa.Table
-    ) -> pa.ChunkedArray:
-        if isinstance(operation, DeleteValue):
-            return _equal_rows(rows, carrier)
-        indices = self._table.key_indices
-        of_key = _of_scalars(rows, indices, [carrier.column(index)[0] for index in indices])
-        times = rows.column(self._table.timestamp_index)
-        if isinstance(operation, DeleteTimeKey):
-            at_time = pc.equal(times, _time(operation.timestamp_nanos))
-            return pc.and_(of_key, pc.fill_null(at_time, False))
-        if isinstance(operation, DeleteTimeRange):
-            within = pc.and_(
-                pc.greater_equal(times, _time(operation.start_nanos)),
-                pc.less(times, _time(operation.end_nanos)),
-            )
-            return pc.and_(of_key, pc.fill_null(within, False))
-        return of_key
+        self._live.replay(stored)
 
     def evict(self, cutoff_micros: int) -> None:
         """Drop rows older than the cutoff from memory."""
-        if cutoff_micros <= 0 or not self._batches:
-            return
-        rows = self.rows()
-        fresh = pc.greater_equal(
-            rows.column(self._table.timestamp_index), _time(cutoff_micros * _NANOS_PER_MICRO)
-        )
-        kept = rows.filter(pc.fill_null(fresh, True))
-        if kept.num_rows < rows.num_rows:
-            self._batches = [kept.combine_chunks()]
+        self._live.evict(cutoff_micros)
+
+    def forget(self) -> None:
+        """Drop every row from memory, for a replay of all files."""
+        self._live = LiveRows(self._table)
 
 
-def _of_scalars(
+def of_scalars(
     rows: pa.Table, indices: Sequence[int], scalars: Sequence[pa.Scalar]
 ) -> pa.ChunkedArray:
+    """Which rows have these values in these columns; null equals null."""
     mask = pa.chunked_array([pa.repeat(pa.scalar(True), rows.num_rows)])
     for index, scalar in zip(indices, scalars, strict=True):
         column = rows.column(index)
@@ -464,10 +594,11 @@ def _of_scalars(
     return mask
 
 
-def _equal_rows(rows: pa.Table, wanted: pa.Table) -> pa.ChunkedArray:
-    indices = range(rows.num_columns)
+def equal_rows(rows: pa.Table, wanted: pa.Table, width: int) -> pa.ChunkedArray:
+    """Which rows equal the one row `wanted` in the first `width` columns, nulls included."""
+    indices = range(width)
     try:
-        return _of_scalars(rows, indices, [wanted.column(index)[0] for index in indices])
+        return of_scalars(rows, indices, [wanted.column(index)[0] for index in indices])
     except pa.ArrowNotImplementedError:
         # Nested columns have no vectorised equality: compare these rows one by one.
         row = [wanted.column(index)[0] for index in indices]

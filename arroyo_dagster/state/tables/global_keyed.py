@@ -25,11 +25,12 @@ from arroyo_dagster.state.codec.parquet import (
 )
 from arroyo_dagster.state.model.checkpoints import GlobalKeyedReport
 from arroyo_dagster.state.model.ids import StatePath, TableName
+from arroyo_dagster.state.model.layout import COMPACTED, REMOVED
 from arroyo_dagster.state.model.tables import GlobalKeyedConfig, TableConfig, TimeFile
 from arroyo_dagster.state.model.types import Type, describe, without_classes
 from arroyo_dagster.state.storage.store import ObjectStore, read_many
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData, TableData
-from arroyo_dagster.state.tables.table import EpochFiles
+from arroyo_dagster.state.tables.table import Compaction, EpochFiles
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -105,46 +106,74 @@ class GlobalKeyedTable:
 
     def load_with_version(self, files: Sequence[StatePath]) -> dict[bytes, tuple[int, bytes]]:
         """As `load`, each value with the state version of the file it came from."""
-        pairs: dict[bytes, tuple[int, bytes]] = {}
+        return {key: last for key, last in self.last_writes(files).items() if last is not None}
+
+    def last_writes(self, files: Sequence[StatePath]) -> dict[bytes, tuple[int, bytes] | None]:
+        """What `files` say last of each key: version and value, or None where they remove it."""
+        writes: dict[bytes, tuple[int, bytes] | None] = {}
         for file in self.read(files):
-            if file.values is None:
-                for key in file.keys:
-                    pairs.pop(key, None)
-            else:
-                version = file.version
-                pairs.update(
-                    (key, (version, value))
-                    for key, value in zip(file.keys, file.values, strict=True)
-                )
-        return pairs
+            writes.update(_writes_of(file))
+        return writes
 
     def checkpoint(self, files: EpochFiles) -> GlobalKeyedTableCheckpointer:
         """Open a checkpointer for what changes until the next barrier."""
         return GlobalKeyedTableCheckpointer(self, self._store, files)
 
     def compact_data(
-        self, files: Sequence[StatePath], name_file: Callable[[str], StatePath]
-    ) -> StatePath | None:
-        """Merge `files`, which must be the oldest of the table, into one new file.
+        self,
+        files: Sequence[StatePath],
+        name_file: Callable[[str], StatePath],
+        *,
+        from_oldest: bool = True,
+    ) -> Compaction[StatePath]:
+        """Merge `files`, neighbours in the replay order, into new ones: the last of a key wins.
 
-        Removals disappear: no older file is left that could bring a key back.
-
-        Returns:
-            The path of the new file; None if there is nothing to gain, or if the files hold
-            values of several state versions, which only the job itself can migrate.
+        One file comes of each state version, and one of removals unless `from_oldest`: without
+        an older file nothing is left that could bring a key back.
         """
-        if len(files) < 2:
-            return None
-        pairs = self.load_with_version(files)
-        versions = {version for version, _ in pairs.values()}
-        if len(versions) > 1:
-            return None
-        version = versions.pop() if versions else self.config.state_version
-        values = (value for _, value in pairs.values())
-        data = encode_pairs(pairs, values, GLOBAL_KEY_VALUE_SCHEMA, version=version)
-        path = name_file("-compacted")
-        self._store.put(path, data)
-        return path
+        rows_in = 0
+        writes: dict[bytes, tuple[int, bytes] | None] = {}
+        for file in self.read(files):
+            rows_in += len(file.keys)
+            writes.update(_writes_of(file))
+        removed = [key for key, last in writes.items() if last is None]
+        by_version: dict[int, dict[bytes, bytes]] = {}
+        for key, last in writes.items():
+            if last is not None:
+                by_version.setdefault(last[0], {})[key] = last[1]
+        parts = [
+            (COMPACTED, encode_pairs(pairs, pairs.values(), GLOBAL_KEY_VALUE_SCHEMA, version=at))
+            for at, pairs in sorted(by_version.items())
+        ]
+        if removed and not from_oldest:
+            parts.insert(0, (REMOVED + COMPACTED, self.encode_removals(removed)))
+        outputs = []
+        for suffix, data in parts:
+            outputs.append(name_file(suffix))
+            self._store.put(outputs[-1], data)
+        dropped = {
+            "older writes of a key": rows_in - len(writes),
+            "removals, applied": len(removed) if from_oldest else 0,
+        }
+        return Compaction(
+            outputs=tuple(outputs),
+            rows_in=rows_in,
+            rows_out=rows_in - sum(dropped.values()),
+            dropped={reason: count for reason, count in dropped.items() if count},
+            size_bytes=sum(len(data) for _, data in parts),
+        )
+
+    def encode_removals(self, keys: Collection[bytes]) -> bytes:
+        """The file that removes `keys`."""
+        operations = (encode_operation(DeleteKey(key)) for key in keys)
+        return encode_pairs(keys, operations, REMOVAL_SCHEMA, version=self.config.state_version)
+
+
+def _writes_of(file: GlobalKeyedFile) -> Iterator[tuple[bytes, tuple[int, bytes] | None]]:
+    if file.values is None:
+        return ((key, None) for key in file.keys)
+    version = file.version
+    return ((key, (version, value)) for key, value in zip(file.keys, file.values, strict=True))
 
 
 class GlobalKeyedTableCheckpointer:
@@ -191,9 +220,8 @@ class GlobalKeyedTableCheckpointer:
         size, file, removals = 0, None, None
         version = self._table.config.state_version
         if removed:
-            operations = (encode_operation(DeleteKey(key)) for key in removed)
-            data = encode_pairs(removed, operations, REMOVAL_SCHEMA, version=version)
-            removals = self._put("-removed", data)
+            data = self._table.encode_removals(removed)
+            removals = self._put(REMOVED, data)
             size += len(data)
         if inserted:
             data = encode_pairs(
@@ -346,15 +374,14 @@ class GlobalKeyedView(Generic[K, V]):
         """Apply files on top of what is here, in their order, when the table is next asked."""
         self._behind.extend(files)
 
-    def merged(self, inputs: Collection[StatePath], output: StatePath) -> None:
-        """Read `output` where one of `inputs`, the table's oldest files, has not been read yet.
+    def is_behind(self, files: Collection[StatePath]) -> bool:
+        """Whether any of `files` is still to be read."""
+        return any(path in files for path in self._behind)
 
-        Those may be deleted before this table is next asked.
-        """
-        if not any(path in inputs for path in self._behind):
-            return
-        self._entries = _Entries()  # what was removed long ago is not in `output`, nor said there
-        self._behind = [output, *(path for path in self._behind if path not in inputs)]
+    def reload(self, files: Sequence[StatePath]) -> None:
+        """Forget every entry, and read `files`, all of the table's, when it is next asked."""
+        self._entries = _Entries()
+        self._behind = list(files)
 
     def _catch_up(self) -> None:
         if not self._behind:

@@ -368,22 +368,18 @@ class TableManager:
         since.
 
         Returns:
-            False if that is not possible: another attempt at the epoch won, or files were merged
-            in a way that was not announced. The manager is then useless; load a new one.
+            False if that is not possible: another attempt at the epoch won. The manager is then
+            useless; load a new one.
         """
         if published.epoch < self.epoch or not self._confirmed_by(published):
             return False
         for name in self.configs:
             files = published.tables.get(name)
             if isinstance(self._tables[name], GlobalKeyedTable):
-                if not self._follow_global(name, files.paths if files else ()):
-                    return False
-            elif not self._follow_expiring(
-                name,
-                files.files if isinstance(files, ExpiringTimeKeyFiles) else (),
-                published.min_watermark_micros,
-            ):
-                return False
+                self._follow_global(name, files.paths if files else ())
+            else:
+                listed = files.files if isinstance(files, ExpiringTimeKeyFiles) else ()
+                self._follow_expiring(name, listed, published.min_watermark_micros)
         self.epoch = self._followed = published.epoch
         self._watermark_micros = published.min_watermark_micros
         self._restored = published
@@ -403,22 +399,22 @@ class TableManager:
                 return False
         return True
 
-    def _follow_global(self, name: TableName, listed: tuple[StatePath, ...]) -> bool:
+    def _follow_global(self, name: TableName, listed: tuple[StatePath, ...]) -> None:
         view = self._global_views.get(name)
-        if view is not None:
-            if not self._seen[name] - self._merged[name] <= set(listed):
-                return False  # a file that is in memory is listed no more: merged, unannounced
+        if view is not None and not self._seen[name] - self._merged[name] <= set(listed):
+            # A file that was to be in memory is listed no more: merged, and that was not said.
+            view.reload(listed)
+        elif view is not None:
             # From the first unknown file on, own ones included: of two subtasks that wrote one
             # key the later in the list wins here as it does at a restore.
             fresh = (at for at, path in enumerate(listed) if path not in self._seen[name])
             view.follow(listed[next(fresh, len(listed)) :])
         self._seen[name] = set(listed)
         self._merged[name].clear()
-        return True
 
     def _follow_expiring(
         self, name: TableName, listed: tuple[TimeFile, ...], watermark_micros: int | None
-    ) -> bool:
+    ) -> None:
         table = self._tables[name]
         assert isinstance(table, ExpiringTimeKeyTable)
         keys = self.task.key_range
@@ -427,21 +423,23 @@ class TableManager:
         view = self._time_views.get(name)
         if view is not None:
             if any(file.compaction_generation for file in fresh):
-                return False
+                view.forget()  # some of its rows are in memory: read everything anew
+                fresh = mine
             view.replay(table.read(fresh, keys))
             view.evict(table.cutoff_micros(watermark_micros))
         self._time_files[name] = tuple(mine)
         self._seen[name] = {file.path for file in listed}
-        return True
+        self._merged[name].clear()
 
     def _load_compacted(self, message: CompactedData) -> None:
         seen = self._seen.get(message.table)
-        if seen is not None and set(message.inputs) <= seen:
-            seen.add(message.output)
-            self._merged[message.table].update(message.inputs)
-            view = self._global_views.get(message.table)
-            if view is not None:
-                view.merged(set(message.inputs), message.output)
+        view = self._global_views.get(message.table)
+        inputs = set(message.inputs)
+        # What is in memory already need not be read again. Inputs that are not may be deleted
+        # before the table is next asked: then it is read anew.
+        if seen is not None and inputs <= seen and not (view and view.is_behind(inputs)):
+            seen.update(message.outputs)
+            self._merged[message.table].update(inputs)
 
 
 def _written_in(report: TableReport, epoch: Epoch) -> set[StatePath]:

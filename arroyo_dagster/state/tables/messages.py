@@ -64,11 +64,11 @@ class CheckpointMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedData:
-    """Files that have been merged: `output` holds what `inputs` held, in their place."""
+    """Files that have been merged: `outputs` hold what `inputs` held, in their place."""
 
     table: TableName
     inputs: tuple[StatePath, ...]
-    output: StatePath
+    outputs: tuple[StatePath, ...]
 
 
 StateMessage = TableData | CheckpointMessage | CompactedData

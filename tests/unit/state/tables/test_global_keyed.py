@@ -21,6 +21,7 @@ from arroyo_dagster.state.codec.parquet import (
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.keys import range_for_server
+from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
@@ -262,34 +263,47 @@ def test_merged_files_hold_what_they_held_together_and_no_removal(store: MemoryS
     subtask.write()
     subtask.view.insert("a", 9)
     subtask.write()
-    output = subtask.table.compact_data(subtask.files, name_file)
-    assert output is not None
+    done = subtask.table.compact_data(subtask.files, name_file)
+    (output,) = done.outputs
+    assert (done.rows_in, done.rows_out) == (7, 3)
+    assert done.dropped == {"older writes of a key": 3, "removals, applied": 1}
     subtask.files = [output]
     assert subtask.reloaded() == subtask.view.get_all() == {"a": 9, "c": 3, "d": 4}
     rows, _ = decode_file(store.read(output), output)
     assert rows.column("key").to_pylist() == sorted(rows.column("key").to_pylist())
 
 
-def test_all_removed_merges_to_an_empty_file(store: MemoryStore) -> None:
+def test_all_removed_merges_to_no_file(store: MemoryStore) -> None:
     subtask = Subtask(store)
     subtask.view.insert("a", 1)
     subtask.write()
     subtask.view.remove("a")
     subtask.write()
-    output = subtask.table.compact_data(subtask.files, name_file)
-    assert output is not None
-    assert subtask.table.load([output]) == {}
+    done = subtask.table.compact_data(subtask.files, name_file)
+    assert done.outputs == ()
+    assert (done.rows_in, done.rows_out, done.size_bytes) == (2, 0, 0)
 
 
-def test_there_is_nothing_to_gain_from_one_file(store: MemoryStore) -> None:
+def test_files_merged_behind_others_keep_their_removals(store: MemoryStore) -> None:
     subtask = Subtask(store)
-    assert subtask.table.compact_data([], name_file) is None
-    subtask.view.insert("a", 1)
+    subtask.view.insert_many([("a", 1), ("b", 2)])
     subtask.write()
-    assert subtask.table.compact_data(subtask.files, name_file) is None
+    oldest = list(subtask.files)
+    subtask.view.remove("a")
+    subtask.view.insert("c", 3)
+    subtask.write()
+    subtask.view.insert("c", 4)
+    subtask.write()
+    younger = subtask.files[len(oldest) :]
+    done = subtask.table.compact_data(younger, name_file, from_oldest=False)
+    assert len(done.outputs) == 2
+    assert all(is_compacted(path) for path in done.outputs)
+    for order in (done.outputs, done.outputs[::-1]):
+        subtask.files = [*oldest, *order]
+        assert subtask.reloaded() == {"b": 2, "c": 4}
 
 
-def test_a_view_that_has_not_read_what_was_merged_reads_the_merged_file(
+def test_a_view_that_is_behind_on_what_was_merged_reads_everything_anew(
     store: MemoryStore,
 ) -> None:
     writer, reader = Subtask(store), Subtask(store)
@@ -302,9 +316,9 @@ def test_a_view_that_has_not_read_what_was_merged_reads_the_merged_file(
     writer.view.insert("c", 3)
     writer.write()
     reader.view.follow(writer.files[behind:])
-    output = writer.table.compact_data(writer.files, name_file)
-    assert output is not None
-    reader.view.merged(set(writer.files), output)
+    done = writer.table.compact_data(writer.files, name_file)
+    assert reader.view.is_behind(set(writer.files))
+    reader.view.reload(done.outputs)
     store.delete_many(writer.files)
     assert reader.view.get_all() == {"b": 2, "c": 3}
 
@@ -387,13 +401,12 @@ def test_files_of_several_versions_are_left_for_the_job_to_migrate(store: Memory
         put_version(store, 1, "mid", Second("Alan", "Turing")),
     ]
     table = versioned(store, Second, 1).table
-    assert table.compact_data(files, name_file) is None
+    assert len(table.compact_data(files, name_file).outputs) == 2
     assert {version for version, _ in table.load_with_version(files).values()} == {0, 1}
     assert set(table.load(files)) == {codec_for(str).encode(name) for name in ("old", "mid")}
 
 
 def test_merged_files_keep_the_version_of_their_values(store: MemoryStore) -> None:
     files = [put_version(store, 1, name, Second("a", "b")) for name in ("x", "y")]
-    output = versioned(store, Third, 2).table.compact_data(files, name_file)
-    assert output is not None
+    (output,) = versioned(store, Third, 2).table.compact_data(files, name_file).outputs
     assert read_facts(store.read(output), output).version == 1

@@ -1,0 +1,141 @@
+"""What `arroyo-state` shows of jobs beside their state: names and conditions, and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.state.local.directory import JobDirectory, open_directory, read_said
+from arroyo_dagster.state.model.directory import JobAnswer
+from arroyo_dagster.state.model.layout import JobPaths
+
+API_VARIABLE = "ARROYO_API_URL"
+TOKEN_VARIABLE = "ARROYO_API_TOKEN"
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def directory_options(command: _F) -> _F:
+    """Add the options that name who is asked about jobs."""
+    api = click.option(
+        "--arroyo-api",
+        "api",
+        metavar="URL",
+        envvar=API_VARIABLE,
+        help="Arroyo's REST API, http://HOST:5115, to ask for names and states of jobs; else from "
+        f"{API_VARIABLE}. A token, if it wants one, comes from {TOKEN_VARIABLE}.",
+    )
+    database = click.option(
+        "--arroyo-db",
+        "database",
+        metavar="PATH",
+        help="The controller's state.sqlite, a path or URL; only a copy of it is opened.",
+    )
+    said = click.option(
+        "--say",
+        multiple=True,
+        metavar="JOB=CONDITION",
+        help="Your own word, as in job_x=stopped, or @FILE.json; it counts last.",
+    )
+    return api(database(said(command)))
+
+
+def directory_of(
+    api: str | None, database: str | None, say: Sequence[str], token: str | None
+) -> JobDirectory:
+    """The directory that the options of a command name.
+
+    Raises:
+        InputError: one of them cannot be used.
+        click.UsageError: a word of the user's that is not JOB=CONDITION.
+    """
+    said: dict[str, object] = {}
+    for text in say:
+        job, equals, condition = text.rpartition("=")
+        if text.startswith("@"):
+            said |= read_said(text[1:])
+        elif job and equals:
+            said[job] = condition
+        else:
+            raise click.UsageError(f"--say {text}: expected JOB=CONDITION or @FILE.json")
+    return open_directory(api=api or None, token=token or None, database=database, said=said)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The answers of a directory for what a command shows, in its order."""
+
+    answers: tuple[JobAnswer, ...]
+    anybody: bool
+
+    @property
+    def problems(self) -> list[ArroyoStateError]:
+        """Why sources could not answer, each once."""
+        found: dict[str, ArroyoStateError] = {}
+        for answer in self.answers:
+            for problem in answer.problems:
+                found.setdefault(str(problem), problem)
+        return list(found.values())
+
+
+def ask(directory: JobDirectory, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> Asked:
+    """Ask about `jobs`; who does not answer is a problem of `Asked`, not an error."""
+    answers = directory.look_up(jobs, checkpoints=checkpoints)
+    return Asked(tuple(answers), bool(directory.sources))
+
+
+def answer_json(answer: JobAnswer, asked: Asked) -> dict[str, Any]:
+    """The keys that an answer adds to the JSON form of a job; `arroyo` is null if nobody was
+    asked.
+    """
+    facts = answer.facts
+    return {
+        "name": facts.name,
+        "condition": facts.condition.value,
+        "arroyo": {
+            "source": facts.source,
+            "pipeline": facts.pipeline,
+            "state": facts.state,
+            "run_id": facts.run_id,
+            "newest_ready_epoch": facts.newest_ready_epoch,
+            "action_in_progress": facts.action_in_progress,
+            "failure": facts.failure,
+            "reason": answer.reason,
+            "disagreements": [str(one) for one in answer.disagreements],
+        }
+        if asked.anybody
+        else None,
+    }
+
+
+def about(asked: Asked) -> list[str]:
+    """A line for people about each job: its pipeline and what it is doing; none if nobody was
+    asked.
+    """
+    if not asked.anybody:
+        return []
+    return [_about(answer) for answer in asked.answers]
+
+
+def _about(answer: JobAnswer) -> str:
+    facts = answer.facts
+    words = [f"pipeline {facts.name or facts.pipeline or 'unknown'}", facts.condition.value]
+    if facts.run_id is not None:
+        words.append(f"run {facts.run_id}")
+    if facts.newest_ready_epoch is not None:
+        words.append(f"newest ready epoch {facts.newest_ready_epoch}")
+    words.append(f"says {facts.source}" if answer.reason is None else answer.reason)
+    return "  ".join(words)
+
+
+def notes(asked: Asked) -> list[str]:
+    """Lines for people: what sources say differently."""
+    return [
+        f"{answer.paths.root}: sources disagree on {one}"
+        for answer in asked.answers
+        for one in answer.disagreements
+    ]

@@ -1,0 +1,147 @@
+"""Items of a plan carried out by Spark's Python workers, a few to a task.
+
+Items and results travel pickled, in one Arrow column: the same way works on a classic session and
+on Spark Connect. A task costs some 25 ms before it does anything, so small items share one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import pickle
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import ArroyoStateError, StorageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+I = TypeVar("I")  # noqa: E741
+R = TypeVar("R")
+
+_DDL = "item int, payload binary"
+_SCHEMA = pa.schema([("task", pa.int32()), ("item", pa.int32()), ("payload", pa.binary())])
+_RESULTS = pa.schema([("item", pa.int32()), ("payload", pa.binary())])
+ATTEMPTS = 3
+TASKS_PER_SLOT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Done(Generic[R]):
+    result: R
+
+
+def run_items(
+    session: SparkSession,
+    function: Callable[[I], R],
+    items: Sequence[I],
+    weights: Sequence[int],
+) -> list[R]:
+    """`[function(item) for item in items]` on Spark's workers.
+
+    Args:
+        function: a module-level function, or a `functools.partial` of one; may raise errors of
+            ours. Those that are retryable are tried again, the items that failed alone.
+        weights: how much work each item is; heavy ones come first and apart.
+
+    Returns:
+        Results in the order of `items`.
+
+    Raises:
+        ArroyoStateError: what an item raised; the first one in the order of `items`.
+        StorageError: Spark lost tasks and gave up.
+    """
+    results: dict[int, R] = {}
+    for attempt in range(1, ATTEMPTS + 1):
+        left = [index for index in range(len(items)) if index not in results]
+        if not left:
+            break
+        found = _attempt(session, function, {index: items[index] for index in left}, weights)
+        failures = {i: error for i, error in found.items() if isinstance(error, ArroyoStateError)}
+        for index, done in found.items():
+            if isinstance(done, _Done):
+                results[index] = done.result
+        for index in sorted(failures):
+            if attempt == ATTEMPTS or not failures[index].retryable:
+                raise failures[index]
+    return [results[index] for index in range(len(items))]
+
+
+def _attempt(
+    session: SparkSession, function: Callable[[I], R], items: dict[int, I], weights: Sequence[int]
+) -> dict[int, _Done[R] | ArroyoStateError]:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    tasks = assigned({index: weights[index] for index in items}, _slots(session) * TASKS_PER_SLOT)
+    rows = [
+        (task, index, pickle.dumps(items[index]))
+        for task, indices in enumerate(tasks)
+        for index in indices
+    ]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    frame = session.createDataFrame(pa.table(columns, schema=_SCHEMA))
+    spread = frame.repartitionById(len(tasks), "task")
+    try:
+        collected = spread.mapInArrow(_worker(function), _DDL).collect()
+    except (PySparkException, Py4JError) as error:
+        raise StorageError(
+            f"Spark lost tasks and gave up ({_reason(error)})",
+            retryable=True,
+            next_step="look at Spark's log, then run it again; what was written is not listed",
+        ) from error
+    return {row.item: pickle.loads(row.payload) for row in collected}
+
+
+def _reason(error: Exception) -> str:
+    """What a person can use of a stack trace of two languages."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return (causes or lines or ["no message"])[0][:300]
+
+
+def _slots(session: SparkSession) -> int:
+    try:
+        return max(1, session.sparkContext.defaultParallelism)
+    except Exception:  # Spark Connect has no context: its server knows how much runs at once
+        return max(1, int(session.conf.get("spark.sql.shuffle.partitions") or "8") // 2)
+
+
+def assigned(weights: dict[int, int], tasks: int) -> list[list[int]]:
+    """Spread items over at most `tasks` tasks, heaviest first, each to the lightest so far."""
+    heap: list[tuple[int, int]] = [(0, task) for task in range(min(tasks, len(weights)))]
+    found: list[list[int]] = [[] for _ in heap]
+    for index in sorted(weights, key=lambda index: (-weights[index], index)):
+        total, task = heapq.heappop(heap)
+        found[task].append(index)
+        heapq.heappush(heap, (total + max(1, weights[index]), task))
+    return found
+
+
+def _worker(function: Callable[[I], R]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Table]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            payloads = batch.column("payload").to_pylist()
+            for index, payload in zip(batch.column("item").to_pylist(), payloads, strict=True):
+                result = pickle.dumps(_carried_out(function, payload))
+                yield pa.record_batch([[index], [result]], schema=_RESULTS)
+
+    return run
+
+
+def _carried_out(function: Callable[[I], R], payload: bytes) -> _Done[R] | ArroyoStateError:
+    try:
+        return _Done(function(pickle.loads(payload)))
+    except ArroyoStateError as error:
+        return error
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return ArroyoStateError(
+            f"a task failed ({type(error).__name__}: {error})",
+            at=f"{where.filename}:{where.lineno}",
+            next_step="report this; nothing was published or deleted by it",
+        )

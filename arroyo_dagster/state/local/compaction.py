@@ -1,0 +1,364 @@
+"""Compaction of one job: planned, carried out here or by whoever is given the merges, verified,
+published.
+
+How a result becomes visible (`design.md` 7): a job that may be running gets a record, which its
+writer takes over at its next checkpoint. For one at rest the compactor is a writer for a moment:
+next worker generation, next epoch, same content, shorter lists.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import ConflictError, FormatError, ProtocolError
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.lease import Leased, lease
+from arroyo_dagster.state.local.jobs import newest_generation
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, Manifest
+from arroyo_dagster.state.model.compaction import (
+    CompactionPlan,
+    CompactionRecord,
+    CompactionSettings,
+    Merged,
+    MergeOutcome,
+)
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.planning.checkpoint import carry_operator
+from arroyo_dagster.state.planning.compaction import apply_merged, backlog, plan_compaction
+from arroyo_dagster.state.planning.health import row_parity
+from arroyo_dagster.state.planning.query import is_at_rest
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.merging import MergeTask, run_merge
+
+RunMerges = Callable[[ObjectStore, Sequence[MergeTask]], Iterable[MergeOutcome]]
+_POLL_SECONDS = 0.5
+
+
+def merge_here(store: ObjectStore, tasks: Sequence[MergeTask]) -> Iterable[MergeOutcome]:
+    """Carry out merges in this process, one after the other."""
+    return (run_merge(store, task) for task in tasks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionOutcome:
+    """What a compaction did.
+
+    Attributes:
+        merges: every merge, verified.
+        published: how it became visible: `record`, `epoch`, or None if nothing was written.
+        record: the record that was left for the writer.
+        epoch: the epoch that lists the merged files; None while no writer has taken them over.
+        files_after, size_bytes_after: what a restore reads from then on.
+    """
+
+    plan: CompactionPlan
+    merges: tuple[MergeOutcome, ...] = ()
+    published: str | None = None
+    record: StatePath | None = None
+    epoch: Epoch | None = None
+    files_after: int = 0
+    size_bytes_after: int = 0
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was merged or published."""
+        return self.published is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a plan is made from."""
+
+    checkpoint: Checkpoint
+    at_rest: bool
+    pending: tuple[tuple[StatePath, CompactionRecord], ...]
+    sizes: dict[StatePath, int]
+
+
+# ---- planning ------------------------------------------------------------------------------------
+
+
+def plan_job(
+    store: ObjectStore, paths: JobPaths, settings: CompactionSettings | None = None
+) -> CompactionPlan:
+    """Plan the compaction of a job's newest epoch. Writes nothing: this is the dry run.
+
+    Raises:
+        NotFoundError: the job has no checkpoint.
+        FormatError: a file that it lists is missing.
+    """
+    return _plan(_facts(store, paths), settings or CompactionSettings())
+
+
+def _facts(store: ObjectStore, paths: JobPaths) -> _Facts:
+    backend = ParquetBackend(store, paths)
+    pending = [(p, r) for p, r in backend.compaction_records().items() if r is not None]
+    checkpoint = backend.load()
+    outputs = (path for _, r in pending for merged in r.merged for path in merged.output_paths)
+    listed = list(dict.fromkeys((*checkpoint.paths, *outputs)))
+    found = concurrently(store.head, listed)
+    sizes = {info.path: info.size_bytes for info in found if info is not None}
+    missing = [path for path in dict.fromkeys(checkpoint.paths) if path not in sizes]
+    if missing:
+        raise FormatError(
+            f"{len(missing)} of {len(listed)} data files are missing, so nothing is merged",
+            job=paths.root,
+            epoch=checkpoint.epoch,
+            path=missing[0],
+            next_step="bring the file back or restore another epoch; if the job runs, run it "
+            "again: this epoch may just have expired",
+        )
+    whole = [
+        (path, record)
+        for path, record in pending
+        if all(p in sizes for merged in record.merged for p in merged.output_paths)
+    ]
+    # While a commit is not finished only the job itself can write the next epoch.
+    ready = checkpoint.state is CheckpointState.READY
+    at_rest = ready and is_at_rest(checkpoint, newest_generation(store, paths))
+    return _Facts(checkpoint, at_rest, tuple(whole), sizes)
+
+
+def _plan(facts: _Facts, settings: CompactionSettings) -> CompactionPlan:
+    pending = [record for _, record in facts.pending]
+    return plan_compaction(facts.checkpoint, facts.sizes, settings, pending)
+
+
+def compaction_backlog(store: ObjectStore, paths: JobPaths) -> int:
+    """How many files of a job's newest epoch were never merged, beyond one a subtask and table.
+
+    Read from metadata alone. What waits to be taken over counts as done; jobs of Arroyo's and
+    those without an epoch have nothing to do.
+    """
+    backend = ParquetBackend(store, paths)
+    epochs = backend.epochs()
+    if not epochs or paths.layout is Layout.LEGACY:
+        return 0
+    checkpoint = backend.load_checkpoint_metadata(epochs[-1])
+    records = [record for record in backend.compaction_records().values() if record is not None]
+    waiting = [merged for record in records for merged in record.merged]
+    applied = apply_merged(checkpoint.operators, waiting)
+    return backlog(replace(checkpoint, operators=applied.operators))
+
+
+# ---- carrying out --------------------------------------------------------------------------------
+
+
+def compact_job(
+    store: ObjectStore,
+    paths: JobPaths,
+    settings: CompactionSettings | None = None,
+    *,
+    run: RunMerges = merge_here,
+    owner: str = "arroyo-state compact",
+    wait_seconds: float = 0.0,
+    dry_run: bool = False,
+    clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    on_merge: Callable[[MergeOutcome, int], None] = lambda outcome, left: None,
+) -> CompactionOutcome:
+    """Merge small files of a job, verify what a restore would load, publish the result.
+
+    Nothing is deleted: inputs stay for the epochs that list them. Stopped anywhere, the job is
+    restorable, and files that nothing lists are left behind for gc. A second run finds nothing
+    to do, and writes nothing.
+
+    Args:
+        run: carries the merges out; in this process unless given.
+        owner: who asks, for the lease.
+        wait_seconds: how long to wait for a writer to take over what was merged.
+        dry_run: plan, and change nothing.
+        on_merge: called with every merge that is done, before it is judged, and how many are left.
+
+    Raises:
+        ConflictError: somebody else maintains the job, or it was started or changed meanwhile.
+        ProtocolError: what was written would not restore as what was read; nothing was published.
+        NotFoundError, FormatError: the epoch, or a file of it, is missing or broken.
+    """
+    settings = settings or CompactionSettings()
+    facts = _facts(store, paths)
+    plan = _plan(facts, settings)
+    if dry_run or not _worth_it(plan, facts):
+        return _nothing(plan)
+    with lease(store, paths, owner, clock=clock) as held:
+        # Whoever held the lease before may have done some of it.
+        facts = _facts(held, paths)
+        plan = _plan(facts, settings)
+        if not _worth_it(plan, facts):
+            return _nothing(plan)
+        outcomes = _carried_out(held, paths, facts, plan, run, on_merge)
+        backend = ParquetBackend(held, paths, clock=clock)
+        if facts.at_rest:
+            outcome = _publish_epoch(backend, facts, plan, outcomes)
+        else:
+            outcome = _publish_record(backend, held, plan, outcomes, clock())
+    if outcome.epoch is None and wait_seconds > 0:
+        return _awaited(store, paths, outcome, wait_seconds)
+    return outcome
+
+
+def _worth_it(plan: CompactionPlan, facts: _Facts) -> bool:
+    # Nobody else takes over what was left for the writer of a job that has come to rest.
+    return bool(plan.merges) or (facts.at_rest and bool(facts.pending))
+
+
+def _nothing(plan: CompactionPlan) -> CompactionOutcome:
+    return CompactionOutcome(
+        plan=plan, files_after=plan.files_before, size_bytes_after=plan.size_bytes_before
+    )
+
+
+def _carried_out(
+    store: ObjectStore,
+    paths: JobPaths,
+    facts: _Facts,
+    plan: CompactionPlan,
+    run: RunMerges,
+    on_merge: Callable[[MergeOutcome, int], None],
+) -> tuple[MergeOutcome, ...]:
+    operators = {operator.operator: operator for operator in facts.checkpoint.operators}
+    tasks = [
+        MergeTask(
+            paths=paths,
+            epoch=facts.checkpoint.epoch,
+            worker_generation=facts.checkpoint.worker_generation,
+            parallelism=operators[merge.operator].parallelism,
+            config=operators[merge.operator].configs[merge.table],
+            merge=merge,
+        )
+        for merge in plan.merges
+    ]
+    outcomes: list[MergeOutcome] = []
+    for outcome in run(store, tasks) if tasks else ():
+        outcomes.append(outcome)
+        on_merge(outcome, len(tasks) - len(outcomes))
+        _check_same(paths, plan, outcome)
+    if len(outcomes) != len(tasks):
+        raise ProtocolError(
+            f"{len(outcomes)} of {len(tasks)} merges came back",
+            job=paths.root,
+            next_step="run it again; nothing was published",
+        )
+    return tuple(outcomes)
+
+
+def _check_same(paths: JobPaths, plan: CompactionPlan, outcome: MergeOutcome) -> None:
+    verdict = row_parity([outcome])
+    if not verdict.passed:
+        raise ProtocolError(
+            "merged files would not restore as what they were made of, so nothing was published: "
+            + verdict.findings[0].evidence,
+            job=paths.root,
+            epoch=plan.epoch,
+            path=verdict.findings[0].object,
+            next_step="keep the files and report it; the job is as it was",
+        )
+
+
+# ---- publishing ----------------------------------------------------------------------------------
+
+
+def _outcome(plan: CompactionPlan, merges: tuple[MergeOutcome, ...]) -> CompactionOutcome:
+    gone = sum(len(one.merged.input_paths) - len(one.merged.output_paths) for one in merges)
+    saved = sum(one.size_bytes_in - one.size_bytes_out for one in merges)
+    return CompactionOutcome(
+        plan=plan,
+        merges=merges,
+        files_after=plan.files_before - gone,
+        size_bytes_after=plan.size_bytes_before - saved,
+    )
+
+
+def _publish_record(
+    backend: ParquetBackend,
+    held: Leased,
+    plan: CompactionPlan,
+    outcomes: tuple[MergeOutcome, ...],
+    now_micros: int,
+) -> CompactionOutcome:
+    assert plan.pipeline is not None
+    record = CompactionRecord(
+        pipeline=plan.pipeline,
+        job=plan.job,
+        epoch=plan.epoch,
+        token=held.lease.token,
+        created_at_micros=now_micros,
+        merged=tuple(outcome.merged for outcome in outcomes),
+    )
+    path = backend.write_compaction_record(record)
+    return replace(_outcome(plan, outcomes), published="record", record=path)
+
+
+def _publish_epoch(
+    backend: ParquetBackend,
+    facts: _Facts,
+    plan: CompactionPlan,
+    outcomes: tuple[MergeOutcome, ...],
+) -> CompactionOutcome:
+    """Write the next epoch of a job at rest, as its next worker generation."""
+    base = _started_from(backend, facts)
+    waiting = [merged for _, record in facts.pending for merged in record.merged]
+    merged: list[Merged] = [*waiting, *(outcome.merged for outcome in outcomes)]
+    applied = apply_merged(base.operators, merged)
+    if not {outcome.merged for outcome in outcomes} <= set(applied.done):
+        raise ConflictError(
+            f"merged files no longer fit what the job lists: {applied.void[0].reason}",
+            job=backend.paths.root,
+            retryable=True,
+            next_step="run it again; nothing was published",
+        )
+    epoch = Epoch(base.epoch + 1)
+    now = backend.clock()
+    assert base.pipeline is not None
+    assert base.progress is not None
+    assert backend.generation is not None
+    manifest = Manifest(
+        pipeline=base.pipeline,
+        job=base.job,
+        worker_generation=backend.generation,
+        epoch=epoch,
+        min_epoch=base.min_epoch,
+        start_time_micros=now,
+        finish_time_micros=now,
+        needs_commit=False,  # what its parent had to commit is committed
+        operators=tuple(carry_operator(operator, epoch) for operator in applied.operators),
+        parent_ref=base.ref,
+        progress=base.progress,
+    )
+    backend.publish(manifest)
+    backend.store.delete_many([path for path, _ in facts.pending])
+    return replace(_outcome(plan, outcomes), published="epoch", epoch=epoch)
+
+
+def _started_from(backend: ParquetBackend, facts: _Facts) -> Checkpoint:
+    started = backend.start()
+    base = started.restored
+    if base is None or base.ref != facts.checkpoint.ref or started.replay_commit:
+        raise ConflictError(
+            "the job was started while its files were merged",
+            job=backend.paths.root,
+            epoch=facts.checkpoint.epoch,
+            retryable=True,
+            next_step="run it again; nothing was published",
+        )
+    return base
+
+
+def _awaited(
+    store: ObjectStore, paths: JobPaths, outcome: CompactionOutcome, seconds: float
+) -> CompactionOutcome:
+    """Wait until the writer has looked at the record, and say in which epoch it took it over."""
+    backend = ParquetBackend(store, paths)
+    assert outcome.record is not None
+    outputs = {path for one in outcome.merges for path in one.merged.output_paths}
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if store.head(outcome.record) is None:
+            newest = backend.load()
+            taken = outputs & set(newest.paths)
+            return replace(outcome, epoch=newest.epoch if taken else None)
+        time.sleep(_POLL_SECONDS)
+    return outcome

@@ -1,0 +1,223 @@
+"""JSON documents from an HTTP server, read only: every wait, answer and address is bounded."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from email.message import Message
+from typing import IO, Any, NoReturn
+
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    StorageError,
+)
+from arroyo_dagster.state.storage.urls import redacted
+
+_CHUNK = 1 << 16
+_REMARK_BYTES = 4096
+_RETRYABLE_CODES = (408, 425, 429)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Stops at a redirect: it leads to a login page or another host, which must see no token."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: Message,
+        newurl: str,
+    ) -> NoReturn:
+        fp.close()
+        raise InputError(
+            "the server sends its callers elsewhere, where nothing was asked",
+            url=redacted(req.full_url),
+            status=code,
+            location=redacted(newurl),
+            next_step="give the address at which the API itself answers, or a token that it takes",
+        )
+
+
+class JsonServer:
+    """GET requests below one address. Nothing is remembered between two of them.
+
+    Args:
+        url: the address, `http` or `https`, without user, query or fragment.
+        token: sent as a bearer token; never shown.
+        timeout_seconds: how long the server may be silent.
+        deadline_seconds: how long one answer may take in all.
+        max_bytes: how long one answer may be.
+
+    Raises:
+        InputError: an address or a token that cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout_seconds: float = 10.0,
+        deadline_seconds: float = 60.0,
+        max_bytes: int = 64 << 20,
+    ) -> None:
+        self.url = _checked_url(url)
+        self._headers = {"Accept": "application/json", "User-Agent": "arroyo-state"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {_checked_token(token)}"
+        self._timeout = timeout_seconds
+        self._deadline = deadline_seconds
+        self._max_bytes = max_bytes
+        # `build_opener` would also open file: and ftp: addresses.
+        self._opener = urllib.request.OpenerDirector()
+        for handler in (
+            urllib.request.ProxyHandler(),
+            urllib.request.HTTPHandler(),
+            urllib.request.HTTPSHandler(),
+            urllib.request.HTTPDefaultErrorHandler(),
+            urllib.request.HTTPErrorProcessor(),
+            _NoRedirects(),
+        ):
+            self._opener.add_handler(handler)
+
+    def get(self, path: str, query: Mapping[str, str | int] | None = None) -> Any:
+        """Give the document at `path`, which is percent-encoded and starts with `/`.
+
+        Raises:
+            InputError: 401, 403, or a redirect.
+            NotFoundError: 404.
+            StorageError: no answer, half an answer, or the server failed; retryable, unless
+                nothing will change by itself.
+            FormatError: an answer that is too long to be right.
+        """
+        url = f"{self.url}{path}"
+        full = f"{url}?{urllib.parse.urlencode(query)}" if query else url
+        try:
+            return _document(self._read(full), url)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _refused(error, url) from error
+        except ArroyoStateError:
+            raise
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(error, url, self._timeout) from error
+
+    def _read(self, url: str) -> bytes:
+        request = urllib.request.Request(url, headers=self._headers)
+        until = time.monotonic() + self._deadline
+        body = bytearray()
+        with self._opener.open(request, timeout=self._timeout) as answer:
+            # A timeout bounds one wait; a server that trickles needs a clock beside it.
+            while chunk := answer.read1(_CHUNK):
+                body += chunk
+                if len(body) > self._max_bytes:
+                    raise FormatError(
+                        f"the answer is longer than {self._max_bytes} bytes",
+                        url=url,
+                        next_step="check that this is Arroyo's API",
+                    )
+                if time.monotonic() > until:
+                    raise StorageError(
+                        f"the server's answer takes longer than {self._deadline:g} s",
+                        url=url,
+                        next_step="try again later, when it has less to do",
+                    )
+        return bytes(body)
+
+
+def _checked_url(url: str) -> str:
+    """The address without what may follow the path, or an InputError."""
+    problem = None
+    try:
+        parts = urllib.parse.urlsplit(url)
+        _ = parts.port  # raises for a port that is none
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            problem = "it is not http://HOST:PORT or https://HOST"
+        elif "@" in parts.netloc:
+            problem = "it holds a user or password"
+        elif parts.query or parts.fragment or re.search(r"[\s\x00-\x1f\x7f]", url):
+            problem = "it holds a query, a fragment or a space"
+        else:
+            parts.hostname.encode("idna")
+    except ValueError as error:
+        problem = str(error)
+    if problem is not None:
+        raise InputError(
+            f"not the address of a server: {problem}",
+            url=redacted(url),
+            next_step="give it as http://HOST:5115; a token travels apart from it",
+        )
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def _checked_token(token: str) -> str:
+    if not re.fullmatch(r"[\x21-\x7e]+", token):
+        raise InputError(
+            "the token is empty, or holds a character that no header can carry",
+            next_step="check where it comes from, a line end at its end for one",
+        )
+    return token
+
+
+def _document(body: bytes, url: str) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise StorageError(
+            "the server's answer is not JSON, or only a part of it",
+            url=url,
+            size_bytes=len(body),
+            next_step="try again; if it stays, check that this is Arroyo's API and no page before",
+        ) from error
+
+
+def _refused(error: urllib.error.HTTPError, url: str) -> ArroyoStateError:
+    """What a status other than 200 means."""
+    facts: dict[str, Any] = {"url": url, "status": error.code, "answer": _remark(error)}
+    if error.code in (401, 403):
+        step = "give a token that may read, or check the one given"
+        return InputError("the server does not let this caller in", next_step=step, **facts)
+    if error.code == 404:
+        return NotFoundError("the server has nothing at this address", **facts)
+    if error.code >= 500 or error.code in _RETRYABLE_CODES:
+        return StorageError("the server failed", next_step="try again later", **facts)
+    step = "check that this is Arroyo's API, and of which version"
+    return StorageError("the server refused the request", retryable=False, next_step=step, **facts)
+
+
+def _remark(error: urllib.error.HTTPError) -> str | None:
+    """What the server says beside the status, if it says it as Arroyo does."""
+    try:
+        said = json.loads(error.read(_REMARK_BYTES))
+    except (OSError, ValueError, RecursionError, http.client.HTTPException):
+        return None
+    text = said.get("error") if isinstance(said, dict) else None
+    return text[:200] if isinstance(text, str) else None
+
+
+def _unreachable(error: Exception, url: str, timeout_seconds: float) -> StorageError:
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        text, retryable = f"its certificate is not trusted: {reason.verify_message}", False
+    elif isinstance(reason, TimeoutError):
+        text, retryable = f"it was silent for {timeout_seconds:g} s", True
+    else:
+        text, retryable = str(reason) or type(reason).__name__, True
+    return StorageError(
+        f"the server did not answer: {text}",
+        retryable=retryable,
+        url=url,
+        next_step="check the address, and that the server runs and can be reached from here",
+    )

@@ -1,0 +1,275 @@
+"""Compaction of one job: what a restore loads stays the same, whatever goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from arroyo_dagster.errors import ConflictError, FormatError, ProtocolError, StorageError
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.local.compaction import compact_job, merge_here, plan_job
+from arroyo_dagster.state.local.jobs import list_jobs
+from arroyo_dagster.state.local.pipeline import LocalRun
+from arroyo_dagster.state.model.compaction import (
+    CompactionPolicy,
+    CompactionSettings,
+    MergeOutcome,
+    RowsDigest,
+)
+from arroyo_dagster.state.model.layout import is_compacted
+from arroyo_dagster.state.planning.compaction import NOT_OURS
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.wrappers import Counting, WriteProtected
+from arroyo_dagster.state.tables.merging import MergeTask
+from tests.compat.arroyo import unpack
+from tests.jobs import copied, output_of, run_word_job, state_of, word_job
+
+JOB: dict[str, Any] = {
+    "rows": 24,
+    "rows_per_epoch": 2,
+    "keep_epochs": None,
+    "merge_files_after": 99,
+}
+FULL = CompactionSettings(policy=CompactionPolicy.FULL)
+PACK = CompactionSettings(min_files=2)
+PATHS = word_job(MemoryStore(), **JOB).paths
+
+
+def begun(epochs: int) -> MemoryStore:
+    """A job that was stopped: every run of so many epochs ends with a last checkpoint."""
+    store = MemoryStore()
+    run_word_job(store, **JOB, max_epochs=epochs)
+    return store
+
+
+def killed(epochs: int) -> MemoryStore:
+    """A job that just died."""
+    store = MemoryStore()
+    run = LocalRun(word_job(store, **JOB), store)
+    for _ in range(epochs):
+        run.step()
+    return store
+
+
+def content(store: ObjectStore) -> dict[str, Any]:
+    found = state_of(store, word_job(store, **JOB))
+    found.pop("")
+    return found
+
+
+def ended() -> tuple[Any, Any]:
+    store = begun(100)
+    return content(store), output_of(store)
+
+
+def files_of(store: ObjectStore) -> int:
+    return len(set(ParquetBackend(store, PATHS).load().paths))
+
+
+@pytest.mark.parametrize("settings", [FULL, PACK], ids=["full", "bin-pack"])
+def test_a_job_at_rest_gets_an_epoch_of_the_same_content_and_shorter_lists(
+    settings: CompactionSettings,
+) -> None:
+    store = begun(7)
+    before, files = content(store), files_of(store)
+    assert plan_job(WriteProtected(store), PATHS, settings).merges
+    outcome = compact_job(store, PATHS, settings)
+    assert outcome.published == "epoch"
+    assert outcome.epoch == 8
+    assert outcome.files_after == files_of(store) < files
+    assert content(store) == before
+    assert all(merge.same for merge in outcome.merges)
+    run_word_job(store, **JOB)
+    assert (content(store), output_of(store)) == ended()
+
+
+@pytest.mark.parametrize("settings", [FULL, PACK], ids=["full", "bin-pack"])
+def test_a_second_run_changes_nothing(settings: CompactionSettings) -> None:
+    for store in (begun(7), killed(7)):
+        assert compact_job(store, PATHS, settings).changed
+        counted = Counting(store)
+        again = compact_job(counted, PATHS, settings)
+        assert not again.changed
+        assert not again.plan.merges
+        assert {one.reason for one in again.plan.left_out}
+        assert not counted.bytes_written.total()
+
+
+@pytest.mark.parametrize("settings", [FULL, PACK], ids=["full", "bin-pack"])
+@pytest.mark.parametrize("later", [0, 1, 4])
+def test_a_running_job_takes_over_what_was_merged_at_its_next_checkpoint(
+    settings: CompactionSettings, later: int
+) -> None:
+    store = MemoryStore()
+    run = LocalRun(word_job(store, **JOB), store)
+    for _ in range(6):
+        run.step()
+    plan_of = plan_job(store, PATHS, settings)
+    outcome = compact_job(store, PATHS, settings)
+    assert outcome.published == "record"
+    assert outcome.plan == plan_of
+    assert content(store)  # nothing has changed yet
+    run.step()
+    listed = ParquetBackend(store, PATHS).load().paths
+    assert any(map(is_compacted, listed))
+    assert not ParquetBackend(store, PATHS).compaction_records()
+    for _ in range(later):
+        run.step()
+    run_word_job(store, **JOB)
+    assert (content(store), output_of(store)) == ended()
+
+
+def test_what_a_killed_run_never_took_over_the_next_one_does() -> None:
+    store = killed(6)
+    assert compact_job(store, PATHS, FULL).published == "record"
+    run_word_job(store, **JOB, max_epochs=1)
+    assert any(map(is_compacted, ParquetBackend(store, PATHS).load().paths))
+    run_word_job(store, **JOB)
+    assert (content(store), output_of(store)) == ended()
+
+
+def test_what_a_stopped_run_never_took_over_the_compactor_does() -> None:
+    store = MemoryStore()
+    run = LocalRun(word_job(store, **JOB), store)
+    for _ in range(6):
+        run.step()
+    compact_job(store, PATHS, FULL)
+    record = next(iter(ParquetBackend(store, PATHS).compaction_records()))
+    kept = store.read(record)
+    run_word_job(store, **JOB, max_epochs=1)
+    store.put(record, kept)  # as if it came too late
+    before = content(store)
+    outcome = compact_job(store, PATHS, FULL)
+    assert outcome.published == "epoch"
+    assert content(store) == before
+    assert not ParquetBackend(store, PATHS).compaction_records()
+
+
+def test_two_records_for_the_same_files_count_once() -> None:
+    store = MemoryStore()
+    run = LocalRun(word_job(store, **JOB), store)
+    for _ in range(6):
+        run.step()
+    other = copied(store)
+    compact_job(store, PATHS, FULL)
+    compact_job(other, PATHS, PACK)
+    for info in other.list():
+        if store.head(info.path) is None:
+            store.put(info.path, other.read(info.path))
+    assert len(ParquetBackend(store, PATHS).compaction_records()) == 2
+    run.step()
+    assert not ParquetBackend(store, PATHS).compaction_records()
+    run_word_job(store, **JOB)
+    assert (content(store), output_of(store)) == ended()
+
+
+@pytest.mark.parametrize("damage", ["outputs gone", "not JSON", "of another job", "another path"])
+def test_a_record_that_cannot_be_believed_changes_nothing(damage: str) -> None:
+    store = MemoryStore()
+    run = LocalRun(word_job(store, **JOB), store)
+    for _ in range(6):
+        run.step()
+    outcome = compact_job(store, PATHS, FULL)
+    assert outcome.record is not None
+    text = store.read(outcome.record)
+    if damage == "outputs gone":
+        gone = [path for merge in outcome.merges for path in merge.merged.output_paths]
+        store.delete_many(gone)
+    elif damage == "not JSON":
+        store.put(outcome.record, text[:-9])
+    elif damage == "of another job":
+        store.put(outcome.record, text.replace(b'"job_id":"main"', b'"job_id":"mine"'))
+    else:
+        store.put(outcome.record, text.replace(b"words/main/", b"words/mine/"))
+    run.step()
+    run_word_job(store, **JOB)
+    assert (content(store), output_of(store)) == ended()
+
+
+@pytest.mark.parametrize("at_rest", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "crash"),
+    [("before", False), ("after", False), ("after", True), ("partial", True)],
+    ids=["failure", "unknown-outcome", "crash", "crash-half-way"],
+)
+def test_a_fault_at_any_change_of_a_compaction_loses_and_doubles_nothing(
+    at_rest: bool, mode: Literal["before", "after", "partial"], crash: bool
+) -> None:
+    start, expected = (begun if at_rest else killed)(6), ended()
+    state = content(start)
+    counted = FaultInjecting(copied(start))
+    compact_job(counted, PATHS, FULL)
+    assert counted.changes > 6
+    for at in range(1, counted.changes + 1):
+        store = copied(start)
+        faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
+        with contextlib.suppress(Crash, StorageError):
+            compact_job(faulty, PATHS, FULL)
+        assert content(store) == state, f"fault at change {at}"
+        again = copied(store)
+        compact_job(again, PATHS, FULL)
+        assert content(again) == state, f"second run after a fault at change {at}"
+        for end in (store, again):
+            run_word_job(end, **JOB)
+            assert (content(end), output_of(end)) == expected, f"fault at change {at}"
+
+
+def test_a_job_that_is_started_meanwhile_wins() -> None:
+    store = begun(6)
+
+    def start_the_job(held: ObjectStore, tasks: Sequence[MergeTask]) -> Iterable[MergeOutcome]:
+        yield from merge_here(held, tasks)
+        run_word_job(store, **JOB, max_epochs=1)
+
+    with pytest.raises(ConflictError, match="started while its files were merged"):
+        compact_job(store, PATHS, FULL, run=start_the_job)
+    run_word_job(store, **JOB)
+    assert (content(store), output_of(store)) == ended()
+
+
+def test_a_merge_that_would_not_restore_the_same_is_not_published() -> None:
+    store = begun(6)
+    before = content(store), ParquetBackend(store, PATHS).epochs()
+
+    def lose_a_row(held: ObjectStore, tasks: Sequence[MergeTask]) -> Iterable[MergeOutcome]:
+        for outcome in merge_here(held, tasks):
+            yield replace(outcome, after=RowsDigest(outcome.after.rows - 1, 7))
+
+    with pytest.raises(ProtocolError, match="nothing was published"):
+        compact_job(store, PATHS, FULL, run=lose_a_row)
+    assert (content(store), ParquetBackend(store, PATHS).epochs()) == before
+
+
+def test_a_missing_file_stops_everything() -> None:
+    store = begun(6)
+    gone = ParquetBackend(store, PATHS).load().paths[0]
+    store.delete_many([gone])
+    with pytest.raises(FormatError, match="nothing is merged") as caught:
+        compact_job(store, PATHS, FULL)
+    assert caught.value.facts["path"] == gone
+
+
+def test_one_at_a_time() -> None:
+    store = begun(6)
+    with lease(store, PATHS, "somebody"):
+        with pytest.raises(ConflictError, match="somebody else maintains the job") as caught:
+            compact_job(store, PATHS, FULL)
+        assert caught.value.retryable
+    assert compact_job(store, PATHS, FULL).changed
+
+
+@pytest.mark.parametrize("archive", ["flights", "leader"])
+def test_jobs_of_arroyo_are_left_alone_and_that_is_said(archive: str, tmp_path: Path) -> None:
+    store = open_store(unpack(archive, tmp_path))
+    for paths in list_jobs(store):
+        plan = plan_job(WriteProtected(store), paths, FULL)
+        assert not plan.merges
+        assert [one.reason for one in plan.left_out] == [NOT_OURS]
+        assert not compact_job(WriteProtected(store), paths, FULL).changed

@@ -1,0 +1,112 @@
+"""Compaction and expiry with their work on Spark, against the same in process."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from arroyo_dagster.errors import ArroyoStateError, InputError, StorageError
+from arroyo_dagster.spark.compaction import compact_job_on_spark
+from arroyo_dagster.spark.gc import expire_job_on_spark
+from arroyo_dagster.spark.tasks import assigned, run_items
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.local.compaction import compact_job
+from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.store import ObjectStore
+from tests.words import newest, output_of, random_words, tables_of, words_pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+FULL = CompactionSettings(policy=CompactionPolicy.FULL)
+
+
+def _run(folder: Path, epochs: int | None) -> tuple[ObjectStore, Pipeline]:
+    store = open_store(str(folder / "checkpoints"))
+    rows = random_words(120, seed=5)
+    pipeline = words_pipeline(rows, str(folder / "output"), rows_per_epoch=8)
+    run_pipeline(pipeline, store, max_epochs=epochs)
+    return store, pipeline
+
+
+def test_compacted_and_expired_on_spark_the_job_goes_on_as_if_nothing_had_been(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    undisturbed, pipeline = _run(tmp_path / "undisturbed", None)
+    store, _ = _run(tmp_path / "compacted", 9)
+    twin, _ = _run(tmp_path / "twin", 9)
+    before = newest(store, pipeline)
+    content = tables_of(store, before)
+    outcome = compact_job_on_spark(lambda: session, store, pipeline.paths, FULL)
+    in_process = compact_job(twin, pipeline.paths, FULL)
+    assert outcome.published == "epoch"
+    assert [m.after for m in outcome.merges] == [m.after for m in in_process.merges]
+    after = newest(store, pipeline)
+    assert tables_of(store, after) == content == tables_of(twin, newest(twin, pipeline))
+    assert len(set(after.paths)) == outcome.files_after < len(set(before.paths))
+    expired = expire_job_on_spark(lambda: session, store, pipeline.paths, keep_epochs=2, yes=True)
+    assert expired.done
+    assert ParquetBackend(store, pipeline.paths).epochs() == [9, 10]
+    assert not any(store.head(path) for path in expired.plan.data)
+    _run(tmp_path / "compacted", None)
+    assert tables_of(store, newest(store, pipeline)) == tables_of(
+        undisturbed, newest(undisturbed, pipeline)
+    )
+    outputs = [output_of(tmp_path / name / "output") for name in ("compacted", "undisturbed")]
+    assert outputs[0] == outputs[1]
+
+
+def test_nothing_to_do_asks_for_no_session(tmp_path: Path) -> None:
+    def none() -> Any:
+        raise AssertionError("a session was asked for")
+
+    store, pipeline = _run(tmp_path, 3)
+    compact_job(store, pipeline.paths, FULL)
+    again = compact_job_on_spark(none, store, pipeline.paths, FULL)
+    assert not again.changed
+    kept = expire_job_on_spark(none, store, pipeline.paths, keep_epochs=9, yes=True)
+    assert not kept.done
+
+
+def _tripled(folder: str, number: int) -> int:
+    tries = Path(folder) / f"tries-{number}"
+    tries.write_text(tries.read_text() + "." if tries.exists() else ".")
+    if number == 13:
+        raise InputError("thirteen", number=number)
+    if number == 7 and len(tries.read_text()) < 3:
+        raise StorageError("seven is slow")
+    if number == 99:
+        os._exit(3)
+    if number == 50:
+        raise KeyError("fifty")
+    return number * 3
+
+
+def test_items_come_back_in_order_and_only_those_that_failed_are_tried_again(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    run = partial(_tripled, str(tmp_path))
+    items = [3, 7, 1, 2]
+    assert run_items(session, run, items, [1] * 4) == [9, 21, 3, 6]
+    tries = {path.name: len(path.read_text()) for path in tmp_path.iterdir()}
+    assert tries == {"tries-3": 1, "tries-7": 3, "tries-1": 1, "tries-2": 1}
+    with pytest.raises(InputError, match="thirteen") as caught:
+        run_items(session, run, [1, 13], [1, 1])
+    assert caught.value.facts == {"number": 13}
+    with pytest.raises(ArroyoStateError, match="KeyError: 'fifty'"):
+        run_items(session, run, [50], [1])
+    with pytest.raises(StorageError, match="Spark lost tasks"):
+        run_items(session, run, [99], [1])
+
+
+def test_heavy_items_come_apart() -> None:
+    assert assigned({0: 1, 1: 100, 2: 1, 3: 90}, 3) == [[1], [3], [0, 2]]
+    assert assigned({5: 1}, 8) == [[5]]
