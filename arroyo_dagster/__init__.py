@@ -1,6 +1,7 @@
 """See, keep small and trust the state of streaming jobs.
 
-The public names: the errors, and those of `arroyo_dagster.state`, each loaded when first asked for.
+The public names: the errors, those of `arroyo_dagster.state`, and for Dagster those of
+`arroyo_dagster.orchestration`, each loaded when first asked for.
 Importing this package loads none of dagster, pyspark, pyarrow and polars.
 """
 
@@ -13,11 +14,38 @@ from arroyo_dagster import errors, state
 
 if TYPE_CHECKING:
     from arroyo_dagster.errors import *  # noqa: F403 - its public names are ours
+    from arroyo_dagster.orchestration import (
+        ArroyoStateComponent as ArroyoStateComponent,
+    )
+    from arroyo_dagster.orchestration import (
+        ArroyoStateStore as ArroyoStateStore,
+    )
+    from arroyo_dagster.orchestration import (
+        ArroyoTableProps as ArroyoTableProps,
+    )
+    from arroyo_dagster.orchestration import (
+        DagsterArroyoTranslator as DagsterArroyoTranslator,
+    )
+    from arroyo_dagster.orchestration import (
+        SparkSessionResource as SparkSessionResource,
+    )
+    from arroyo_dagster.orchestration import (
+        build_arroyo_definitions as build_arroyo_definitions,
+    )
     from arroyo_dagster.state import *  # noqa: F403
 
 __version__ = "0.1.0"
 
+_ORCHESTRATION = (
+    "ArroyoStateComponent",
+    "ArroyoStateStore",
+    "ArroyoTableProps",
+    "DagsterArroyoTranslator",
+    "SparkSessionResource",
+    "build_arroyo_definitions",
+)
 _MODULES = {
+    **dict.fromkeys(_ORCHESTRATION, "orchestration"),
     **dict.fromkeys(errors.__all__, "errors"),
     **dict.fromkeys(state.__all__, "state"),
 }

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -28,8 +28,11 @@ from arroyo_dagster.cli_directory import (
 )
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.codec.plain import iso_micros
+from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.coordinator import request_stop
 from arroyo_dagster.state.local import query
+from arroyo_dagster.state.local.compaction import CompactionOutcome, compact_job
+from arroyo_dagster.state.local.gc import expire_job
 from arroyo_dagster.state.local.jobs import (
     EpochSummary,
     JobSummary,
@@ -43,9 +46,11 @@ from arroyo_dagster.state.local.loading import load_pipeline
 from arroyo_dagster.state.local.pipeline import OnEpoch, RunOutcome
 from arroyo_dagster.state.local.pipeline import run_pipeline as run_in_process
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.directory import JobAnswer
-from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.planning.compaction import most_outputs
 from arroyo_dagster.state.planning.query import is_at_rest, job_watermark_micros
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.open import configure, get_storage_provider
@@ -400,6 +405,13 @@ def _cell(value: object) -> str:
 @click.argument("pipeline", metavar="MODULE:PIPELINE")
 @click.option("--epochs", type=click.IntRange(1), help="Stop, with a checkpoint, after so many.")
 @click.option("--follow", is_flag=True, help="Wait for more when the sources have nothing new.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="SECONDS",
+    help="The least time between two epochs.",
+)
 @click.option("--adopt", is_flag=True, help="Go on from the offsets recorded with the state.")
 @click.option("--spark", is_flag=True, help="Run on Spark instead of in this process.")
 @click.option("--master", help="With --spark: where it runs; local[*] unless given.")
@@ -409,6 +421,7 @@ def run(
     pipeline: str,
     epochs: int | None,
     follow: bool,
+    interval: float,
     adopt: bool,
     spark: bool,
     master: str | None,
@@ -435,12 +448,19 @@ def run(
                 checkpoint_location=spark_checkpoint,
                 max_epochs=epochs,
                 follow=follow,
+                interval_seconds=interval,
                 adopt=adopt,
                 on_epoch=on_epoch,
             )
         else:
             outcome = run_in_process(
-                found, store, max_epochs=epochs, follow=follow, adopt=adopt, on_epoch=on_epoch
+                found,
+                store,
+                max_epochs=epochs,
+                follow=follow,
+                interval_seconds=interval,
+                adopt=adopt,
+                on_epoch=on_epoch,
             )
     _print_outcome(found, outcome, as_json=as_json)
 
@@ -541,6 +561,112 @@ def stop(job: str, url: str | None, as_json: bool) -> None:
             "last, then ends; `arroyo-state epochs` shows it. If no run is alive, nothing happens, "
             "and the next run is not held up."
         )
+
+
+# ---- maintenance ---------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("job")
+@click.option(
+    "--policy",
+    type=click.Choice([policy.value for policy in CompactionPolicy]),
+    default=CompactionPolicy.BIN_PACK.value,
+    show_default=True,
+    help="Small neighbours only, or all files of every table.",
+)
+@click.option("--yes", is_flag=True, help="Do it; without it the plan is shown.")
+@click.option("--spark", is_flag=True, help="Merge on Spark instead of in this process.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="SECONDS",
+    help="How long to wait for a running job to take over what was merged.",
+)
+@store_options
+def compact(
+    job: str, policy: str, yes: bool, spark: bool, wait: float, url: str | None, as_json: bool
+) -> None:
+    """Merge small files of a job of ours; a restore loads the same. Dry run until --yes."""
+    store = _open(url) if yes else _open_to_read(url)
+    paths = find_job(store, job)
+    settings = CompactionSettings(policy=CompactionPolicy(policy))
+    options: dict[str, Any] = {"wait_seconds": wait, "dry_run": not yes}
+    if spark and yes:
+        outcome = _compact_on_spark(store, paths, settings, options)
+    else:
+        outcome = compact_job(store, paths, settings, **options)
+    if as_json:
+        plan = {"plan": plan_to_json(outcome.plan), "done": outcome.changed}
+        after = {"files_after": outcome.files_after, "size_bytes_after": outcome.size_bytes_after}
+        _print_json({**plan, **after, "published": outcome.published, "epoch": outcome.epoch})
+        return
+    columns = ("operator", "table", "files", "bytes", "at most")
+    lines = [
+        (one.operator, one.table, len(one.paths), _bytes(one.size_bytes), most_outputs(one))
+        for one in outcome.plan.merges
+    ]
+    if lines:
+        _print_table(columns, lines)
+    for left in outcome.plan.left_out if not lines else ():
+        click.echo(f"{left.operator or paths.root} {left.table or ''}: {left.reason}")
+    click.echo(f"{paths.root}: {_compaction_words(outcome, yes=yes)}")
+
+
+def _compact_on_spark(
+    store: ObjectStore, paths: JobPaths, settings: CompactionSettings, options: Mapping[str, Any]
+) -> CompactionOutcome:
+    from arroyo_dagster.spark.compaction import compact_job_on_spark
+    from arroyo_dagster.spark.session import get_session
+
+    return compact_job_on_spark(lambda: get_session()[0], store, paths, settings, **options)
+
+
+def _compaction_words(outcome: CompactionOutcome, *, yes: bool) -> str:
+    plan = outcome.plan
+    if not plan.merges and not outcome.changed:
+        return f"nothing to merge at epoch {plan.epoch}"
+    if not yes:
+        return (
+            f"{plan.files_before} files would become {plan.files_after} at most; "
+            "nothing was changed, --yes does it"
+        )
+    sizes = f"{_bytes(plan.size_bytes_before)} became {_bytes(outcome.size_bytes_after)}"
+    files = f"{plan.files_before} files became {outcome.files_after}, {sizes}"
+    if outcome.epoch is not None:
+        return f"{files}; epoch {outcome.epoch} lists them"
+    return f"{files}; the job takes them over at its next checkpoint"
+
+
+@main.command()
+@click.argument("job")
+@click.option("--keep", type=click.IntRange(2), required=True, help="How many epochs stay.")
+@click.option("--yes", is_flag=True, help="Delete; without it the plan is shown.")
+@store_options
+def expire(job: str, keep: int, yes: bool, url: str | None, as_json: bool) -> None:
+    """Remove the oldest epochs of a job of ours, and what only they list. Dry run until --yes."""
+    store = _open(url) if yes else _open_to_read(url)
+    paths = find_job(store, job)
+    outcome = expire_job(store, paths, keep_epochs=keep, yes=yes)
+    if as_json:
+        _print_json(
+            {
+                "plan": plan_to_json(outcome.plan),
+                "done": outcome.done,
+                "kept_epochs": outcome.kept_epochs,
+                "files": outcome.files,
+                "size_bytes": outcome.size_bytes,
+            }
+        )
+        return
+    went = "went" if outcome.done else "would go; nothing was deleted, --yes does it"
+    click.echo(
+        f"{paths.root}: {len(outcome.plan.epochs)} epochs, {outcome.files} files, "
+        f"{_bytes(outcome.size_bytes)} {went}; {outcome.kept_epochs} epochs stay"
+        if outcome.plan.epochs
+        else f"{paths.root}: nothing to expire, {outcome.kept_epochs} epochs stay"
+    )
 
 
 # ---- showing -------------------------------------------------------------------------------------

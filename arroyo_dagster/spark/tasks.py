@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import pickle
+import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ R = TypeVar("R")
 _DDL = "item int, payload binary"
 _SCHEMA = pa.schema([("task", pa.int32()), ("item", pa.int32()), ("payload", pa.binary())])
 _RESULTS = pa.schema([("item", pa.int32()), ("payload", pa.binary())])
+_PYTHON_ERROR = re.compile(r"[A-Za-z_]+(Error|Exception): ")
 ATTEMPTS = 3
 TASKS_PER_SLOT = 3
 
@@ -98,10 +100,11 @@ def _attempt(
 
 
 def _reason(error: Exception) -> str:
-    """What a person can use of a stack trace of two languages."""
-    lines = [line.strip() for line in str(error).splitlines()]
+    """What a person can use of a stack trace of two languages: the Python error, or the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    python = [line for line in lines if _PYTHON_ERROR.match(line)]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return (causes or lines or ["no message"])[0][:300]
+    return (python[-1:] or causes or lines or ["no message"])[0][:300]
 
 
 def _slots(session: SparkSession) -> int:

@@ -1,4 +1,5 @@
-"""The demo: the flights job on Spark, killed half way, started again, stopped, finished, proved.
+"""The demo: the flights job on Spark, killed half way, started again, stopped, finished, proved;
+seen, compacted while it runs, and expired through Dagster.
 
     make demo                                           on Spark
     python examples/flights/demo.py --in-process        without
@@ -27,6 +28,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from upkeep import Upkeep
 from verify import FLIGHTS, JOB, Proof, explain, prove
 
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError
@@ -38,8 +40,10 @@ PROJECT = Path(__file__).resolve().parents[2]
 FOLDER = PROJECT / ".demo" / "flights"
 ARROYO_STATE = (str(Path(sys.executable).with_name("arroyo-state")),)
 PARALLELISM = 2
-SPARK_ROWS_PER_EPOCH = 8192
-IN_PROCESS_ROWS_PER_EPOCH = 2048  # its epochs are so quick that a stop would come too late
+SPARK_ROWS_PER_EPOCH = 4096
+IN_PROCESS_ROWS_PER_EPOCH = 2048
+SECONDS_BETWEEN_EPOCHS = 0.5  # of run 2, so that it still goes on when its files are merged
+KEPT_EPOCHS = 2
 STALLED_SECONDS = 120
 STOPPED_SECONDS = 60
 LOG_LINES = 15
@@ -74,6 +78,10 @@ class Job:
         """The newest checkpoint."""
         return self._backend.load()
 
+    def epochs_kept(self) -> int:
+        """How many epochs can be restored."""
+        return len(self._backend.epochs())
+
     def size(self) -> tuple[int, int]:
         """How many files the job's state has, and their bytes; what Spark keeps there left out."""
         sizes = [
@@ -83,11 +91,12 @@ class Job:
         ]
         return len(sizes), sum(sizes)
 
-    def start(self, number: int) -> Run:
+    def start(self, number: int, seconds_between_epochs: float = 0.0) -> Run:
         """Start the job in a process of its own."""
+        how = [*self._url, "--interval", str(seconds_between_epochs)]
         where = ["--spark"] if self.spark else []
         return Run(
-            [*ARROYO_STATE, "run", "examples/flights/pipeline.py:pipeline", *self._url, *where],
+            [*ARROYO_STATE, "run", "examples/flights/pipeline.py:pipeline", *how, *where],
             {
                 "FLIGHTS_OUTPUT": self.output,
                 "FLIGHTS_ROWS_PER_EPOCH": str(self.rows_per_epoch),
@@ -252,13 +261,25 @@ class Account:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What there is of a job: its epochs, all its files, and those that the newest epoch lists."""
+
+    name: str
+    epochs: int
+    files: int
+    size_bytes: int
+    listed: int
+
+
 class Story:
-    """Three runs of one job, one after the other."""
+    """Three runs of one job, one after the other, and what Dagster does meanwhile."""
 
     def __init__(self, job: Job, show: Show) -> None:
         self.accounts: list[Account] = []
         self._job = job
         self._show = show
+        self._upkeep = Upkeep(job.url, spark=job.spark)
         self._poll_seconds = 0.1 if job.spark else 0.02
 
     def play(self) -> None:
@@ -272,8 +293,11 @@ class Story:
             self._until(run, half)
             run.kill()
             self._account("killed (SIGKILL)")
-        with self._run(2, "run 2, to be stopped with a checkpoint") as run:
-            self._until(run, self._job.epoch() + 3)
+        self._show.say(f"Dagster's sensor looks: {self._upkeep.tick()}.")
+        with self._run(2, "run 2, compacted meanwhile, then stopped with a checkpoint") as run:
+            self._until(run, self._job.epoch() + 1)
+            self._compact_meanwhile(run)
+            self._until(run, self._job.epoch() + 1)
             self._job.stop()
             self._until_end(run, STOPPED_SECONDS)
             self._check_stopped()
@@ -283,12 +307,53 @@ class Story:
             self._check_exhausted()
             self._account("read everything")
 
+    def keep_small(self) -> list[Kept]:
+        """Compact the job at rest, and expire all but its newest epochs. Returns what was there
+        before, between and after."""
+        steps = [self._kept("as the job left it")]
+        self._upkeep.tick()
+        self._upkeep.catalogue()
+        done = self._upkeep.compact(policy="full")
+        self._show.say(
+            f"Compacted at rest: {done['arroyo/files_before']} listed files became "
+            f"{done['arroyo/files_after']}, in epoch {done['arroyo/taken_over_at_epoch']}."
+        )
+        steps.append(self._kept("compacted"))
+        gone = self._upkeep.expire(KEPT_EPOCHS)
+        self._show.say(
+            f"Expired {gone['arroyo/removed_epochs']} epochs and "
+            f"{gone['arroyo/removed_files']} files that only they listed."
+        )
+        steps.append(self._kept(f"expired to {KEPT_EPOCHS} epochs"))
+        self._upkeep.tick()
+        self._upkeep.catalogue()
+        return steps
+
+    def _kept(self, name: str) -> Kept:
+        files, size = self._job.size()
+        listed = len(set(self._job.newest().paths))
+        return Kept(name, self._job.epochs_kept(), files, size, listed)
+
+    def _compact_meanwhile(self, run: Run) -> None:
+        self._upkeep.catalogue()
+        before = self._job.epoch()
+        done = self._upkeep.compact(policy="bin-pack", wait_seconds=STALLED_SECONDS)
+        if "arroyo/taken_over_at_epoch" not in done:
+            raise DemoError(f"the job did not take over what was merged.\n{run.last_words()}")
+        self._show.say(
+            f"  compacted while it runs: {done['arroyo/files_before']} listed files became "
+            f"{done['arroyo/files_after']}; planned at epoch {done['arroyo/planned_at_epoch']}, "
+            f"taken over by epoch {done['arroyo/taken_over_at_epoch']}, "
+            f"{self._job.epoch() - before} epochs written meanwhile."
+        )
+
     @contextmanager
     def _run(self, number: int, phase: str) -> Iterator[Run]:
         self._show.phase(phase)
         self._started = time.monotonic()
         self._before = self._facts()
-        with self._job.start(number) as run:
+        between = SECONDS_BETWEEN_EPOCHS if number == 2 else 0.0
+        with self._job.start(number, between) as run:
             self._show.say(
                 f"Run {number} starts{' Spark' if self._job.spark else ''} (pid {run.pid}), "
                 f"from epoch {self._before.epochs}."
@@ -407,10 +472,28 @@ def _cells(account: Account) -> tuple[str, ...]:
     )
 
 
+def _say(show: Show, proof: Proof) -> None:
+    if proof.differences:
+        raise DemoError(explain(proof))
+    show.say(f"  {explain(proof)}")
+
+
+def _kept_table(steps: list[Kept]) -> Table:
+    table = Table(title="What Dagster kept of it", title_justify="left")
+    table.add_column("state")
+    for name in ("epochs", "files", "bytes", "files a restore reads"):
+        table.add_column(name, justify="right")
+    for kept in steps:
+        size = decimal(kept.size_bytes)
+        table.add_row(kept.name, f"{kept.epochs:,}", f"{kept.files:,}", size, f"{kept.listed:,}")
+    return table
+
+
 def _next_steps(job: Job) -> list[str]:
     command = os.path.relpath(ARROYO_STATE[0], PROJECT)
     root = JOB.root
     return [
+        "make ui: the same in Dagster's UI, on a job that goes on",
         f"{command} jobs --url {job.url}",
         f"{command} show {root} --url {job.url}",
         f"{command} rows {root} aircraft totals --url {job.url}",
@@ -441,11 +524,14 @@ def demo(console: Console, *, spark: bool) -> None:
         story.play()
         show.say("Proof: final tables and output against a group-by of the flights in pyarrow.")
         proof = prove(job.url, job.output, flights)
-    if proof.differences:
-        raise DemoError(explain(proof))
-    show.say(f"  {explain(proof)}")
+        _say(show, proof)
+        steps = story.keep_small()
+        show.say("Proof again, of what a restore loads now.")
+        again = prove(job.url, job.output, flights)
+        _say(show, again)
     console.print()
     console.print(_table(story.accounts, proof, time.monotonic() - started))
+    console.print(_kept_table(steps))
     console.print("What to look at next:")
     for line in _next_steps(job):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)

@@ -62,14 +62,15 @@ def list_jobs(store: ObjectStore) -> list[JobPaths]:
     """
     known: dict[str, Level] = {}
     while wanted := directories_to_list(known):
-        levels = concurrently(lambda path: _level(store, path), wanted)
+        levels = concurrently(lambda path: list_level(store, path), wanted)
         known.update(zip(wanted, levels, strict=True))
     jobs = jobs_in(known)
     check_root(known[""], jobs, store.url)
     return jobs
 
 
-def _level(store: ObjectStore, path: str) -> Level:
+def list_level(store: ObjectStore, path: str) -> Level:
+    """List one directory, "" for the root, for `planning.query.jobs_in`."""
     listing = store.list_dir(path)
     # A name that no raw path leads to cannot be a job; it is still something that was found.
     objects = {info.path.name for info in listing.objects}
@@ -96,7 +97,7 @@ def find_job(store: ObjectStore, name: str) -> JobPaths:
     # A whole path needs one listing, however many jobs there are.
     pipeline, _, job = path.rpartition("/")
     likely = str(path) if pipeline else str(JobPaths(JobId(job)).checkpoints())
-    exact = [paths for paths in jobs_in({likely: _level(store, likely)}) if paths.root == path]
+    exact = [paths for paths in jobs_in({likely: list_level(store, likely)}) if paths.root == path]
     return exact[0] if exact else choose_job(name, list_jobs(store), store.url)
 
 
@@ -198,7 +199,7 @@ def list_epochs(
     loaded = [one for one in found if not one.vanished]
     rest = _unfinished(store, paths, [one for one in loaded if one.epoch in shown])
     checkpoints = [one.checkpoint for one in (*loaded, *rest) if one.checkpoint is not None]
-    sizes = _sizes(store, {path for checkpoint in checkpoints for path in checkpoint.paths})
+    sizes = stored_sizes(store, {path for checkpoint in checkpoints for path in checkpoint.paths})
     before: dict[Epoch, _Loaded] = {
         later.epoch: earlier for earlier, later in itertools.pairwise(loaded)
     }
@@ -288,8 +289,8 @@ def _optional(store: ObjectStore, path: StatePath, decode: Callable[[bytes, str]
     return decode(data, path)
 
 
-def _sizes(store: ObjectStore, paths: Iterable[StatePath]) -> dict[StatePath, int]:
-    """The sizes of the files that are there: one listing for each directory that holds some."""
+def stored_sizes(store: ObjectStore, paths: Iterable[StatePath]) -> dict[StatePath, int]:
+    """The sizes in bytes of the files that are there: one listing for each directory."""
     wanted = set(paths)
     parents = sorted({parent for path in wanted if (parent := path.parent) is not None})
     listings = concurrently(store.list_dir, parents)

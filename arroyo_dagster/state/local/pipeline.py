@@ -46,6 +46,7 @@ def run_pipeline(
     max_epochs: int | None = None,
     follow: bool = False,
     idle_seconds: float = 0.2,
+    interval_seconds: float = 0.0,
     adopt: bool = False,
     on_epoch: OnEpoch | None = None,
 ) -> RunOutcome:
@@ -55,6 +56,7 @@ def run_pipeline(
         max_epochs: stop, with a last checkpoint, after so many epochs.
         follow: wait for more when the sources have nothing new; else stop then.
         idle_seconds: how long to wait before looking again.
+        interval_seconds: the least time between two epochs.
         adopt: go on from a checkpoint that a streaming query wrote.
         on_epoch: called with every epoch once it is published and committed.
 
@@ -66,8 +68,11 @@ def run_pipeline(
     if (newest := finished(store, pipeline)) is not None:
         return RunOutcome(epochs=0, newest=newest, exhausted=True)
     runner = LocalRun(pipeline, store, adopt=adopt)
-    count = 0
+    count, due = 0, 0.0
     while True:
+        while (left := due - time.monotonic()) > 0 and not runner.job.stop_requested():
+            time.sleep(min(left, idle_seconds))
+        due = time.monotonic() + interval_seconds
         last = max_epochs is not None and count + 1 >= max_epochs
         stop = runner.job.stop_requested()
         done = runner.step(then_stop=last or stop, even_if_idle=stop)

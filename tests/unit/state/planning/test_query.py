@@ -20,7 +20,7 @@ from arroyo_dagster.state.model.ids import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.keys import KeyRange
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
@@ -42,6 +42,7 @@ from arroyo_dagster.state.planning.query import (
     job_watermark_micros,
     jobs_in,
     plan_read,
+    restore_plan,
     shown_operators,
     unfinished_attempts,
 )
@@ -289,3 +290,83 @@ def test_an_unknown_operator_or_table_names_those_there_are() -> None:
     with pytest.raises(NotFoundError) as none:
         find_table(found, "src", "x")
     assert none.value.facts["tables"] == "none"
+
+
+# ---- what a restore opens ------------------------------------------------------------------------
+
+
+def restored(parallelism: int = 2) -> Checkpoint:
+    """One operator with a global keyed table of two files and an expiring one of three."""
+    counts, rows = TableName("counts"), TableName("rows")
+    expiring = ExpiringTimeKeyConfig(
+        table=rows,
+        retention_micros=10,
+        schema=StoredSchema(arrow_schema="{}", timestamp_index=0),
+    )
+    half = MAX_ROUTING_KEY // 2
+    files = (
+        _time_file("low", 0, half, 100),
+        _time_file("high", half + 1, MAX_ROUTING_KEY, 100),
+        _time_file("expired", 0, MAX_ROUTING_KEY, 5),
+    )
+    operator = OperatorCheckpoint(
+        job=JobId("j"),
+        operator=OperatorId("op"),
+        epoch=Epoch(1),
+        parallelism=parallelism,
+        min_watermark_micros=100,
+        tables={
+            counts: GlobalKeyedFiles(files=(StatePath("a"), StatePath("b"))),
+            rows: ExpiringTimeKeyFiles(files=files),
+        },
+        configs={
+            counts: TableConfig(config=GlobalKeyedConfig(table=counts)),
+            rows: TableConfig(config=expiring),
+        },
+    )
+    return Checkpoint(
+        pipeline=None,
+        job=JobId("j"),
+        worker_generation=None,
+        epoch=Epoch(1),
+        min_epoch=Epoch(1),
+        start_time_micros=0,
+        finish_time_micros=0,
+        state=CheckpointState.READY,
+        operators=(operator,),
+        ref=StatePath("ref"),
+    )
+
+
+def _time_file(path: str, low: int, high: int, newest: int) -> TimeFile:
+    return TimeFile(
+        epoch=Epoch(1),
+        path=StatePath(path),
+        min_routing_key=low,
+        max_routing_key=high,
+        max_timestamp_micros=newest,
+    )
+
+
+def test_each_subtask_opens_all_of_a_global_table_and_its_own_part_of_an_expiring_one() -> None:
+    plan = restore_plan(restored())
+    opened = [(read.table, read.subtask, read.files) for read in plan.reads]
+    assert opened == [
+        ("counts", 0, ("a", "b")),
+        ("counts", 1, ("a", "b")),
+        ("rows", 0, ("low",)),
+        ("rows", 1, ("high",)),
+    ]
+    assert [read.cutoff_micros for read in plan.reads] == [0, 0, 90, 90]
+    assert plan.opens == 6
+    assert plan.files == ("a", "b", "low", "high")
+
+
+def test_a_restore_at_another_parallelism_splits_the_keys_otherwise() -> None:
+    plan = restore_plan(restored(), 3, sizes={StatePath("low"): 7, StatePath("a"): 2})
+    reads = [read for read in plan.reads if read.table == "rows"]
+    assert [read.files for read in reads] == [("low",), ("low", "high"), ("high",)]
+    assert reads[0].keys.end + 1 == reads[1].keys.start
+    assert [read.size_bytes for read in reads] == [7, 7, 0]
+    assert plan.size_bytes == 3 * 2 + 14
+    assert len({read.subtask for read in restore_plan(restored(), 1).reads}) == 1

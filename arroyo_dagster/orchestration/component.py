@@ -1,0 +1,121 @@
+"""`ArroyoStateComponent`: the definitions of one deployment, from a few lines of YAML."""
+
+from typing import Annotated, Any, Literal
+
+import dagster as dg
+from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
+from pydantic import Field
+
+from arroyo_dagster.orchestration.definitions import ScheduleOptions, build_arroyo_definitions
+from arroyo_dagster.orchestration.maintenance import (
+    CompactionConfig,
+    GcConfig,
+    MaintenanceOptions,
+)
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.runners import InProcessRunner
+from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
+
+
+class ScheduleTimes(dg.Model, dg.Resolvable):
+    """When what has no event of its own is done."""
+
+    fleet: str = Field(default=ScheduleOptions.fleet, description="Cron of the fleet overview.")
+    sync: str = Field(default=ScheduleOptions.sync, description="Cron of the partition keys.")
+    compaction: str = Field(default=ScheduleOptions.compaction, description="Cron of compaction.")
+    gc: str = Field(default=ScheduleOptions.gc, description="Cron of the expiry of old epochs.")
+    timezone: str = Field(default="UTC", description="Of the times of day in these.")
+    running: bool = Field(default=False, description="On from the start.")
+
+
+class Maintenance(dg.Model, dg.Resolvable):
+    """How the schedules keep state small."""
+
+    policy: Literal["bin-pack", "full"] = Field(
+        default="bin-pack", description="Merge small neighbours only, or every file of a table."
+    )
+    min_backlog: int = Field(
+        default=MaintenanceOptions.min_backlog,
+        description="Compact a job once so many of its files were never merged.",
+    )
+    keep_epochs: int = Field(default=10, description="So many of the newest epochs stay.")
+    delete: bool = Field(
+        default=False, description="Remove older epochs; without it runs only show what would go."
+    )
+    engine: Literal["spark", "in-process"] = Field(
+        default="spark", description="Who merges and deletes."
+    )
+
+    def options(self) -> MaintenanceOptions:
+        """The same for `build_arroyo_definitions`."""
+        return MaintenanceOptions(
+            min_backlog=self.min_backlog,
+            compaction=CompactionConfig(policy=self.policy),
+            gc=GcConfig(keep_epochs=self.keep_epochs, dry_run=not self.delete),
+        )
+
+
+class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
+    """See and keep small the state of the streaming jobs below one checkpoint URL."""
+
+    checkpoint_url: str = Field(description="The checkpoint URL, in any form Arroyo takes.")
+    storage_options: dict[str, Any] = Field(
+        default_factory=dict, description="For the client of a remote store."
+    )
+    layout: Literal["auto", "legacy", "protocol"] = Field(
+        default="auto", description="Which jobs to see."
+    )
+    catalogue_url: str | None = Field(
+        default=None, description="Where the catalogue is kept; below DAGSTER_HOME by default."
+    )
+    deployment: str | None = Field(
+        default=None, description="Tells several deployments of one instance apart."
+    )
+    sensor_running: bool = Field(default=False, description="The sensor is on from the start.")
+    schedules: ScheduleTimes = Field(default_factory=ScheduleTimes)
+    maintenance: Maintenance = Field(default_factory=Maintenance)
+    translation: Annotated[
+        TranslationFn[str] | None,
+        TranslationFnResolver(template_vars_for_translation_fn=lambda table: {"table": table}),
+    ] = None
+
+    @classmethod
+    def get_spec(cls) -> dg.ComponentTypeSpec:
+        """Say what `dg` shows of this component."""
+        return dg.ComponentTypeSpec(tags=["arroyo", "spark"])
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """Build what `build_arroyo_definitions` gives for these fields."""
+        times = self.schedules
+        return build_arroyo_definitions(
+            ArroyoStateStore(
+                checkpoint_url=self.checkpoint_url,
+                storage_options=self.storage_options,
+                layout=self.layout,
+                catalogue_url=self.catalogue_url,
+            ),
+            runner=InProcessRunner() if self.maintenance.engine == "in-process" else None,
+            maintenance=self.maintenance.options(),
+            translator=_Translated(self.translation),
+            deployment=self.deployment,
+            sensor_running=self.sensor_running,
+            schedules=ScheduleOptions(
+                fleet=times.fleet,
+                sync=times.sync,
+                compaction=times.compaction,
+                gc=times.gc,
+                timezone=times.timezone,
+            ),
+            schedules_running=times.running,
+        )
+
+
+class _Translated(DagsterArroyoTranslator):
+    """The default names, changed by what the YAML says under `translation`."""
+
+    def __init__(self, translation: TranslationFn[str] | None) -> None:
+        self._translation = translation
+
+    def get_asset_spec(self, props: ArroyoTableProps) -> dg.AssetSpec:
+        spec = super().get_asset_spec(props)
+        return spec if self._translation is None else self._translation(spec, props.table)

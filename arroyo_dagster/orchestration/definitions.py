@@ -1,0 +1,135 @@
+"""Everything together: one call gives what a code location needs."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import dagster as dg
+
+from arroyo_dagster.orchestration.assets import build_catalogue, build_fleet, checkpoint_spec
+from arroyo_dagster.orchestration.checks import RECENT, build_fleet_checks
+from arroyo_dagster.orchestration.maintenance import (
+    COMPACTION_CRON,
+    GC_CRON,
+    MaintenanceOptions,
+    build_compacted_state,
+    build_maintenance_job,
+    build_maintenance_schedules,
+    build_retained_epochs,
+)
+from arroyo_dagster.orchestration.partitions import build_sync_job, jobs_partitions
+from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration.runners import MaintenanceRunner, SparkRunner
+from arroyo_dagster.orchestration.schedules import FLEET_CRON, SYNC_CRON, build_clock_schedule
+from arroyo_dagster.orchestration.sensors import SensorOptions, build_checkpoint_sensor
+from arroyo_dagster.orchestration.translator import (
+    DagsterArroyoTranslator,
+    Naming,
+)
+
+STORE = "arroyo_store"
+SPARK = "arroyo_spark"
+RUNNER = "arroyo_runner"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions:
+    """When what has no event of its own is done, as cron; times of day in `timezone`."""
+
+    fleet: str = FLEET_CRON
+    sync: str = SYNC_CRON
+    compaction: str = COMPACTION_CRON
+    gc: str = GC_CRON
+    timezone: str = "UTC"
+
+
+def build_arroyo_definitions(
+    store: ArroyoStateStore | str,
+    *,
+    spark: SparkSessionResource | None = None,
+    runner: MaintenanceRunner | None = None,
+    maintenance: MaintenanceOptions | None = None,
+    translator: DagsterArroyoTranslator | None = None,
+    deployment: str | None = None,
+    sensor: SensorOptions | None = None,
+    sensor_running: bool = False,
+    schedules: ScheduleOptions | None = None,
+    schedules_running: bool = False,
+    recent: timedelta = RECENT,
+) -> dg.Definitions:
+    """Build the assets, checks, jobs, sensor, schedules and resources of one deployment.
+
+    Nothing is opened, read or started. Merge it with definitions of your own by
+    `dg.Definitions.merge`; the keys of its resources begin with `arroyo_`.
+
+    Args:
+        store: where checkpoints and catalogue lie; or just the checkpoint URL.
+        spark: how Spark is started, for maintenance; local by default.
+        runner: who compacts and expires; Spark by default.
+        maintenance: how the schedules compact and expire jobs.
+        translator: names and describes the assets.
+        deployment: tells several deployments of one Dagster instance apart; part of asset keys and
+            of the name of the partitions.
+        sensor_running, schedules_running: on from the start; off by default, so that installing
+            starts nothing.
+        recent: how old the newest epoch of a job that is not at rest may be.
+    """
+    naming = Naming(
+        translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
+    )
+    resource = ArroyoStateStore(checkpoint_url=store) if isinstance(store, str) else store
+    clock = schedules or ScheduleOptions()
+    catalogue, fleet = build_catalogue(naming), build_fleet(naming)
+    fleet_checks = build_fleet_checks(naming, recent=recent)
+    refresh_job = _in_process(
+        "arroyo_refresh", dg.AssetSelection.assets(catalogue), "Catalogue new epochs of a job."
+    )
+    fleet_job = _in_process(
+        "arroyo_fleet",
+        dg.AssetSelection.assets(fleet) | dg.AssetSelection.checks(fleet_checks),
+        "Look at all jobs at once.",
+    )
+    sync_job = build_sync_job(naming)
+    compacted, retained = build_compacted_state(naming), build_retained_epochs(naming)
+    compaction_job = build_maintenance_job("arroyo_compaction", naming, compacted)
+    gc_job = build_maintenance_job("arroyo_gc", naming, retained)
+    session = spark or SparkSessionResource()
+    timed = partial(build_clock_schedule, running=schedules_running, timezone=clock.timezone)
+    return dg.Definitions(
+        assets=[checkpoint_spec(naming), catalogue, fleet, compacted, retained],
+        asset_checks=[fleet_checks],
+        jobs=[refresh_job, fleet_job, sync_job, compaction_job, gc_job],
+        sensors=[build_checkpoint_sensor(naming, options=sensor, running=sensor_running)],
+        schedules=[
+            timed("arroyo_fleet_schedule", fleet_job, clock.fleet),
+            timed("arroyo_sync_schedule", sync_job, clock.sync),
+            *build_maintenance_schedules(
+                naming,
+                compaction_job,
+                gc_job,
+                maintenance or MaintenanceOptions(),
+                compaction_cron=clock.compaction,
+                gc_cron=clock.gc,
+                timezone=clock.timezone,
+                running=schedules_running,
+            ),
+        ],
+        resources={
+            STORE: resource,
+            SPARK: session,
+            RUNNER: runner or SparkRunner(spark=session),
+        },
+    )
+
+
+def _in_process(name: str, selection: dg.AssetSelection, description: str) -> Any:
+    # One process a run: a step of its own would import everything anew.
+    tags = {"dagster/priority": "-1", dg.MAX_RUNTIME_SECONDS_TAG: "7200"}
+    return dg.define_asset_job(
+        name,
+        selection=selection,
+        description=description,
+        executor_def=dg.in_process_executor,
+        run_tags=tags,
+    )

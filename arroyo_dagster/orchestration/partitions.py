@@ -1,0 +1,121 @@
+"""Jobs as dynamic partitions: their keys, and how these follow the jobs there are.
+
+A key is the root of a job's paths: `job` in the legacy layout, `pipeline/job` in the protocol's.
+Epochs are never partitions.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import dagster as dg
+
+from arroyo_dagster.errors import InputError, ProtocolError
+from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.translator import Naming
+from arroyo_dagster.state.model.ids import JobId, PipelineId, checked_name, path_problem
+from arroyo_dagster.state.model.layout import JobPaths
+
+ALWAYS_MAY_DROP = 5
+MAY_DROP_ONE_OF = 10
+# What Dagster's command line and multi-dimensional partitions read as something else.
+_SEPARATORS = {"...": "a range", "|": "several dimensions", "\n": "the next line"}
+
+
+def jobs_partitions(deployment: str | None = None) -> dg.DynamicPartitionsDefinition:
+    """The partitions of a deployment; their name is global to a Dagster instance."""
+    if deployment is None:
+        return dg.DynamicPartitionsDefinition(name="arroyo_jobs")
+    name = checked_name(deployment, "deployment").replace("-", "_").replace(".", "_")
+    return dg.DynamicPartitionsDefinition(name=f"arroyo_{name}_jobs")
+
+
+def key_problem(key: str) -> str | None:
+    """Say what makes a job's root unusable as a partition key; None when nothing does."""
+    meaning = next((kind for mark, kind in _SEPARATORS.items() if mark in key), None)
+    if meaning is not None:
+        return f"Dagster would read it as {meaning}"
+    if any(ord(letter) < 32 for letter in key):
+        return "it holds a control character"
+    return path_problem(key)
+
+
+def usable_keys(keys: Iterable[str]) -> list[str]:
+    """Those of `keys` that may be partition keys, in order."""
+    return sorted(key for key in keys if key_problem(key) is None)
+
+
+def job_of(key: str) -> JobPaths:
+    """The job of a partition key.
+
+    Raises:
+        InputError: it is no job's root.
+    """
+    problem = key_problem(key)
+    if problem is not None or key.count("/") > 1:
+        raise InputError(
+            f"not the key of a job: {problem or 'it has more than two parts'}",
+            partition=key,
+            next_step="use `job`, or `pipeline/job`, as `arroyo-state jobs` shows them",
+        )
+    pipeline, _, job = key.rpartition("/")
+    return JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
+
+
+# ---- keeping them in step ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SyncPlan:
+    """Which keys to add and which to drop, in order."""
+
+    add: tuple[str, ...]
+    drop: tuple[str, ...]
+
+
+def plan_sync(have: Collection[str], want: Collection[str]) -> SyncPlan:
+    """Choose the keys to add and to drop.
+
+    Raises:
+        ProtocolError: more than a tenth of them, and more than five, would go: an outage or a wrong
+            prefix looks like that.
+    """
+    usable = usable_keys(want)
+    plan = SyncPlan(tuple(sorted({*usable} - {*have})), tuple(sorted({*have} - {*usable})))
+    if len(plan.drop) > max(ALWAYS_MAY_DROP, len(have) // MAY_DROP_ONE_OF):
+        raise ProtocolError(
+            f"{len(plan.drop)} of {len(have)} partition keys would be dropped: that looks like an "
+            "outage or a wrong URL, so none was",
+            first=plan.drop[0],
+            next_step="check the checkpoint URL; if the jobs are really gone, delete their keys "
+            "in Dagster's UI",
+        )
+    return plan
+
+
+def build_sync_job(naming: Naming) -> dg.JobDefinition:
+    """A job that adds the keys of new jobs and drops those of jobs that are gone."""
+
+    @dg.op(
+        name="arroyo_sync_partitions_op", description="Partition keys follow the jobs there are."
+    )
+    def sync_partitions(context: dg.OpExecutionContext, arroyo_store: ArroyoStateStore) -> None:
+        with as_failure():
+            want = [job.root for job in arroyo_store.jobs()]
+            have = context.instance.get_dynamic_partitions(_name(naming))
+            plan = plan_sync(have, want)
+        context.instance.add_dynamic_partitions(_name(naming), list(plan.add))
+        for key in plan.drop:
+            context.instance.delete_dynamic_partition(_name(naming), key)
+        context.log.info(f"{len(plan.add)} jobs added, {len(plan.drop)} dropped")
+
+    @dg.job(name="arroyo_sync_partitions", executor_def=dg.in_process_executor)
+    def arroyo_sync_partitions() -> None:
+        sync_partitions()
+
+    return arroyo_sync_partitions
+
+
+def _name(naming: Naming) -> str:
+    assert naming.jobs.name is not None
+    return naming.jobs.name

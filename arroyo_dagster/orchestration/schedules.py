@@ -1,0 +1,91 @@
+"""Schedules: the fleet and the partition keys by the clock, maintenance where the backlog asks."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dagster as dg
+
+from arroyo_dagster.orchestration.partitions import key_problem
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.translator import Naming
+
+FLEET_CRON = "*/15 * * * *"
+SYNC_CRON = "7 * * * *"
+MOST_RUNS = 50
+JOB_TAG = "arroyo/job_id"
+"""The run tag whose value is the partition key: for limits on concurrent runs of one job."""
+
+Backlog = Callable[[ArroyoStateStore], Mapping[str, int]]
+"""How much there is to do, by partition key."""
+
+
+def build_clock_schedule(
+    name: str, job: Any, cron: str, *, running: bool = False, timezone: str = "UTC"
+) -> dg.ScheduleDefinition:
+    """A schedule of a job without partitions."""
+    return dg.ScheduleDefinition(
+        name=name,
+        job=job,
+        cron_schedule=cron,
+        execution_timezone=timezone,
+        default_status=schedule_status(running),
+    )
+
+
+def build_due_schedule(
+    name: str,
+    job: Any,
+    cron: str,
+    *,
+    naming: Naming,
+    backlog: Backlog,
+    min_backlog: int = 1,
+    most_runs: int = MOST_RUNS,
+    run_config: dg.RunConfig | None = None,
+    running: bool = False,
+    timezone: str = "UTC",
+) -> dg.ScheduleDefinition:
+    """A schedule of a job partitioned by jobs: a run for each that has enough to do.
+
+    Args:
+        backlog: how much there is to do, from storage and never from events; only called when
+            the schedule is evaluated.
+        min_backlog: fewer is left for later.
+        most_runs: at most so many a tick, the largest backlog first.
+    """
+
+    @dg.schedule(
+        name=name,
+        job=job,
+        cron_schedule=cron,
+        execution_timezone=timezone,
+        default_status=schedule_status(running),
+    )
+    def due_schedule(context: dg.ScheduleEvaluationContext, arroyo_store: ArroyoStateStore) -> Any:
+        found = backlog(arroyo_store)
+        partitions = set(context.instance.get_dynamic_partitions(str(naming.jobs.name)))
+        # A run of a partition that is not there would fail the whole tick.
+        due = {key: n for key, n in found.items() if n >= min_backlog and key in partitions}
+        chosen = sorted(due, key=lambda key: (-due[key], key))[:most_runs]
+        unknown = [key for key in found if key not in partitions and key_problem(key) is None]
+        if unknown:
+            context.log.warning(f"{len(unknown)} jobs have no partition key yet: {unknown[:5]}")
+        if not chosen:
+            return dg.SkipReason(f"nothing due: {len(found)} jobs, none with {min_backlog} or more")
+        at = context.scheduled_execution_time.strftime("%Y%m%dT%H%M")
+        return [
+            dg.RunRequest(
+                run_key=f"{key}:{at}",
+                partition_key=key,
+                run_config=run_config,
+                tags={JOB_TAG: key},
+            )
+            for key in chosen
+        ]
+
+    return due_schedule
+
+
+def schedule_status(running: bool) -> dg.DefaultScheduleStatus:
+    """RUNNING, or STOPPED: installing starts nothing."""
+    return dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED

@@ -1,0 +1,75 @@
+"""What people see: numbers, times, small tables and curves, as metadata of Dagster's."""
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+TABLE_ROWS = 50
+_WIDTH, _HEIGHT = 240, 40
+_LAST_MICROS = 253_402_300_799_000_000  # the year 9999: beyond it no calendar goes
+
+
+def known(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is None: a value that is not known is not shown as one."""
+    return {name: value for name, value in metadata.items() if value is not None}
+
+
+def timestamp(micros: int | None) -> Any:
+    """A time; text where no calendar goes that far, None for None."""
+    if micros is None:
+        return None
+    if not 0 <= micros <= _LAST_MICROS:
+        return f"{micros} µs since 1970"
+    return dg.MetadataValue.timestamp(micros / 1e6)
+
+
+def seconds(micros: int | None) -> float | None:
+    """A duration in seconds."""
+    return None if micros is None else micros / 1e6
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """A table of at most 50 rows, since the UI prints all there are; None for no rows."""
+    shown = [dg.TableRecord(_plain(row)) for row in rows][:TABLE_ROWS]
+    return dg.MetadataValue.table(shown) if shown else None
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    # A column's type is taken from its first value, which must not be None.
+    return {name: "-" if value is None else value for name, value in row.items()}
+
+
+def sparkline(values: Sequence[float | None]) -> Any:
+    """A curve of values in their order; None for fewer than two that are known."""
+    found = [value for value in values if value is not None]
+    if len(found) < 2:
+        return None
+    low, high = min(found), max(found)
+    points = " ".join(
+        f"{at * _WIDTH / (len(found) - 1):.0f},"
+        f"{_HEIGHT - 2 - (value - low) / ((high - low) or 1) * (_HEIGHT - 4):.0f}"
+        for at, value in enumerate(found)
+    )
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}">'
+        f'<polyline fill="none" stroke="#4F43DD" stroke-width="1.5" points="{points}"/></svg>'
+    )
+    data = base64.b64encode(svg.encode()).decode()
+    return dg.MetadataValue.md(f"![{low:g} to {high:g}](data:image/svg+xml;base64,{data})")
+
+
+def column_schema(columns: Iterable[tuple[str, str, bool]], descriptions: Mapping[str, str]) -> Any:
+    """The columns of a table: name, type, whether it may be null."""
+    return dg.TableSchema(
+        columns=[
+            dg.TableColumn(
+                name,
+                kind,
+                description=descriptions.get(name),
+                constraints=dg.TableColumnConstraints(nullable=nullable),
+            )
+            for name, kind, nullable in columns
+        ]
+    )

@@ -1,0 +1,120 @@
+"""What each asset is called and how it is shown: one class, one method, for users to override."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import dagster as dg
+
+from arroyo_dagster.errors import InputError
+
+CHECKPOINT = "checkpoint"
+EPOCH_CATALOG = "epoch_catalog"
+OPERATOR_METADATA = "operator_metadata"
+FLEET = "fleet"
+COMPACTED_STATE = "compacted_state"
+RETAINED_EPOCHS = "retained_epochs"
+
+STATE_GROUP = "arroyo_state"
+MAINTENANCE_GROUP = "arroyo_maintenance"
+_SENSOR_ALIVE = timedelta(minutes=15)
+
+
+@dataclass(frozen=True)
+class ArroyoTableProps:
+    """What is known of an asset when it is named.
+
+    Attributes:
+        table: `checkpoint`, `epoch_catalog`, `operator_metadata`, `fleet`, `compacted_state` or
+            `retained_epochs`.
+        deployment: the name of the deployment, where there are several in one instance.
+    """
+
+    table: str
+    deployment: str | None = None
+
+
+@dataclass(frozen=True)
+class _Shown:
+    description: str
+    group: str = STATE_GROUP
+    kinds: tuple[str, ...] = ("arroyo",)
+
+
+_TABLES = {
+    CHECKPOINT: _Shown(
+        "The newest ready epoch of each job, as the job itself wrote it. Events come from the "
+        "sensor; nothing here is made by Dagster."
+    ),
+    EPOCH_CATALOG: _Shown(
+        "Every epoch of a job: times, files, bytes, rows, watermark. A row stays when the epoch "
+        "expires.",
+        kinds=("arroyo", "parquet"),
+    ),
+    OPERATOR_METADATA: _Shown(
+        "Every data file that a table of an operator lists, at every epoch that is present.",
+        kinds=("arroyo", "parquet"),
+    ),
+    FLEET: _Shown("All jobs at a glance, over time."),
+    COMPACTED_STATE: _Shown(
+        "The state of a job in fewer, larger files; a restore loads the same.",
+        MAINTENANCE_GROUP,
+        ("arroyo", "spark", "parquet"),
+    ),
+    RETAINED_EPOCHS: _Shown(
+        "The epochs of a job that are kept; older ones are removed with what only they list.",
+        MAINTENANCE_GROUP,
+        ("arroyo", "spark"),
+    ),
+}
+
+
+class DagsterArroyoTranslator:
+    """Names and describes the assets; override `get_asset_spec` to change any of it.
+
+    Dependencies and partitions are added to what it gives.
+    """
+
+    def get_asset_spec(self, props: ArroyoTableProps) -> dg.AssetSpec:
+        """Give key, group, kinds, description, tags, owners and metadata of an asset."""
+        shown = _TABLES.get(props.table)
+        if shown is None:
+            raise InputError("there is no such asset", table=props.table, tables=list(_TABLES))
+        deployment = [props.deployment] if props.deployment else []
+        # How long ago any job was heard of tells whether the sensor is alive, nothing more.
+        policy = dg.FreshnessPolicy.time_window(fail_window=_SENSOR_ALIVE)
+        return dg.AssetSpec(
+            ["arroyo", *deployment, props.table],
+            group_name=shown.group,
+            kinds=set(shown.kinds),
+            description=shown.description,
+            metadata={"arroyo/table": props.table},
+            freshness_policy=policy if props.table == CHECKPOINT else None,
+        )
+
+
+@dataclass(frozen=True)
+class Naming:
+    """The assets of one deployment: their specs, keys and partitions.
+
+    Attributes:
+        jobs: one partition per job; its keys are the roots of jobs.
+    """
+
+    translator: DagsterArroyoTranslator
+    jobs: dg.DynamicPartitionsDefinition
+    deployment: str | None = None
+
+    def spec(
+        self, table: str, *, deps: Iterable[str] = (), partitioned: bool = True
+    ) -> dg.AssetSpec:
+        """The spec of an asset that depends on the tables `deps`."""
+        spec = self.translator.get_asset_spec(ArroyoTableProps(table, self.deployment))
+        return spec.replace_attributes(
+            deps=[*spec.deps, *(self.key(one) for one in deps)],
+            partitions_def=self.jobs if partitioned else None,
+        )
+
+    def key(self, table: str) -> dg.AssetKey:
+        """The key of an asset."""
+        return self.translator.get_asset_spec(ArroyoTableProps(table, self.deployment)).key

@@ -1,0 +1,76 @@
+"""The door for Dagster: environment in, definitions out. Nothing is opened or started here.
+
+| variable | meaning |
+|---|---|
+| `ARROYO__CHECKPOINT_URL` (or `CHECKPOINT_URL`) | the checkpoint URL; read when something runs |
+| `ARROYO_CATALOGUE_URL` | where the catalogue is kept; below `DAGSTER_HOME` by default |
+| `ARROYO_LAYOUT` | `auto`, `legacy` or `protocol` |
+| `ARROYO_DEPLOYMENT` | tells several deployments of one Dagster instance apart |
+| `ARROYO_RUNNING` | `1`: sensor and schedules are on from the start |
+| `ARROYO_SENSOR_SECONDS` | between two ticks of the sensor, 30 by default |
+| `ARROYO_COMPACTION_CRON`, `ARROYO_GC_CRON`, `ARROYO_FLEET_CRON` | when their schedules look |
+| `ARROYO_COMPACT_AFTER_FILES` | a job is compacted once so many files were never merged |
+| `ARROYO_COMPACTION_POLICY` | `bin-pack` or `full`, for scheduled runs |
+| `ARROYO_KEEP_EPOCHS` | how many epochs scheduled expiry keeps, 10 by default |
+| `ARROYO_DELETE` | `1`: scheduled expiry deletes; otherwise it shows what would go |
+| `ARROYO_ENGINE` | `spark` or `in-process`: who merges and deletes |
+| `ARROYO_SPARK_MASTER` | where Spark runs, `local[*]` by default |
+"""
+
+import os
+from collections.abc import Mapping
+
+import dagster as dg
+
+from arroyo_dagster.orchestration.definitions import ScheduleOptions, build_arroyo_definitions
+from arroyo_dagster.orchestration.maintenance import (
+    CompactionConfig,
+    GcConfig,
+    MaintenanceOptions,
+)
+from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration.runners import InProcessRunner
+from arroyo_dagster.orchestration.sensors import SensorOptions
+
+
+def _build(given: Mapping[str, str]) -> dg.Definitions:
+    other = "CHECKPOINT_URL" in given and "ARROYO__CHECKPOINT_URL" not in given
+    running = given.get("ARROYO_RUNNING") == "1"
+    return build_arroyo_definitions(
+        ArroyoStateStore(
+            checkpoint_url=dg.EnvVar("CHECKPOINT_URL" if other else "ARROYO__CHECKPOINT_URL"),
+            layout=given.get("ARROYO_LAYOUT", "auto"),
+            catalogue_url=given.get("ARROYO_CATALOGUE_URL"),
+        ),
+        spark=SparkSessionResource(master=given.get("ARROYO_SPARK_MASTER", "local[*]")),
+        runner=InProcessRunner() if given.get("ARROYO_ENGINE") == "in-process" else None,
+        maintenance=_maintenance(given),
+        deployment=given.get("ARROYO_DEPLOYMENT"),
+        sensor=SensorOptions(interval_seconds=int(given.get("ARROYO_SENSOR_SECONDS", "30"))),
+        sensor_running=running,
+        schedules=_schedules(given),
+        schedules_running=running,
+    )
+
+
+def _schedules(given: Mapping[str, str]) -> ScheduleOptions:
+    return ScheduleOptions(
+        fleet=given.get("ARROYO_FLEET_CRON", ScheduleOptions.fleet),
+        compaction=given.get("ARROYO_COMPACTION_CRON", ScheduleOptions.compaction),
+        gc=given.get("ARROYO_GC_CRON", ScheduleOptions.gc),
+    )
+
+
+def _maintenance(given: Mapping[str, str]) -> MaintenanceOptions:
+    after = given.get("ARROYO_COMPACT_AFTER_FILES", str(MaintenanceOptions.min_backlog))
+    return MaintenanceOptions(
+        min_backlog=int(after),
+        compaction=CompactionConfig(policy=given.get("ARROYO_COMPACTION_POLICY", "bin-pack")),
+        gc=GcConfig(
+            keep_epochs=int(given.get("ARROYO_KEEP_EPOCHS", "10")),
+            dry_run=given.get("ARROYO_DELETE") != "1",
+        ),
+    )
+
+
+defs = _build(os.environ)

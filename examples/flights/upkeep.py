@@ -1,0 +1,100 @@
+"""What Dagster does for the flights job: sees its epochs, compacts its files, expires old epochs.
+
+The same assets, checks and sensor as in the UI, on the same instance, run in this process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+from home import dagster_home
+from verify import JOB
+
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration.runners import InProcessRunner
+
+QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+KEY = str(JOB.root)
+
+
+class Upkeep:
+    """The assets of the flights job, on the instance below the project."""
+
+    def __init__(self, url: str, *, spark: bool) -> None:
+        os.environ["DAGSTER_HOME"] = str(dagster_home())
+        self._store = ArroyoStateStore(checkpoint_url=url)
+        self._definitions = build_arroyo_definitions(
+            self._store,
+            spark=SparkSessionResource(master="local[2]"),
+            runner=None if spark else InProcessRunner(),
+        )
+        self._instance = dg.DagsterInstance.get()
+        # Each demo writes the job anew: what the instance knows of an older one is forgotten.
+        assets = self._definitions.resolve_all_asset_keys()
+        self._instance.wipe_assets([key for key in assets if self._instance.has_asset_key(key)])
+        self._cursor: str | None = None
+
+    def tick(self) -> str:
+        """Let the sensor look once, and record what it reports. Returns what it says."""
+        sensor = self._definitions.resolve_sensor_def("arroyo_checkpoint_sensor")
+        with dg.build_sensor_context(
+            instance_ref=self._instance.get_ref(),
+            definitions=self._definitions,
+            cursor=self._cursor,
+            resources={"arroyo_store": self._store},
+        ) as context:
+            found = sensor.evaluate_tick(context)
+        self._cursor = found.cursor
+        for request in found.dynamic_partitions_requests or ():
+            self._instance.add_dynamic_partitions(
+                request.partitions_def_name, list(request.partition_keys)
+            )
+        for event in found.asset_events:
+            self._instance.report_runless_asset_event(event)
+        return str(found.skip_message)
+
+    def catalogue(self) -> Mapping[str, Any]:
+        """Materialise what is known of the job's epochs and tables."""
+        return self._run("arroyo_refresh")
+
+    def compact(self, *, policy: str, wait_seconds: float = 0.0) -> Mapping[str, Any]:
+        """Merge the job's files."""
+        config = {"policy": policy, "wait_seconds": wait_seconds, "min_files": 2}
+        return self._run("arroyo_compaction", arroyo_compacted_state=config)
+
+    def expire(self, keep_epochs: int) -> Mapping[str, Any]:
+        """Remove the job's older epochs."""
+        config = {"keep_epochs": keep_epochs, "dry_run": False}
+        return self._run("arroyo_gc", arroyo_retained_epochs=config)
+
+    def _run(self, job: str, **config: Any) -> Mapping[str, Any]:
+        ops = {name: {"config": values} for name, values in config.items()}
+        result = self._definitions.resolve_job_def(job).execute_in_process(
+            instance=self._instance,
+            partition_key=KEY,
+            run_config={**QUIET, **({"ops": ops} if ops else {})},
+            raise_on_error=False,
+        )
+        if not result.success:
+            raise ArroyoStateError(_reason(result), next_step="look at the run in `make ui`")
+        failed = [one.check_name for one in result.get_asset_check_evaluations() if not one.passed]
+        if failed:
+            raise ArroyoStateError(f"checks failed: {', '.join(failed)}", job=KEY)
+        shown: dict[str, Any] = {}
+        for event in result.get_asset_materialization_events():
+            shown |= {name: one.value for name, one in event.materialization.metadata.items()}
+        return shown
+
+
+def _reason(result: dg.ExecuteInProcessResult) -> str:
+    for event in result.all_events:
+        if event.is_step_failure:
+            failure = event.step_failure_data
+            said = failure.user_failure_data
+            return str(said.description if said else failure.error.message)
+    return "a run failed"

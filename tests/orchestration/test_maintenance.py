@@ -1,0 +1,231 @@
+"""Compaction and expiry as assets: what is shown, what stops a run, what a second run does."""
+
+import datetime as dt
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from arroyo_dagster.errors import StorageError
+from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.maintenance import CompactionConfig, GcConfig, MaintenanceOptions
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRunner
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.local.compaction import compact_job, merge_here
+from arroyo_dagster.state.model.compaction import RowsDigest
+from arroyo_dagster.state.model.layout import is_compacted
+from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.store import ObjectStore
+from tests.jobs import listing, run_word_job, state_of, word_job
+
+JOB: dict[str, Any] = {
+    "rows": 24,
+    "rows_per_epoch": 2,
+    "keep_epochs": None,
+    "merge_files_after": 99,
+    "sinks": 0,
+}
+PATHS = word_job(None, **JOB).paths  # type: ignore[arg-type]
+KEY = PATHS.root
+FULL = {"ops": {"arroyo_compacted_state": {"config": {"policy": "full", "wait_seconds": 0.0}}}}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"memory://maintenance-{tmp_path.name}"
+
+
+@pytest.fixture
+def store(url: str) -> ObjectStore:
+    found = open_store(url)
+    run_word_job(found, **JOB, max_epochs=8)
+    return found
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as found:
+        found.add_dynamic_partitions("arroyo_jobs", [KEY])
+        yield found
+
+
+def resource(url: str, tmp_path: Path) -> ArroyoStateStore:
+    return ArroyoStateStore(checkpoint_url=url, catalogue_url=str(tmp_path / "catalogue"))
+
+
+def definitions(url: str, tmp_path: Path, **options: Any) -> dg.Definitions:
+    options.setdefault("runner", InProcessRunner())
+    return build_arroyo_definitions(resource(url, tmp_path), **options)
+
+
+def run(
+    defs: dg.Definitions, job: str, instance: dg.DagsterInstance, config: Any = None
+) -> dg.ExecuteInProcessResult:
+    return defs.resolve_job_def(job).execute_in_process(
+        instance=instance, partition_key=KEY, run_config=config, raise_on_error=False
+    )
+
+
+def checks_of(result: dg.ExecuteInProcessResult) -> dict[str, bool]:
+    return {one.check_name: one.passed for one in result.get_asset_check_evaluations()}
+
+
+def first_line(result: dg.ExecuteInProcessResult) -> str:
+    (failed,) = [event for event in result.all_events if event.is_step_failure]
+    assert failed.step_failure_data.user_failure_data is not None
+    return str(failed.step_failure_data.user_failure_data.description)
+
+
+def test_a_job_at_rest_is_compacted_and_a_second_run_materialises_nothing(
+    url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    defs = definitions(url, tmp_path)
+    before = state_of(store, word_job(store, **JOB))
+    result = run(defs, "arroyo_compaction", instance, FULL)
+    assert result.success
+    assert checks_of(result) == {"row_parity": True, "restorable": True}
+    (event,) = result.get_asset_materialization_events()
+    shown = {name: one.value for name, one in event.materialization.metadata.items()}
+    assert event.partition == KEY
+    assert shown["arroyo/taken_over_at_epoch"] == 9
+    files = [shown[f"arroyo/files_{when}"] for when in ("after", "forecast", "before")]
+    assert files[0] == files[1] < files[2]
+    assert "merges" in shown
+    before.pop("")
+    after = state_of(store, word_job(store, **JOB))
+    after.pop("")
+    assert after == before
+    objects = listing(store)
+    again = run(defs, "arroyo_compaction", instance, FULL)
+    assert again.success
+    assert not again.get_asset_materialization_events()
+    assert checks_of(again) == {"row_parity": True, "restorable": True}
+    assert listing(store) == objects
+
+
+def test_a_dry_run_changes_and_materialises_nothing(
+    url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    objects = listing(store)
+    defs = definitions(url, tmp_path)
+    config = {"ops": {"arroyo_compacted_state": {"config": {"policy": "full", "dry_run": True}}}}
+    for job, given in (("arroyo_compaction", config), ("arroyo_gc", None)):
+        result = run(defs, job, instance, given)
+        assert result.success
+        assert not result.get_asset_materialization_events()
+    assert listing(store) == objects
+
+
+class Lossy(InProcessRunner):
+    """Loses a row on the way."""
+
+    def compact(self, store: Any, paths: Any, settings: Any, **options: Any) -> Any:
+        def lose(held: Any, tasks: Any) -> Any:
+            for outcome in merge_here(held, tasks):
+                yield replace(outcome, after=RowsDigest(outcome.after.rows - 1, 5))
+
+        return compact_job(store, paths, settings, run=lose, **options)
+
+
+def test_a_merge_that_loses_a_row_fails_the_check_and_the_run_and_publishes_nothing(
+    url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    epochs = ParquetBackend(store, PATHS).epochs()
+    defs = definitions(url, tmp_path, runner=Lossy())
+    result = run(defs, "arroyo_compaction", instance, FULL)
+    assert not result.success
+    assert checks_of(result) == {"row_parity": False}
+    assert not result.get_asset_materialization_events()
+    assert "would not restore as what they were made of" in first_line(result)
+    assert "words/main" in first_line(result)
+    assert "Next:" in first_line(result)
+    assert ParquetBackend(store, PATHS).epochs() == epochs
+
+
+def test_a_failed_runs_first_line_says_what_happened_to_what_and_what_to_do(
+    url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    gone = ParquetBackend(store, PATHS).load().paths[0]
+    store.delete_many([gone])
+    result = run(definitions(url, tmp_path), "arroyo_compaction", instance, FULL)
+    assert not result.success
+    line = first_line(result)
+    assert "data files are missing" in line
+    assert gone in line
+    assert "Next: bring the file back" in line
+
+
+def test_expired_epochs_go_and_the_newest_stay_whole(
+    url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    defs = definitions(url, tmp_path)
+    config = {"ops": {"arroyo_retained_epochs": {"config": {"keep_epochs": 3, "dry_run": False}}}}
+    result = run(defs, "arroyo_gc", instance, config)
+    assert result.success
+    assert checks_of(result) == {"files_exist": True}
+    (event,) = result.get_asset_materialization_events()
+    assert event.materialization.metadata["arroyo/removed_epochs"].value == 5
+    assert ParquetBackend(store, PATHS).epochs() == [6, 7, 8]
+    again = run(defs, "arroyo_gc", instance, config)
+    assert again.success
+    assert not again.get_asset_materialization_events()
+
+
+class Failing(MaintenanceRunner):
+    """A store that does not answer now."""
+
+    def compact(self, store: Any, paths: Any, settings: Any, **options: Any) -> Any:
+        raise StorageError("the store does not answer", url=store.url)
+
+    def expire(self, store: Any, paths: Any, **options: Any) -> Any:
+        raise StorageError("the store does not answer", url=store.url, retryable=False)
+
+
+def test_only_what_may_heal_by_itself_is_tried_again(
+    url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    defs = definitions(url, tmp_path, runner=Failing())
+    result = run(defs, "arroyo_gc", instance)
+    assert not [event for event in result.all_events if event.is_step_up_for_retry]
+    assert "does not answer" in first_line(result)
+
+
+def test_schedules_ask_the_store_and_run_where_there_is_enough(
+    url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    options = MaintenanceOptions(
+        min_backlog=8,
+        compaction=CompactionConfig(policy="full", wait_seconds=0.0),
+        gc=GcConfig(keep_epochs=3, dry_run=False),
+    )
+    defs = definitions(url, tmp_path, maintenance=options)
+    at = dt.datetime(2026, 1, 1, 5, 17, tzinfo=dt.UTC)
+
+    def tick(name: str) -> Any:
+        with (
+            dg.build_schedule_context(
+                instance=instance,
+                scheduled_execution_time=at,
+                repository_def=defs.get_repository_def(),
+                resources={"arroyo_store": resource(url, tmp_path)},
+            ) as context,
+            dg.partition_loading_context(dynamic_partitions_store=instance),
+        ):
+            return defs.resolve_schedule_def(name).evaluate_tick(context)
+
+    for name, job in (
+        ("arroyo_compaction_schedule", "arroyo_compaction"),
+        ("arroyo_gc_schedule", "arroyo_gc"),
+    ):
+        (request,) = tick(name).run_requests
+        assert request.run_key == f"{KEY}:20260101T0517"
+        assert request.tags["arroyo/job_id"] == KEY
+        assert run(defs, job, instance, request.run_config).success
+        after = tick(name)
+        assert not after.run_requests
+        assert "nothing due" in str(after.skip_message)
+    assert any(map(is_compacted, ParquetBackend(store, PATHS).load().paths))

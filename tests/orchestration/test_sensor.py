@@ -1,0 +1,313 @@
+"""The sensor: every newly ready epoch told once, whatever dies when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from arroyo_dagster.errors import InputError, StorageError
+from arroyo_dagster.orchestration.sensors import (
+    SensorOptions,
+    decode_cursor,
+    encode_cursor,
+)
+from arroyo_dagster.state.local.fleet import FleetCursor, Seen
+from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage import Counting
+from arroyo_dagster.state.storage.wrappers import Slow
+from tests.fleets import START, Written, legacy_job, protocol_job
+from tests.jobs import listing, run_word_job
+
+ONE = protocol_job("words")
+OLD = legacy_job("old")
+BOTH = pytest.mark.parametrize("paths", [ONE, OLD], ids=["protocol", "legacy"])
+
+
+def versions(job: JobPaths, *epochs: int) -> dict[str, list[str]]:
+    generation = 1 if job.pipeline else 0
+    return {job.root: [f"g{generation}:e{epoch}" for epoch in epochs]}
+
+
+# ---- what is told --------------------------------------------------------------------------------
+
+
+@BOTH
+def test_each_new_epoch_is_an_event_and_the_first_tick_tells_the_newest(
+    deployed: Any, paths: JobPaths
+) -> None:
+    job = Written(deployed.store, paths)
+    job.epochs(3)
+    assert deployed.tick() == versions(paths, 3)
+    assert deployed.tick() == {}
+    job.epochs(2)
+    assert deployed.tick() == versions(paths, 4, 5)
+    assert deployed.keys == [paths.root]
+
+
+def test_an_event_says_what_the_epoch_holds(deployed: Any) -> None:
+    run_word_job(deployed.store, sinks=0)
+    (event,) = deployed.evaluate().asset_events
+    found = {name: value.value for name, value in event.metadata.items()}
+    assert found["arroyo/epoch"] == 6
+    assert (found["arroyo/job"], found["arroyo/pipeline"]) == ("main", "words")
+    assert found["arroyo/operators"] == 4
+    for name in ("files", "new_files", "bytes", "new_bytes", "rows", "checkpoint_seconds"):
+        assert found[f"arroyo/{name}"] > 0, name
+    assert found["arroyo/path"].endswith("checkpoint-0000006/checkpoint-manifest.pb")
+    kinds = {type(event.metadata[f"arroyo/{name}"]) for name in ("finished_at", "watermark")}
+    assert kinds == {dg.TimestampMetadataValue}
+
+
+def test_looking_writes_nothing_to_the_checkpoint_url(deployed: Any) -> None:
+    run_word_job(deployed.store, sinks=0)
+    before = listing(deployed.store)
+    deployed.tick()
+    deployed.run("arroyo_refresh", "words/main")
+    deployed.run("arroyo_fleet")
+    deployed.run("arroyo_sync_partitions")
+    assert listing(deployed.store) == before
+
+
+def test_of_many_new_epochs_the_first_told_stands_for_the_older(deployed: Any) -> None:
+    job = Written(deployed.store, ONE)
+    job.epochs(1)
+    deployed.tick()
+    job.epochs(14)
+    result = deployed.evaluate()
+    assert [event.metadata["arroyo/epoch"].value for event in result.asset_events] == [
+        *range(6, 16)
+    ]
+    assert result.asset_events[0].metadata["arroyo/older_epochs"].value == 4
+    assert "arroyo/older_epochs" not in result.asset_events[1].metadata
+
+
+def test_bytes_and_rows_of_a_job_with_too_many_files_are_left_out(deployed: Any) -> None:
+    Written(deployed.store, ONE, keep=9).epochs(9)
+    (event,) = deployed.evaluate(SensorOptions(files_per_job=8)).asset_events
+    assert event.metadata["arroyo/files"].value == 9
+    assert not {"arroyo/bytes", "arroyo/rows"} & event.metadata.keys()
+
+
+def test_a_missing_file_leaves_out_what_is_not_known(deployed: Any) -> None:
+    Written(deployed.store, ONE, files=False).epochs(1)
+    (event,) = deployed.evaluate().asset_events
+    assert not {"arroyo/bytes", "arroyo/rows"} & event.metadata.keys()
+
+
+def test_no_footer_is_read_again_in_a_later_tick(deployed: Any) -> None:
+    job = Written(deployed.store, ONE, keep=50)
+    job.epochs(40)
+    counting = deployed.wrap(Counting)
+    deployed.tick()
+    job.epochs(1)
+    counting.calls.clear()
+    assert deployed.tick() == versions(ONE, 41)
+    assert counting.calls["read_range"] <= 3
+
+
+# ---- at least once, told once --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stored", range(5))
+def test_a_daemon_killed_between_events_and_cursor_loses_and_doubles_nothing(
+    deployed: Any, stored: int
+) -> None:
+    job = Written(deployed.store, ONE)
+    job.epochs(1)
+    deployed.tick()
+    job.epochs(4)
+    deployed.keep(deployed.evaluate(), events=stored)  # and the cursor does not move
+    job.epochs(1)
+    deployed.tick()
+    assert deployed.tick() == {}
+    assert _stored(deployed, ONE) == [1, 2, 3, 4, 5, 6]
+
+
+def _stored(deployed: Any, paths: JobPaths) -> list[int]:
+    key = dg.AssetKey(["arroyo", "checkpoint"])
+    filter_ = dg.AssetRecordsFilter(key, asset_partitions=[paths.root])
+    records = deployed.instance.fetch_materializations(filter_, limit=100).records
+    events = [record.asset_materialization for record in records]
+    return [event.metadata["arroyo/epoch"].value for event in reversed(events) if event]
+
+
+@pytest.mark.parametrize("cursor", [None, "", "{", "[]", '{"v":9}', '{"v":1,"s":{"a":[1,2,3]}}'])
+def test_a_cursor_that_is_lost_or_unreadable_starts_over_and_doubles_nothing(
+    deployed: Any, cursor: str | None
+) -> None:
+    job = Written(deployed.store, ONE)
+    job.epochs(3)
+    deployed.tick()
+    deployed.cursor = cursor
+    assert deployed.tick() == {}
+    job.epochs(1)
+    assert deployed.tick() == versions(ONE, 4)
+
+
+@BOTH
+def test_a_job_that_began_anew_is_told_though_its_numbers_are_known(
+    deployed: Any, paths: JobPaths
+) -> None:
+    job = Written(deployed.store, paths)
+    job.epochs(3)
+    deployed.tick()
+    job.vanish()
+    Written(deployed.store, protocol_job("other")).epochs(1)
+    assert deployed.tick() == versions(protocol_job("other"), 1)
+    Written(deployed.store, paths, start=START + 1).epochs(3)
+    assert deployed.tick() == versions(paths, 3)
+
+
+# ---- jobs that come, go, or cannot be read -------------------------------------------------------
+
+
+def test_a_vanished_job_leaves_the_cursor_and_keeps_its_key(deployed: Any) -> None:
+    first, second = Written(deployed.store, ONE), Written(deployed.store, OLD)
+    first.epochs(1)
+    second.epochs(1)
+    deployed.tick()
+    second.vanish()
+    result = deployed.evaluate()
+    deployed.keep(result)
+    assert result.skip_message == "0 new epochs of 0 of 1 job; vanished: old"
+    assert json.loads(result.cursor)["s"].keys() == {ONE.root}
+    assert deployed.keys == [OLD.root, ONE.root]
+
+
+def test_an_unreadable_job_is_told_by_name_and_stops_nobody(deployed: Any) -> None:
+    job = Written(deployed.store, ONE)
+    job.epochs(1)
+    deployed.tick()
+    job.epochs(2)
+    job.damage(2)
+    Written(deployed.store, OLD).epochs(1)
+    result = deployed.evaluate()
+    deployed.keep(result)
+    assert told_of(result) == {ONE.root: [3], OLD.root: [1]}
+    assert "unreadable: words/main" in result.skip_message
+    assert "unreadable" not in deployed.evaluate().skip_message
+
+
+def told_of(result: Any) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for event in result.asset_events:
+        found.setdefault(event.partition, []).append(event.metadata["arroyo/epoch"].value)
+    return found
+
+
+def test_a_store_that_fails_fails_the_tick_and_keeps_the_cursor(deployed: Any) -> None:
+    job = Written(deployed.store, ONE)
+    job.epochs(1)
+    deployed.tick()
+    job.vanish()
+    with pytest.raises(StorageError, match="taken for a failure"):
+        deployed.evaluate()
+
+
+def test_before_anything_is_written_a_tick_says_so(deployed: Any) -> None:
+    result = deployed.evaluate()
+    assert result.skip_message.startswith("nothing there yet: ")
+    assert deployed.tick() == {}
+
+
+def test_a_url_that_is_no_checkpoint_root_fails_the_tick(deployed: Any) -> None:
+    deployed.store.put(StatePath("photos/cat.jpg"), b"x")
+    with pytest.raises(InputError, match="nothing in it looks like a job"):
+        deployed.evaluate()
+
+
+@pytest.mark.parametrize("name", ["a...b", "a|b", "a\nb"])
+def test_a_name_that_is_no_partition_key_is_told_and_skipped(deployed: Any, name: str) -> None:
+    Written(deployed.store, protocol_job(name)).epochs(1)
+    Written(deployed.store, ONE).epochs(1)
+    result = deployed.evaluate()
+    deployed.keep(result)
+    assert told_of(result) == {ONE.root: [1]}
+    assert "no partition: " in result.skip_message
+    assert deployed.keys == [ONE.root]
+
+
+# ---- bounds --------------------------------------------------------------------------------------
+
+
+def test_jobs_beyond_the_events_of_a_tick_come_first_in_the_next(deployed: Any) -> None:
+    jobs = [Written(deployed.store, protocol_job(f"p{at}")) for at in range(5)]
+    for job in jobs:
+        job.epochs(1)
+    options = SensorOptions(events=4)
+    assert len(deployed.tick(options)) == 4
+    assert deployed.tick() == versions(protocol_job("p4"), 1)
+    for job in jobs:
+        job.epochs(3)
+    seen: list[str] = []
+    for _ in range(5):
+        result = deployed.evaluate()
+        assert len(result.asset_events) <= 4
+        seen.extend(told_of(result))
+        deployed.keep(result)
+    assert sorted(seen) == [f"p{at}/main" for at in range(5)]
+    assert deployed.tick() == {}
+
+
+def test_a_tick_without_time_says_how_many_are_left(deployed: Any) -> None:
+    Written(deployed.store, ONE).epochs(1)
+    deployed.tick()
+    deployed.wrap(lambda store: Slow(store, 0.02))
+    result = deployed.evaluate(SensorOptions(budget_seconds=0.001))
+    assert (
+        result.skip_message
+        == "0 new epochs of 0 of 1 job; 1 job left for the next tick"
+    )
+
+
+def test_an_idle_tick_over_100_jobs_of_100_epochs_lists_each_at_most_once(deployed: Any) -> None:
+    for at in range(100):
+        job = Written(deployed.store, protocol_job(f"p{at:03}"), files=False)
+        job.skip(98)
+        job.epochs(2)
+    counting = deployed.wrap(Counting)
+    assert len(deployed.tick()) == 100
+    cursor = deployed.cursor
+    counting.calls.clear()
+    result = deployed.evaluate()
+    assert result.asset_events == []
+    assert result.cursor == cursor
+    assert result.skip_message == "0 new epochs of 0 of 100 jobs"
+    assert counting.calls["list"] + counting.calls["list_dir"] <= 101
+
+
+# ---- the cursor ----------------------------------------------------------------------------------
+
+
+def test_a_cursor_is_short_and_reads_back() -> None:
+    cursor = FleetCursor(
+        seen={
+            ONE: Seen(WorkerGeneration(3), Epoch(70)),
+            OLD: Seen(None, Epoch(8)),
+        },
+        start_from="words/main",
+    )
+    text = encode_cursor(cursor)
+    assert text == '{"n":"words/main","s":{"old":[8],"words/main":[70,3]},"v":1}'
+    assert decode_cursor(text) == cursor
+    assert decode_cursor(None) == FleetCursor()
+
+
+@pytest.mark.parametrize("text", ['{"v":2,"s":{}}', '{"v":1,"s":{"../x":[1]}}', '{"v":1,"s":[]}'])
+def test_a_cursor_of_another_release_or_damaged_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="starts over"):
+        decode_cursor(text)
+
+
+def test_the_sensor_is_stopped_unless_asked_for(deployed: Any) -> None:
+    def status(build: Callable[[], None]) -> str:
+        build()
+        return deployed.defs.resolve_sensor_def("arroyo_checkpoint_sensor").default_status.value  # type: ignore[no-any-return]
+
+    assert status(deployed.build) == "STOPPED"
+    assert status(lambda: deployed.build(sensor_running=True)) == "RUNNING"
