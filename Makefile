@@ -1,6 +1,6 @@
 # The commands of this project. Each builds what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak bench proto clean
+.PHONY: help demo ui pictures test check soak bench proto clean
 
 VENV := .venv
 PYTHON ?= python3
@@ -23,8 +23,14 @@ $(VENV)/ready: requirements-dev.txt pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
-demo: $(VENV)/ready ## run the main job on real data: killed, restarted, stopped, proved (three minutes)
+demo: $(VENV)/ready ## run the main job on real data: killed, restarted, compacted, expired, proved (three minutes)
 	@$(BIN)/python examples/flights/demo.py
+
+ui: $(VENV)/ready ## open Dagster's UI on a job that goes on, compacted as you watch
+	@$(BIN)/python examples/flights/ui.py
+
+pictures: $(VENV)/ready ## take the README's pictures again (needs Chromium; Debian: chromium)
+	@$(BIN)/python docs/pictures/take.py
 
 test: $(VENV)/ready ## run all tests
 	@$(BIN)/python -m pytest -m "not soak" --ignore=tests/benchmarks
@@ -48,4 +54,4 @@ proto: ## regenerate the protobuf modules (needs a network once)
 		arroyo_dagster/state/codec/proto/state.proto
 
 clean: ## remove what the other commands made
-	@rm -rf $(VENV) $(VENV)-proto .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-proto .demo .dagster .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -40,9 +40,9 @@ PROJECT = Path(__file__).resolve().parents[2]
 FOLDER = PROJECT / ".demo" / "flights"
 ARROYO_STATE = (str(Path(sys.executable).with_name("arroyo-state")),)
 PARALLELISM = 2
-SPARK_ROWS_PER_EPOCH = 4096
+SPARK_ROWS_PER_EPOCH = 6144
 IN_PROCESS_ROWS_PER_EPOCH = 2048
-SECONDS_BETWEEN_EPOCHS = 0.5  # of run 2, so that it still goes on when its files are merged
+SECONDS_BETWEEN_EPOCHS = 1.5  # of run 2, so that it still goes on when its files are merged
 KEPT_EPOCHS = 2
 STALLED_SECONDS = 120
 STOPPED_SECONDS = 60
@@ -288,13 +288,14 @@ class Story:
         Raises:
             DemoError: a run did not do what it was to do.
         """
-        half = self._job.epochs // 2
-        with self._run(1, f"run 1, to be killed at epoch {half}") as run:
-            self._until(run, half)
+        killed_at = self._job.epochs * 2 // 5
+        with self._run(1, f"run 1, to be killed at epoch {killed_at}") as run:
+            self._until(run, killed_at)
             run.kill()
             self._account("killed (SIGKILL)")
         self._show.say(f"Dagster's sensor looks: {self._upkeep.tick()}.")
         with self._run(2, "run 2, compacted meanwhile, then stopped with a checkpoint") as run:
+            self._upkeep.start()
             self._until(run, self._job.epoch() + 1)
             self._compact_meanwhile(run)
             self._until(run, self._job.epoch() + 1)

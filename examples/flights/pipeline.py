@@ -299,6 +299,7 @@ def flights_pipeline(
     rows_per_epoch: int = 8192,
     parallelism: int = 2,
     keep_epochs: int | None = None,
+    job: str = "main",
 ) -> Pipeline:
     """Build the pipeline.
 
@@ -307,8 +308,9 @@ def flights_pipeline(
         data: the flights, in order of their column `scheduled`.
         rows_per_epoch: how many flights an epoch takes; 8192 = one row group of the file.
         keep_epochs: how many epochs a run keeps; None = all.
+        job: the job's id.
     """
-    flights = Pipeline("flights", parallelism=parallelism, keep_epochs=keep_epochs)
+    flights = Pipeline("flights", job, parallelism, keep_epochs)
     source = ParquetReplay(data, columns=COLUMNS, rows_per_epoch=rows_per_epoch, splits=parallelism)
     rows = flights.source("departures", source, timestamp="scheduled")
     rows.key_by("tailnum").apply("aircraft", AircraftTotals())
@@ -322,12 +324,14 @@ def pipeline() -> Pipeline:
     FLIGHTS_OUTPUT: where the hourly departures go, a folder or URL; `.demo/flights/output` below
         the project unless set.
     FLIGHTS_ROWS_PER_EPOCH, FLIGHTS_PARALLELISM: 8192 and 2 unless set.
+    FLIGHTS_JOB: the job's id, `main` unless set.
     """
     output = os.environ.get("FLIGHTS_OUTPUT") or str(OUTPUT)
     return flights_pipeline(
         output if ":" in output else os.path.abspath(output),
         rows_per_epoch=_number("FLIGHTS_ROWS_PER_EPOCH", 8192),
         parallelism=_number("FLIGHTS_PARALLELISM", 2),
+        job=os.environ.get("FLIGHTS_JOB") or "main",
     )
 
 

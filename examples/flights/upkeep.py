@@ -17,9 +17,11 @@ from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import InProcessRunner
+from arroyo_dagster.spark.session import get_session
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 KEY = str(JOB.root)
+SPARK_MASTER = "local[2]"
 
 
 class Upkeep:
@@ -30,7 +32,7 @@ class Upkeep:
         self._store = ArroyoStateStore(checkpoint_url=url)
         self._definitions = build_arroyo_definitions(
             self._store,
-            spark=SparkSessionResource(master="local[2]"),
+            spark=SparkSessionResource(master=SPARK_MASTER),
             runner=None if spark else InProcessRunner(),
         )
         self._instance = dg.DagsterInstance.get()
@@ -38,6 +40,12 @@ class Upkeep:
         assets = self._definitions.resolve_all_asset_keys()
         self._instance.wipe_assets([key for key in assets if self._instance.has_asset_key(key)])
         self._cursor: str | None = None
+        self._spark = spark
+
+    def start(self) -> None:
+        """Start Spark in this process, for all that follows; each run would start its own."""
+        if self._spark:
+            get_session(SPARK_MASTER)
 
     def tick(self) -> str:
         """Let the sensor look once, and record what it reports. Returns what it says."""

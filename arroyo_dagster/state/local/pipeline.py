@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -68,6 +69,18 @@ def run_pipeline(
     if (newest := finished(store, pipeline)) is not None:
         return RunOutcome(epochs=0, newest=newest, exhausted=True)
     runner = LocalRun(pipeline, store, adopt=adopt)
+    with contextlib.closing(runner.job):
+        return _run(runner, max_epochs, follow, idle_seconds, interval_seconds, on_epoch)
+
+
+def _run(
+    runner: LocalRun,
+    max_epochs: int | None,
+    follow: bool,
+    idle_seconds: float,
+    interval_seconds: float,
+    on_epoch: OnEpoch | None,
+) -> RunOutcome:
     count, due = 0, 0.0
     while True:
         while (left := due - time.monotonic()) > 0 and not runner.job.stop_requested():
@@ -99,10 +112,11 @@ class LocalRun:
             [LevelTask(pipeline, level, index, store) for index in range(pipeline.parallelism)]
             for level in range(1, pipeline.levels + 1)
         ]
-        self._offsets: dict[OperatorId, Offset] = {
-            name: self.job.offset(name) or node.source.initial_offset()
-            for name, node in pipeline.sources.items()
-        }
+        with self.job.closed_on_failure():
+            self._offsets: dict[OperatorId, Offset] = {
+                name: self.job.offset(name) or node.source.initial_offset()
+                for name, node in pipeline.sources.items()
+            }
 
     def _check_progress(self, progress: StreamProgress) -> None:
         if progress.query_id != IN_PROCESS and not self._adopt:

@@ -1,0 +1,157 @@
+"""Dagster's UI, alive: a job that writes an epoch every five seconds, the sensor on, its files
+compacted and its old epochs expired by schedules that look every minute.
+
+    make ui
+    python examples/flights/ui.py --port 3001
+
+The instance is kept below the project (`.dagster/`), the job in `.demo/live/`. Ctrl-C ends both;
+the job goes on where it was next time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from home import PROJECT, dagster_home
+
+FOLDER = PROJECT / ".demo" / "live"
+URL = str(FOLDER / "checkpoints")
+ROWS_PER_EPOCH = 256
+SECONDS_BETWEEN_EPOCHS = 5
+SETTINGS = {
+    "ARROYO__CHECKPOINT_URL": URL,
+    "ARROYO_RUNNING": "1",
+    "ARROYO_SENSOR_SECONDS": "10",
+    "ARROYO_COMPACTION_CRON": "* * * * *",
+    "ARROYO_COMPACT_AFTER_FILES": "24",
+    "ARROYO_FLEET_CRON": "*/2 * * * *",
+    "ARROYO_GC_CRON": "*/5 * * * *",
+    "ARROYO_KEEP_EPOCHS": "60",
+    "ARROYO_DELETE": "1",
+    "ARROYO_SPARK_MASTER": "local[2]",
+}
+BEGUN_EPOCHS = 12
+STARTED_SECONDS = 120.0
+
+
+def _writer(*options: str) -> list[str]:
+    command = str(Path(sys.executable).with_name("arroyo-state"))
+    target = "examples/flights/pipeline.py:pipeline"
+    return [command, "run", target, "--url", URL, *options]
+
+
+def _environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        **SETTINGS,
+        "DAGSTER_HOME": str(dagster_home()),
+        "FLIGHTS_JOB": "live",
+        "FLIGHTS_OUTPUT": str(FOLDER / "output"),
+        "FLIGHTS_ROWS_PER_EPOCH": str(ROWS_PER_EPOCH),
+    }
+
+
+@contextmanager
+def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process and all it starts, ended on leaving."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=PROJECT,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            # A background parent makes it ignore SIGINT, and Dagster then SIGTERM too.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+    try:
+        yield process
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+                if number is signal.SIGTERM:
+                    time.sleep(1)  # its code servers end by themselves
+
+
+def _free_port(wanted: int) -> int:
+    for port in range(wanted, wanted + 50):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise SystemExit(f"no free port from {wanted} on; say another with --port")
+
+
+def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + STARTED_SECONDS
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise SystemExit(f"Dagster ended with exit code {process.returncode}; see {log}")
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/server_info", timeout=5):
+            return
+        time.sleep(0.5)
+    raise SystemExit(f"Dagster does not answer after {STARTED_SECONDS:.0f} seconds; see {log}")
+
+
+def _watch(
+    writer: subprocess.Popen[bytes], ui: subprocess.Popen[bytes], seconds: float, log: Path
+) -> None:
+    """Wait until the UI ends, or so many seconds have passed; say it once if the job has ended."""
+    until = time.monotonic() + seconds
+    told = False
+    while time.monotonic() < until and ui.poll() is None:
+        if writer.poll() is not None and not told:
+            print(f"The job has ended; see {log}. Remove {FOLDER} to begin anew.", flush=True)
+            told = True
+        time.sleep(0.5)
+
+
+def main() -> int:
+    """Open the UI and keep it open. Returns the exit code."""
+    parser = argparse.ArgumentParser(description="Open Dagster's UI on a job that goes on.")
+    parser.add_argument("--port", type=int, default=3000, help="3000, or the next one free")
+    parser.add_argument("--seconds", type=float, help="end by itself after so long")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    print(f"A first {BEGUN_EPOCHS} epochs of the flights job, into {FOLDER} …", flush=True)
+    begun = _writer("--epochs", str(BEGUN_EPOCHS))
+    subprocess.run(begun, cwd=PROJECT, env=_environment(), check=True, stdout=subprocess.DEVNULL)
+    port = _free_port(options.port)
+    url = f"http://127.0.0.1:{port}"
+    paced = _writer("--interval", str(SECONDS_BETWEEN_EPOCHS), "--follow")
+    dagster = [sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml"]
+    dagster += ["-h", "127.0.0.1", "-p", str(port)]
+    logs = (FOLDER / "writer.log", FOLDER / "dagster.log")
+    with _running(paced, logs[0]) as writer, _running(dagster, logs[1]) as ui:
+        print("Dagster starts (some 15 seconds) …", flush=True)
+        _await(url, ui, logs[1])
+        print(
+            f"Open {url}/asset-groups\n"
+            f"An epoch every {SECONDS_BETWEEN_EPOCHS} seconds (log: {logs[0]}); the sensor looks "
+            "every 10 seconds; files are compacted every minute, on Spark.\n"
+            "Ctrl-C ends it.",
+            flush=True,
+        )
+        _watch(writer, ui, options.seconds or float("inf"), logs[0])
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())
