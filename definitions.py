@@ -8,7 +8,8 @@
 | `ARROYO_DEPLOYMENT` | tells several deployments of one Dagster instance apart |
 | `ARROYO_RUNNING` | `1`: sensor and schedules are on from the start |
 | `ARROYO_SENSOR_SECONDS` | between two ticks of the sensor, 30 by default |
-| `ARROYO_COMPACTION_CRON`, `ARROYO_GC_CRON`, `ARROYO_FLEET_CRON` | when their schedules look |
+| `ARROYO_REFRESH_CRON`, `ARROYO_FLEET_CRON` | when new epochs are catalogued, the fleet looked at |
+| `ARROYO_COMPACTION_CRON`, `ARROYO_GC_CRON` | when jobs are compacted, old epochs expired |
 | `ARROYO_COMPACT_AFTER_FILES` | a job is compacted once so many files were never merged |
 | `ARROYO_COMPACTION_POLICY` | `bin-pack` or `full`, for scheduled runs |
 | `ARROYO_KEEP_EPOCHS` | how many epochs scheduled expiry keeps, 10 by default |
@@ -56,6 +57,7 @@ def _build(given: Mapping[str, str]) -> dg.Definitions:
 def _schedules(given: Mapping[str, str]) -> ScheduleOptions:
     return ScheduleOptions(
         fleet=given.get("ARROYO_FLEET_CRON", ScheduleOptions.fleet),
+        refresh=given.get("ARROYO_REFRESH_CRON", ScheduleOptions.refresh),
         compaction=given.get("ARROYO_COMPACTION_CRON", ScheduleOptions.compaction),
         gc=given.get("ARROYO_GC_CRON", ScheduleOptions.gc),
     )

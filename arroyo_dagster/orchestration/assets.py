@@ -75,6 +75,13 @@ def build_catalogue(naming: Naming) -> dg.AssetsDefinition:
     return arroyo_catalog
 
 
+def new_epochs(arroyo_store: ArroyoStateStore) -> Mapping[str, int]:
+    """How many epochs of each job are not catalogued yet: what the schedule asks."""
+    from arroyo_dagster.state.local.history import not_catalogued
+
+    return not_catalogued(arroyo_store.reading(), arroyo_store.catalogue(), arroyo_store.jobs())
+
+
 def _jobs_of(context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore) -> list[JobPaths]:
     """The jobs of the run's partitions; all there are where only checks are run."""
     if context.has_partition_key or context.has_partition_key_range:

@@ -22,6 +22,9 @@ class ScheduleTimes(dg.Model, dg.Resolvable):
 
     fleet: str = Field(default=ScheduleOptions.fleet, description="Cron of the fleet overview.")
     sync: str = Field(default=ScheduleOptions.sync, description="Cron of the partition keys.")
+    refresh: str = Field(
+        default=ScheduleOptions.refresh, description="Cron of the catalogue of epochs."
+    )
     compaction: str = Field(default=ScheduleOptions.compaction, description="Cron of compaction.")
     gc: str = Field(default=ScheduleOptions.gc, description="Cron of the expiry of old epochs.")
     timezone: str = Field(default="UTC", description="Of the times of day in these.")
@@ -102,6 +105,7 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
             schedules=ScheduleOptions(
                 fleet=times.fleet,
                 sync=times.sync,
+                refresh=times.refresh,
                 compaction=times.compaction,
                 gc=times.gc,
                 timezone=times.timezone,

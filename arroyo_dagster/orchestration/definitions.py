@@ -7,7 +7,12 @@ from typing import Any
 
 import dagster as dg
 
-from arroyo_dagster.orchestration.assets import build_catalogue, build_fleet, checkpoint_spec
+from arroyo_dagster.orchestration.assets import (
+    build_catalogue,
+    build_fleet,
+    checkpoint_spec,
+    new_epochs,
+)
 from arroyo_dagster.orchestration.checks import RECENT, build_fleet_checks
 from arroyo_dagster.orchestration.maintenance import (
     COMPACTION_CRON,
@@ -21,7 +26,13 @@ from arroyo_dagster.orchestration.maintenance import (
 from arroyo_dagster.orchestration.partitions import build_sync_job, jobs_partitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import MaintenanceRunner, SparkRunner
-from arroyo_dagster.orchestration.schedules import FLEET_CRON, SYNC_CRON, build_clock_schedule
+from arroyo_dagster.orchestration.schedules import (
+    FLEET_CRON,
+    REFRESH_CRON,
+    SYNC_CRON,
+    build_clock_schedule,
+    build_due_schedule,
+)
 from arroyo_dagster.orchestration.sensors import SensorOptions, build_checkpoint_sensor
 from arroyo_dagster.orchestration.translator import (
     DagsterArroyoTranslator,
@@ -39,6 +50,7 @@ class ScheduleOptions:
 
     fleet: str = FLEET_CRON
     sync: str = SYNC_CRON
+    refresh: str = REFRESH_CRON
     compaction: str = COMPACTION_CRON
     gc: str = GC_CRON
     timezone: str = "UTC"
@@ -104,6 +116,15 @@ def build_arroyo_definitions(
         schedules=[
             timed("arroyo_fleet_schedule", fleet_job, clock.fleet),
             timed("arroyo_sync_schedule", sync_job, clock.sync),
+            build_due_schedule(
+                "arroyo_refresh_schedule",
+                refresh_job,
+                clock.refresh,
+                naming=naming,
+                backlog=new_epochs,
+                running=schedules_running,
+                timezone=clock.timezone,
+            ),
             *build_maintenance_schedules(
                 naming,
                 compaction_job,

@@ -11,6 +11,7 @@ from arroyo_dagster.orchestration.translator import Naming
 
 FLEET_CRON = "*/15 * * * *"
 SYNC_CRON = "7 * * * *"
+REFRESH_CRON = "*/30 * * * *"
 MOST_RUNS = 50
 JOB_TAG = "arroyo/job_id"
 """The run tag whose value is the partition key: for limits on concurrent runs of one job."""

@@ -28,13 +28,9 @@ PAGES = {
         "/assets/arroyo/checkpoint?view=lineage&lineageScope=downstream&lineageDepth=5",
         "1600,1000",
     ),
-    "compacted-state.png": (
-        "/assets/arroyo/compacted_state?view=partitions&partition=flights%2Flive",
-        "1500,1500",
-    ),
     "epoch-catalog.png": (
         "/assets/arroyo/epoch_catalog?view=partitions&partition=flights%2Flive",
-        "1500,1500",
+        "1500,1250",
     ),
 }
 MATERIALISED = """{ assetNodes(assetKeys: [{path: ["arroyo", "compacted_state"]}]) {

@@ -22,10 +22,11 @@ retention: {sensor: {purge_after_days: {skipped: 1, success: 7, failure: 7}}}
 """
 
 
-def dagster_home() -> Path:
-    """The instance's folder, made on first use."""
-    HOME.mkdir(exist_ok=True)
-    settings = HOME / "dagster.yaml"
+def dagster_home(folder: Path | None = None) -> Path:
+    """The instance's folder, made on first use; below the project unless given."""
+    home = folder or HOME
+    home.mkdir(parents=True, exist_ok=True)
+    settings = home / "dagster.yaml"
     if not settings.exists():
         settings.write_text(_SETTINGS)
-    return HOME
+    return home

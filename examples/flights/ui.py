@@ -26,50 +26,63 @@ from pathlib import Path
 from home import PROJECT, dagster_home
 
 FOLDER = PROJECT / ".demo" / "live"
-URL = str(FOLDER / "checkpoints")
 ROWS_PER_EPOCH = 256
 SECONDS_BETWEEN_EPOCHS = 5
+BEGUN_EPOCHS = 12
+STARTED_SECONDS = 120.0
 SETTINGS = {
-    "ARROYO__CHECKPOINT_URL": URL,
     "ARROYO_RUNNING": "1",
     "ARROYO_SENSOR_SECONDS": "10",
     "ARROYO_COMPACTION_CRON": "* * * * *",
     "ARROYO_COMPACT_AFTER_FILES": "24",
     "ARROYO_FLEET_CRON": "*/2 * * * *",
+    "ARROYO_REFRESH_CRON": "* * * * *",
     "ARROYO_GC_CRON": "*/5 * * * *",
     "ARROYO_KEEP_EPOCHS": "60",
     "ARROYO_DELETE": "1",
     "ARROYO_SPARK_MASTER": "local[2]",
 }
-BEGUN_EPOCHS = 12
-STARTED_SECONDS = 120.0
 
 
-def _writer(*options: str) -> list[str]:
-    command = str(Path(sys.executable).with_name("arroyo-state"))
-    target = "examples/flights/pipeline.py:pipeline"
-    return [command, "run", target, "--url", URL, *options]
+class Live:
+    """The job and the instance of one folder."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = str(folder / "checkpoints")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._home = dagster_home(None if folder == FOLDER else folder / "dagster")
 
-def _environment() -> dict[str, str]:
-    return {
-        **os.environ,
-        **SETTINGS,
-        "DAGSTER_HOME": str(dagster_home()),
-        "FLIGHTS_JOB": "live",
-        "FLIGHTS_OUTPUT": str(FOLDER / "output"),
-        "FLIGHTS_ROWS_PER_EPOCH": str(ROWS_PER_EPOCH),
-    }
+    def writer(self, *options: str) -> list[str]:
+        """The command that writes epochs."""
+        command = str(Path(sys.executable).with_name("arroyo-state"))
+        target = "examples/flights/pipeline.py:pipeline"
+        return [command, "run", target, "--url", self.url, *options]
+
+    def environment(self) -> dict[str, str]:
+        """What both processes are told. A checkpoint URL or an instance of the user's own is
+        never touched: old epochs are deleted here."""
+        return {
+            **os.environ,
+            **SETTINGS,
+            "ARROYO__CHECKPOINT_URL": self.url,
+            "DAGSTER_HOME": str(self._home),
+            "FLIGHTS_JOB": "live",
+            "FLIGHTS_OUTPUT": str(self.folder / "output"),
+            "FLIGHTS_ROWS_PER_EPOCH": str(ROWS_PER_EPOCH),
+        }
 
 
 @contextmanager
-def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _running(
+    command: list[str], environment: dict[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process and all it starts, ended on leaving."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
             cwd=PROJECT,
-            env=_environment(),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -109,14 +122,14 @@ def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _watch(
-    writer: subprocess.Popen[bytes], ui: subprocess.Popen[bytes], seconds: float, log: Path
+    writer: subprocess.Popen[bytes], ui: subprocess.Popen[bytes], seconds: float, folder: Path
 ) -> None:
     """Wait until the UI ends, or so many seconds have passed; say it once if the job has ended."""
     until = time.monotonic() + seconds
     told = False
     while time.monotonic() < until and ui.poll() is None:
         if writer.poll() is not None and not told:
-            print(f"The job has ended; see {log}. Remove {FOLDER} to begin anew.", flush=True)
+            print(f"The job has ended; see its log. Remove {folder} to begin anew.", flush=True)
             told = True
         time.sleep(0.5)
 
@@ -124,21 +137,28 @@ def _watch(
 def main() -> int:
     """Open the UI and keep it open. Returns the exit code."""
     parser = argparse.ArgumentParser(description="Open Dagster's UI on a job that goes on.")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the job lives")
     parser.add_argument("--port", type=int, default=3000, help="3000, or the next one free")
     parser.add_argument("--seconds", type=float, help="end by itself after so long")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    print(f"A first {BEGUN_EPOCHS} epochs of the flights job, into {FOLDER} …", flush=True)
-    begun = _writer("--epochs", str(BEGUN_EPOCHS))
-    subprocess.run(begun, cwd=PROJECT, env=_environment(), check=True, stdout=subprocess.DEVNULL)
+    live = Live(options.folder.resolve())
+    environment, logs = (
+        live.environment(),
+        [live.folder / f"{n}.log" for n in ("writer", "dagster")],
+    )
+    print(f"A first {BEGUN_EPOCHS} epochs of the flights job, into {live.folder} …", flush=True)
+    begun = live.writer("--epochs", str(BEGUN_EPOCHS))
+    subprocess.run(begun, cwd=PROJECT, env=environment, check=True, stdout=subprocess.DEVNULL)
     port = _free_port(options.port)
     url = f"http://127.0.0.1:{port}"
-    paced = _writer("--interval", str(SECONDS_BETWEEN_EPOCHS), "--follow")
+    paced = live.writer("--interval", str(SECONDS_BETWEEN_EPOCHS), "--follow")
     dagster = [sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml"]
     dagster += ["-h", "127.0.0.1", "-p", str(port)]
-    logs = (FOLDER / "writer.log", FOLDER / "dagster.log")
-    with _running(paced, logs[0]) as writer, _running(dagster, logs[1]) as ui:
+    with (
+        _running(paced, environment, logs[0]) as writer,
+        _running(dagster, environment, logs[1]) as ui,
+    ):
         print("Dagster starts (some 15 seconds) …", flush=True)
         _await(url, ui, logs[1])
         print(
@@ -148,7 +168,7 @@ def main() -> int:
             "Ctrl-C ends it.",
             flush=True,
         )
-        _watch(writer, ui, options.seconds or float("inf"), logs[0])
+        _watch(writer, ui, options.seconds or float("inf"), live.folder)
     return 0
 
 

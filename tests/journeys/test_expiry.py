@@ -25,8 +25,10 @@ from tests.compat.arroyo import unpack
 from tests.jobs import copied, listing, output_of, run_word_job, state_of, word_job
 
 JOB: dict[str, Any] = {
-    **{"rows": 24, "rows_per_epoch": 2},
-    **{"keep_epochs": None, "merge_files_after": 99},
+    "rows": 24,
+    "rows_per_epoch": 2,
+    "keep_epochs": None,
+    "merge_files_after": 99,
 }
 PATHS = word_job(MemoryStore(), **JOB).paths
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)

@@ -97,10 +97,19 @@ def told(result: Any) -> dict[str, list[str]]:
     return found
 
 
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
+@pytest.fixture(scope="session")
+def _shared_instance() -> Iterator[dg.DagsterInstance]:
     with dg.instance_for_test() as found:
         yield found
+
+
+@pytest.fixture
+def instance(_shared_instance: dg.DagsterInstance) -> Iterator[dg.DagsterInstance]:
+    """An instance on disk, as good as new: making one takes a second."""
+    yield _shared_instance
+    _shared_instance.wipe_assets(list(_shared_instance.all_asset_keys()))
+    for key in _shared_instance.get_dynamic_partitions("arroyo_jobs"):
+        _shared_instance.delete_dynamic_partition("arroyo_jobs", key)
 
 
 @pytest.fixture

@@ -218,6 +218,7 @@ def test_schedules_ask_the_store_and_run_where_there_is_enough(
             return defs.resolve_schedule_def(name).evaluate_tick(context)
 
     for name, job in (
+        ("arroyo_refresh_schedule", "arroyo_refresh"),
         ("arroyo_compaction_schedule", "arroyo_compaction"),
         ("arroyo_gc_schedule", "arroyo_gc"),
     ):

@@ -259,10 +259,7 @@ def test_a_tick_without_time_says_how_many_are_left(deployed: Any) -> None:
     deployed.tick()
     deployed.wrap(lambda store: Slow(store, 0.02))
     result = deployed.evaluate(SensorOptions(budget_seconds=0.001))
-    assert (
-        result.skip_message
-        == "0 new epochs of 0 of 1 job; 1 job left for the next tick"
-    )
+    assert result.skip_message == "0 new epochs of 0 of 1 job; 1 job left for the next tick"
 
 
 def test_an_idle_tick_over_100_jobs_of_100_epochs_lists_each_at_most_once(deployed: Any) -> None:

@@ -23,7 +23,11 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4
 segments = texts.map(lambda text: text.replace("/", "").replace("\\", "")).filter(
     lambda text: text not in ("", ".", "..")
 )
-raw_paths = st.lists(segments, min_size=1, max_size=4).map("/".join)
+raw_paths = (
+    st.lists(segments, min_size=1, max_size=4)
+    .map("/".join)
+    .filter(lambda text: path_problem(text) is None)
+)
 encoded_look = st.text("ab%3CcE2/.<#~ é", min_size=1, max_size=12)
 
 

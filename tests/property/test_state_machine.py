@@ -3,13 +3,14 @@
 Every row of the source is a command to the operator, so what any offset means is known: the model
 replays the commands up to it. Between commands the job checkpoints, crashes at any change of the
 store, restarts with another parallelism, goes on in another process that is behind, merges files
-and lets epochs expire.
+and lets epochs expire. Somebody else compacts and expires it, and crashes at any change too.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from arroyo_dagster.state.local.compaction import compact_job
+from arroyo_dagster.state.local.gc import expire_job
 from arroyo_dagster.state.local.pipeline import LocalRun
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.operators import (
     Collector,
@@ -51,6 +56,10 @@ KEPT = pa.schema(
 RETENTION_MICROS = 20
 Command = tuple[str, str, int]
 VERBS = ["set", "remove", "again", "keep", "keep", "keep", "forget", "forget some", "look"]
+Fault = tuple[int, Any]
+FAULTS: st.SearchStrategy[Fault] = st.tuples(
+    st.one_of(st.just(999), st.integers(1, 20)), st.sampled_from(["before", "after", "partial"])
+)
 COMMAND_LISTS = st.lists(
     st.tuples(st.sampled_from("abc"), st.sampled_from(VERBS), st.integers(0, 4)),
     min_size=1,
@@ -265,6 +274,37 @@ class Job(RuleBasedStateMachine):
         for _ in range(epochs):
             if self.run is not None:
                 self.step(even_if_idle=True)
+
+    @precondition(lambda self: self.run is not None)
+    @rule()
+    def stop(self) -> None:
+        """End the run with a last checkpoint: the job is at rest."""
+        assert self.run is not None
+        with contextlib.suppress(Crash):
+            self.run.step(then_stop=True, even_if_idle=True)
+        self.run = None
+        self.look()
+
+    @precondition(lambda self: bool(self.boundaries))
+    @rule(policy=st.sampled_from(CompactionPolicy), fault=FAULTS)
+    def compact(self, policy: CompactionPolicy, fault: Fault) -> None:
+        """Maintenance, beside a run or alone; a run takes over what it leaves."""
+        chosen = CompactionSettings(policy=policy, min_files=2)
+        self.maintain(fault, lambda store, paths: compact_job(store, paths, chosen))
+
+    @precondition(lambda self: bool(self.boundaries))
+    @rule(keep=st.integers(2, 3), fault=FAULTS)
+    def expire(self, keep: int, fault: Fault) -> None:
+        self.maintain(
+            fault, lambda store, paths: expire_job(store, paths, keep_epochs=keep, yes=True)
+        )
+
+    def maintain(self, fault: Fault, work: Callable[[ObjectStore, JobPaths], object]) -> None:
+        at, mode = fault
+        faulty = FaultInjecting(self.store, fail_at=at, mode=mode, crash=True)
+        with contextlib.suppress(Crash):
+            work(faulty, self.pipeline(self.store).paths)
+        self.look()
 
     @rule(parallelism=st.integers(1, 3))
     def restart(self, parallelism: int) -> None:

@@ -221,6 +221,27 @@ def newest_rows(catalogue: ObjectStore, jobs: Iterable[JobPaths]) -> dict[str, E
     return {str(paths.root): row for paths, row in found if row is not None}
 
 
+def not_catalogued(
+    store: ObjectStore, catalogue: ObjectStore, jobs: Sequence[JobPaths]
+) -> dict[str, int]:
+    """How many epochs of each job are newer than the newest in the catalogue, by the job's root.
+
+    One listing a job; those that cannot be listed are left out.
+    """
+    known = newest_rows(catalogue, jobs)
+
+    def newer(paths: JobPaths) -> int | None:
+        newest = known.get(paths.root)
+        try:
+            epochs = ParquetBackend(store, paths).epochs()
+        except ArroyoStateError:
+            return None
+        return sum(newest is None or epoch > newest.epoch for epoch in epochs)
+
+    counts = zip((paths.root for paths in jobs), concurrently(newer, jobs), strict=True)
+    return {root: count for root, count in counts if count is not None}
+
+
 def _read_rows(catalogue: ObjectStore, path: StatePath, row: type[_Row]) -> tuple[_Row, ...]:
     try:
         data = catalogue.read(path)

@@ -1,0 +1,83 @@
+"""The programs of `examples/` that `make` runs, run as it runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 240.0
+CHECKPOINTS = """{ assetNodes(assetKeys: [{path: ["arroyo", "checkpoint"]}]) {
+  latestMaterializationByPartition(partitions: ["flights/live"]) { timestamp } } }"""
+
+
+def test_the_demo_ends_with_equal_tables_fewer_files_and_what_to_do_next() -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/flights/demo.py", "--in-process"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Equal to a plain group-by of 336,776 flights") == 2
+    assert "compacted while it runs" in done.stdout
+    assert "expired to 2 epochs" in done.stdout
+    assert "make ui" in done.stdout
+
+
+def _asked(url: str, query: str) -> Any:
+    request = urllib.request.Request(
+        f"{url}/graphql",
+        json.dumps({"query": query}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=10) as answer:
+        return json.load(answer).get("data")
+    return None
+
+
+def _seen(url: str) -> bool:
+    nodes = (_asked(url, CHECKPOINTS) or {}).get("assetNodes") or []
+    return bool(nodes and nodes[0]["latestMaterializationByPartition"][0])
+
+
+def _line_with(log: Path, words: str) -> str | None:
+    return next((line for line in log.read_text().splitlines() if words in line), None)
+
+
+def test_the_ui_opens_on_a_job_whose_epochs_are_seen(tmp_path: Path) -> None:
+    log = tmp_path / "ui.log"
+    with log.open("wb") as output:
+        ui = subprocess.Popen(
+            [sys.executable, "examples/flights/ui.py", "--folder", str(tmp_path / "live")],
+            cwd=PROJECT,
+            # A user's own settings must not reach what deletes.
+            env={**os.environ, "ARROYO__CHECKPOINT_URL": "file:///nowhere/at/all"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+    try:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while (line := _line_with(log, "Open http")) is None or not _seen(
+            line.split()[1].removesuffix("/asset-groups")
+        ):
+            assert ui.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(1)
+    finally:
+        ui.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ui.wait(60)
+    assert ui.poll() is not None
+    assert not Path("/nowhere").exists()

@@ -1,0 +1,359 @@
+"""A job of ours in the legacy layout: the same results, what a real Arroyo needs to restore it, one
+writer at a time, and what is weaker than in the protocol layout."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from arroyo_dagster.cli import main
+from arroyo_dagster.errors import ConflictError, InputError, ProtocolError, StorageError
+from arroyo_dagster.state import lease as leases
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.codec.proto import state_pb2 as pb
+from arroyo_dagster.state.coordinator import JobRun, request_stop, requested_stop
+from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.local.jobs import list_epochs, list_jobs
+from arroyo_dagster.state.local.pipeline import LocalRun, run_pipeline
+from arroyo_dagster.state.model.checkpoints import CheckpointState, LegacyCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.storage import (
+    Crash,
+    FaultInjecting,
+    MemoryStore,
+    ObjectStore,
+    WriteProtected,
+    open_store,
+)
+from tests.jobs import copied, listing, output_of, state_of, word_job
+
+PATHS = JobPaths(JobId("words"))
+JOB: dict[str, Any] = {"rows": 10, "rows_per_epoch": 2, "merge_files_after": 2}
+TINY: dict[str, Any] = {"rows": 6, "rows_per_epoch": 2, "parallelism": 1, "merge_files_after": 2}
+LONG: dict[str, Any] = {"rows": 32, "rows_per_epoch": 2, "parallelism": 1}
+
+
+def legacy_job(store: ObjectStore, **options: Any) -> Pipeline:
+    made = word_job(store, **options)
+    made.layout = Layout.LEGACY
+    return made
+
+
+def run(store: ObjectStore, max_epochs: int | None = None, **options: Any) -> None:
+    run_pipeline(legacy_job(store, **options), store, max_epochs=max_epochs)
+
+
+def end_of(store: MemoryStore, pipeline: Pipeline) -> tuple[Any, Any]:
+    return state_of(store, pipeline), output_of(store)
+
+
+@pytest.fixture(scope="module")
+def written() -> MemoryStore:
+    store = MemoryStore()
+    run(store, **LONG)
+    return store
+
+
+@pytest.fixture
+def restarts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without waiting for the lease of a run that died."""
+    monkeypatch.setattr(leases, "_check_free", lambda *_: None)
+
+
+# ---- the same results, in objects that Arroyo can restore ----------------------------------------
+
+
+def test_it_ends_with_the_state_and_the_output_of_the_protocol_layout() -> None:
+    legacy, protocol = MemoryStore(), MemoryStore()
+    run(legacy, **JOB)
+    run_pipeline(word_job(protocol, **JOB), protocol)
+    ours = end_of(legacy, legacy_job(legacy, **JOB))
+    assert ours == end_of(protocol, word_job(protocol, **JOB))
+    assert list_jobs(legacy) == [PATHS]
+
+
+def test_every_epoch_has_what_a_real_arroyo_reads_to_restore_it(written: MemoryStore) -> None:
+    backend = ParquetBackend(WriteProtected(written), PATHS)
+    epochs = backend.epochs()
+    assert len(epochs) > 10
+    for epoch in epochs:
+        head = pb.CheckpointMetadata.FromString(written.read(PATHS.legacy_metadata(epoch)))
+        assert (head.job_id, head.epoch) == ("words", epoch)
+        assert head.min_epoch <= epoch
+        assert set(head.operator_ids) == {"lines", "count", "keep", "sum", "out"}
+        for name in head.operator_ids:
+            path = PATHS.operator_metadata(OperatorId(name), epoch)
+            operator = pb.OperatorCheckpointMetadata.FromString(written.read(path))
+            core = operator.operator_metadata
+            assert (core.job_id, core.operator_id, core.epoch) == ("words", name, epoch)
+            assert set(operator.table_checkpoint_metadata) <= set(operator.table_configs)
+            assert not operator.HasField("subtask")
+        backend.prepare_checkpoint_load(epoch)
+
+
+def test_the_objects_of_an_epoch_come_in_the_order_of_arroyo() -> None:
+    order: list[str] = []
+
+    class Noting(FaultInjecting):
+        def _is_fault(self, verb: str) -> bool:
+            return False
+
+        def put(self, path: StatePath, data: bytes) -> None:
+            order.append(str(path))
+            super().put(path, data)
+
+        def create(self, path: StatePath, data: bytes) -> bool:
+            order.append(str(path))
+            return super().create(path, data)
+
+    store = Noting(MemoryStore())
+    run(store, 1, **JOB)
+    at = "words/checkpoints/checkpoint-0000001"
+    kinds = [
+        "data" if "/table-" in path else "operator" if path.endswith("/metadata") else "subtask"
+        for path in order
+        if path.startswith(at) and path != f"{at}/metadata"
+    ]
+    assert order.index(f"{at}/metadata") > max(i for i, p in enumerate(order) if "/table-" in p)
+    assert "data" not in kinds[kinds.index("operator") :]
+    assert [p for p in order if p.endswith("/metadata")][-1] == f"{at}/metadata"
+
+
+def test_an_arroyo_that_resumes_finds_the_operators_its_cleanup_needs(
+    written: MemoryStore,
+) -> None:
+    # keep_epochs is 2, yet the ten epochs before the newest stay (arroyo-state.md 9.6).
+    backend = ParquetBackend(written, PATHS)
+    newest = backend.epochs()[-1]
+    assert newest == 16
+    assert backend.epochs()[0] <= newest - 10
+    for epoch in range(newest - 10, newest + 1):
+        checkpoint = backend.load_checkpoint_metadata(Epoch(epoch))
+        for operator in checkpoint.operators:
+            assert written.head(PATHS.operator_metadata(operator.operator, Epoch(epoch)))
+    store = copied(written)
+    plan = ParquetBackend(store, PATHS).cleanup_checkpoint(Epoch(newest))
+    assert plan.keep_from == newest - 10
+    head = ParquetBackend(store, PATHS).load()
+    assert (head.min_epoch, head.state) == (newest - 10, CheckpointState.READY)
+    assert not [info for info in store.list(PATHS.ours / "commits") if "0000005" in info.path]
+
+
+def test_an_epoch_without_all_its_operators_is_not_made_visible() -> None:
+    store = MemoryStore()
+    run(store, 1, **JOB)
+    backend = ParquetBackend(store, PATHS)
+    first = backend.load()
+    second = [replace(one, epoch=Epoch(2)) for one in first.operators]
+    for operator in second[:-1]:
+        backend.write_operator_checkpoint_metadata(operator)
+    head = LegacyCheckpoint(
+        job=PATHS.job,
+        epoch=Epoch(2),
+        min_epoch=Epoch(1),
+        start_time_micros=1,
+        finish_time_micros=2,
+        operators=tuple(one.operator for one in second),
+    )
+    last = second[-1]
+    path = PATHS.operator_metadata(last.operator, Epoch(2))
+    before = [
+        None,
+        metadata.encode_operator(first.operators[-1]),
+        metadata.encode_operator(replace(last, parallelism=0)),
+        metadata.encode_operator(replace(last, job=JobId("other"))),
+    ]
+    for data in before:
+        if data is not None:
+            store.put(path, data)
+        with pytest.raises(ProtocolError, match="would not be restorable"):
+            backend.write_checkpoint_metadata(head)
+    assert backend.epochs() == [1]
+    backend.write_operator_checkpoint_metadata(last)
+    backend.write_checkpoint_metadata(head)
+    # Again, and with another min_epoch, as Arroyo does; but never another checkpoint.
+    backend.write_checkpoint_metadata(replace(head, min_epoch=Epoch(2)))
+    assert backend.load().min_epoch == 2
+    with pytest.raises(ConflictError, match="belongs to another"):
+        backend.write_checkpoint_metadata(replace(head, finish_time_micros=3))
+
+
+# ---- crashes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("restarts_at_once")
+@pytest.mark.parametrize("mode", ["before", "after"])
+def test_a_crash_at_any_change_loses_and_doubles_nothing(mode: Any) -> None:
+    begun = MemoryStore()
+    run(begun, 1, **TINY)
+    whole = copied(begun)
+    run(whole, **TINY)
+    expected = end_of(whole, legacy_job(whole, **TINY))
+    at = 0
+    while True:
+        at += 1
+        store = copied(begun)
+        faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=True)
+        try:
+            run(faulty, 1, **TINY)
+        except Crash:
+            run(store, **TINY)
+            assert end_of(store, legacy_job(store, **TINY)) == expected, at
+            continue
+        break
+    assert at > 20
+
+
+@pytest.mark.usefixtures("restarts_at_once")
+def test_a_commit_that_was_left_is_shown_and_finished_by_the_next_run() -> None:
+    store = MemoryStore()
+    run(store, 1, **TINY)
+    store.delete_many([PATHS.commit_note(Epoch(1))])
+    assert [one.state for one in list_epochs(store, PATHS)] == [CheckpointState.COMMITTING]
+    JobRun(store, legacy_job(store, **TINY)).close()
+    assert [one.state for one in list_epochs(store, PATHS)] == [CheckpointState.READY]
+
+
+def test_a_note_of_another_attempt_commits_nothing() -> None:
+    store = MemoryStore()
+    run(store, 1, **TINY)
+    path = PATHS.commit_note(Epoch(1))
+    note = json.loads(store.read(path))
+    store.put(path, json.dumps(note | {"finish_time_micros": 1}).encode())
+    assert ParquetBackend(store, PATHS).load().state is CheckpointState.COMMITTING
+
+
+# ---- one writer at a time ------------------------------------------------------------------------
+
+
+def test_a_second_starter_is_refused_until_the_first_has_ended() -> None:
+    store = MemoryStore()
+    first = LocalRun(legacy_job(store, **TINY), store)
+    first.step()
+    before = listing(store)
+    with pytest.raises(ConflictError, match="somebody else runs the job") as caught:
+        LocalRun(legacy_job(store, **TINY), store)
+    assert caught.value.retryable
+    assert listing(store) == before
+    first.job.close()
+    second = LocalRun(legacy_job(store, **TINY), store)
+    second.step()
+    second.job.close()
+    assert ParquetBackend(store, PATHS).epochs() == [1, 2]
+
+
+@pytest.mark.usefixtures("restarts_at_once")
+def test_a_run_whose_lease_was_taken_writes_no_epoch_and_deletes_nothing() -> None:
+    store = MemoryStore()
+    first = LocalRun(legacy_job(store, **TINY), store)
+    first.step()
+    second = LocalRun(legacy_job(store, **TINY), store)
+    second.step()
+    there = ParquetBackend(store, PATHS).load()
+    with pytest.raises(ConflictError, match="lease"):
+        first.step()
+    first.job.close()
+    second.job.close()
+    assert ParquetBackend(store, PATHS).load() == there
+
+
+def test_a_lease_that_could_not_be_renewed_stops_its_holder_by_its_own_clock() -> None:
+    now = [1_000_000]
+    store = MemoryStore()
+    with lease(
+        store, PATHS, "a", directory=PATHS.writers, seconds=60, clock=lambda: now[0]
+    ) as held:
+        held.check()
+        now[0] += 55_000_000
+        with pytest.raises(ConflictError, match="renewed"):
+            held.put(StatePath("words/x"), b"")
+
+
+def test_a_start_that_fails_gives_the_lease_back() -> None:
+    store = MemoryStore()
+    run(store, 1, **TINY)
+    broken = FaultInjecting(store, fail_at=3, error=StorageError("down"))
+    pipeline = legacy_job(store, **TINY)
+    store.delete_many([PATHS.commit_note(Epoch(1))])
+    with pytest.raises(StorageError):
+        LocalRun(pipeline, broken)
+    LocalRun(pipeline, store).job.close()
+
+
+def test_state_in_the_other_layout_is_never_silently_left_behind() -> None:
+    store = MemoryStore()
+    run(store, 1, **TINY)
+    with pytest.raises(InputError, match="lies in the legacy layout"):
+        LocalRun(word_job(store, **TINY), store)
+    other = MemoryStore()
+    run_pipeline(word_job(other, **TINY), other, max_epochs=1)
+    with pytest.raises(InputError, match="lies in the protocol layout"):
+        LocalRun(legacy_job(other, **TINY), other)
+
+
+def test_a_backend_that_holds_no_lease_starts_nothing() -> None:
+    with pytest.raises(InputError, match="lease"):
+        ParquetBackend(MemoryStore(), PATHS).start()
+
+
+def test_the_legacy_layout_has_no_second_level() -> None:
+    with pytest.raises(InputError, match="one level"):
+        Pipeline("words", job="other", layout=Layout.LEGACY)
+    assert Pipeline("words", layout=Layout.LEGACY).paths == PATHS
+
+
+def test_a_run_stops_when_it_is_asked_and_later_ones_are_not_held_up() -> None:
+    store = MemoryStore()
+    first = JobRun(store, legacy_job(store, **TINY))
+    assert not first.stop_requested()
+    assert request_stop(store, PATHS, 7) == first.number
+    assert first.stop_requested()
+    first.close()
+    second = JobRun(store, legacy_job(store, **TINY))
+    assert not second.stop_requested()
+    assert requested_stop(store, PATHS) == first.number
+    second.close()
+
+
+# ---- the commands --------------------------------------------------------------------------------
+
+
+def output(*args: str) -> Any:
+    result = CliRunner().invoke(main, [*args, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_both_layouts_are_shown_in_the_same_words(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    store = open_store(url)
+    sinks = MemoryStore(), MemoryStore()
+    run_pipeline(legacy_job(sinks[0], **LONG), store)
+    protocol = word_job(sinks[1], **LONG)
+    protocol.name = "others"
+    run_pipeline(protocol, store)
+    shown = {job["job"]: job for job in output("jobs", "--url", url)}
+    assert {(name, job["layout"]) for name, job in shown.items()} == {
+        ("words", "legacy"),
+        ("main", "protocol"),
+    }
+    assert {job["newest_epoch"] for job in shown.values()} == {16}
+    for name in ("words", "others/main"):
+        epochs = output("epochs", name, "--url", url)
+        assert {(one["state"], one["problem"]) for one in epochs} == {("ready", None)}
+    same = [output("show", name, "--url", url)["operators"] for name in ("words", "others/main")]
+    assert same[0] == same[1]
+    for operator, table in (("count", "counts"), ("keep", "rows"), ("sum", "times")):
+        at = operator, table, "--limit", "0", "--url", url
+        legacy, other = (output("rows", name, *at) for name in ("words", "others/main"))
+        assert sorted(map(str, legacy)) == sorted(map(str, other))
+        assert legacy
+    assert output("stop", "words", "--url", url)["generation"] == 1

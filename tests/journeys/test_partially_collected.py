@@ -1,0 +1,201 @@
+"""Epochs that a cleanup has half removed are told from damaged ones, in both layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.local.jobs import EpochSummary, find_job, list_epochs
+from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore, open_store
+from tests.compat.arroyo import unpack
+from tests.jobs import copied, word_job
+
+READY, COLLECTED = CheckpointState.READY, CheckpointState.PARTIALLY_COLLECTED
+OPTIONS: dict[str, Any] = {
+    "rows": 28,
+    "rows_per_epoch": 2,
+    "parallelism": 1,
+    "keep_epochs": None,
+    "merge_files_after": 512,
+}
+NEWEST = 14
+KEPT_FROM = {Layout.PROTOCOL: 5, Layout.LEGACY: 4}
+
+
+@pytest.fixture(scope="module", params=list(Layout), ids=lambda layout: layout.value)
+def written(request: pytest.FixtureRequest) -> tuple[MemoryStore, JobPaths]:
+    store = MemoryStore()
+    pipeline = word_job(store, **OPTIONS)
+    pipeline.layout = request.param
+    run_pipeline(pipeline, store)
+    return store, pipeline.paths
+
+
+def states(found: list[EpochSummary]) -> dict[int, CheckpointState | None]:
+    return {int(one.epoch): one.state for one in found}
+
+
+def test_a_cleanup_that_stops_anywhere_leaves_epochs_that_say_so(
+    written: tuple[MemoryStore, JobPaths],
+) -> None:
+    whole, paths = written
+    kept_from = KEPT_FROM[paths.layout]
+    seen: set[tuple[int, ...]] = set()
+    at = 0
+    while True:
+        at += 1
+        store = copied(whole)
+        faulty = FaultInjecting(store, fail_at=at, mode="partial", crash=True)
+        try:
+            ParquetBackend(faulty, paths).cleanup_checkpoint(Epoch(kept_from))
+        except Crash:
+            found = list_epochs(store, paths)
+            assert not any(one.problem for one in found), at
+            told = states(found)
+            assert {told[epoch] for epoch in range(kept_from, NEWEST + 1)} == {READY}
+            older = {told[epoch] for epoch in told if epoch < kept_from}
+            assert older <= {READY, COLLECTED}
+            seen.add(tuple(epoch for epoch in told if told[epoch] is COLLECTED))
+            continue
+        break
+    assert states(list_epochs(store, paths)) == dict.fromkeys(range(kept_from, NEWEST + 1), READY)
+    # At first all that go are there still; in the end the last of them is alone.
+    whole_range = tuple(range(1, kept_from))
+    assert {whole_range, whole_range[-1:]} <= seen
+
+
+def test_what_a_kept_epoch_lists_is_damage_in_every_epoch_that_lists_it(
+    written: tuple[MemoryStore, JobPaths],
+) -> None:
+    whole, paths = written
+    for epoch in (NEWEST, NEWEST - 1):
+        store = copied(whole)
+        checkpoint = ParquetBackend(store, paths).load(Epoch(epoch))
+        doomed = next(p for p in checkpoint.paths if f"checkpoint-{epoch:07}" in p)
+        store.delete_many([doomed])
+        found = list_epochs(store, paths)
+        assert COLLECTED not in states(found).values()
+        broken = [one for one in found if one.problem]
+        assert broken[0].epoch == epoch
+        assert {one.missing for one in broken} == {1}
+        assert all(one.problem.facts["path"] == doomed for one in broken if one.problem)
+
+
+def test_a_lost_file_of_an_old_epoch_that_a_kept_one_lists_is_damage_too(
+    written: tuple[MemoryStore, JobPaths],
+) -> None:
+    whole, paths = written
+    store = copied(whole)
+    old, new = (ParquetBackend(store, paths).load(Epoch(e)) for e in (2, NEWEST))
+    both = [path for path in old.paths if path in new.paths]
+    store.delete_many(both[:1])
+    found = list_epochs(store, paths)
+    assert COLLECTED not in states(found).values()
+    assert isinstance(found[-1].problem, FormatError)
+    assert isinstance(found[1].problem, FormatError)
+
+
+# ---- what Arroyo's own cleanup leaves ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def legacy_job(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryStore, JobPaths]:
+    return in_memory(unpack("legacy", tmp_path_factory.mktemp("legacy")), "job_TgS34gutlY")
+
+
+@pytest.fixture(scope="module")
+def leader_job(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryStore, JobPaths]:
+    return in_memory(unpack("leader", tmp_path_factory.mktemp("leader")), "job_U5O5jKZxJg")
+
+
+def in_memory(url: str, name: str) -> tuple[MemoryStore, JobPaths]:
+    store, copy = open_store(url), MemoryStore()
+    paths = find_job(store, name)
+    for info in store.list(paths.root):
+        copy.put(info.path, store.read(info.path))
+    return copy, paths
+
+
+def own_files(store: ObjectStore, paths: JobPaths, epoch: int) -> list[StatePath]:
+    """What only this epoch and older ones list."""
+    backend = ParquetBackend(store, paths)
+    newer = {p for e in backend.epochs() if e > epoch for p in backend.load(e).paths}
+    return [path for path in backend.load(Epoch(epoch)).paths if path not in newer]
+
+
+def test_a_legacy_cleanup_of_arroyo_half_way_is_no_damage(
+    legacy_job: tuple[MemoryStore, JobPaths],
+) -> None:
+    whole, paths = legacy_job
+    store = copied(whole)
+    first = ParquetBackend(store, paths).epochs()[0]
+    store.delete_many(own_files(store, paths, first)[:1])
+    assert states(list_epochs(store, paths))[first] is COLLECTED
+    checkpoint = ParquetBackend(store, paths).load(first)
+    # Then the operators' metadata, one after the other.
+    for count, operator in enumerate(checkpoint.operators, start=1):
+        store.delete_many([paths.operator_metadata(operator.operator, first)])
+        found = list_epochs(store, paths)
+        assert [one.state for one in found][:2] == [COLLECTED, READY]
+        assert found[0].problem is None
+        assert found[0].missing >= count
+    store.delete_many([paths.legacy_metadata(first)])
+    assert first not in states(list_epochs(store, paths))
+
+
+def test_an_epoch_that_no_cleanup_of_arroyo_touches_is_damaged(
+    legacy_job: tuple[MemoryStore, JobPaths], leader_job: tuple[MemoryStore, JobPaths]
+) -> None:
+    for (whole, paths), back in ((legacy_job, 4), (leader_job, 10)):
+        newest = ParquetBackend(whole, paths).epochs()[-1]
+        for epoch, state in ((newest - back, READY), (newest - back - 1, COLLECTED)):
+            store = copied(whole)
+            store.delete_many(own_files(store, paths, epoch)[:1])
+            found = {one.epoch: one for one in list_epochs(store, paths)}[Epoch(epoch)]
+            assert found.state is state
+            assert (found.problem is None) == (state is COLLECTED)
+    whole, paths = legacy_job
+    store = copied(whole)
+    checkpoint = ParquetBackend(store, paths).load()
+    lost = paths.operator_metadata(checkpoint.operators[0].operator, checkpoint.epoch)
+    store.delete_many([lost])
+    newest_found = list_epochs(store, paths)[-1]
+    assert newest_found.problem is not None
+    assert newest_found.problem.facts["path"] == lost
+
+
+def test_a_gc_of_arroyo_half_way_is_no_damage(leader_job: tuple[MemoryStore, JobPaths]) -> None:
+    whole, paths = leader_job
+    store = copied(whole)
+    first = ParquetBackend(store, paths).load(ParquetBackend(store, paths).epochs()[0])
+    newest = ParquetBackend(store, paths).epochs()[-1]
+    assert first.epoch < newest - 10
+    assert first.worker_generation is not None
+    store.delete_many([paths.committed(first.worker_generation, first.epoch)])
+    assert states(list_epochs(store, paths))[first.epoch] is COLLECTED
+    store.delete_many([paths.epoch_record(first.epoch)])
+    found = list_epochs(store, paths)
+    assert (found[0].epoch, found[0].state, found[0].problem) == (first.epoch, COLLECTED, None)
+    store.delete_many([first.ref])
+    assert first.epoch not in states(list_epochs(store, paths))
+
+
+def test_files_that_old_releases_wrote_beside_the_prefix_are_pointed_at(
+    legacy_job: tuple[MemoryStore, JobPaths],
+) -> None:
+    whole, paths = legacy_job
+    store = copied(whole)
+    newest = ParquetBackend(store, paths).load()
+    aggregate = newest.operator("updating_aggregate_4")
+    assert aggregate is not None
+    store.delete_many(aggregate.paths)
+    problem = list_epochs(store, paths)[-1].problem
+    assert problem is not None
+    assert "root of the bucket" in str(problem.next_step)

@@ -1,0 +1,251 @@
+"""The definitions load, start nothing, touch nothing, and can be named otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from arroyo_dagster.errors import ConflictError, InputError, StorageError
+from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
+
+ROOT = Path(__file__).parents[2]
+NOWHERE = "/does/not/exist/anywhere"
+TABLES = {"checkpoint", "epoch_catalog", "operator_metadata", "fleet"}
+
+
+def keys(defs: dg.Definitions) -> set[str]:
+    return {key.to_user_string() for key in defs.resolve_all_asset_keys()}
+
+
+def test_the_definitions_load_with_nothing_but_a_url() -> None:
+    defs = build_arroyo_definitions(NOWHERE)
+    dg.Definitions.validate_loadable(defs)
+    assert {f"arroyo/{table}" for table in TABLES} <= keys(defs)
+
+
+def test_everything_is_stopped_by_default_and_running_on_request() -> None:
+    def statuses(**options: bool) -> set[str]:
+        defs = build_arroyo_definitions(NOWHERE, **options)  # type: ignore[arg-type]
+        repository = defs.get_repository_def()
+        every = [*repository.sensor_defs, *repository.schedule_defs]
+        return {one.default_status.value for one in every}
+
+    assert statuses() == {"STOPPED"}
+    assert statuses(sensor_running=True, schedules_running=True) == {"RUNNING"}
+
+
+LOADED = """
+import builtins, json, os, sys
+opened, started = [], []
+def watch(event, args):
+    if event in ("open", "os.mkdir", "os.listdir", "os.scandir", "socket.connect"):
+        opened.append(str(args[0]))
+    if event in ("subprocess.Popen", "os.posix_spawn", "os.fork"):
+        started.append(str(args[0]))
+sys.addaudithook(watch)
+import definitions, dagster
+dagster.Definitions.validate_loadable(definitions.defs)
+modules = sorted({name.partition(".")[0] for name in sys.modules})
+print(json.dumps({"opened": opened, "started": started, "modules": modules, "storage":
+    [name for name in sys.modules if name.startswith("arroyo_dagster.state.storage.")]}))
+"""
+
+
+def test_loading_the_code_location_touches_no_store_and_starts_no_jvm(tmp_path: Path) -> None:
+    url = str(tmp_path / "never-made")
+    environment = {**os.environ, "ARROYO__CHECKPOINT_URL": url, "DAGSTER_HOME": str(tmp_path)}
+    answer = subprocess.run(
+        [sys.executable, "-c", LOADED],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(answer.stdout.splitlines()[-1])
+    assert not [path for path in found["opened"] if str(tmp_path) in path]
+    assert not [program for program in found["started"] if "java" in program]
+    assert not {"pyspark", "pyarrow", "polars", "pandas", "s3fs", "obstore"} & {*found["modules"]}
+    assert found["storage"] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_environment_configures_the_code_location(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARROYO_RUNNING", "1")
+    monkeypatch.setenv("ARROYO_DEPLOYMENT", "blue")
+    monkeypatch.setenv("ARROYO_SENSOR_SECONDS", "45")
+    monkeypatch.delitem(sys.modules, "definitions", raising=False)
+    import definitions
+
+    monkeypatch.delitem(sys.modules, "definitions")
+    assert "arroyo/blue/fleet" in keys(definitions.defs)
+    sensor = definitions.defs.resolve_sensor_def("arroyo_checkpoint_sensor")
+    assert sensor.minimum_interval_seconds == 45
+    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
+
+
+def test_workspace_and_project_name_the_same_location() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    names = {project["dagster"]["code_location_name"]}
+    names.add(project["dg"]["project"]["code_location_name"])
+    assert names == {"arroyo"}
+    assert "location_name: arroyo\n" in (ROOT / "workspace.yaml").read_text()
+
+
+# ---- names ---------------------------------------------------------------------------------------
+
+
+class Prefixed(DagsterArroyoTranslator):
+    def get_asset_spec(self, props: ArroyoTableProps) -> dg.AssetSpec:
+        spec = super().get_asset_spec(props)
+        named = spec.replace_attributes(key=spec.key.with_prefix("prod"), owners=["team:streams"])
+        return named.merge_attributes(tags={"tier": "one"})
+
+
+def test_a_translator_renames_every_asset_and_what_depends_on_it() -> None:
+    defs = build_arroyo_definitions(NOWHERE, translator=Prefixed())
+    dg.Definitions.validate_loadable(defs)
+    assert all(key.startswith("prod/arroyo/") for key in keys(defs))
+    graph = defs.resolve_asset_graph()
+    catalog = graph.get(dg.AssetKey(["prod", "arroyo", "epoch_catalog"]))
+    assert {key.path[0] for key in catalog.parent_keys} == {"prod"}
+    assert catalog.owners == ["team:streams"]
+    assert catalog.tags["tier"] == "one"
+
+
+def test_two_deployments_share_neither_assets_nor_partitions() -> None:
+    blue, green = (build_arroyo_definitions(NOWHERE, deployment=name) for name in ("a-1", "b"))
+    assert not keys(blue) & keys(green)
+    names = {
+        spec.partitions_def.name  # type: ignore[union-attr]
+        for defs in (blue, green)
+        for spec in defs.resolve_all_asset_specs()
+        if spec.partitions_def is not None
+    }
+    assert names == {"arroyo_a_1_jobs", "arroyo_b_jobs"}
+    with pytest.raises(InputError, match="not a name for a deployment"):
+        build_arroyo_definitions(NOWHERE, deployment="a b")
+
+
+def test_they_merge_with_definitions_of_the_users_own() -> None:
+    @dg.asset(deps=[["arroyo", "epoch_catalog"]])
+    def mine() -> None: ...
+
+    defs = dg.Definitions.merge(dg.Definitions(assets=[mine]), build_arroyo_definitions(NOWHERE))
+    dg.Definitions.validate_loadable(defs)
+
+
+def test_an_asset_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InputError, match="there is no such asset"):
+        DagsterArroyoTranslator().get_asset_spec(ArroyoTableProps("nothing"))
+
+
+# ---- failures ------------------------------------------------------------------------------------
+
+
+def test_an_error_becomes_a_failure_that_begins_with_what_it_says() -> None:
+    error = ConflictError("somebody else won", job="words/main", next_step="look again")
+    with pytest.raises(dg.Failure) as caught, as_failure():
+        raise error
+    assert caught.value.description == "somebody else won [job=words/main]. Next: look again"
+    assert caught.value.allow_retries is False
+    assert caught.value.metadata["arroyo/job"].value == "words/main"
+    assert caught.value.__cause__ is error
+
+
+def test_only_what_may_heal_by_itself_is_retried() -> None:
+    for error, retried in ((StorageError("down"), True), (InputError("wrong"), False)):
+        with pytest.raises(dg.Failure) as caught, as_failure():
+            raise error
+        assert caught.value.allow_retries is retried
+
+
+def test_errors_of_others_pass_through() -> None:
+    with pytest.raises(KeyError), as_failure():
+        raise KeyError("x")
+
+
+# ---- resources -----------------------------------------------------------------------------------
+
+
+def test_everything_that_looks_gets_a_write_protected_store(deployed: Any) -> None:
+    from arroyo_dagster.state.model.ids import StatePath
+
+    with pytest.raises(InputError, match="write-protected"):
+        deployed.resource.reading().put(StatePath("a"), b"")
+    deployed.resource.writable().put(StatePath("a"), b"")
+
+
+def test_the_catalogue_lies_below_dagster_home_by_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    resource = ArroyoStateStore(checkpoint_url="memory://somewhere")
+    assert resource.catalogue().url == f"file://{tmp_path}/arroyo_catalogue"
+
+
+def test_without_dagster_home_it_lies_where_the_instance_keeps_its_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    found: list[str] = []
+
+    @dg.op
+    def look(arroyo_store: ArroyoStateStore) -> None:
+        found.append(arroyo_store.catalogue().url)
+
+    @dg.job(resource_defs={"arroyo_store": ArroyoStateStore(checkpoint_url="memory://x")})
+    def job() -> None:
+        look()
+
+    assert job.execute_in_process(instance=dg.DagsterInstance.ephemeral()).success
+    assert found[0].endswith("/arroyo_catalogue")
+    with pytest.raises(InputError, match="nobody said where the catalogue lies"):
+        ArroyoStateStore(checkpoint_url="memory://x").catalogue()
+
+
+@pytest.mark.parametrize("catalogue", ["", "/below/it"])
+def test_the_catalogue_never_lies_below_the_checkpoint_url(tmp_path: Path, catalogue: str) -> None:
+    resource = ArroyoStateStore(
+        checkpoint_url=str(tmp_path), catalogue_url=f"{tmp_path}{catalogue}"
+    )
+    with pytest.raises(InputError, match="cannot lie below the checkpoint URL"):
+        resource.catalogue()
+
+
+def test_a_layout_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InputError, match="there is no such layout"):
+        ArroyoStateStore(checkpoint_url=NOWHERE, layout="modern").chosen_layout()
+
+
+def test_the_session_is_not_started_unless_asked_for() -> None:
+    context = dg.build_init_resource_context()
+    with SparkSessionResource(master="no such master").yield_for_execution(context) as resource:
+        assert resource.stop_on_teardown
+
+
+def test_only_a_session_that_was_started_here_is_stopped() -> None:
+    class Session:
+        stopped = False
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    context = dg.build_init_resource_context()
+    for ours, stop, stopped in ((True, True, True), (False, True, False), (True, False, False)):
+        session, resource = Session(), SparkSessionResource(stop_on_teardown=stop)
+        with resource.yield_for_execution(context):
+            resource._session, resource._ours = session, ours
+        assert session.stopped is stopped

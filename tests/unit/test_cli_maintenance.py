@@ -1,0 +1,103 @@
+"""`arroyo-state compact` and `expire`: nothing changes until --yes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from arroyo_dagster import cli
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.state.storage import configure
+from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.store import ObjectStore
+from tests.compat.arroyo import unpack
+from tests.jobs import listing, run_word_job, state_of, word_job
+
+JOB: dict[str, Any] = {
+    "rows": 24,
+    "rows_per_epoch": 2,
+    "sinks": 0,
+    "keep_epochs": None,
+    "merge_files_after": 99,
+}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Any:
+    yield f"memory://cli-maintenance-{tmp_path.name}"
+    configure(None)
+
+
+@pytest.fixture
+def store(url: str) -> ObjectStore:
+    found = open_store(url)
+    run_word_job(found, **JOB, max_epochs=8)
+    return found
+
+
+def run(url: str, *args: str) -> Result:
+    return CliRunner().invoke(cli.main, [*args, "--url", url], catch_exceptions=False)
+
+
+def document(url: str, *args: str) -> Any:
+    result = run(url, *args, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_compact_shows_the_plan_and_changes_nothing_until_yes(url: str, store: ObjectStore) -> None:
+    before, state = listing(store), state_of(store, word_job(store, **JOB))
+    shown = run(url, "compact", "main", "--policy", "full")
+    assert shown.exit_code == 0
+    assert "nothing was changed, --yes does it" in shown.stdout
+    plan = document(url, "compact", "main", "--policy", "full")
+    assert plan["plan"]["merges"]
+    assert not plan["done"]
+    assert listing(store) == before
+    done = run(url, "compact", "main", "--policy", "full", "--yes")
+    assert "epoch 9 lists them" in done.stdout
+    after = state_of(store, word_job(store, **JOB))
+    assert after.pop("") != state.pop("")
+    assert after == state
+    again = run(url, "compact", "main", "--policy", "full", "--yes")
+    assert "nothing to merge at epoch 9" in again.stdout
+    assert "merged ones already" in again.stdout or "one file or none" in again.stdout
+
+
+def test_expire_shows_what_would_go_and_deletes_nothing_until_yes(
+    url: str, store: ObjectStore
+) -> None:
+    before = listing(store)
+    assert "nothing was deleted, --yes does it" in run(url, "expire", "main", "--keep", "3").stdout
+    planned = document(url, "expire", "main", "--keep", "3")
+    assert planned["plan"]["epochs"] == [1, 2, 3, 4, 5]
+    assert listing(store) == before
+    done = document(url, "expire", "main", "--keep", "3", "--yes")
+    assert done["done"]
+    assert ParquetBackend(store, word_job(store, **JOB).paths).epochs() == [6, 7, 8]
+    assert "nothing to expire, 3 epochs stay" in run(url, "expire", "main", "--keep", "3").stdout
+
+
+def test_jobs_of_arroyo_are_not_touched_and_that_is_said(tmp_path: Path) -> None:
+    url = unpack("flights", tmp_path)
+    job = document(url, "jobs")[0]["job"]
+    before = listing(open_store(url))
+    assert "a job of Arroyo's" in run(url, "compact", job, "--yes").stdout
+    refused = run(url, "expire", job, "--keep", "2", "--yes")
+    assert refused.exit_code == 1
+    assert "a job of Arroyo's" in refused.stderr
+    left = {path for path in listing(open_store(url)) if "/leases/" not in path}
+    assert left == set(before)
+
+
+def test_an_interval_keeps_epochs_apart_and_a_stop_request_does_not_wait_for_it() -> None:
+    store = open_store("memory://cli-interval")
+    begun = time.monotonic()
+    run_pipeline(word_job(store, **JOB), store, max_epochs=3, interval_seconds=0.2)
+    assert time.monotonic() - begun >= 0.4
