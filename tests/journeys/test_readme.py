@@ -34,7 +34,7 @@ def _run(command: str, folder: Path, **environment: str) -> str:
 
 
 def test_the_operator_of_the_readme_runs_and_its_totals_are_shown(tmp_path: Path) -> None:
-    (code,) = _blocks("python")
+    (code,) = [block for block in _blocks("python") if "Pipeline" in block]
     (tmp_path / "shop.py").write_text(code)
     run, rows = next(block for block in _blocks("sh") if "shop.py" in block).splitlines()
     url = f"file://{tmp_path}/state"
@@ -44,7 +44,7 @@ def test_the_operator_of_the_readme_runs_and_its_totals_are_shown(tmp_path: Path
 
 
 def test_the_commands_that_look_at_state_run_against_a_job(tmp_path: Path) -> None:
-    (code,) = _blocks("python")
+    (code,) = [block for block in _blocks("python") if "Pipeline" in block]
     (tmp_path / "shop.py").write_text(code)
     url = f"file://{tmp_path}/state"
     _run(f"arroyo-state run shop.py:pipeline --url {url}", tmp_path)
@@ -62,3 +62,39 @@ def test_every_make_target_that_the_readme_names_exists() -> None:
     named = set(re.findall(r"`?make ([a-z]+)`?", README))
     assert named
     assert named <= targets
+
+
+def test_the_component_of_the_readme_loads(tmp_path: Path) -> None:
+    import dagster as dg
+    import yaml
+    from dagster.components.testing import create_defs_folder_sandbox
+
+    from arroyo_dagster import ArroyoStateComponent
+
+    (text,) = _blocks("yaml")
+    given = yaml.safe_load(text)
+    assert given["type"] == "arroyo_dagster.ArroyoStateComponent"
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(ArroyoStateComponent, defs_yaml_contents=given)
+        with sandbox.load_component_and_build_defs(path) as (_, defs):
+            dg.Definitions.validate_loadable(defs)
+            assert defs.resolve_job_def("arroyo_compaction")
+
+
+def test_the_commands_that_keep_state_small_show_their_plan(tmp_path: Path) -> None:
+    (code,) = [block for block in _blocks("python") if "Pipeline" in block]
+    (tmp_path / "shop.py").write_text(code)
+    url = f"file://{tmp_path}/state"
+    _run(f"arroyo-state run shop.py:pipeline --url {url}", tmp_path)
+    block = next(block for block in _blocks("sh") if "arroyo-state compact" in block)
+    commands = [line for line in block.splitlines() if line.startswith("arroyo-state")]
+    assert len(commands) == 2
+    for command in commands:
+        assert _run(command.replace("JOB", "shop/main"), tmp_path, ARROYO__CHECKPOINT_URL=url)
+
+
+def test_the_definitions_of_the_readme_load() -> None:
+    (code,) = [block for block in _blocks("python") if "build_arroyo_definitions" in block]
+    found: dict[str, object] = {}
+    exec(code, found)
+    assert found["defs"].resolve_all_asset_keys()  # type: ignore[attr-defined]

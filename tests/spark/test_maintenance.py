@@ -107,6 +107,36 @@ def test_items_come_back_in_order_and_only_those_that_failed_are_tried_again(
         run_items(session, run, [99], [1])
 
 
+def test_the_assets_compact_and_expire_through_spark(session: SparkSession, tmp_path: Path) -> None:
+    import dagster as dg
+
+    from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+    from arroyo_dagster.orchestration.resources import ArroyoStateStore
+
+    store, pipeline = _run(tmp_path, 9)
+    content = tables_of(store, newest(store, pipeline))
+    key = pipeline.paths.root
+    url = str(tmp_path / "checkpoints")
+    defs = build_arroyo_definitions(
+        ArroyoStateStore(checkpoint_url=url, catalogue_url=str(tmp_path / "catalogue"))
+    )
+    configs = {
+        "arroyo_compaction": {"arroyo_compacted_state": {"config": {"policy": "full"}}},
+        "arroyo_gc": {"arroyo_retained_epochs": {"config": {"keep_epochs": 2, "dry_run": False}}},
+    }
+    with dg.instance_for_test() as instance:
+        instance.add_dynamic_partitions("arroyo_jobs", [key])
+        for job, ops in configs.items():
+            result = defs.resolve_job_def(job).execute_in_process(
+                instance=instance, partition_key=key, run_config={"ops": ops}
+            )
+            assert len(result.get_asset_materialization_events()) == 1
+            assert all(check.passed for check in result.get_asset_check_evaluations())
+    assert ParquetBackend(store, pipeline.paths).epochs() == [9, 10]
+    assert tables_of(store, newest(store, pipeline)) == content
+    assert session.range(3).count() == 3  # a session that was there before is not stopped
+
+
 def test_heavy_items_come_apart() -> None:
     assert assigned({0: 1, 1: 100, 2: 1, 3: 90}, 3) == [[1], [3], [0, 2]]
     assert assigned({5: 1}, 8) == [[5]]

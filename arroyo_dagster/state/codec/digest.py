@@ -6,6 +6,7 @@ For telling whether a rewrite lost, changed or doubled a row; not against an adv
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -127,20 +128,24 @@ def _of_bytes(array: pa.Array) -> _Hashes:
 
 
 def _slices(offsets: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Rows in slices of a few million bytes: the arithmetic takes eight bytes for each."""
-    start, count = 0, len(offsets) - 1
-    while start < count:
-        end = int(np.searchsorted(offsets, offsets[start] + _SLICE_BYTES, side="right")) - 1
-        end = min(count, max(start + 1, end))
-        yield start, end
-        start = end
+    """Rows in slices of a few million bytes, since the arithmetic takes eight bytes for each; a
+    long value comes alone."""
+    long = np.flatnonzero(np.diff(offsets) > _LONG)
+    edges = np.unique(np.concatenate([[0], long, long + 1, [len(offsets) - 1]]))
+    for first, last in itertools.pairwise(edges.tolist()):
+        start = first
+        while start < last:
+            end = int(np.searchsorted(offsets, offsets[start] + _SLICE_BYTES, side="right")) - 1
+            end = min(last, max(start + 1, end))
+            yield start, end
+            start = end
 
 
 def _of_slice(raw: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> _Hashes:
     lengths = np.diff(offsets)
     longest = int(lengths.max(initial=0))
     if longest > _LONG:
-        return np.array([_of_long(raw[a:b]) for a, b in zip(offsets, offsets[1:], strict=False)])
+        return np.array([_of_long(raw[offsets[0] : offsets[1]])])
     data = raw[offsets[0] : offsets[-1]].astype(np.uint64)
     places = np.arange(len(data)) - np.repeat(offsets[:-1] - offsets[0], lengths)
     powers = np.multiply.accumulate(np.full(longest + 1, _BASE))

@@ -15,6 +15,8 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.recovery import marker_path
 
+LEGACY_EPOCHS_BEFORE_NEWEST = 10
+
 
 def check_expire(plan: ExpirePlan, fresh: ExpirePlan, kept: Iterable[StatePath]) -> None:
     """Make sure that a plan made earlier may still be carried out.
@@ -29,9 +31,9 @@ def check_expire(plan: ExpirePlan, fresh: ExpirePlan, kept: Iterable[StatePath])
     needed = set(plan.data) & set(kept)
     staying = [epoch for epoch in plan.epochs if epoch >= fresh.keep_from]
     if needed or staying:
+        reason = f"epoch {staying[0]} stays" if staying else f"{len(needed)} files are needed"
         raise ConflictError(
-            "the plan no longer fits: "
-            + (f"epoch {staying[0]} stays" if staying else f"{len(needed)} of its files are needed"),
+            f"the plan no longer fits: {reason}",
             path=min(needed) if needed else None,
             next_step="make a new plan; nothing was deleted",
         )
@@ -54,12 +56,21 @@ def min_epoch_to_keep(epochs: Sequence[Epoch], keep_epochs: int) -> Epoch:
     return sorted(epochs, reverse=True)[:keep_epochs][-1]
 
 
-def oldest_kept(epochs: Sequence[Epoch], min_epoch: Epoch) -> Epoch:
+def oldest_kept(
+    epochs: Sequence[Epoch], min_epoch: Epoch, layout: Layout = Layout.PROTOCOL
+) -> Epoch:
     """The oldest epoch that stays: `min_epoch`, or the newest one's parent if that is older.
+
+    In the legacy layout an Arroyo that resumes the job cleans up with the operators of an epoch up
+    to ten before the newest at hand, and never checkpoints again if they are gone.
 
     Args:
         epochs: every epoch of the job, newest first, never empty.
+
+    Source: crates/arroyo-state/src/parquet.rs, `cleanup_operator` (arroyo-state.md 9.6).
     """
+    if layout is Layout.LEGACY:
+        min_epoch = min(min_epoch, Epoch(max(0, epochs[0] - LEGACY_EPOCHS_BEFORE_NEWEST)))
     return min(min_epoch, *epochs[:2])
 
 
@@ -84,7 +95,8 @@ def plan_expire(paths: JobPaths, history: Sequence[Checkpoint], min_epoch: Epoch
             min_epoch=min_epoch,
             newest=history[0].epoch if history else None,
         )
-    keep_from = oldest_kept([checkpoint.epoch for checkpoint in history], min_epoch)
+    epochs = [checkpoint.epoch for checkpoint in history]
+    keep_from = oldest_kept(epochs, min_epoch, paths.layout)
     expired = [checkpoint for checkpoint in reversed(history) if checkpoint.epoch < keep_from]
     kept = {path for c in history if c.epoch >= keep_from for path in c.paths}
     doomed = {path for c in expired for path in c.paths} - kept
@@ -111,8 +123,9 @@ def _records(paths: JobPaths, checkpoint: Checkpoint) -> list[StatePath]:
         for index in range(operator.parallelism)
     ]
     if paths.layout is Layout.PROTOCOL:
-        found += [marker_path(checkpoint.ref), paths.epoch_record(checkpoint.epoch)]
-    return found
+        return [*found, marker_path(checkpoint.ref), paths.epoch_record(checkpoint.epoch)]
+    ours = checkpoint.progress is not None and checkpoint.needs_commit
+    return [*found, paths.commit_note(checkpoint.epoch)] if ours else found
 
 
 def _manifests(paths: JobPaths, checkpoint: Checkpoint) -> list[StatePath]:

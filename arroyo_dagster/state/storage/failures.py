@@ -1,10 +1,16 @@
-"""What a failure of a store means, in the words of `errors.py`."""
+"""What a failure of a store means, in the words of `errors.py`.
+
+Each library says it in its own way: botocore in a `response`, Azure's and Google's clients in
+attributes, obstore in a text. All are brought to an HTTP status and the store's own code first.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
 
@@ -20,6 +26,57 @@ _LASTING = {
     errno.EINVAL: "the store refused the request as wrong",
     errno.ENOSYS: "the store does not know this operation",
 }
+_AGAIN = "try again; the outcome of a write is unknown"
+_SLOWER = "try again later, with fewer requests at once; the outcome of a write is unknown"
+_KEYS = "give other credentials, or renew these: this store's own tools say how"
+_RIGHTS = "give these credentials the right to read, list, write and delete below this URL"
+_REGION = "name the bucket's region: https://s3.{region}.amazonaws.com/…, or AWS_DEFAULT_REGION"
+_REACH = "check the endpoint and the network, then try again; the outcome of a write is unknown"
+_OTHER_STORE = "use a store that can: S3, R2, GCS, Azure, local disk, or a newer server"
+
+_BAD_KEYS = re.compile(
+    r"InvalidAccessKeyId|SignatureDoesNotMatch|Expired|InvalidToken|AuthenticationFailed"
+    r"|InvalidSecurity|NoAuthenticationInformation|InvalidAuthenticationInfo|Unauthorized"
+)
+_NO_KEYS = re.compile(
+    r"credentials? (provider|chain)|no usable credentials|Unable to locate credentials"
+    r"|/latest/api/token|/security-credentials|computeMetadata|/metadata/identity|token request",
+    re.IGNORECASE,
+)
+_THROTTLED = re.compile(
+    r"SlowDown|Throttl|TooManyRequests|RequestLimitExceeded|ServerBusy|rateLimitExceeded"
+)
+_BUSY = re.compile(r"RequestTimeout$|OperationAborted|ConditionalRequestConflict")
+_WRONG_REGION = re.compile(r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocation")
+_NO_BUCKET = re.compile(
+    r"NoSuchBucket|ContainerNotFound|[Ss]pecified (bucket|container) does not exist"
+    r"|no bucket named"
+)
+_TIMED_OUT = re.compile(r"\bTimeout\b|TimedOut|timed out", re.IGNORECASE)
+_UNREACHABLE = re.compile(r"error sending request|Connect(ion)?(Error|Refused)|could not connect")
+_SECRET = re.compile(
+    r"\b(access_token|sig|sas|token|password|secret|AccountKey|SharedAccessSignature"
+    r"|X-Amz-(?:Signature|Security-Token|Credential)|X-Goog-Signature)=[^&\s\"'\]>]+",
+    re.IGNORECASE,
+)
+_STATUS = re.compile(r"status code: (\d{3})\b")
+_CODE = re.compile(r"<Code>([^<]{1,80})</Code>|\(code: ([^)]{1,80})\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One failure, understood.
+
+    Attributes:
+        retryable: whether trying again may help without anyone changing anything.
+        status, code: of the store's answer; None if there was none, or it did not say.
+    """
+
+    reason: str
+    retryable: bool
+    next_step: str | None = None
+    status: int | None = None
+    code: str | None = None
 
 
 @contextlib.contextmanager
@@ -27,34 +84,147 @@ def translated(url: str, path: str | None = None) -> Iterator[None]:
     """Turn what a store's library raises within into errors of ours that name `url` and `path`.
 
     Raises:
-        NotFoundError: there is nothing at `path`.
+        NotFoundError: there is nothing at `path`, or no bucket at `url`.
         StorageError: anything else; `retryable` unless somebody has to change something first.
     """
     try:
         yield
     except ArroyoStateError:
         raise
-    except FileNotFoundError as error:
-        raise NotFoundError("there is no such object", url=url, path=path) from error
     except Exception as error:
+        if says_no_bucket(error):
+            raise root_missing(url) from error
+        if isinstance(error, FileNotFoundError):
+            raise NotFoundError("there is no such object", url=url, path=path) from error
         raise storage_error(error, url, path) from error
+
+
+def root_missing(url: str) -> NotFoundError:
+    """Say that there is no store at `url`."""
+    return NotFoundError(
+        "the root does not exist: there is no such bucket, or nothing below this prefix",
+        url=url,
+        next_step="check the URL: nothing was ever written below it, or all of it was deleted",
+    )
+
+
+def no_conditional_create(url: str, path: str) -> StorageError:
+    """Say that a store cannot decide who creates an object."""
+    return StorageError(
+        "this server does not know conditional create (PUT with If-None-Match: *)",
+        retryable=False,
+        url=url,
+        path=path,
+        status=501,
+        next_step="keep checkpoints that claim on S3, R2, GCS, Azure, local disk or a newer server",
+    )
 
 
 def storage_error(error: Exception, url: str, path: str | None = None) -> StorageError:
     """Say what `error` means for whoever called the store."""
-    reason, retryable = explained(error)
-    step = "try again; the outcome of a write is unknown" if retryable else None
-    return StorageError(reason, retryable=retryable, url=url, path=path, next_step=step)
+    failure = understood(error)
+    return StorageError(
+        failure.reason,
+        retryable=failure.retryable,
+        url=url,
+        path=path,
+        status=failure.status,
+        code=failure.code,
+        next_step=failure.next_step,
+    )
 
 
 def explained(error: Exception) -> tuple[str, bool]:
     """Give the reason of a failure and whether trying again may help."""
-    text = str(error) or type(error).__name__
+    failure = understood(error)
+    return failure.reason, failure.retryable
+
+
+def says_no_bucket(error: Exception) -> bool:
+    """Whether the store answered that there is no such bucket or container."""
+    status, code = _answer(error)
+    return status in (None, 404, 500) and bool(_NO_BUCKET.search(f"{code} {error}"))
+
+
+def understood(error: Exception) -> Failure:
+    """Say what went wrong, whether it may pass by itself, and what to do."""
+    status, code = _answer(error)
+    said = " ".join(f"{status or ''} {code or ''}".split())
+    text = _short(error)
+    kind = type(error).__name__
+    if "Credentials" in kind or (status in (None, 403) and _NO_KEYS.search(text)):
+        return Failure(
+            reason=f"no usable credentials for this store: {text}", retryable=False, next_step=_KEYS
+        )
+    if status is None and code is None:
+        return _unanswered(error, text)
+    known = _answered(status or 0, code or "", f"{said}: {text}")
+    reason, retryable, step = known
+    return Failure(reason=reason, retryable=retryable, next_step=step, status=status, code=code)
+
+
+def _answered(status: int, code: str, said: str) -> tuple[str, bool, str | None]:
+    """Understand an answer of the store by its status and code."""
+    if status == 401 or _BAD_KEYS.search(code):
+        return f"the store does not accept these credentials ({said})", False, _KEYS
+    if _WRONG_REGION.search(code) or status in (301, 307):
+        return f"the bucket is in another region ({said})", False, _REGION
+    if status == 403 or code in ("AccessDenied", "AllAccessDisabled"):
+        return f"permission denied ({said})", False, _RIGHTS
+    if status == 429 or _THROTTLED.search(code):
+        return f"the store is throttling us ({said})", True, _SLOWER
+    if status == 501 or code == "NotImplemented":
+        return f"the store does not know this operation ({said})", False, _OTHER_STORE
+    if status >= 500 or code in ("InternalError", "ServiceUnavailable"):
+        return f"the store's server failed ({said})", True, _AGAIN
+    if status in (408, 409) or _BUSY.search(code):
+        return f"the store was busy with another request ({said})", True, _AGAIN
+    return f"the store refused the request ({said})", False, None
+
+
+def _unanswered(error: Exception, text: str) -> Failure:
+    """Understand a failure that came without an answer of the store."""
     if isinstance(error, PermissionError):
-        return f"permission denied: {text}", False
-    if "Credentials" in type(error).__name__:
-        return f"no usable credentials for this store: {text}", False
-    code = error.errno if isinstance(error, OSError) else None
-    if code in _LASTING:
-        return f"{_LASTING[code]}: {text}", False
-    return f"the store failed: {text}", True
+        return Failure(reason=f"permission denied: {text}", retryable=False, next_step=_RIGHTS)
+    number = error.errno if isinstance(error, OSError) else None
+    if number in _LASTING:
+        return Failure(reason=f"{_LASTING[number]}: {text}", retryable=False)
+    whole = f"{type(error).__name__} {error}"
+    if _TIMED_OUT.search(whole):
+        reason = f"the store did not answer in time: {text}"
+        return Failure(reason=reason, retryable=True, next_step=_AGAIN)
+    if _UNREACHABLE.search(whole):
+        reason = f"the store cannot be reached: {text}"
+        return Failure(reason=reason, retryable=True, next_step=_REACH)
+    return Failure(reason=f"the store failed: {text}", retryable=True, next_step=_AGAIN)
+
+
+def _answer(error: BaseException | None) -> tuple[int | None, str | None]:
+    """Give the HTTP status and the store's code for a failure, as far as any library says."""
+    while error is not None:
+        answer = getattr(error, "response", None)
+        if isinstance(answer, dict):
+            code = answer.get("Error", {}).get("Code")
+            status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            status = status or (int(code) if str(code).isdecimal() else None)
+            return status, str(code) if code else None
+        # aiohttp gives a broken body the status of a bad request, which nobody answered.
+        foreign = type(error).__module__.startswith("aiohttp")
+        for name in () if foreign else ("status_code", "status", "code"):
+            status = getattr(error, name, None)
+            if isinstance(status, int) and 100 <= status < 600:
+                code = getattr(error, "error_code", None)
+                return status, str(code) if code else None
+        found, coded = _STATUS.search(str(error)), _CODE.search(str(error))
+        if found or coded:
+            status = int(found[1]) if found else None
+            return status, (coded[1] or coded[2]) if coded else None
+        error = error.__cause__
+    return None, None
+
+
+def _short(error: Exception) -> str:
+    # obstore repeats itself below the first empty line, in the words of Rust's debugger.
+    text = str(error).partition("\n\nDebug source")[0] or type(error).__name__
+    text = _SECRET.sub(r"\1=***", " ".join(text.split()))
+    return text if len(text) <= 500 else f"{text[:500]}…"

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import datetime as dt
-import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import fsspec
 
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage.failures import explained, translated
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.failures import (
+    explained,
+    no_conditional_create,
+    root_missing,
+    translated,
+    understood,
+)
 from arroyo_dagster.state.storage.names import (
     StoredName,
     encode_path,
@@ -46,16 +52,25 @@ class FsspecStore:
         protocol: as fsspec knows it: s3, gs, abfs…
         root: bucket and encoded key prefix, as keys begin.
         url: the canonical URL to show.
-        options: given to the filesystem as they are.
+        options: by the names of `options.py`, or as the filesystem takes them.
+        words: puts the options in the filesystem's own words, each time it is opened: what the
+            environment adds then is that of the process it is opened in.
     """
 
     def __init__(
-        self, protocol: str, root: str, *, url: str, options: Mapping[str, Any] | None = None
+        self,
+        protocol: str,
+        root: str,
+        *,
+        url: str,
+        options: Mapping[str, Any] | None = None,
+        words: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
     ) -> None:
         self.url = url
         self._protocol = protocol
         self._root = root.strip("/")
         self._options = dict(options or {})
+        self._words = words
         self._opened: tuple[int, Any] | None = None
 
     def __repr__(self) -> str:
@@ -76,7 +91,7 @@ class FsspecStore:
             return opened[1]
         try:
             # Cached listings hide what others wrote.
-            options = {"use_listings_cache": False, **self._options}
+            options = {"use_listings_cache": False, **self._words(self._options)}
             filesystem = fsspec.filesystem(self._protocol, **options)
         except ImportError as error:
             raise InputError(
@@ -143,6 +158,8 @@ class FsspecStore:
             except Exception as error:
                 if self._says_exists(error):
                     return False
+                if understood(error).status == 501:
+                    raise no_conditional_create(self.url, path) from error
                 raise
             return True
 
@@ -154,6 +171,8 @@ class FsspecStore:
         below, after = stored_prefix(prefix), stored_start(start_after)
         with translated(self.url, prefix or None):
             found = self.filesystem.find(f"{self._root}/{below}", detail=True)
+        # adlfs gives a list where there is an object in place of the directory.
+        found = found if isinstance(found, dict) else {}
         kept = {self._stored(name): info for name, info in found.items() if _is_file(info)}
         if not kept:
             self._require_root()
@@ -169,11 +188,10 @@ class FsspecStore:
                 found = self.filesystem.ls(f"{self._root}/{below}".rstrip("/"), detail=True)
             except FileNotFoundError:
                 found = []
-        inside = sorted(
-            ((self._stored(info["name"].rstrip("/")), info) for info in found),
-            key=operator.itemgetter(0),
-        )
-        inside = [(stored, info) for stored, info in inside if f"{stored}/" != below]
+        named = ((self._stored(info["name"].rstrip("/")), info) for info in found)
+        inside = [(stored, info) for stored, info in named if f"{stored}/" != below]
+        # A directory's name goes on with a slash: `a.b/` is before `a/`.
+        inside.sort(key=lambda one: one[0] if _is_file(one[1]) else f"{one[0]}/")
         if not inside:
             self._require_root()
         return Listing(
@@ -192,19 +210,24 @@ class FsspecStore:
             return info_of(encode_path(path), found) if _is_file(found) else None
 
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
-        """Delete objects, one request each; see `ObjectStore.delete_many`."""
+        """Delete objects, many at once; see `ObjectStore.delete_many`."""
         keys = {path: self._key(path) for path in paths}
-        deleted: list[StatePath] = []
-        failed: dict[StatePath, str] = {}
-        for path, key in keys.items():
-            try:
-                self.filesystem.rm_file(key)
-                deleted.append(path)
-            except FileNotFoundError:
-                deleted.append(path)
-            except Exception as error:
-                failed[path] = explained(error)[0]
-        return DeleteOutcome(deleted=tuple(deleted), failed=failed)
+        problems = dict(
+            zip(keys, concurrently(self._problem_of_delete, keys.values()), strict=True)
+        )
+        return DeleteOutcome(
+            deleted=tuple(path for path in keys if problems[path] is None),
+            failed={path: said for path, said in problems.items() if said is not None},
+        )
+
+    def _problem_of_delete(self, key: str) -> str | None:
+        try:
+            self.filesystem.rm_file(key)
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            return explained(error)[0]
+        return None
 
     def _key(self, path: str) -> str:
         return f"{self._root}/{encode_path(path)}"
@@ -259,12 +282,3 @@ def _micros(moment: object) -> int | None:
 
 def _is_file(found: Mapping[str, Any]) -> bool:
     return found.get("type") != "directory"
-
-
-def root_missing(url: str) -> NotFoundError:
-    """Say that there is no store at `url`."""
-    return NotFoundError(
-        "the root does not exist: there is no such bucket, or nothing below this prefix",
-        url=url,
-        next_step="check the URL: nothing was ever written below it, or all of it was deleted",
-    )

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.storage.fsspec_store import FsspecStore
+from arroyo_dagster.state.storage.credentials import client_of_environment
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from arroyo_dagster.state.storage.memory import MemoryStore
-from arroyo_dagster.state.storage.s3_store import S3Store
+from arroyo_dagster.state.storage.obstore_store import ObstoreStore
+from arroyo_dagster.state.storage.options import chosen_client
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.through_fsspec import open_through_fsspec
 from arroyo_dagster.state.storage.urls import CheckpointUrl, parse_url
 
 
@@ -25,8 +27,10 @@ def open_store(
     """Open the store at `url`; nothing is written or, unless it must exist, asked.
 
     Args:
-        options: for the client of a remote store (s3fs: key, secret, client_kwargs…); they are
-            never shown. Left out, the client finds credentials by its own rules.
+        options: for the client of a remote store, as `options.py` lists them; they are never
+            shown. Left out, the client finds credentials where its ecosystem keeps them. `client`
+            chooses `obstore` (the default) or `fsspec`; where the options do not say, the
+            environment variable ARROYO_DAGSTER_STORE_CLIENT does.
         must_exist: ask the store whether there is anything at `url`.
 
     Raises:
@@ -41,15 +45,12 @@ def open_store(
 
 
 def _opened(url: CheckpointUrl, options: dict[str, Any]) -> ObjectStore:
-    if url.backend in ("s3", "r2"):
-        return S3Store(url, options)
-    if url.backend == "gs":
-        return FsspecStore("gs", url.stored_root, url=str(url), options=options)
-    if url.backend == "azure":
-        options.setdefault("account_name", url.account)
-        return FsspecStore("abfs", url.stored_root, url=str(url), options=options)
     if url.backend == "memory":
         return MemoryStore(url.bucket)
+    if url.backend != "file":
+        client = chosen_client(options, client_of_environment(), str(url))
+        open_it = ObstoreStore if client == "obstore" else open_through_fsspec
+        return open_it(url, options)
     unknown = options.keys() - {"sync"}
     if unknown:
         raise InputError(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage.failures import explained, translated
-from arroyo_dagster.state.storage.fsspec_store import FsspecStore, info_of, root_missing
+from arroyo_dagster.state.storage.failures import explained, root_missing, translated
+from arroyo_dagster.state.storage.fsspec_options import s3fs_options, tries_of_s3fs
+from arroyo_dagster.state.storage.fsspec_store import FsspecStore, info_of
 from arroyo_dagster.state.storage.names import listed_path, stored_prefix, stored_start
 from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo
 from arroyo_dagster.state.storage.urls import CheckpointUrl
@@ -25,17 +26,25 @@ class S3Store(FsspecStore):
 
     Args:
         url: an S3 or R2 URL; its region, endpoint and account win over `options`.
-        options: as `s3fs.S3FileSystem` takes them: key, secret, client_kwargs…
+        options: by the names of `options.py`, or as `s3fs.S3FileSystem` takes them.
 
     Raises:
         InputError: an R2 URL without an account.
     """
 
     def __init__(self, url: CheckpointUrl, options: Mapping[str, Any] | None = None) -> None:
-        merged = _with_url(url, dict(options or {}))
-        super().__init__("s3", url.stored_root, url=str(url), options=merged)
+        words = functools.partial(s3fs_options, url)
+        words(options or {})
+        super().__init__("s3", url.stored_root, url=str(url), options=options, words=words)
         self._bucket, _, prefix = self._root.partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
+
+    @property
+    def filesystem(self) -> Any:
+        """The filesystem of s3fs; see `FsspecStore.filesystem`."""
+        found = super().filesystem
+        found.retries = tries_of_s3fs(self._options)
+        return found
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Go through all objects below a directory; see `ObjectStore.list`."""
@@ -131,24 +140,3 @@ class S3Store(FsspecStore):
         answer = getattr(error.__cause__, "response", None) or {}
         code = answer.get("Error", {}).get("Code")
         return isinstance(error, FileExistsError) or code in ("PreconditionFailed", "412")
-
-
-def _with_url(url: CheckpointUrl, options: dict[str, Any]) -> dict[str, Any]:
-    """Give the options of s3fs with what the URL says."""
-    endpoint, region = url.endpoint, url.region
-    if url.backend == "r2":
-        account = url.account or options.pop("account", None)
-        if not account:
-            raise InputError(
-                "this R2 URL does not say whose bucket it is",
-                url=str(url),
-                next_step="write r2://account@bucket/key, or give the option 'account'",
-            )
-        host = ".".join(filter(None, (account, url.jurisdiction)))
-        endpoint, region = f"https://{host}.r2.cloudflarestorage.com", "auto"
-    if endpoint:
-        options["endpoint_url"] = endpoint
-        options.setdefault("config_kwargs", {"s3": {"addressing_style": "path"}})
-    if region:
-        options["client_kwargs"] = {**options.get("client_kwargs", {}), "region_name": region}
-    return options

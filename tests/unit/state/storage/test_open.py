@@ -17,6 +17,7 @@ from arroyo_dagster.state.storage import configure, get_storage_provider, open_s
 from arroyo_dagster.state.storage.fsspec_store import FsspecStore
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from arroyo_dagster.state.storage.memory import MemoryStore
+from arroyo_dagster.state.storage.obstore_store import ObstoreStore
 from arroyo_dagster.state.storage.s3_store import S3Store
 
 
@@ -27,12 +28,28 @@ def nothing_configured() -> Iterator[None]:
     configure(None)
 
 
+REMOTE = (
+    *("s3://bucket/key", "r2://acct@bucket/key", "https://s3.eu-west-1.amazonaws.com/bucket/k"),
+    *("gs://bucket/key", "https://storage.googleapis.com/bucket/key"),
+    *("abfss://box@acct.dfs.core.windows.net/k", "https://acct.blob.core.windows.net/box/k"),
+)
+
+
 def test_the_url_chooses_the_store(tmp_path: Path) -> None:
     assert isinstance(open_store(str(tmp_path)), LocalDiskStore)
     assert isinstance(open_store("memory://x"), MemoryStore)
+    for url in REMOTE:
+        assert isinstance(open_store(url), ObstoreStore)
+
+
+def test_an_option_or_the_environment_chooses_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    for url in REMOTE:
+        assert isinstance(open_store(url, options={"client": "fsspec"}), FsspecStore)
+    monkeypatch.setenv("ARROYO_DAGSTER_STORE_CLIENT", "fsspec")
     assert isinstance(open_store("s3://bucket/key"), S3Store)
-    assert isinstance(open_store("gs://bucket/key"), FsspecStore)
-    assert isinstance(open_store("abfss://box@acct.dfs.core.windows.net/k"), FsspecStore)
+    assert isinstance(open_store("s3://bucket/key", options={"client": "obstore"}), ObstoreStore)
+    with pytest.raises(InputError, match="no client 'boto'"):
+        open_store("s3://bucket", options={"client": "boto"})
 
 
 def test_what_must_exist_is_asked_for(tmp_path: Path) -> None:
@@ -77,9 +94,11 @@ def test_the_environment_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_secrets_are_never_shown() -> None:
-    store = open_store("s3://bucket/key", options={"key": "me", "secret": "hunter2"})
-    assert "hunter2" not in f"{store} {store!r} {store.url}"
-    assert "hunter2" in pickle.loads(pickle.dumps(store))._options.values()
+    for client in ("obstore", "fsspec"):
+        options = {"key": "me", "secret": "hunter2", "client": client}
+        store = open_store("s3://bucket/key", options=options)
+        assert "hunter2" not in f"{store} {store!r} {store.url}"
+        assert "hunter2" in pickle.loads(pickle.dumps(store))._options.values()
 
 
 def test_a_fork_starts_with_stores_of_its_own(tmp_path: Path) -> None:
@@ -98,13 +117,11 @@ def test_an_option_that_local_disk_does_not_know_is_refused(tmp_path: Path) -> N
         open_store(str(tmp_path), options={"key": "x"})
 
 
-def test_an_r2_url_needs_an_account() -> None:
+@pytest.mark.parametrize("client", ["obstore", "fsspec"])
+def test_an_r2_url_needs_an_account(client: str) -> None:
     with pytest.raises(InputError, match="whose bucket"):
-        open_store("r2://bucket/key")
-    given = open_store("r2://bucket/key", options={"account": "acct"})
-    assert isinstance(given, S3Store)
-    assert given._options["endpoint_url"] == "https://acct.r2.cloudflarestorage.com"
-    assert given._options["client_kwargs"]["region_name"] == "auto"
+        open_store("r2://bucket/key", options={"client": client})
+    assert open_store("r2://bucket/key", options={"client": client, "account": "acct"}).url
 
 
 @pytest.mark.skipif(find_spec("gcsfs") is not None, reason="gcsfs is installed")

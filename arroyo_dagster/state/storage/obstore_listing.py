@@ -1,0 +1,140 @@
+"""What obstore lists, as `ObjectInfo`s, as fast as it comes.
+
+It comes in Arrow batches: as dictionaries, half of the time goes into making those.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from itertools import compress
+from typing import Any, NamedTuple, TypeVar
+
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.names import StoredName, listed_path
+from arroyo_dagster.state.storage.store import ObjectInfo
+
+T = TypeVar("T")
+
+# Such a name is its own raw path, if it is not too long; others are looked at one by one.
+_PLAIN = r"^[A-Za-z0-9_\-][A-Za-z0-9_\-.]*(/[A-Za-z0-9_\-][A-Za-z0-9_\-.]*)*$"
+_LONGEST = 1024
+
+
+class Chunk(NamedTuple):
+    """Some of the objects of a listing, by column.
+
+    Attributes:
+        names: below the root.
+        micros: since 1970.
+        plain: whether each name is surely its own raw path.
+    """
+
+    names: Sequence[str]
+    sizes: Sequence[int]
+    micros: Sequence[int]
+    etags: Sequence[str | None]
+    plain: bool = False
+
+    def kept(self, wanted: Callable[[str], bool]) -> Chunk:
+        """Give the objects of the names that are wanted."""
+        which = [wanted(name) for name in self.names]
+        return Chunk(
+            [*compress(self.names, which)],
+            [*compress(self.sizes, which)],
+            [*compress(self.micros, which)],
+            [*compress(self.etags, which)],
+            self.plain,
+        )
+
+
+def chunk_of_batch(batch: Any, skip: int) -> Chunk:
+    """Give an Arrow batch of obstore.
+
+    Args:
+        skip: how many characters of each name belong to the root.
+    """
+    # Only who lists needs it, and it takes a tenth of a second to load.
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = pa.record_batch(batch)
+    names = pc.utf8_slice_codeunits(found["path"], skip)
+    plain = pc.all(pc.match_substring_regex(names, _PLAIN)).as_py()
+    short = pc.max(pc.binary_length(names)).as_py() or 0
+    return Chunk(
+        names.to_pylist(),
+        found["size"].to_pylist(),
+        found["last_modified"].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist(),
+        pc.utf8_trim(found["e_tag"], '"').to_pylist(),
+        bool(plain) and short <= _LONGEST,
+    )
+
+
+def chunk_of(found: Sequence[Mapping[str, Any]], skip: int) -> Chunk:
+    """Give objects that obstore describes one by one; `skip` as for a batch."""
+    moments: list[dt.datetime] = [one["last_modified"] for one in found]
+    return Chunk(
+        [one["path"][skip:] for one in found],
+        [one["size"] for one in found],
+        # Exact to the microsecond for some centuries: it has 16 digits.
+        [round(moment.timestamp() * 1_000_000) for moment in moments],
+        [one["e_tag"].strip('"') if one["e_tag"] else None for one in found],
+    )
+
+
+def described(chunk: Chunk, markers: frozenset[str] = frozenset()) -> Sequence[ObjectInfo]:
+    """Describe what was listed.
+
+    Args:
+        markers: those of the names that stand for another one, ending in `/`.
+    """
+    names, sizes, micros, etags, plain = chunk
+    if plain and not markers:
+        new = str.__new__
+        paths = [new(StatePath, name) for name in names]
+        return [*map(_addressable, paths, sizes, micros, etags)]
+    paths = [StoredName(f"{name}/") if name in markers else listed_path(name) for name in names]
+    return [*map(_described_slowly, paths, sizes, micros, etags)]
+
+
+def _described_slowly(path: StatePath, size: int, micros: int, etag: str | None) -> ObjectInfo:
+    return ObjectInfo(
+        path=path,
+        size_bytes=size,
+        modified_micros=micros,
+        etag=etag,
+        addressable=not isinstance(path, StoredName),
+    )
+
+
+# A frozen dataclass sets its fields through object.__setattr__, which takes most of the time of a
+# listing; the descriptors of its slots do the same at once.
+_make: Callable[[type[ObjectInfo]], ObjectInfo] = object.__new__
+_set_path, _set_size, _set_micros, _set_etag, _set_addressable = (
+    ObjectInfo.__dict__[field.name].__set__ for field in fields(ObjectInfo)
+)
+
+
+def _addressable(path: StatePath, size: int, micros: int, etag: str | None) -> ObjectInfo:
+    made = _make(ObjectInfo)
+    _set_path(made, path)
+    _set_size(made, size)
+    _set_micros(made, micros)
+    _set_etag(made, etag)
+    _set_addressable(made, True)
+    return made
+
+
+def fetched_ahead(chunks: Iterator[T]) -> Iterator[T]:
+    """Give `chunks`, of which a thread fetches the next while the caller works on the last."""
+    pool = ThreadPoolExecutor(1, "arroyo-list")
+    try:
+        coming = pool.submit(next, chunks, None)
+        while (chunk := coming.result()) is not None:
+            coming = pool.submit(next, chunks, None)
+            yield chunk
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

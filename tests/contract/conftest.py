@@ -1,0 +1,112 @@
+"""The stores that the suite runs on, each on a server that the first test of it starts."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.state.storage import ObjectStore, open_store
+from tests.contract import servers
+
+NewStore = Callable[[], ObjectStore]
+
+BACKENDS = (
+    *("memory", "local", "s3-obstore", "s3-fsspec"),
+    *("gs-obstore", "gs-fsspec", "azure-obstore", "azure-fsspec"),
+)
+# A fault that lasts must fail while a test waits.
+QUICK = {
+    "max_retries": 2,
+    "backoff_seconds": 0.001,
+    "max_backoff_seconds": 0.01,
+    "retry_timeout_seconds": 3,
+    "request_timeout_seconds": 3,
+    "connect_timeout_seconds": 1,
+}
+S3_KEYS = {"access_key_id": "testing", "secret_access_key": "testing", "region": "us-east-1"}
+
+BUCKET = "suite"
+
+_NUMBERS = itertools.count()
+
+
+def open_s3(url: str, client: str = "obstore", **more: Any) -> ObjectStore:
+    return open_store(url, options={**S3_KEYS, **QUICK, "client": client, **more})
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    with servers.moto_server() as endpoint:
+        servers.make_moto_bucket(BUCKET)
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def google_endpoint(s3_endpoint: str) -> Iterator[str]:
+    with servers.moto_server(servers.GoogleDialect) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def google_json_endpoint() -> Iterator[str]:
+    with servers.google_json_server() as endpoint:
+        servers.make_google_bucket(endpoint, BUCKET)
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def azure_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with servers.azure_server(tmp_path_factory.mktemp("azurite")) as endpoint:
+        servers.make_azure_container(endpoint, BUCKET)
+        yield endpoint
+
+
+@pytest.fixture(params=BACKENDS)
+def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> NewStore:
+    """Give a function that opens a store whose root does not exist yet, another one each time."""
+    kind, _, client = request.param.partition("-")
+    if kind == "memory":
+        return lambda: open_store(f"memory://contract-{next(_NUMBERS)}-{secrets.token_hex(4)}")
+    if kind == "local":
+        return lambda: open_store(f"file://{tmp_path}/root-{next(_NUMBERS)}/deeper")
+    if client == "fsspec" and kind == "azure":
+        pytest.importorskip("adlfs", reason="adlfs is on request only: no requirement file has it")
+    server = "google_json" if request.param == "gs-fsspec" else _SERVERS[kind]
+    bucket, options = _BUCKETS[kind](request.getfixturevalue(f"{server}_endpoint"))
+    if request.param == "gs-fsspec":
+        options = {"endpoint": options["endpoint"], "skip_signature": True}
+    options = {**options, **QUICK, "client": client}
+    return lambda: open_store(f"{bucket}/root-{next(_NUMBERS)}/with {{key}}", options=options)
+
+
+@pytest.fixture
+def store(new_store: NewStore) -> ObjectStore:
+    return new_store()
+
+
+def _s3_bucket(endpoint: str) -> tuple[str, dict[str, Any]]:
+    return f"s3::http://{endpoint}/{BUCKET}", S3_KEYS
+
+
+def _google_bucket(endpoint: str) -> tuple[str, dict[str, Any]]:
+    return f"gs://{BUCKET}", {"endpoint": f"http://{endpoint}", "bearer_token": "testing"}
+
+
+def _azure_bucket(endpoint: str) -> tuple[str, dict[str, Any]]:
+    return f"abfss://{BUCKET}@{servers.AZURE_ACCOUNT}.dfs.core.windows.net", {
+        "endpoint": f"http://{endpoint}/{servers.AZURE_ACCOUNT}",
+        "account_key": servers.AZURE_KEY,
+    }
+
+
+_SERVERS = {"s3": "s3", "gs": "google", "azure": "azure"}
+_BUCKETS: dict[str, Callable[[str], tuple[str, dict[str, Any]]]] = {
+    "s3": _s3_bucket,
+    "gs": _google_bucket,
+    "azure": _azure_bucket,
+}
