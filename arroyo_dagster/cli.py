@@ -33,6 +33,7 @@ from arroyo_dagster.state.coordinator import request_stop
 from arroyo_dagster.state.local import query
 from arroyo_dagster.state.local.compaction import CompactionOutcome, compact_job
 from arroyo_dagster.state.local.gc import expire_job
+from arroyo_dagster.state.local.hashes import HashEvidence, find_hash_variant
 from arroyo_dagster.state.local.jobs import (
     EpochSummary,
     JobSummary,
@@ -41,6 +42,7 @@ from arroyo_dagster.state.local.jobs import (
     newest_generation,
     summarise_job,
     summarise_jobs,
+    version_problem,
 )
 from arroyo_dagster.state.local.loading import load_pipeline
 from arroyo_dagster.state.local.pipeline import OnEpoch, RunOutcome
@@ -243,6 +245,7 @@ def _epoch_json(one: EpochSummary) -> dict[str, Any]:
         "bytes": one.size_bytes,
         "new_files": one.new_files,
         "new_bytes": one.new_size_bytes,
+        "missing": one.missing,
         "final": bool(checkpoint and checkpoint.progress and checkpoint.progress.final),
         "problem": None if one.problem is None else str(one.problem),
     }
@@ -294,15 +297,17 @@ def show(
     store = _open_to_read(url)
     paths = find_job(store, job)
     found = query.describe_epoch(store, paths, epoch)
+    hashed = find_hash_variant(store, found.checkpoint)
     asked = ask(directory, [paths], checkpoints=True)
     if as_json:
-        _print_json(_description_json(found) | answer_json(asked.answers[0], asked))
+        hashing = {"key_hash": hashed.variant.value if hashed.variant else None}
+        _print_json(_description_json(found) | hashing | answer_json(asked.answers[0], asked))
     else:
-        _print_description(found, asked)
-    _report(asked.problems)
+        _print_description(found, hashed, asked)
+    _report([*asked.problems, version_problem(found.checkpoint)])
 
 
-def _print_description(found: query.EpochDescription, asked: Asked) -> None:
+def _print_description(found: query.EpochDescription, hashed: HashEvidence, asked: Asked) -> None:
     checkpoint = found.checkpoint
     click.echo(
         f"{checkpoint.job}  epoch {checkpoint.epoch}  {checkpoint.state.value}  "
@@ -310,7 +315,8 @@ def _print_description(found: query.EpochDescription, asked: Asked) -> None:
     )
     for line in [*about(asked), *notes(asked)]:
         click.echo(line)
-    columns = ["operator", "subtasks", "watermark", "table", "kind", "files", "rows", "bytes"]
+    click.echo(f"routing keys: {hashed.said}")
+    columns = ["operator", "subtasks", "watermark", "table", "kind", "files", "rows", "bytes", "of"]
     _print_table(columns, [row for one in found.operators for row in _operator_cells(one)])
 
 
@@ -333,6 +339,7 @@ def _description_json(found: query.EpochDescription) -> dict[str, Any]:
                     {
                         "table": table.table,
                         "kind": table.kind.name.lower(),
+                        "owner": table.owner,
                         "files": table.files,
                         "rows": table.rows,
                         "bytes": table.size_bytes,
@@ -359,9 +366,10 @@ def _operator_cells(operator: query.OperatorSummary) -> list[list[object]]:
             table.files,
             table.rows,
             _bytes(table.size_bytes),
+            table.owner,
         ]
         for at, table in enumerate(operator.tables)
-    ] or [[*head, *[None] * 5]]
+    ] or [[*head, *[None] * 6]]
 
 
 @main.command()
@@ -386,12 +394,20 @@ def rows(
     found = query.read_rows(store, paths, operator, table, epoch=epoch, limit=limit or None)
     if as_json:
         _print_json(list(found.rows))
+        if found.problem:
+            click.echo(found.problem, err=True)
         return
+    if found.known:
+        click.echo(f"{found.known.owner}: {found.known.holds}")
     if found.rows:
         columns = list(found.rows[0])
         _print_table(columns, [[_cell(row[name]) for name in columns] for row in found.rows])
     more = "" if len(found.rows) == found.count else "; --limit 0 shows all"
     click.echo(f"{len(found.rows)} of {found.count} rows at epoch {found.epoch}{more}")
+    for subtask, left in found.commit_data.items():
+        click.echo(f"subtask {subtask} left for the commit: {_cell(left)}")
+    if found.problem:
+        click.echo(found.problem)
 
 
 def _cell(value: object) -> str:
@@ -533,23 +549,30 @@ def stop(job: str, url: str | None, as_json: bool) -> None:
     store = _open(url)
     paths = find_job(store, job)
     newest = summarise_job(store, paths)
-    if paths.layout is Layout.LEGACY or (newest.newest and newest.newest.progress is None):
+    theirs = newest.newest is None and paths.layout is Layout.LEGACY
+    if theirs or (newest.newest and newest.newest.progress is None):
         raise InputError(
             "this job is Arroyo's, so it cannot be stopped through its state",
             job=paths.root,
             next_step="stop it through Arroyo's UI or REST API, with a checkpoint",
         )
-    generation = newest_generation(store, paths)
-    at_rest = newest.newest is not None and is_at_rest(newest.newest, generation)
+    started = newest_generation(store, paths)
+    number: int | None = started
+    # In the legacy layout a run leaves no trace before its first epoch: ask, it does no harm.
+    at_rest = (
+        paths.layout is Layout.PROTOCOL
+        and newest.newest is not None
+        and is_at_rest(newest.newest, started)
+    )
     if not at_rest:
-        generation = request_stop(store, paths, time.time_ns() // 1000)
+        number = request_stop(store, paths, time.time_ns() // 1000)
     if as_json:
         _print_json(
             {
                 "job": paths.job,
                 "pipeline": paths.pipeline,
                 "at_rest": at_rest,
-                "generation": generation,
+                "generation": number,
                 "newest_epoch": newest.newest_epoch,
             }
         )
@@ -557,7 +580,7 @@ def stop(job: str, url: str | None, as_json: bool) -> None:
         click.echo(f"{paths.root} is at rest: it stopped with epoch {newest.newest_epoch}.")
     else:
         click.echo(
-            f"{paths.root}: asked generation {generation} to stop. It writes one more epoch, its "
+            f"{paths.root}: asked generation {number} to stop. It writes one more epoch, its "
             "last, then ends; `arroyo-state epochs` shows it. If no run is alive, nothing happens, "
             "and the next run is not held up."
         )

@@ -7,6 +7,7 @@ the reports and publishes. See `docs/decisions/spark-runtime.md`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import pickle
@@ -91,12 +92,13 @@ def run_pipeline(
         adopt=adopt,
         on_epoch=on_epoch,
     )
-    session, ours = get_session(master, conf)
-    try:
-        return run.run(session, interval_seconds)
-    finally:
-        if ours:
-            session.stop()
+    with contextlib.closing(run.job):
+        session, ours = get_session(master, conf)
+        try:
+            return run.run(session, interval_seconds)
+        finally:
+            if ours:
+                session.stop()
 
 
 class _Finished(Exception):
@@ -122,9 +124,9 @@ class SparkRun:
         self._adopt = adopt
         self._given_location = checkpoint_location
         self._location = checkpoint_location or _default_location(pipeline, store)
+        self._packed = PackedPipeline.pack(pipeline)
         # Before the start: a refused one must not fence the run that may be under way.
         self.job = JobRun(store, pipeline, accept=self._check_progress)
-        self._packed = PackedPipeline.pack(pipeline)
         self._run_id = uuid.uuid4().hex
         self._max_epochs = max_epochs
         self._follow = follow
@@ -132,10 +134,11 @@ class SparkRun:
         self._count = 0
         self._done = False
         self._failure: BaseException | None = None
-        self._offsets: dict[OperatorId, Offset] = {
-            name: self.job.offset(name) or node.source.initial_offset()
-            for name, node in pipeline.sources.items()
-        }
+        with self.job.closed_on_failure():
+            self._offsets: dict[OperatorId, Offset] = {
+                name: self.job.offset(name) or node.source.initial_offset()
+                for name, node in pipeline.sources.items()
+            }
 
     def _check_progress(self, progress: StreamProgress) -> None:
         """Go on with the query that wrote the newest epoch, unless its log is known to be gone."""

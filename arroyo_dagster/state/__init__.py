@@ -20,8 +20,11 @@ if TYPE_CHECKING:
         codec_for,
     )
     from arroyo_dagster.state.codec.hashing import (
+        HashVariant,
         hash_key,
+        hash_keys,
         key_hashes,
+        matching_variants,
     )
     from arroyo_dagster.state.codec.operations import (
         DataOperation,
@@ -38,6 +41,10 @@ if TYPE_CHECKING:
         TableSource,
     )
     from arroyo_dagster.state.coordinator import request_stop
+    from arroyo_dagster.state.local.hashes import (
+        HashEvidence,
+        find_hash_variant,
+    )
     from arroyo_dagster.state.local.jobs import (
         find_job,
         list_epochs,
@@ -98,6 +105,12 @@ if TYPE_CHECKING:
         get_storage_provider,
         open_store,
     )
+    from arroyo_dagster.state.tables.catalogue import (
+        Catalogue,
+        KnownTable,
+        default_catalogue,
+        register_table,
+    )
     from arroyo_dagster.state.tables.expiring_time_key import (
         ExpiringTimeKeyTable,
         ExpiringTimeKeyView,
@@ -125,6 +138,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GLOBAL_KEY_VALUE_SCHEMA",
     "BackingStore",
+    "Catalogue",
     "Checkpoint",
     "CheckpointMessage",
     "CheckpointState",
@@ -141,10 +155,13 @@ __all__ = [
     "GlobalKeyedTable",
     "GlobalKeyedTableCheckpointer",
     "GlobalKeyedView",
+    "HashEvidence",
+    "HashVariant",
     "Insert",
     "JobId",
     "JobPaths",
     "KeyRange",
+    "KnownTable",
     "Layout",
     "MemoryStore",
     "MigratableState",
@@ -177,18 +194,23 @@ __all__ = [
     "WriteProtected",
     "codec_for",
     "configure",
+    "default_catalogue",
     "describe_epoch",
+    "find_hash_variant",
     "find_job",
     "get_storage_provider",
     "global_table_config",
     "global_table_config_with_version",
     "hash_key",
+    "hash_keys",
     "key_hashes",
     "list_epochs",
     "list_jobs",
+    "matching_variants",
     "open_store",
     "range_for_server",
     "read_rows",
+    "register_table",
     "request_stop",
     "run_pipeline",
     "server_for_hash",
@@ -203,8 +225,11 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "codec_for",
     ),
     "codec.hashing": (
+        "HashVariant",
         "hash_key",
+        "hash_keys",
         "key_hashes",
+        "matching_variants",
     ),
     "codec.operations": (
         "DataOperation",
@@ -221,6 +246,10 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "TableSource",
     ),
     "coordinator": ("request_stop",),
+    "local.hashes": (
+        "HashEvidence",
+        "find_hash_variant",
+    ),
     "local.jobs": (
         "find_job",
         "list_epochs",
@@ -280,6 +309,12 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "configure",
         "get_storage_provider",
         "open_store",
+    ),
+    "tables.catalogue": (
+        "Catalogue",
+        "KnownTable",
+        "default_catalogue",
+        "register_table",
     ),
     "tables.expiring_time_key": (
         "ExpiringTimeKeyTable",

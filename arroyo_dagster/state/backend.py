@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -23,9 +23,12 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.parquet import read_facts
+from arroyo_dagster.state.lease import Leased
 from arroyo_dagster.state.model.checkpoints import (
+    RECORD_VERSION,
     Checkpoint,
     CheckpointState,
+    CommitNote,
     CommittedMarker,
     CurrentGeneration,
     EpochRecord,
@@ -51,6 +54,7 @@ from arroyo_dagster.state.model.layout import (
     parse_epoch_record,
 )
 from arroyo_dagster.state.planning import recovery
+from arroyo_dagster.state.planning.checkpoint import incomplete
 from arroyo_dagster.state.planning.gc import oldest_kept, plan_expire
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -94,9 +98,13 @@ class BackingStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A worker generation that has been started, and what it continues from."""
+    """A run that has been started, and what it continues from.
 
-    worker_generation: WorkerGeneration
+    Attributes:
+        worker_generation: None in the legacy layout, which has none.
+    """
+
+    worker_generation: WorkerGeneration | None
     restored: Checkpoint | None
     replay_commit: bool
 
@@ -191,13 +199,7 @@ class ParquetBackend:
                 lambda epoch: self._load_legacy(epoch, whole=epoch >= whole), epochs
             )
         history = concurrently(self.load_checkpoint_metadata, epochs)
-        # Records go before manifests: what an interrupted cleanup left hangs on the oldest record.
-        while history and (ref := self._parent_ref(history[-1])) is not None:
-            manifest = self._optional(ref, metadata.decode_manifest)
-            if manifest is None:
-                break
-            history.append(as_checkpoint(manifest, ref, CheckpointState.UNCLAIMED))
-        return history
+        return [*history, *self.load_chain(history[-1])] if history else []
 
     def _parent_ref(self, checkpoint: Checkpoint) -> StatePath | None:
         ref = checkpoint.parent_ref
@@ -213,6 +215,52 @@ class ParquetBackend:
         manifest = self._read(record.checkpoint_ref, metadata.decode_manifest)
         return self._checkpoint(record.checkpoint_ref, manifest, record)
 
+    def load_remains(self, epoch: Epoch) -> tuple[Checkpoint, tuple[StatePath, ...]]:
+        """Read what is left of an epoch, and which objects of its metadata are not there.
+
+        The marker of a commit counts, although the newest epoch may only not have one yet.
+
+        Raises:
+            NotFoundError: the object that makes it exist is gone.
+            FormatError: an object of it does not decode.
+        """
+        if self.paths.layout is Layout.PROTOCOL:
+            found, gone = self.load_checkpoint_metadata(epoch), []
+        else:
+            head, operators = self._legacy_parts(epoch, whole=False)
+            gone = [path for path, operator in operators.items() if operator is None]
+            found = self._as_legacy(head, operators.values())
+        if found.state is CheckpointState.COMMITTING:
+            gone.append(self._marker_of(found))
+        return found, tuple(gone)
+
+    def _marker_of(self, checkpoint: Checkpoint) -> StatePath:
+        if self.paths.layout is Layout.LEGACY:
+            return self.paths.commit_note(checkpoint.epoch)
+        return recovery.marker_path(checkpoint.ref)
+
+    def load_chain(self, oldest: Checkpoint) -> Iterator[Checkpoint]:
+        """Follow the parents of the oldest epoch that has a record, newest first.
+
+        Records go before manifests: what an interrupted cleanup left hangs on it.
+
+        Raises:
+            ProtocolError: the chain leads out of the job, or not back in time.
+        """
+        while (ref := self._parent_ref(oldest)) is not None:
+            manifest = self._optional(ref, metadata.decode_manifest)
+            if manifest is None:
+                return
+            if manifest.epoch >= oldest.epoch:
+                raise ProtocolError(
+                    f"the parent of epoch {oldest.epoch} says that it is epoch {manifest.epoch}",
+                    job=self.paths.job,
+                    path=ref,
+                    next_step="look at it with `arroyo-state epochs`; nothing was deleted",
+                )
+            oldest = as_checkpoint(manifest, ref, CheckpointState.PARTIALLY_COLLECTED)
+            yield oldest
+
     def _record(self, epoch: Epoch) -> EpochRecord:
         path = self.paths.epoch_record(epoch)
         record = self._read(path, records.decode_epoch_record, self._missing_epoch(epoch))
@@ -227,28 +275,32 @@ class ParquetBackend:
         if manifest.needs_commit:
             marker = self._optional(recovery.marker_path(ref), records.decode_committed_marker)
         standing = recovery.checkpoint_state(ref, manifest, record, marker)
-        return as_checkpoint(manifest, ref, standing.state)
+        versions = (one.version for one in (record, marker) if one is not None)
+        strange = next((one for one in versions if one != RECORD_VERSION), RECORD_VERSION)
+        return replace(as_checkpoint(manifest, ref, standing.state), record_version=strange)
 
     def _load_legacy(self, epoch: Epoch, *, whole: bool = True) -> Checkpoint:
+        head, operators = self._legacy_parts(epoch, whole=whole)
+        return self._as_legacy(head, operators.values())
+
+    def _legacy_parts(
+        self, epoch: Epoch, *, whole: bool
+    ) -> tuple[LegacyCheckpoint, dict[StatePath, OperatorCheckpoint | None]]:
+        """The object that makes the epoch exist, and its operators' by path, None = gone."""
         path = self.paths.legacy_metadata(epoch)
         head = self._read(path, metadata.decode_legacy_checkpoint, self._missing_epoch(epoch))
         names = [self.paths.operator_metadata(name, epoch) for name in head.operators]
         read = self._read if whole else self._optional
         found = concurrently(lambda name: read(name, metadata.decode_operator), names)
-        operators = [operator for operator in found if operator is not None]
-        return Checkpoint(
-            pipeline=None,
-            job=head.job,
-            worker_generation=None,
-            epoch=head.epoch,
-            min_epoch=head.min_epoch,
-            start_time_micros=head.start_time_micros,
-            finish_time_micros=head.finish_time_micros,
-            state=CheckpointState.READY,
-            operators=tuple(operators),
-            ref=path,
-            progress=head.progress,
-        )
+        return head, dict(zip(names, found, strict=True))
+
+    def _as_legacy(
+        self, head: LegacyCheckpoint, parts: Iterable[OperatorCheckpoint | None]
+    ) -> Checkpoint:
+        operators = [operator for operator in parts if operator is not None]
+        committed = head.progress is not None and self._committed_note(head)
+        state = recovery.legacy_state(head, operators, committed)
+        return legacy_checkpoint(head, operators, self.paths.legacy_metadata(head.epoch), state)
 
     def load_operator_metadata(
         self, operator: OperatorId, epoch: Epoch
@@ -348,11 +400,16 @@ class ParquetBackend:
         fence is raised before anything is chosen, so that an older writer which publishes
         afterwards is found, and one that tries later is refused.
 
+        In the legacy layout nothing is written: it has no generations, so the caller must be the
+        only writer, and `store` the lease it holds as such. It continues from the newest epoch.
+
         Raises:
             ConflictError: a newer generation was started meanwhile.
             ProtocolError: what is there cannot be continued; nothing was written but the fence.
+            InputError: legacy layout, and no lease is held.
         """
-        self._protocol_only()
+        if self.paths.layout is Layout.LEGACY:
+            return self._start_legacy()
         manifest = self._take_generation()
         generation = manifest.worker_generation
         self.generation = generation
@@ -376,9 +433,27 @@ class ParquetBackend:
         restored = as_checkpoint(found.manifest, found.ref, state)
         return Started(generation, restored, found.replay_commit)
 
+    def _start_legacy(self) -> Started:
+        self._sole_writer().check()
+        epochs = self.epochs()
+        restored = self._load_legacy(epochs[-1]) if epochs else None
+        committing = restored is not None and restored.state is CheckpointState.COMMITTING
+        return Started(None, restored, committing)
+
+    def _sole_writer(self) -> Leased:
+        if not isinstance(self.store, Leased):
+            raise InputError(
+                "worker generations exist in the protocol layout only; in the legacy layout a "
+                "writer needs the lease on the job",
+                job=self.paths.job,
+                next_step="open the backend on `lease(store, paths, owner, "
+                "directory=paths.writers)`, or use the protocol layout",
+            )
+        return self.store
+
     def _take_generation(self) -> GenerationManifest:
-        fence = self._optional(self.paths.current_generation, records.decode_current_generation)
-        number = 1 if fence is None else fence.worker_generation + 1
+        fence = self._fact(self.paths.current_generation)
+        number = fence.worker_generation + 1 if isinstance(fence, CurrentGeneration) else 1
         while True:
             manifest = GenerationManifest(
                 pipeline=self._pipeline,
@@ -397,8 +472,12 @@ class ParquetBackend:
         """Make sure that this worker generation is still the newest; mend a fence written late.
 
         Raises:
-            ConflictError: a newer one was started. Nothing was deleted.
+            ConflictError: a newer one was started; in the legacy layout: the lease is lost. Nothing
+                was deleted.
         """
+        if self.paths.layout is Layout.LEGACY:
+            self._sole_writer().check()
+            return
         generation = self._writer
         verdict = self._asked(lambda facts: recovery.fence_verdict(self.paths, generation, facts))
         if isinstance(verdict, recovery.Fenced):
@@ -459,7 +538,10 @@ class ParquetBackend:
             facts[answer.path] = self._fact(answer.path)
 
     def _fact(self, path: StatePath) -> recovery.Record | None:
-        return self._optional(path, _decode_by_name)
+        record = self._optional(path, _decode_by_name)
+        # Only writers ask for facts; readers take what a later release wrote, and report it.
+        recovery.check_versions(path, record)
+        return record
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -490,16 +572,51 @@ class ParquetBackend:
     def write_checkpoint_metadata(self, checkpoint: Manifest | LegacyCheckpoint) -> StatePath:
         """Make the epoch visible: the last object written of it.
 
+        In the legacy layout every operator's metadata must be there before; an epoch that exists
+        may be written again with another `min_epoch` only, as Arroyo does. A real Arroyo restores
+        the epoch its own database names: it needs all these objects, and does not look for more.
+
         Raises:
             ConflictError: somebody else owns the epoch, or a newer generation was started.
+            ProtocolError: legacy layout, and an operator's metadata is missing or of another epoch.
         """
-        if isinstance(checkpoint, LegacyCheckpoint):
-            if self.paths.layout is not Layout.LEGACY:
-                raise InputError("a legacy checkpoint for a job of the protocol layout")
-            path = self.paths.legacy_metadata(checkpoint.epoch)
+        if not isinstance(checkpoint, LegacyCheckpoint):
+            return self.publish(checkpoint).ref
+        if self.paths.layout is not Layout.LEGACY:
+            raise InputError("a legacy checkpoint for a job of the protocol layout")
+        self._check_complete(checkpoint)
+        path = self.paths.legacy_metadata(checkpoint.epoch)
+        if not self.store.create(path, metadata.encode_legacy_checkpoint(checkpoint)):
+            self._rewrite_min_epoch(path, checkpoint)
+        return path
+
+    def _check_complete(self, checkpoint: LegacyCheckpoint) -> None:
+        names = checkpoint.operators
+        found = concurrently(
+            lambda name: self.load_operator_metadata(name, checkpoint.epoch), names
+        )
+        for name, operator in zip(names, found, strict=True):
+            problem = incomplete(checkpoint, name, operator)
+            if problem is not None:
+                raise ProtocolError(
+                    f"the epoch would not be restorable: {problem}",
+                    job=self.paths.job,
+                    epoch=checkpoint.epoch,
+                    operator=name,
+                    next_step="write the merged metadata of every operator first",
+                )
+
+    def _rewrite_min_epoch(self, path: StatePath, checkpoint: LegacyCheckpoint) -> None:
+        there = self._read(path, metadata.decode_legacy_checkpoint)
+        if replace(there, min_epoch=checkpoint.min_epoch) != checkpoint:
+            raise ConflictError(
+                f"epoch {checkpoint.epoch} belongs to another checkpoint",
+                job=self.paths.job,
+                path=path,
+                next_step="start the job again: it goes on from the epoch that exists",
+            )
+        if there != checkpoint:
             self.store.put(path, metadata.encode_legacy_checkpoint(checkpoint))
-            return path
-        return self.publish(checkpoint).ref
 
     def publish(self, manifest: Manifest) -> Published:
         """Publish an epoch: manifest, hint, epoch record, in this order.
@@ -561,7 +678,19 @@ class ParquetBackend:
             raise InputError("publish needs a started worker generation", next_step="call start()")
 
     def mark_committed(self, checkpoint: Checkpoint) -> None:
-        """Write the commit marker: both phases of the epoch's commit are done."""
+        """Write the commit marker: both phases of the epoch's commit are done.
+
+        Arroyo keeps that in its database in the legacy layout; a note of ours stands for it there.
+        """
+        if self.paths.layout is Layout.LEGACY:
+            note = CommitNote(
+                job=checkpoint.job,
+                epoch=checkpoint.epoch,
+                finish_time_micros=checkpoint.finish_time_micros,
+            )
+            path = self.paths.commit_note(checkpoint.epoch)
+            self.store.put(path, records.encode_commit_note(note))
+            return
         assert checkpoint.worker_generation is not None
         ref = checkpoint.ref
         marker = CommittedMarker(
@@ -576,8 +705,15 @@ class ParquetBackend:
         if self.store.create(path, records.encode_committed_marker(marker)):
             return
         found = self._read(path, records.decode_committed_marker)
-        if found.checkpoint_ref != ref or found.epoch != checkpoint.epoch:
+        writer = marker.writer_worker_generation
+        if replace(found, writer_worker_generation=writer, unknown=b"") != marker:
             raise ProtocolError("the commit marker belongs to another checkpoint", path=path)
+
+    def _committed_note(self, head: LegacyCheckpoint) -> bool:
+        note = self._optional(self.paths.commit_note(head.epoch), records.decode_commit_note)
+        return note == CommitNote(
+            job=head.job, epoch=head.epoch, finish_time_micros=head.finish_time_micros
+        )
 
     def _create_once(self, path: StatePath, data: bytes) -> None:
         """Create an object; one with the very same bytes is ours (an answer got lost)."""
@@ -625,7 +761,8 @@ class ParquetBackend:
         """
         # What a kept epoch lists must be known in full before anything may go.
         epochs = sorted(self.epochs(), reverse=True)
-        history = self.load_history(oldest_kept(epochs, min_epoch)) if epochs else []
+        kept = oldest_kept(epochs, min_epoch, self.paths.layout) if epochs else None
+        history = self.load_history(kept) if epochs else []
         return plan_expire(self.paths, history, min_epoch)
 
     def carry_out(
@@ -645,6 +782,16 @@ class ParquetBackend:
         (delete or delete_all)(self.store, first)
         for step in others:
             delete_all(self.store, step)
+        if self.paths.layout is Layout.LEGACY and plan.epochs:
+            self._note_min_epoch(plan.keep_from)
+
+    def _note_min_epoch(self, min_epoch: Epoch) -> None:
+        """Let the newest epoch say which is the oldest that is left, as Arroyo's cleanup does."""
+        newest = self.paths.legacy_metadata(self.epochs()[-1])
+        head = self._read(newest, metadata.decode_legacy_checkpoint)
+        if head.min_epoch < min_epoch:
+            changed = replace(head, min_epoch=min_epoch)
+            self.store.put(newest, metadata.encode_legacy_checkpoint(changed))
 
     # ---- plumbing --------------------------------------------------------------------------------
 
@@ -734,6 +881,28 @@ def as_checkpoint(manifest: Manifest, ref: StatePath, state: CheckpointState) ->
         ref=ref,
         parent_ref=manifest.parent_ref,
         progress=manifest.progress,
+    )
+
+
+def legacy_checkpoint(
+    head: LegacyCheckpoint,
+    operators: Sequence[OperatorCheckpoint],
+    ref: StatePath,
+    state: CheckpointState,
+) -> Checkpoint:
+    """The objects of an epoch of the legacy layout as a checkpoint."""
+    return Checkpoint(
+        pipeline=None,
+        job=head.job,
+        worker_generation=None,
+        epoch=head.epoch,
+        min_epoch=head.min_epoch,
+        start_time_micros=head.start_time_micros,
+        finish_time_micros=head.finish_time_micros,
+        state=state,
+        operators=tuple(operators),
+        ref=ref,
+        progress=head.progress,
     )
 
 

@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import (
+    ConflictError,
     FormatError,
     InputError,
     NotFoundError,
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint
+from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint, legacy_checkpoint
 from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.lease import LEASE_SECONDS, lease, newest_token
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
+    LegacyCheckpoint,
     Manifest,
     OperatorCheckpoint,
     StreamProgress,
@@ -37,14 +41,16 @@ from arroyo_dagster.state.model.ids import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.layout import JobPaths, is_compacted
+from arroyo_dagster.state.model.layout import JobPaths, Layout, is_compacted
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.model.types import U32, U64
 from arroyo_dagster.state.operators import Offset, registered
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.planning.checkpoint import carry_operator, merge_operator
 from arroyo_dagster.state.planning.compaction import Applied, apply_merged
+from arroyo_dagster.state.planning.gc import LEGACY_EPOCHS_BEFORE_NEWEST
 from arroyo_dagster.state.planning.progress import BatchVerdict, batch_verdict
+from arroyo_dagster.state.planning.recovery import legacy_state
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
@@ -85,14 +91,20 @@ class _TakenOver:
 class JobRun:
     """One run of a job, from its start as a new worker generation to its last epoch.
 
+    In the legacy layout (see `Pipeline`) it holds the lease of the job's only writer until `close`.
+
     Args:
         store: where the job's state lies.
         pipeline: what runs.
         accept: looks at the progress of the checkpoint to continue from, and raises to refuse it.
 
+    Attributes:
+        number: which run of the job it is: its worker generation, else its lease's number.
+
     Raises:
-        InputError: the pipeline cannot run, or its tables are not those of the checkpoint.
-        ConflictError: a newer run was started.
+        InputError: the pipeline cannot run, its tables are not those of the checkpoint, or its
+            state lies in the other layout.
+        ConflictError: a newer run was started; in the legacy layout: another may be alive.
         FormatError: the checkpoint to continue from has missing or broken objects.
     """
 
@@ -112,19 +124,53 @@ class JobRun:
         self._sinks = pipeline.sinks()
         self._accept = accept
         self._unfinished: Epoch | None = None
-        newest = self._check_before_start()
-        started = self.backend.start()
-        self.generation: WorkerGeneration = started.worker_generation
-        self.base: Checkpoint | None = started.restored
+        self._held = contextlib.ExitStack()
         self._compacted: dict[OperatorId, tuple[CompactedData, ...]] = {}
+        newest = self._check_before_start()
+        with self.closed_on_failure():
+            self.number = self._take_lease()
+            self._start(newest)
+
+    def _take_lease(self) -> int:
+        """In the legacy layout: be the only writer. Returns the lease's number, else 0."""
+        if self.pipeline.layout is not Layout.LEGACY:
+            return 0
+        paths = self.pipeline.paths
+        owner = f"run {uuid.uuid4().hex[:16]} on {platform.node()}"
+        # Without the caller's clock: a lease is about real time.
+        held = self._held.enter_context(
+            lease(self.store, paths, owner, directory=paths.writers, seconds=LEASE_SECONDS)
+        )
+        self.backend.store = held
+        return held.lease.token
+
+    def _start(self, newest: Epoch | None) -> None:
+        started = self.backend.start()
+        self.generation: WorkerGeneration | None = started.worker_generation
+        self.number = self.number or started.worker_generation or 0
+        self.base: Checkpoint | None = started.restored
         with self.backend.unless_fenced():
             self._check_start(newest)
             if self.base is not None and started.replay_commit:
                 self._commit(self.base)
             self._sources = self._open_sources()
 
+    def close(self) -> None:
+        """Let the next run start at once, where this one holds a lease."""
+        self._held.close()
+
+    @contextlib.contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Close the run if what is done with it fails."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
     def _check_before_start(self) -> Epoch | None:
         # Bad input is found before anything is written, the new generation included.
+        self._check_layout()
         newest = self._newest_epoch()
         while newest is not None:
             try:
@@ -135,6 +181,20 @@ class JobRun:
                 if newest == before:
                     raise  # else a running job has let it expire while it was read
         return newest
+
+    def _check_layout(self) -> None:
+        other = self.pipeline.other_layout
+        try:
+            there = ParquetBackend(self.store, other).epochs()
+        except NotFoundError:
+            return
+        if there:
+            raise InputError(
+                f"the job's state lies in the {other.layout.value} layout, up to epoch {there[-1]}:"
+                " this run would begin without it",
+                job=other.root,
+                next_step="give the pipeline that layout, or another name",
+            )
 
     def _check_start(self, newest: Epoch | None) -> None:
         if newest is not None and (self.base is None or self.base.epoch < newest):
@@ -219,7 +279,10 @@ class JobRun:
         before = self.base.min_epoch if self.base else Epoch(1)
         if self.pipeline.keep_epochs is None:
             return before
-        return Epoch(max(before, self.next_epoch - self.pipeline.keep_epochs + 1))
+        kept = self.pipeline.keep_epochs
+        if self.pipeline.layout is Layout.LEGACY:
+            kept = max(kept, LEGACY_EPOCHS_BEFORE_NEWEST + 1)
+        return Epoch(max(before, self.next_epoch - kept + 1))
 
     def verdict(self, query_id: str, batch_id: int, offsets: str, *, adopt: bool) -> BatchVerdict:
         """Whether a micro-batch is the next one, or a repeat. Errors as `batch_verdict`."""
@@ -285,12 +348,10 @@ class JobRun:
         merged += [carry_operator(operator, plan.epoch) for operator in gone]
         taken = self._take_over(merged)
         operators, compacted = self._merge_files(plan, taken)
-        manifest = self._manifest(plan, operators, progress)
-        published = self.backend.publish(manifest)
-        state = CheckpointState.COMMITTING if manifest.needs_commit else CheckpointState.READY
-        self.base = as_checkpoint(manifest, published.ref, state)
+        publish = self._publish_legacy if self.generation is None else self._publish
+        self.base = publish(plan, operators, progress)
         self._compacted = compacted
-        if manifest.needs_commit:
+        if self.base.needs_commit:
             self._commit(self.base)
         for name, kept in self._sources.items():
             kept.follow(self._operator(name), compacted.get(name, ()))
@@ -313,11 +374,46 @@ class JobRun:
         before = self._operator(name)
         return merge_operator(self.pipeline.paths.job, name, plan.epoch, reports, before)
 
+    def _publish(
+        self, plan: EpochPlan, operators: Sequence[OperatorCheckpoint], progress: StreamProgress
+    ) -> Checkpoint:
+        manifest = self._manifest(plan, operators, progress)
+        published = self.backend.publish(manifest)
+        state = CheckpointState.COMMITTING if manifest.needs_commit else CheckpointState.READY
+        return as_checkpoint(manifest, published.ref, state)
+
+    def _publish_legacy(
+        self, plan: EpochPlan, operators: Sequence[OperatorCheckpoint], progress: StreamProgress
+    ) -> Checkpoint:
+        """Write every operator's object, then the checkpoint's, which makes the epoch exist."""
+        self.backend.check_fence()
+        if plan.epoch in self.backend.epochs():
+            raise ConflictError(
+                f"epoch {plan.epoch} exists already: another run wrote it",
+                job=self.pipeline.paths.job,
+                next_step="start the job again: it goes on from that epoch; nothing was written",
+            )
+        for operator in operators:
+            self.backend.write_operator_checkpoint_metadata(operator)
+        head = LegacyCheckpoint(
+            job=self.pipeline.paths.job,
+            epoch=plan.epoch,
+            min_epoch=plan.min_epoch,
+            start_time_micros=min(operator.start_time_micros for operator in operators),
+            finish_time_micros=self.clock(),
+            operators=tuple(operator.operator for operator in operators),
+            progress=progress,
+        )
+        path = self.backend.write_checkpoint_metadata(head)
+        state = legacy_state(head, operators, committed=False)
+        return legacy_checkpoint(head, operators, path, state)
+
     def _manifest(
         self, plan: EpochPlan, operators: Sequence[OperatorCheckpoint], progress: StreamProgress
     ) -> Manifest:
         paths = self.pipeline.paths
         assert paths.pipeline is not None
+        assert self.generation is not None
         return Manifest(
             pipeline=paths.pipeline,
             job=paths.job,
@@ -418,7 +514,7 @@ class JobRun:
 
     def stop_requested(self) -> bool:
         """Whether somebody asked this very run to stop with a checkpoint."""
-        return requested_stop(self.store, self.pipeline.paths) == self.generation
+        return requested_stop(self.store, self.pipeline.paths) == self.number
 
     def stop_done(self) -> None:
         """Take the request back: the run has stopped."""
@@ -502,32 +598,41 @@ class _SourceState:
         self._manager.follow(published)
 
 
-def requested_stop(store: ObjectStore, paths: JobPaths) -> WorkerGeneration | None:
-    """The worker generation that somebody asked to stop; None without a request."""
+def requested_stop(store: ObjectStore, paths: JobPaths) -> int | None:
+    """The number of the run that somebody asked to stop; None without a request."""
     try:
         data = store.read(paths.stop_request)
     except NotFoundError:
         return None
     request = records.decode_json(data, paths.stop_request)
-    return WorkerGeneration(int(request.get("generation", 0)))
+    return int(request.get("generation", 0))
 
 
-def request_stop(store: ObjectStore, paths: JobPaths, now_micros: int) -> WorkerGeneration:
-    """Ask the newest run of a job to stop with a checkpoint. Returns its worker generation.
+def request_stop(store: ObjectStore, paths: JobPaths, now_micros: int) -> int:
+    """Ask the newest run of a job to stop with a checkpoint. Returns the number of the run.
 
     Raises:
         NotFoundError: the job was never started.
     """
-    try:
-        data = store.read(paths.current_generation)
-    except NotFoundError as error:
+    number = _newest_run(store, paths)
+    if not number:
         raise NotFoundError(
             "the job was never started",
             job=paths.root,
             url=store.url,
             next_step="list jobs with `arroyo-state jobs`",
-        ) from error
-    fence = records.decode_current_generation(data, paths.current_generation)
-    request = {"generation": fence.worker_generation, "requested_at_micros": now_micros}
+        )
+    request = {"generation": number, "requested_at_micros": now_micros}
     store.put(paths.stop_request, records.encode_json(request))
-    return fence.worker_generation
+    return number
+
+
+def _newest_run(store: ObjectStore, paths: JobPaths) -> int:
+    """The worker generation of the newest run, or the number of its lease; 0 = none."""
+    if paths.layout is Layout.LEGACY:
+        return newest_token(store, paths.writers)
+    try:
+        data = store.read(paths.current_generation)
+    except NotFoundError:
+        return 0
+    return records.decode_current_generation(data, paths.current_generation).worker_generation

@@ -2,7 +2,8 @@
 
 Leases are numbered, and each is won by creating its object: the number is the fencing token. The
 holder of the highest one holds the job, until it gives the lease back or lets it run out. Writers
-need none: worker generations fence them, and whatever a maintainer does is safe beside them.
+need none: worker generations fence them, and whatever a maintainer does is safe beside them. Only
+in the legacy layout, which has no generations, a writer holds a lease of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from arroyo_dagster.errors import ConflictError, NotFoundError, StorageError
 from arroyo_dagster.state.codec import records
@@ -52,11 +53,22 @@ def _path_of(directory: StatePath, token: int) -> StatePath:
 
 
 class Leased(Wrapper):
-    """A store through which the holder of a lease changes things: nothing, once it is lost."""
+    """A store through which the holder of a lease changes things: nothing, once it is lost.
 
-    def __init__(self, store: ObjectStore, held: Lease) -> None:
+    Args:
+        out_of_time: whether the lease has run out by the holder's own clock; asked in the process
+            that holds it only.
+    """
+
+    def __init__(
+        self, store: ObjectStore, held: Lease, out_of_time: Callable[[], bool] = lambda: False
+    ) -> None:
         super().__init__(store)
         self.lease = held
+        self._out_of_time: Callable[[], bool] | None = out_of_time
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_out_of_time": None}
 
     def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
         if verb in MUTATING:
@@ -64,11 +76,19 @@ class Leased(Wrapper):
         return action()
 
     def check(self) -> None:
-        """Make sure that nobody else has taken the lease.
+        """Make sure that nobody else has taken the lease, or may be taking it now.
 
         Raises:
-            ConflictError: somebody has.
+            ConflictError: somebody has, or it could not be renewed in time.
         """
+        if self._out_of_time is not None and self._out_of_time():
+            raise ConflictError(
+                "the lease on the job could not be renewed before it ran out",
+                path=self.lease.path,
+                owner=self.lease.owner,
+                retryable=True,
+                next_step="run it again once the store answers in time; nothing was lost",
+            )
         if self.inner.head(self.lease.successor) is not None:
             raise ConflictError(
                 "the lease on the job ran out, and somebody else has taken it",
@@ -85,6 +105,7 @@ def lease(
     paths: JobPaths,
     owner: str,
     *,
+    directory: StatePath | None = None,
     seconds: float = LEASE_SECONDS,
     clock: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> Iterator[Leased]:
@@ -92,26 +113,32 @@ def lease(
 
     Args:
         owner: who asks, for people to read; the same owner takes over from itself.
+        directory: where the leases lie; those of the job's maintainers unless given.
         seconds: how long it is held against others if this process dies; renewed while it lives.
         clock: microseconds since the Unix epoch; the clocks of maintainers should agree to within
             a fraction of `seconds`. If they do not, two may run at once, which costs work only.
 
     Raises:
-        ConflictError: somebody else maintains the job.
+        ConflictError: somebody else holds the lease.
     """
     micros = int(seconds * 1e6)
-    held = _acquire(store, paths, owner, micros, clock)
+    # Its own time ends a little early: what is on its way to the store then still arrives in time.
+    runs_out = clock() + micros * 5 // 6
+    held = _acquire(store, paths, owner, micros, clock, directory or paths.leases)
     ended = threading.Event()
 
     def renew() -> None:
+        nonlocal runs_out
         while not ended.wait(seconds / 3):
             with contextlib.suppress(StorageError):
-                _write(store, held, expires_at_micros=clock() + micros)
+                asked = clock()
+                _write(store, held, expires_at_micros=asked + micros)
+                runs_out = asked + micros * 5 // 6
 
     thread = threading.Thread(target=renew, name="arroyo-lease", daemon=True)
     thread.start()
     try:
-        yield Leased(store, held)
+        yield Leased(store, held, lambda: clock() >= runs_out)
     finally:
         ended.set()
         thread.join()
@@ -120,24 +147,38 @@ def lease(
             _write(store, held, expires_at_micros=0)
 
 
-def _acquire(
-    store: ObjectStore, paths: JobPaths, owner: str, micros: int, clock: Callable[[], int]
-) -> Lease:
-    tokens = sorted(
+def newest_token(store: ObjectStore, directory: StatePath) -> int:
+    """The number of the newest lease in a directory of leases; 0 if there never was one."""
+    return max(_tokens(store, directory), default=0)
+
+
+def _tokens(store: ObjectStore, directory: StatePath) -> list[int]:
+    return sorted(
         int(info.path.name.removesuffix(".json"))
-        for info in store.list_dir(paths.leases).objects
+        for info in store.list_dir(directory).objects
         if info.path.name.removesuffix(".json").isdecimal()
     )
+
+
+def _acquire(
+    store: ObjectStore,
+    paths: JobPaths,
+    owner: str,
+    micros: int,
+    clock: Callable[[], int],
+    directory: StatePath,
+) -> Lease:
+    tokens = _tokens(store, directory)
     newest = tokens[-1] if tokens else 0
     if newest:
-        _check_free(store, _path_of(paths.leases, newest), paths, owner, clock())
+        _check_free(store, _path_of(directory, newest), paths, owner, clock())
     token = newest + 1
-    path = _path_of(paths.leases, token)
+    path = _path_of(directory, token)
     mine = Lease(path=path, token=token, owner=owner, nonce=uuid.uuid4().hex)
     if not _create(store, mine, clock() + micros):
-        raise _taken(paths, "somebody who came first")
+        raise _taken(paths, path, "somebody who came first")
     # The newest two stay: whoever held the one before must find that it was taken.
-    store.delete_many([_path_of(paths.leases, old) for old in tokens if old < newest])
+    store.delete_many([_path_of(directory, old) for old in tokens if old < newest])
     return mine
 
 
@@ -172,12 +213,13 @@ def _check_free(
     expires = held.get("expires_at_micros")
     if isinstance(expires, int) and expires > now_micros and held.get("owner") != owner:
         left = -(-(expires - now_micros) // 1_000_000)
-        raise _taken(paths, str(held.get("owner")), f"it runs out in {left} seconds")
+        raise _taken(paths, path, str(held.get("owner")), f"it runs out in {left} seconds")
 
 
-def _taken(paths: JobPaths, owner: str, note: str | None = None) -> ConflictError:
+def _taken(paths: JobPaths, path: StatePath, owner: str, note: str | None = None) -> ConflictError:
+    does = "maintains" if path.parent == paths.leases else "runs"
     return ConflictError(
-        "somebody else maintains the job" + (f"; {note}" if note else ""),
+        f"somebody else {does} the job" + (f"; {note}" if note else ""),
         job=paths.root,
         owner=owner,
         retryable=True,

@@ -16,7 +16,7 @@ import pyarrow as pa
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE
 from arroyo_dagster.state.model.ids import JobId, OperatorId, PipelineId, checked_name
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import TIMESTAMP_COLUMN
 from arroyo_dagster.state.operators import Operator, Sink, Source, registered
 
@@ -76,9 +76,16 @@ class Pipeline:
         parallelism: subtasks of every operator.
         keep_epochs: how many epochs a run keeps; None keeps all (expiry is then somebody else's).
         merge_files_after: how many files a global keyed table may list before the run merges them.
+        layout: how its state is laid out. The legacy layout is for tools and releases of Arroyo
+            that know no other, and weaker: no worker generations fence an old run. One run at a
+            time holds a lease, another start is refused until that is given back or has run out
+            (a minute after a crash), and a run that stands still for longer than its lease, just
+            between a check and a write, could still overwrite an epoch's metadata. At least the 11
+            newest epochs stay, and there is one directory level: `name` is the job's id.
 
     Raises:
-        InputError: a name that is not safe in a path, a parallelism outside 1 … 4096.
+        InputError: a name that is not safe in a path, a parallelism outside 1 … 4096, a `job` in
+            the legacy layout.
     """
 
     name: str
@@ -86,6 +93,7 @@ class Pipeline:
     parallelism: int = 1
     keep_epochs: int | None = None
     merge_files_after: int = 512
+    layout: Layout = Layout.PROTOCOL
     sources: dict[OperatorId, SourceNode] = field(default_factory=dict, init=False)
     operators: dict[OperatorId, OperatorNode] = field(default_factory=dict, init=False)
     _edges: int = field(default=0, init=False)
@@ -102,11 +110,26 @@ class Pipeline:
             )
         if self.merge_files_after < 2:
             raise InputError("merge_files_after is at least 2", given=self.merge_files_after)
+        if self.layout is Layout.LEGACY and self.job != "main":
+            raise InputError(
+                "the legacy layout has one level of directories: the job's id is the name",
+                job=self.job,
+                next_step="leave job out, and give the pipeline a name of its own",
+            )
 
     @property
     def paths(self) -> JobPaths:
         """Where the state of this pipeline lies below the checkpoint URL."""
+        if self.layout is Layout.LEGACY:
+            return JobPaths(JobId(self.name))
         return JobPaths(JobId(self.job), PipelineId(self.name))
+
+    @property
+    def other_layout(self) -> JobPaths:
+        """Where its state would lie in the layout it does not have."""
+        if self.layout is Layout.LEGACY:
+            return JobPaths(JobId(self.job), PipelineId(self.name))
+        return JobPaths(JobId(self.name))
 
     def source(
         self, operator_id: str, source: Source, *, timestamp: str, lateness_micros: int = 0

@@ -28,13 +28,14 @@ class EpochPlan:
 
     Attributes:
         base: the operators at the epoch before, as published; empty at the first.
+        generation: the worker generation that writes; None in the legacy layout.
         watermarks_micros: of each source at the epoch before; None = none yet.
         compacted: files merged since then, by operator.
     """
 
     epoch: Epoch
     min_epoch: Epoch
-    generation: WorkerGeneration
+    generation: WorkerGeneration | None
     then_stop: bool
     base_epoch: Epoch
     base: Mapping[OperatorId, OperatorCheckpoint]

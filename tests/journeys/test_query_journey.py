@@ -145,8 +145,9 @@ def test_show_as_json_holds_what_was_promised(archive: Archive) -> None:
         "parallelism": 2,
         "watermark": "2013-01-05T02:30:00.000000Z",
         "tables": [
-            {"table": "e", "kind": "global_keyed", "files": 2, "rows": 2, "bytes": 1218},
-            {"table": "s", "kind": "expiring_time_key", "files": 16}
+            {"table": "e", "kind": "global_keyed", "owner": "session window"}
+            | {"files": 2, "rows": 2, "bytes": 1218},
+            {"table": "s", "kind": "expiring_time_key", "owner": "session window", "files": 16}
             | {key: found["operators"][-1]["tables"][1][key] for key in ("rows", "bytes")},
         ],
     }

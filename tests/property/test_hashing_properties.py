@@ -10,7 +10,14 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.codec.hashing import hash_key, key_hashes, subtasks_for_hashes
+from arroyo_dagster.state.codec.hashing import (
+    HashVariant,
+    hash_key,
+    hash_keys,
+    key_hashes,
+    matching_variants,
+    subtasks_for_hashes,
+)
 from arroyo_dagster.state.model.keys import server_for_hash
 from arroyo_dagster.state.model.types import U8
 
@@ -209,3 +216,50 @@ def test_many_hashes_go_where_each_alone_goes(hashes: list[int], parallelism: in
 @given(st.binary(max_size=40))
 def test_bytes_hash_as_the_list_of_them(data: bytes) -> None:
     assert hash_key(data) == hash_key(list(data), list[U8])
+
+
+@given(tables(), st.sampled_from(HashVariant))
+def test_every_variant_hashes_whole_columns_as_row_by_row(
+    table: tuple[list[pa.DataType], list[list[Any]]], variant: HashVariant
+) -> None:
+    kinds, columns = table
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+    whole = key_hashes(arrays, variant=variant)
+    rows = range(len(columns[0]))
+    alone = [key_hashes([a.slice(row, 1) for a in arrays], variant=variant) for row in rows]
+    assert whole.to_pylist() == [one[0].as_py() for one in alone]
+    assert variant in matching_variants(arrays, whole)
+
+
+def siphash13(data: bytes) -> int:
+    """SipHash-1-3 with keys 0 and 0, word by word, as its authors write it."""
+    v = [0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573]
+    padded = data + bytes(-(len(data) + 1) % 8) + bytes([len(data) & 0xFF])
+
+    def mix(left: int, right: int, by: int) -> None:
+        v[left] = v[left] + v[right] & MASK
+        v[right] = rotated(v[right], by) ^ v[left]
+
+    def a_round() -> None:
+        mix(0, 1, 13)
+        mix(2, 3, 16)
+        v[0] = rotated(v[0], 32)
+        mix(0, 3, 21)
+        mix(2, 1, 17)
+        v[2] = rotated(v[2], 32)
+
+    for (word,) in struct.iter_unpack("<Q", padded):
+        v[3] ^= word
+        a_round()
+        v[0] ^= word
+    v[2] ^= 0xFF
+    for _ in range(3):
+        a_round()
+    return v[0] ^ v[1] ^ v[2] ^ v[3]
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8))
+def test_many_keys_hash_as_the_plain_siphash_of_each(keys: list[bytes]) -> None:
+    expected = [siphash13(struct.pack("<Q", len(key)) + key) for key in keys]
+    assert hash_keys(keys).tolist() == expected
+    assert [hash_key(key) for key in keys] == expected

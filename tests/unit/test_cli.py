@@ -103,6 +103,7 @@ def test_epochs_as_json() -> None:
         "epoch": 1,
         "watermark": "2024-01-01T00:00:03.000000Z",
         "new_files": first["new_files"],
+        "missing": 0,
         "final": False,
     }
     assert second["final"] is True
@@ -122,6 +123,7 @@ def test_show_as_json() -> None:
         "epoch": 2,
         "state": "ready",
         "generation": 1,
+        "key_hash": "fallback",
         "name": None,
         "condition": "unknown",
         "arroyo": None,
@@ -143,6 +145,7 @@ def test_show_as_json() -> None:
             {
                 "table": "counts",
                 "kind": "global_keyed",
+                "owner": None,
                 "files": len(infos),
                 "rows": 7,  # four words, then two new ones and one seen before
                 "bytes": sum(info.size_bytes for info in infos if info),
@@ -443,7 +446,7 @@ def test_spark_options_reach_the_runtime_on_spark(
 
     monkeypatch.setattr(cli, "_run_on_spark", on_spark)
     options = ("--spark", "--master", "local[2]", "--spark-checkpoint", "/c", "--follow", "--adopt")
-    result = run("run", f"{module}:PIPELINE", *options, "--epochs", "4")
+    result = run("run", f"{module}:PIPELINE", *options, "--epochs", "4", "--interval", "1.5")
     assert result.exit_code == 0
     assert seen.pop("on_epoch")
     assert seen == {
@@ -452,6 +455,7 @@ def test_spark_options_reach_the_runtime_on_spark(
         "master": "local[2]",
         "checkpoint_location": "/c",
         "max_epochs": 4,
+        "interval_seconds": 1.5,
         "follow": True,
         "adopt": True,
     }

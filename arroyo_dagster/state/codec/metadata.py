@@ -5,15 +5,21 @@ Source: crates/arroyo-rpc/proto/rpc.proto and api.proto; `proto/state.proto` is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
 
-from google.protobuf.message import DecodeError, Message
-from google.protobuf.unknown_fields import UnknownFieldSet
+from google.protobuf.message import Message
 
-from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
+from arroyo_dagster.state.codec.wire import (
+    decoded,
+    encoded,
+    fitting,
+    part,
+    unknown_of,
+    with_unknown,
+)
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
@@ -45,9 +51,6 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 
-_M = TypeVar("_M", bound=Message)
-_T = TypeVar("_T")
-
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
     """Decode a `checkpoint-manifest.pb`.
@@ -56,11 +59,20 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
         FormatError: not protobuf, a part that must be present is absent, an unknown kind of table,
             or a reference that leads out of the checkpoint URL. Names `path`.
     """
-    return _decoded(data, path, pb.CheckpointManifest, _manifest)
+    return decoded(data, path, pb.CheckpointManifest, _manifest)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Encode a manifest: equal values give equal bytes."""
+    """Encode a manifest: equal values give equal bytes.
+
+    Raises:
+        InputError: a number or a text that does not fit its field.
+    """
+    with fitting(job=manifest.job, epoch=manifest.epoch):
+        return encoded(_manifest_message(manifest))
+
+
+def _manifest_message(manifest: Manifest) -> pb.CheckpointManifest:
     message = pb.CheckpointManifest(
         pipeline_id=manifest.pipeline,
         job_id=manifest.job,
@@ -74,15 +86,21 @@ def encode_manifest(manifest: Manifest) -> bytes:
         parent_checkpoint_ref=manifest.parent_ref,
         progress=_progress_message(manifest.progress),
     )
-    return _encoded(_with_unknown(message, manifest.unknown))
+    return with_unknown(message, manifest.unknown)
 
 
 def decode_legacy_checkpoint(data: bytes, path: str) -> LegacyCheckpoint:
     """Decode the checkpoint-level `metadata` of the legacy layout. Errors as `decode_manifest`."""
-    return _decoded(data, path, pb.CheckpointMetadata, _legacy_checkpoint)
+    return decoded(data, path, pb.CheckpointMetadata, _legacy_checkpoint)
 
 
 def encode_legacy_checkpoint(checkpoint: LegacyCheckpoint) -> bytes:
+    """Encode a legacy checkpoint. Errors as `encode_manifest`; epochs have 32 bits there."""
+    with fitting(job=checkpoint.job, epoch=checkpoint.epoch):
+        return encoded(_legacy_message(checkpoint))
+
+
+def _legacy_message(checkpoint: LegacyCheckpoint) -> pb.CheckpointMetadata:
     message = pb.CheckpointMetadata(
         job_id=checkpoint.job,
         epoch=checkpoint.epoch,
@@ -92,16 +110,18 @@ def encode_legacy_checkpoint(checkpoint: LegacyCheckpoint) -> bytes:
         operator_ids=checkpoint.operators,
         progress=_progress_message(checkpoint.progress),
     )
-    return _encoded(_with_unknown(message, checkpoint.unknown))
+    return with_unknown(message, checkpoint.unknown)
 
 
 def decode_operator(data: bytes, path: str) -> OperatorCheckpoint:
     """Decode an operator's `metadata`, or one subtask's. Errors as `decode_manifest`."""
-    return _decoded(data, path, pb.OperatorCheckpointMetadata, _operator)
+    return decoded(data, path, pb.OperatorCheckpointMetadata, _operator)
 
 
 def encode_operator(operator: OperatorCheckpoint) -> bytes:
-    return _encoded(_operator_message(operator))
+    """Encode an operator's metadata. Errors as `encode_manifest`; epochs have 32 bits there."""
+    with fitting(job=operator.job, operator=operator.operator, epoch=operator.epoch):
+        return encoded(_operator_message(operator))
 
 
 # ---- from messages -------------------------------------------------------------------------------
@@ -122,11 +142,14 @@ def _manifest(message: pb.CheckpointManifest) -> Manifest:
         if message.HasField("parent_checkpoint_ref")
         else None,
         progress=_progress(message),
-        unknown=_unknown(message),
+        unknown=unknown_of(message),
     )
 
 
 def _legacy_checkpoint(message: pb.CheckpointMetadata) -> LegacyCheckpoint:
+    for name in message.operator_ids:
+        # These become paths of objects that are read: none may lead out of the job.
+        StatePath(f"operator-{name}/metadata")
     return LegacyCheckpoint(
         job=JobId(message.job_id),
         epoch=Epoch(message.epoch),
@@ -135,7 +158,7 @@ def _legacy_checkpoint(message: pb.CheckpointMetadata) -> LegacyCheckpoint:
         finish_time_micros=message.finish_time,
         operators=tuple(OperatorId(name) for name in message.operator_ids),
         progress=_progress(message),
-        unknown=_unknown(message),
+        unknown=unknown_of(message),
     )
 
 
@@ -150,7 +173,7 @@ def _progress(message: pb.CheckpointManifest | pb.CheckpointMetadata) -> StreamP
         checkpoint_location=progress.checkpoint_location,
         final=progress.final,
         exhausted=progress.exhausted,
-        unknown=_unknown(progress),
+        unknown=unknown_of(progress),
     )
 
 
@@ -168,13 +191,13 @@ def _operator(message: pb.OperatorCheckpointMetadata) -> OperatorCheckpoint:
         start_time_micros=message.start_time,
         finish_time_micros=message.finish_time,
         tables={
-            TableName(name): _files(name, table)
+            TableName(name): files_from(name, table)
             for name, table in sorted(message.table_checkpoint_metadata.items())
         },
         configs=_configs(message.table_configs),
-        subtask=_subtask(message.subtask) if message.HasField("subtask") else None,
-        unknown=_unknown(message),
-        operator_unknown=_unknown(inner),
+        subtask=subtask_from(message.subtask) if message.HasField("subtask") else None,
+        unknown=unknown_of(message),
+        operator_unknown=unknown_of(inner),
     )
 
 
@@ -186,22 +209,22 @@ def _config(name: str, message: pb.TableConfig) -> TableConfig:
     kind = _kind(name, message.table_type)
     config: GlobalKeyedConfig | ExpiringTimeKeyConfig
     if kind is TableKind.GLOBAL_KEYED:
-        glob = _part(pb.GlobalKeyedTableConfig, message.config, name)
+        glob = part(pb.GlobalKeyedTableConfig, message.config, name)
         config = GlobalKeyedConfig(
             table=TableName(glob.table_name),
             description=glob.description,
             uses_two_phase_commit=glob.uses_two_phase_commit,
-            unknown=_unknown(glob),
+            unknown=unknown_of(glob),
         )
     else:
-        expiring = _part(pb.ExpiringKeyedTimeTableConfig, message.config, name)
+        expiring = part(pb.ExpiringKeyedTimeTableConfig, message.config, name)
         config = ExpiringTimeKeyConfig(
             table=TableName(expiring.table_name),
             description=expiring.description,
             retention_micros=expiring.retention_micros,
             generational=expiring.generational,
             schema=_schema(expiring.schema),
-            unknown=_unknown(expiring),
+            unknown=unknown_of(expiring),
         )
     types = message.types
     return TableConfig(
@@ -209,8 +232,8 @@ def _config(name: str, message: pb.TableConfig) -> TableConfig:
         state_version=message.state_version,
         key_type=records.decode_type(types.key) if types.key else None,
         value_type=records.decode_type(types.value) if types.value else None,
-        unknown=_unknown(message),
-        types_unknown=_unknown(types),
+        unknown=unknown_of(message),
+        types_unknown=unknown_of(types),
     )
 
 
@@ -222,24 +245,24 @@ def _schema(message: pb.ArroyoSchema) -> StoredSchema:
         routing_key_indices=tuple(message.routing_key_indices)
         if message.has_routing_keys
         else None,
-        unknown=_unknown(message),
+        unknown=unknown_of(message),
     )
 
 
-def _files(name: str, message: pb.TableCheckpointMetadata) -> TableFiles:
+def files_from(name: str, message: pb.TableCheckpointMetadata) -> TableFiles:
     if _kind(name, message.table_type) is TableKind.GLOBAL_KEYED:
-        glob = _part(pb.GlobalKeyedTableTaskCheckpointMetadata, message.data, name)
+        glob = part(pb.GlobalKeyedTableTaskCheckpointMetadata, message.data, name)
         return GlobalKeyedFiles(
             files=tuple(StatePath(path) for path in glob.files),
             commit_data_by_subtask=dict(sorted(glob.commit_data_by_subtask.items())),
-            unknown=_unknown(glob),
-            table_unknown=_unknown(message),
+            unknown=unknown_of(glob),
+            table_unknown=unknown_of(message),
         )
-    expiring = _part(pb.ExpiringKeyedTimeTableCheckpointMetadata, message.data, name)
+    expiring = part(pb.ExpiringKeyedTimeTableCheckpointMetadata, message.data, name)
     return ExpiringTimeKeyFiles(
         files=tuple(_time_file(file) for file in expiring.files),
-        unknown=_unknown(expiring),
-        table_unknown=_unknown(message),
+        unknown=unknown_of(expiring),
+        table_unknown=unknown_of(message),
     )
 
 
@@ -251,11 +274,11 @@ def _time_file(message: pb.ParquetTimeFile) -> TimeFile:
         max_routing_key=message.max_routing_key,
         max_timestamp_micros=message.max_timestamp_micros,
         compaction_generation=message.generation,
-        unknown=_unknown(message),
+        unknown=unknown_of(message),
     )
 
 
-def _subtask(message: pb.SubtaskCheckpointMetadata) -> SubtaskCheckpoint:
+def subtask_from(message: pb.SubtaskCheckpointMetadata) -> SubtaskCheckpoint:
     return SubtaskCheckpoint(
         subtask_index=message.subtask_index,
         start_time_micros=message.start_time,
@@ -267,26 +290,26 @@ def _subtask(message: pb.SubtaskCheckpointMetadata) -> SubtaskCheckpoint:
             for name, table in sorted(message.table_metadata.items())
         },
         configs=_configs(message.table_configs),
-        unknown=_unknown(message),
+        unknown=unknown_of(message),
     )
 
 
 def _report(name: str, message: pb.TableSubtaskCheckpointMetadata) -> TableReport:
     if _kind(name, message.table_type) is TableKind.GLOBAL_KEYED:
-        glob = _part(pb.GlobalKeyedTableSubtaskCheckpointMetadata, message.data, name)
+        glob = part(pb.GlobalKeyedTableSubtaskCheckpointMetadata, message.data, name)
         return GlobalKeyedReport(
             file=StatePath(glob.file) if glob.HasField("file") else None,
             removals=StatePath(glob.removals) if glob.HasField("removals") else None,
             commit_data=glob.commit_data if glob.HasField("commit_data") else None,
-            unknown=_unknown(glob),
-            table_unknown=_unknown(message),
+            unknown=unknown_of(glob),
+            table_unknown=unknown_of(message),
         )
-    expiring = _part(pb.ExpiringKeyedTimeSubtaskCheckpointMetadata, message.data, name)
+    expiring = part(pb.ExpiringKeyedTimeSubtaskCheckpointMetadata, message.data, name)
     return ExpiringTimeKeyReport(
         watermark_micros=expiring.watermark if expiring.HasField("watermark") else None,
         files=tuple(_time_file(file) for file in expiring.files),
-        unknown=_unknown(expiring),
-        table_unknown=_unknown(message),
+        unknown=unknown_of(expiring),
+        table_unknown=unknown_of(message),
     )
 
 
@@ -316,7 +339,7 @@ def _progress_message(progress: StreamProgress | None) -> pb.StreamProgress | No
         final=progress.final,
         exhausted=progress.exhausted,
     )
-    return _with_unknown(message, progress.unknown)
+    return with_unknown(message, progress.unknown)
 
 
 def _operator_message(operator: OperatorCheckpoint) -> pb.OperatorCheckpointMetadata:
@@ -329,16 +352,16 @@ def _operator_message(operator: OperatorCheckpoint) -> pb.OperatorCheckpointMeta
         parallelism=operator.parallelism,
     )
     message = pb.OperatorCheckpointMetadata(
-        operator_metadata=_with_unknown(inner, operator.operator_unknown),
+        operator_metadata=with_unknown(inner, operator.operator_unknown),
         start_time=operator.start_time_micros,
         finish_time=operator.finish_time_micros,
         table_checkpoint_metadata={
-            name: _files_message(files) for name, files in operator.tables.items()
+            name: files_to(files) for name, files in operator.tables.items()
         },
         table_configs={name: _config_message(c) for name, c in operator.configs.items()},
-        subtask=_subtask_message(operator.subtask) if operator.subtask else None,
+        subtask=subtask_to(operator.subtask) if operator.subtask else None,
     )
-    return _with_unknown(message, operator.unknown)
+    return with_unknown(message, operator.unknown)
 
 
 def _config_message(config: TableConfig) -> pb.TableConfig:
@@ -364,14 +387,14 @@ def _config_message(config: TableConfig) -> pb.TableConfig:
             key=records.encode_type(config.key_type) if config.key_type else "",
             value=records.encode_type(config.value_type) if config.value_type else "",
         )
-        types = _with_unknown(types, config.types_unknown)
+        types = with_unknown(types, config.types_unknown)
     message = pb.TableConfig(
         table_type=pb.TableEnum.ValueType(config.kind.value),
-        config=_encoded(_with_unknown(inner, kept.unknown)),
+        config=encoded(with_unknown(inner, kept.unknown)),
         state_version=config.state_version,
         types=types,
     )
-    return _with_unknown(message, config.unknown)
+    return with_unknown(message, config.unknown)
 
 
 def _schema_message(schema: StoredSchema) -> pb.ArroyoSchema:
@@ -383,10 +406,10 @@ def _schema_message(schema: StoredSchema) -> pb.ArroyoSchema:
         routing_key_indices=schema.routing_key_indices,
         has_routing_keys=schema.routing_key_indices is not None,
     )
-    return _with_unknown(message, schema.unknown)
+    return with_unknown(message, schema.unknown)
 
 
-def _files_message(files: TableFiles) -> pb.TableCheckpointMetadata:
+def files_to(files: TableFiles) -> pb.TableCheckpointMetadata:
     inner: Message
     if isinstance(files, GlobalKeyedFiles):
         inner = pb.GlobalKeyedTableTaskCheckpointMetadata(
@@ -398,9 +421,9 @@ def _files_message(files: TableFiles) -> pb.TableCheckpointMetadata:
         )
     message = pb.TableCheckpointMetadata(
         table_type=pb.TableEnum.ValueType(files.kind.value),
-        data=_encoded(_with_unknown(inner, files.unknown)),
+        data=encoded(with_unknown(inner, files.unknown)),
     )
-    return _with_unknown(message, files.table_unknown)
+    return with_unknown(message, files.table_unknown)
 
 
 def _time_file_message(file: TimeFile) -> pb.ParquetTimeFile:
@@ -412,10 +435,10 @@ def _time_file_message(file: TimeFile) -> pb.ParquetTimeFile:
         max_timestamp_micros=file.max_timestamp_micros,
         generation=file.compaction_generation,
     )
-    return _with_unknown(message, file.unknown)
+    return with_unknown(message, file.unknown)
 
 
-def _subtask_message(subtask: SubtaskCheckpoint) -> pb.SubtaskCheckpointMetadata:
+def subtask_to(subtask: SubtaskCheckpoint) -> pb.SubtaskCheckpointMetadata:
     message = pb.SubtaskCheckpointMetadata(
         subtask_index=subtask.subtask_index,
         start_time=subtask.start_time_micros,
@@ -428,7 +451,7 @@ def _subtask_message(subtask: SubtaskCheckpoint) -> pb.SubtaskCheckpointMetadata
         },
         table_configs={name: _config_message(c) for name, c in subtask.configs.items()},
     )
-    return _with_unknown(message, subtask.unknown)
+    return with_unknown(message, subtask.unknown)
 
 
 def _report_message(index: int, report: TableReport) -> pb.TableSubtaskCheckpointMetadata:
@@ -449,57 +472,6 @@ def _report_message(index: int, report: TableReport) -> pb.TableSubtaskCheckpoin
     message = pb.TableSubtaskCheckpointMetadata(
         subtask_index=index,
         table_type=pb.TableEnum.ValueType(report.kind.value),
-        data=_encoded(_with_unknown(inner, report.unknown)),
+        data=encoded(with_unknown(inner, report.unknown)),
     )
-    return _with_unknown(message, report.table_unknown)
-
-
-# ---- bytes ---------------------------------------------------------------------------------------
-
-
-def _decoded(data: bytes, path: str, kind: type[_M], convert: Callable[[_M], _T]) -> _T:
-    try:
-        return convert(_part(kind, data, None))
-    except (FormatError, InputError) as error:
-        facts: dict[str, Any] = {"path": path} | error.facts
-        if "path" in error.facts and error.facts["path"] != path:
-            facts = error.facts | {"path": path, "reference": error.facts["path"]}
-        raise FormatError(
-            f"metadata is not what its format says: {error.message}",
-            next_step=error.next_step or "keep the object and report it; restore another epoch",
-            **facts,
-        ) from error
-
-
-def _part(kind: type[_M], data: bytes, table: str | None) -> _M:
-    message = kind()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise FormatError(
-            f"{len(data)} bytes do not decode as {kind.DESCRIPTOR.name}; "
-            "the object may be truncated",
-            table=table,
-        ) from error
-    return message
-
-
-def _encoded(message: Message) -> bytes:
-    # Deterministic: equal values must give equal bytes, for retries to recognise their own object.
-    return message.SerializeToString(deterministic=True)
-
-
-def _unknown(message: Message) -> bytes:
-    if not len(UnknownFieldSet(message)):
-        return b""
-    rest = type(message)()
-    rest.CopyFrom(message)
-    for field in rest.DESCRIPTOR.fields:
-        rest.ClearField(field.name)
-    return rest.SerializeToString()
-
-
-def _with_unknown(message: _M, unknown: bytes) -> _M:
-    if unknown:
-        message.MergeFromString(unknown)
-    return message
+    return with_unknown(message, report.table_unknown)

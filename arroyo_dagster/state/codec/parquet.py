@@ -5,7 +5,7 @@ Source: crates/arroyo-state/src/tables/global_keyed_map.rs and expiring_time_key
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -32,6 +32,7 @@ REMOVAL_SCHEMA = pa.schema(
 _VERSION = b"version"
 _BOUNDED = {KEY_HASH_COLUMN: 2**64 - 1, TIMESTAMP_COLUMN: -1}
 _RAW = ("min_raw", "max_raw")
+_BUFFER_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class FileFacts:
     schema: pa.Schema
     version: int
     bounds: Mapping[str, tuple[int, int]]
-    """Smallest and largest routing key and event time (ns), where there are statistics."""
+    """Smallest and largest routing key and event time (ns), if asked for and recorded."""
 
 
 def encode_rows(rows: pa.Table) -> bytes:
@@ -101,24 +102,42 @@ def decode_file(data: bytes | BinaryIO, path: str) -> tuple[pa.Table, int]:
     file = _opened(data, path)
     try:
         return file.read(), _version(file)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _broken(path, error) from error
 
 
-def read_facts(data: bytes | BinaryIO, path: str) -> FileFacts:
-    """Read the footer only. Errors as `decode_file`."""
+def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> FileFacts:
+    """Read the footer only. Errors as `decode_file`.
+
+    Args:
+        bounds: what the statistics say too; then a few values are read as well.
+    """
     file = _opened(data, path)
-    return FileFacts(
-        rows=file.metadata.num_rows,
-        row_groups=file.metadata.num_row_groups,
-        schema=file.schema_arrow,
-        version=_version(file),
-        bounds=_bounds(file.metadata),
-    )
+    try:
+        return FileFacts(
+            rows=file.metadata.num_rows,
+            row_groups=file.metadata.num_row_groups,
+            schema=file.schema_arrow,
+            version=_version(file),
+            bounds=_bounds(data, file.metadata) if bounds else {},
+        )
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _broken(path, error) from error
 
 
-def _bounds(footer: pq.FileMetaData) -> dict[str, tuple[int, int]]:
+def _check_columns(data: bytes | BinaryIO, footer: pq.FileMetaData, names: Sequence[str]) -> None:
+    # Asked for the statistics in a damaged footer pyarrow ends the process. Reading a value finds
+    # the same damage and raises.
+    source = pa.BufferReader(data) if isinstance(data, bytes) else data
+    file = pq.ParquetFile(source, metadata=footer, buffer_size=_BUFFER_BYTES)
+    for group in range(footer.num_row_groups):
+        for name in names:
+            next(file.iter_batches(batch_size=1, columns=[name], row_groups=[group]), None)
+
+
+def _bounds(data: bytes | BinaryIO, footer: pq.FileMetaData) -> dict[str, tuple[int, int]]:
     names = [footer.schema.column(index).path for index in range(footer.num_columns)]
+    _check_columns(data, footer, [name for name in _BOUNDED if name in names])
     found: dict[str, tuple[int, int]] = {}
     for name, bits in _BOUNDED.items():
         if name not in names or not footer.num_row_groups:
@@ -138,7 +157,7 @@ def _opened(data: bytes | BinaryIO, path: str) -> pq.ParquetFile:
     try:
         file = pa.BufferReader(data) if isinstance(data, bytes) else data
         return pq.ParquetFile(file, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _broken(path, error) from error
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from arroyo_dagster.state.codec.bincode import pick_variant, struct_values
 from arroyo_dagster.state.model.types import (
+    UNIT,
     ArrayOf,
     EnumOf,
     ListOf,
@@ -128,7 +129,9 @@ def _map(value: Any, described: MapOf) -> Any:
 def _variant(value: Any, described: EnumOf) -> Any:
     index, payload = pick_variant(value, described)
     variant = described.variants[index]
-    if variant.payload == Primitive("unit"):
+    if variant.payload == UNIT or (
+        isinstance(variant.payload, StructOf) and not variant.payload.fields
+    ):
         return variant.name
     return {variant.name: plain_value(payload, variant.payload)}
 

@@ -1,18 +1,21 @@
 """JSON records of the protocol layout, and the JSON forms of our own small objects.
 
 Source: crates/arroyo-state-protocol/src/types.rs: compact JSON, fields in the order written here,
-`version` 1, absent references null. Unknown fields are ignored when read.
+`version` 1, absent references null. Fields that this release does not know are kept, behind those
+it does.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.checkpoints import (
     RECORD_VERSION,
+    CommitNote,
     CommittedMarker,
     CurrentGeneration,
     EpochRecord,
@@ -36,9 +39,12 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.model.types import Type, from_json, to_json
 
+_SHOWN = 200
+"""How many characters of a wrong value an error shows."""
+
 
 def encode_current_generation(record: CurrentGeneration) -> bytes:
-    return encode_json(
+    return _with_unknown(
         {
             "version": _writable(record.version),
             "pipeline_id": record.pipeline,
@@ -46,7 +52,8 @@ def encode_current_generation(record: CurrentGeneration) -> bytes:
             "generation": record.worker_generation,
             "generation_manifest_ref": record.generation_manifest_ref,
             "updated_at_micros": record.updated_at_micros,
-        }
+        },
+        record.unknown,
     )
 
 
@@ -59,11 +66,12 @@ def decode_current_generation(data: bytes, path: str) -> CurrentGeneration:
         worker_generation=WorkerGeneration(fields.number("generation")),
         generation_manifest_ref=fields.ref("generation_manifest_ref"),
         updated_at_micros=fields.number("updated_at_micros"),
+        unknown=fields.unknown(),
     )
 
 
 def encode_generation_manifest(record: GenerationManifest) -> bytes:
-    return encode_json(
+    return _with_unknown(
         {
             "version": _writable(record.version),
             "pipeline_id": record.pipeline,
@@ -72,7 +80,8 @@ def encode_generation_manifest(record: GenerationManifest) -> bytes:
             "base_checkpoint_ref": record.base_ref,
             "latest_checkpoint_ref": record.latest_ref,
             "updated_at_micros": record.updated_at_micros,
-        }
+        },
+        record.unknown,
     )
 
 
@@ -86,11 +95,12 @@ def decode_generation_manifest(data: bytes, path: str) -> GenerationManifest:
         base_ref=fields.optional_ref("base_checkpoint_ref"),
         latest_ref=fields.optional_ref("latest_checkpoint_ref"),
         updated_at_micros=fields.number("updated_at_micros"),
+        unknown=fields.unknown(),
     )
 
 
 def encode_epoch_record(record: EpochRecord) -> bytes:
-    return encode_json(
+    return _with_unknown(
         {
             "version": _writable(record.version),
             "pipeline_id": record.pipeline,
@@ -100,7 +110,8 @@ def encode_epoch_record(record: EpochRecord) -> bytes:
             "parent_checkpoint_ref": record.parent_ref,
             "checkpoint_ref": record.checkpoint_ref,
             "created_at_micros": record.created_at_micros,
-        }
+        },
+        record.unknown,
     )
 
 
@@ -115,11 +126,12 @@ def decode_epoch_record(data: bytes, path: str) -> EpochRecord:
         parent_ref=fields.optional_ref("parent_checkpoint_ref"),
         checkpoint_ref=fields.ref("checkpoint_ref"),
         created_at_micros=fields.number("created_at_micros"),
+        unknown=fields.unknown(),
     )
 
 
 def encode_committed_marker(record: CommittedMarker) -> bytes:
-    return encode_json(
+    return _with_unknown(
         {
             "version": _writable(record.version),
             "pipeline_id": record.pipeline,
@@ -128,7 +140,8 @@ def encode_committed_marker(record: CommittedMarker) -> bytes:
             "checkpoint_generation": record.checkpoint_worker_generation,
             "writer_generation": record.writer_worker_generation,
             "checkpoint_ref": record.checkpoint_ref,
-        }
+        },
+        record.unknown,
     )
 
 
@@ -142,6 +155,31 @@ def decode_committed_marker(data: bytes, path: str) -> CommittedMarker:
         checkpoint_worker_generation=WorkerGeneration(fields.number("checkpoint_generation")),
         writer_worker_generation=WorkerGeneration(fields.number("writer_generation")),
         checkpoint_ref=fields.ref("checkpoint_ref"),
+        unknown=fields.unknown(),
+    )
+
+
+# ---- commits of the legacy layout (ours) ---------------------------------------------------------
+
+
+def encode_commit_note(note: CommitNote) -> bytes:
+    return encode_json(
+        {
+            "version": _writable(note.version),
+            "job_id": note.job,
+            "epoch": note.epoch,
+            "finish_time_micros": note.finish_time_micros,
+        }
+    )
+
+
+def decode_commit_note(data: bytes, path: str) -> CommitNote:
+    fields = _Fields(data, path)
+    return CommitNote(
+        version=fields.version(),
+        job=JobId(fields.text("job_id")),
+        epoch=Epoch(fields.number("epoch")),
+        finish_time_micros=fields.number("finish_time_micros"),
     )
 
 
@@ -236,7 +274,7 @@ def decode_type(text: str) -> Type:
     """Raises FormatError when the text is no type description."""
     try:
         return from_json(json.loads(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError("a stored type description is not JSON", text=text[:200]) from error
 
 
@@ -249,11 +287,11 @@ def decode_json(data: bytes, path: str) -> dict[str, Any]:
     """Decode an object.
 
     Raises:
-        FormatError: the bytes are no JSON object.
+        FormatError: the bytes are no JSON object in UTF-8, or hold a number that JSON has not.
     """
     try:
-        value = json.loads(data)
-    except ValueError as error:
+        value = json.loads(data.decode(), parse_constant=_no_number, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
         raise FormatError(
             f"{len(data)} bytes that should be JSON are not; the object may be truncated",
             path=path,
@@ -262,6 +300,20 @@ def decode_json(data: bytes, path: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise FormatError("JSON, but not an object", path=path)
     return dict(value)
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number in JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
+
+
+def _with_unknown(fields: Mapping[str, object], unknown: bytes) -> bytes:
+    known = encode_json(fields)
+    return known[:-1] + b"," + unknown[1:] if unknown else known
 
 
 def _writable(version: int) -> int:
@@ -279,18 +331,31 @@ class _Fields:
     def __init__(self, data: bytes | Mapping[str, Any], path: str) -> None:
         self._path = path
         self._values = decode_json(data, path) if isinstance(data, bytes) else data
+        self._asked: set[str] = set()
+
+    def _value(self, name: str) -> Any:
+        self._asked.add(name)
+        return self._values.get(name)
+
+    def unknown(self) -> bytes:
+        """The fields nobody has asked for, as one JSON object; empty if there is none."""
+        rest = {name: value for name, value in self._values.items() if name not in self._asked}
+        try:
+            return encode_json(rest) if rest else b""
+        except UnicodeEncodeError as error:
+            raise self._wrong("of a later release", "text in Unicode", ascii(rest)) from error
 
     def version(self) -> int:
         return self.number("version")
 
     def text(self, name: str) -> str:
-        value = self._values.get(name)
-        if not isinstance(value, str):
+        value = self._value(name)
+        if not isinstance(value, str) or not _is_unicode(value):
             raise self._wrong(name, "a string", value)
         return value
 
     def number(self, name: str) -> int:
-        value = self._values.get(name)
+        value = self._value(name)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
             raise self._wrong(name, "an unsigned 64-bit number", value)
         return value
@@ -302,7 +367,7 @@ class _Fields:
             raise self._wrong(name, "a path below the checkpoint URL", error.message) from error
 
     def optional_ref(self, name: str) -> StatePath | None:
-        return None if self._values.get(name) is None else self.ref(name)
+        return None if self._value(name) is None else self.ref(name)
 
     def refs(self, name: str) -> tuple[StatePath, ...]:
         found = self._list(name)
@@ -318,7 +383,7 @@ class _Fields:
         return [_Fields(one, self._path) for one in found]
 
     def optional_object(self, name: str) -> _Fields | None:
-        value = self._values.get(name)
+        value = self._value(name)
         if value is None:
             return None
         if not isinstance(value, Mapping):
@@ -326,14 +391,23 @@ class _Fields:
         return _Fields(value, self._path)
 
     def _list(self, name: str) -> list[Any]:
-        value = self._values.get(name)
+        value = self._value(name)
         if not isinstance(value, list):
             raise self._wrong(name, "a list", value)
         return value
 
     def _wrong(self, name: str, expected: str, found: object) -> FormatError:
         return FormatError(
-            f"field {name} should be {expected}, found {found!r}",
+            f"field {name} should be {expected}, found {_shortened(found)}",
             path=self._path,
             next_step="keep the object and report it",
         )
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _shortened(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

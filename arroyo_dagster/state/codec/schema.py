@@ -132,7 +132,14 @@ def schema_from_json(text: str) -> pa.Schema:
         return pa.schema(fields, metadata=value.get("metadata") or None)
     except FormatError:
         raise
-    except (ValueError, KeyError, TypeError, IndexError, pa.ArrowException) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        RecursionError,
+        pa.ArrowException,
+    ) as error:
         raise FormatError(
             f"not the JSON form of an Arrow schema ({type(error).__name__}: {error})",
             schema=text[:200],

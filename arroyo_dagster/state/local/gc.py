@@ -113,9 +113,7 @@ def _check(backend: ParquetBackend, plan: ExpirePlan) -> None:
     check_expire(plan, fresh, (path for checkpoint in history for path in checkpoint.paths))
 
 
-def _outcome(
-    store: ObjectStore, paths: JobPaths, plan: ExpirePlan, *, done: bool
-) -> ExpireOutcome:
+def _outcome(store: ObjectStore, paths: JobPaths, plan: ExpirePlan, *, done: bool) -> ExpireOutcome:
     found = [info for info in concurrently(store.head, plan.data) if info is not None]
     kept = [e for e in ParquetBackend(store, paths).epochs() if e >= plan.keep_from]
     return ExpireOutcome(

@@ -75,7 +75,7 @@ def read_stored_file(store: ObjectStore, path: StatePath) -> StoredFile | None:
             size = file.seek(0, io.SEEK_END)
             file.seek(0)
             try:
-                return _as_stored(read_facts(file, path), size)
+                return _as_stored(read_facts(file, path, bounds=True), size)
             except FormatError as error:
                 return StoredFile(size_bytes=size, problem=error.message)
     except NotFoundError:

@@ -7,9 +7,9 @@ are read at once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
@@ -20,7 +20,11 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint
 from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
+from arroyo_dagster.state.model.checkpoints import (
+    RECORD_VERSION,
+    Checkpoint,
+    CheckpointState,
+)
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
@@ -33,6 +37,11 @@ from arroyo_dagster.state.model.layout import (
     Layout,
 )
 from arroyo_dagster.state.planning import recovery
+from arroyo_dagster.state.planning.collected import (
+    Remains,
+    lies_at_the_bucket_root,
+    partially_collected,
+)
 from arroyo_dagster.state.planning.query import (
     Attempt,
     Level,
@@ -135,12 +144,29 @@ def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
     if not epochs:
         return JobSummary(paths=paths, epochs=0)
     loaded = _loaded(store, paths, epochs[-1])
+    problem, newest = loaded.problem, loaded.checkpoint
+    if newest is not None:
+        problem = _damage(paths, newest, (), loaded.lost_operators) or version_problem(newest)
     return JobSummary(
         paths=paths,
         epochs=len(epochs),
         newest_epoch=epochs[-1],
-        newest=loaded.checkpoint,
-        problem=loaded.problem,
+        newest=newest,
+        problem=problem,
+    )
+
+
+def version_problem(checkpoint: Checkpoint) -> FormatError | None:
+    """What to say of records that another release wrote; None = nothing."""
+    if checkpoint.record_version == RECORD_VERSION:
+        return None
+    return FormatError(
+        f"a record of the epoch is of version {checkpoint.record_version}: it was read as version "
+        f"{RECORD_VERSION}, and its job is not written on",
+        job=checkpoint.job,
+        epoch=checkpoint.epoch,
+        path=checkpoint.ref,
+        next_step="use a release of arroyo-dagster that knows this version",
     )
 
 
@@ -166,7 +192,8 @@ class EpochSummary:
         files, size_bytes: the data files it lists, which a restore reads.
         new_files, new_size_bytes: those that the visible epoch before it does not list; None where
             that one is not known.
-        problem: why it cannot be read, or restored.
+        missing: how many objects it lists that are not there.
+        problem: why it cannot be read, or restored; None where an expiry of it has only begun.
     """
 
     epoch: Epoch
@@ -177,6 +204,7 @@ class EpochSummary:
     size_bytes: int = 0
     new_files: int | None = None
     new_size_bytes: int | None = None
+    missing: int = 0
     problem: ArroyoStateError | None = None
 
 
@@ -186,7 +214,8 @@ def list_epochs(
     """Describe the epochs of a job, oldest first, each with its state.
 
     Attempts that are invisible, unclaimed or orphaned are shown beside them, unless older than
-    everything shown: what expired epochs leave behind looks the same.
+    everything shown: what expired epochs leave behind looks the same. What an expiry has removed
+    in part is shown as partially collected.
 
     Args:
         limit: only so many of the newest visible epochs; None = all.
@@ -198,13 +227,16 @@ def list_epochs(
     found = concurrently(lambda epoch: _loaded(store, paths, epoch), wanted)
     loaded = [one for one in found if not one.vanished]
     rest = _unfinished(store, paths, [one for one in loaded if one.epoch in shown])
+    if len(shown) == len(epochs):
+        rest += _without_record(store, paths, loaded)
     checkpoints = [one.checkpoint for one in (*loaded, *rest) if one.checkpoint is not None]
     sizes = stored_sizes(store, {path for checkpoint in checkpoints for path in checkpoint.paths})
     before: dict[Epoch, _Loaded] = {
         later.epoch: earlier for earlier, later in itertools.pairwise(loaded)
     }
+    collected = _collected(loaded, sizes)
     summaries = [
-        _summary(paths, one, sizes, before.get(one.epoch))
+        _summary(paths, one, sizes, before.get(one.epoch), collected)
         for one in (*loaded, *rest)
         if one.epoch in shown or one in rest
     ]
@@ -221,11 +253,17 @@ class _Loaded:
     problem: ArroyoStateError | None = None
     vanished: bool = False
     generation: WorkerGeneration | None = None
+    lost: tuple[StatePath, ...] = ()
+
+    @property
+    def lost_operators(self) -> tuple[StatePath, ...]:
+        """Objects of operators that are gone, in the legacy layout."""
+        return tuple(path for path in self.lost if path.name == "metadata")
 
 
 def _loaded(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> _Loaded:
     try:
-        checkpoint = ParquetBackend(store, paths).load_checkpoint_metadata(epoch)
+        checkpoint, lost = ParquetBackend(store, paths).load_remains(epoch)
     except StorageError:
         raise
     except ArroyoStateError as error:
@@ -236,7 +274,41 @@ def _loaded(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> _Loaded:
         )
         # Expired between listing and reading: that is no problem of the job's.
         return _Loaded(epoch, problem=error, vanished=store.head(root) is None)
-    return _Loaded(epoch, checkpoint.state, checkpoint, generation=checkpoint.worker_generation)
+    generation = checkpoint.worker_generation
+    return _Loaded(epoch, checkpoint.state, checkpoint, generation=generation, lost=lost)
+
+
+def _without_record(
+    store: ObjectStore, paths: JobPaths, loaded: Sequence[_Loaded]
+) -> list[_Loaded]:
+    """Epochs whose record an expiry has removed, but not yet their manifest."""
+    if paths.layout is Layout.LEGACY or not loaded or loaded[0].checkpoint is None:
+        return []
+    try:
+        chain = list(ParquetBackend(store, paths).load_chain(loaded[0].checkpoint))
+    except StorageError:
+        raise
+    except ArroyoStateError as error:
+        oldest = Epoch(max(0, loaded[0].epoch - 1))
+        return [_Loaded(oldest, problem=error)]
+    return [_Loaded(one.epoch, one.state, one, generation=one.worker_generation) for one in chain]
+
+
+def _collected(loaded: Sequence[_Loaded], sizes: Mapping[StatePath, int]) -> frozenset[Epoch]:
+    """The epochs that an expiry has removed in part."""
+    known = [(one.checkpoint, one.lost) for one in loaded if one.checkpoint is not None]
+    if not known:
+        return frozenset()
+    newest = known[-1][0]
+    remains = [
+        Remains(
+            epoch=checkpoint.epoch,
+            listed=frozenset(checkpoint.paths),
+            lost=frozenset((*(p for p in checkpoint.paths if p not in sizes), *lost)),
+        )
+        for checkpoint, lost in known
+    ]
+    return partially_collected(remains, newest)
 
 
 def _unfinished(store: ObjectStore, paths: JobPaths, owners: Sequence[_Loaded]) -> list[_Loaded]:
@@ -307,21 +379,19 @@ def _summary(
     one: _Loaded,
     sizes: Mapping[StatePath, int],
     before: _Loaded | None,
+    collected: Container[Epoch],
 ) -> EpochSummary:
     checkpoint = one.checkpoint
     listed = dict.fromkeys(checkpoint.paths) if checkpoint else {}
     missing = [path for path in listed if path not in sizes]
-    problem = one.problem
-    if missing:
-        problem = FormatError(
-            f"{len(missing)} of {len(listed)} data files are missing",
-            job=paths.root,
-            epoch=one.epoch,
-            path=missing[0],
-            next_step="restore another epoch, or bring the file back",
-        )
+    state, problem = one.state, one.problem
+    if one.epoch in collected and state is not None and state.canonical:
+        state = CheckpointState.PARTIALLY_COLLECTED
+    if state is not CheckpointState.PARTIALLY_COLLECTED and checkpoint is not None:
+        problem = problem or _damage(paths, checkpoint, missing, one.lost_operators)
+        problem = problem or version_problem(checkpoint)
     new: list[StatePath] | None = None
-    if checkpoint is not None and checkpoint.state.canonical:
+    if checkpoint is not None and state is not None and state.canonical:
         earlier = before.checkpoint if before is not None else None
         if earlier is not None or checkpoint.epoch == 1:
             known = set(earlier.paths) if earlier is not None else set()
@@ -329,11 +399,43 @@ def _summary(
     return EpochSummary(
         epoch=one.epoch,
         worker_generation=one.generation,
-        state=one.state,
+        state=state,
         checkpoint=checkpoint,
         files=len(listed),
         size_bytes=sum(sizes.get(path, 0) for path in listed),
         new_files=None if new is None else len(new),
         new_size_bytes=None if new is None else sum(sizes.get(path, 0) for path in new),
+        missing=len(missing) + len(one.lost_operators),
         problem=problem,
     )
+
+
+def _damage(
+    paths: JobPaths,
+    checkpoint: Checkpoint,
+    missing: Sequence[StatePath],
+    lost: Sequence[StatePath],
+) -> ArroyoStateError | None:
+    facts: dict[str, Any] = {"job": paths.root, "epoch": checkpoint.epoch}
+    if lost:
+        return FormatError(
+            f"the metadata of {len(lost)} operators is missing",
+            path=lost[0],
+            next_step="restore another epoch, or bring the object back",
+            **facts,
+        )
+    if missing:
+        step = "restore another epoch, or bring the file back"
+        if lies_at_the_bucket_root(checkpoint, missing):
+            step = (
+                "all files of expiring tables are missing and no others: Arroyo before v0.12 wrote "
+                "them without the prefix of the URL; look at the root of the bucket"
+            )
+        listed = len(dict.fromkeys(checkpoint.paths))
+        return FormatError(
+            f"{len(missing)} of {listed} data files are missing",
+            path=missing[0],
+            next_step=step,
+            **facts,
+        )
+    return None

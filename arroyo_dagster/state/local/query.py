@@ -6,8 +6,9 @@ Nothing here writes; many objects are read at once.
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from arroyo_dagster.errors import (
@@ -18,7 +19,7 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.parquet import read_facts
 from arroyo_dagster.state.codec.plain import plain_rows, plain_value
-from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import (
     Epoch,
     OperatorId,
@@ -42,8 +43,14 @@ from arroyo_dagster.state.planning.query import (
 )
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.catalogue import (
+    Catalogue,
+    KnownTable,
+    TableForm,
+    default_catalogue,
+)
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable, ExpiringTimeKeyView
-from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, decode_pair
+from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
 from arroyo_dagster.state.tables.messages import TableData
 
 _T = TypeVar("_T")
@@ -54,11 +61,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSummary:
-    """A table at one epoch: the files it lists, their rows as stored, their bytes."""
+    """A table at one epoch: the files it lists, their rows as stored, their bytes.
+
+    `owner` is who keeps it in the words of the catalogue; None = the catalogue does not know it.
+    """
 
     table: TableName
     kind: TableKind
     description: str
+    owner: str | None
     files: int
     rows: int
     size_bytes: int
@@ -148,7 +159,7 @@ def describe_epoch(
             parallelism=operator.parallelism,
             watermark_micros=operator.min_watermark_micros,
             tables=tuple(
-                _table_summary(operator.configs[name], files.paths, facts)
+                _table_summary(operator, operator.configs[name], files.paths, facts)
                 for name, files in sorted(operator.tables.items())
             ),
         )
@@ -166,6 +177,7 @@ def _file_facts(store: ObjectStore, path: StatePath) -> tuple[int, int]:
 
 
 def _table_summary(
+    operator: OperatorCheckpoint,
     config: TableConfig,
     paths: Sequence[StatePath],
     facts: Mapping[StatePath, tuple[int, int]],
@@ -174,6 +186,7 @@ def _table_summary(
         table=config.table,
         kind=config.kind,
         description=config.config.description,
+        owner=default_catalogue().owner_of(operator.operator, config),
         files=len(paths),
         rows=sum(facts[path][0] for path in paths),
         size_bytes=sum(facts[path][1] for path in paths),
@@ -188,14 +201,21 @@ class TableRows:
     """Rows of a table at one epoch, as plain JSON values.
 
     Attributes:
-        rows: `{key, value}`, or `{key_hex, value_hex}` where no types are stored; of an expiring
+        rows: `{key, value}`, or `{key_hex, value_hex}` where no types are known; of an expiring
             table one object a row, by column name.
         count: how many rows the table has at this epoch.
+        known: what the catalogue says of the table; None = nothing.
+        problem: why entries are shown as bytes, and what to do about it; None = they are not.
+        commit_data: by subtask what it left for the second phase of the commit; bytes in hex
+            where no type is known, None where it left nothing.
     """
 
     epoch: Epoch
     rows: tuple[dict[str, Any], ...]
     count: int
+    known: KnownTable | None = None
+    problem: str | None = None
+    commit_data: Mapping[int, Any] = field(default_factory=dict)
 
 
 def read_rows(
@@ -206,6 +226,7 @@ def read_rows(
     *,
     epoch: int | None = None,
     limit: int | None = None,
+    catalogue: Catalogue | None = None,
 ) -> TableRows:
     """Read the rows that a restore at this epoch would load, over all subtasks.
 
@@ -214,6 +235,8 @@ def read_rows(
 
     Args:
         limit: decode only so many rows; None = all.
+        catalogue: how entries decode whose types the job did not store; None = what this process
+            knows, see `register_table`.
 
     Raises:
         NotFoundError: no such epoch, operator or table; says which there are.
@@ -221,28 +244,58 @@ def read_rows(
     """
     checkpoint = load_epoch(store, paths, epoch)
     found, config, files = find_table(checkpoint, operator, table)
+    catalogue = catalogue or default_catalogue()
     try:
         if isinstance(files, GlobalKeyedFiles):
-            rows, count = _pairs(store, config, files, limit)
-        else:
-            ours = checkpoint.progress is not None
-            mark = found.min_watermark_micros
-            rows, count = _timed(store, config, files, mark, limit, ours=ours)
+            return _entries(store, catalogue, checkpoint.epoch, found, config.table, limit)
+        ours = checkpoint.progress is not None
+        mark = found.min_watermark_micros
+        rows, count = _timed(store, config, files, mark, limit, ours=ours)
     except NotFoundError as error:
         raise _missing(error, paths, checkpoint.epoch) from error
-    return TableRows(epoch=checkpoint.epoch, rows=tuple(rows), count=count)
+    return TableRows(
+        epoch=checkpoint.epoch,
+        rows=tuple(rows),
+        count=count,
+        known=catalogue.describe(found.operator, config),
+    )
 
 
-def _pairs(
-    store: ObjectStore, config: TableConfig, files: GlobalKeyedFiles, limit: int | None
-) -> tuple[list[dict[str, Any]], int]:
-    pairs = GlobalKeyedTable(config, store).load(files.files)
-    return [_pair(config, *pair) for pair in list(pairs.items())[:limit]], len(pairs)
+# How many entries tell the forms of a table apart that several releases gave it.
+_TELLING = 1000
 
 
-def _pair(config: TableConfig, key: bytes, value: bytes) -> dict[str, Any]:
+def _entries(
+    store: ObjectStore,
+    catalogue: Catalogue,
+    epoch: Epoch,
+    operator: OperatorCheckpoint,
+    table: TableName,
+    limit: int | None,
+) -> TableRows:
+    config, files = operator.configs[table], operator.tables[table]
+    assert isinstance(files, GlobalKeyedFiles)
+    entries = GlobalKeyedTable(config, store).load_with_version(files.files)
+    looked_at = None if limit is None else max(limit, _TELLING)
+    telling = dict(itertools.islice(entries.items(), looked_at))
+    form = catalogue.form_of(operator.operator, config, telling)
+    shown = itertools.islice(telling.items(), limit)
+    return TableRows(
+        epoch=epoch,
+        rows=tuple(_entry(form, config, key, value) for key, (_, value) in shown),
+        count=len(entries),
+        known=form.known,
+        problem=form.problem if entries else None,
+        commit_data={
+            subtask: _commit_data(catalogue, operator, config, data)
+            for subtask, data in sorted(files.commit_data_by_subtask.items())
+        },
+    )
+
+
+def _entry(form: TableForm, config: TableConfig, key: bytes, value: bytes) -> dict[str, Any]:
     try:
-        decoded = decode_pair(config, key, value)
+        return form.plain(key, value)
     except FormatError as error:
         raise FormatError(
             f"an entry is not what the table's stored types say: {error.message}",
@@ -250,12 +303,15 @@ def _pair(config: TableConfig, key: bytes, value: bytes) -> dict[str, Any]:
             key=key.hex(),
             next_step="keep the file and report it",
         ) from error
-    if decoded is None or config.key_type is None or config.value_type is None:
-        return {"key_hex": key.hex(), "value_hex": value.hex()}
-    return {
-        "key": plain_value(decoded[0], config.key_type),
-        "value": plain_value(decoded[1], config.value_type),
-    }
+
+
+def _commit_data(
+    catalogue: Catalogue, operator: OperatorCheckpoint, config: TableConfig, data: bytes
+) -> Any:
+    if not data:
+        return None
+    decoded = catalogue.decode_commit_data(operator.operator, config, data)
+    return data.hex() if decoded is None else plain_value(*decoded)
 
 
 def _timed(

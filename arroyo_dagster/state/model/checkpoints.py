@@ -1,7 +1,7 @@
 """Checkpoints as values: what metadata objects and protocol records say, once decoded.
 
 Times are microseconds since the Unix epoch. `unknown` holds the encoded fields that this release
-does not know, so that re-encoding loses none of them.
+does not know (of a JSON record: one object), so that re-encoding loses none of them.
 """
 
 from __future__ import annotations
@@ -199,6 +199,7 @@ class Checkpoint:
         parent_ref: of the protocol layout; None for the first epoch of a job.
         worker_generation: None in the legacy layout.
         state: as known to the reader; legacy epochs with metadata count as ready.
+        record_version: of its epoch record or commit marker, if one is not `RECORD_VERSION`.
     """
 
     pipeline: PipelineId | None
@@ -213,10 +214,15 @@ class Checkpoint:
     ref: StatePath
     parent_ref: StatePath | None = None
     progress: StreamProgress | None = None
+    record_version: int = RECORD_VERSION
 
     @property
     def paths(self) -> tuple[StatePath, ...]:
         return tuple(path for operator in self.operators for path in operator.paths)
+
+    @property
+    def needs_commit(self) -> bool:
+        return any(operator.needs_commit for operator in self.operators)
 
     def operator(self, operator: str) -> OperatorCheckpoint | None:
         return next((o for o in self.operators if o.operator == operator), None)
@@ -230,6 +236,8 @@ class CheckpointState(enum.Enum):
     ORPHANED = "orphaned"
     COMMITTING = "committing"
     READY = "ready"
+    PARTIALLY_COLLECTED = "partially collected"
+    """Some of what it lists is gone: a cleanup ran half way. See `planning.collected`."""
 
     @property
     def canonical(self) -> bool:
@@ -250,6 +258,7 @@ class CurrentGeneration:
     generation_manifest_ref: StatePath
     updated_at_micros: int
     version: int = RECORD_VERSION
+    unknown: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +272,7 @@ class GenerationManifest:
     latest_ref: StatePath | None
     updated_at_micros: int
     version: int = RECORD_VERSION
+    unknown: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +287,7 @@ class EpochRecord:
     checkpoint_ref: StatePath
     created_at_micros: int
     version: int = RECORD_VERSION
+    unknown: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,4 +300,18 @@ class CommittedMarker:
     checkpoint_worker_generation: WorkerGeneration
     writer_worker_generation: WorkerGeneration
     checkpoint_ref: StatePath
+    version: int = RECORD_VERSION
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitNote:
+    """Legacy layout, ours: both phases of the commit of one checkpoint are done.
+
+    `finish_time_micros` is the checkpoint's: an epoch that is attempted again is another one.
+    """
+
+    job: JobId
+    epoch: Epoch
+    finish_time_micros: int
     version: int = RECORD_VERSION

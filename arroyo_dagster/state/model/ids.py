@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import NewType
+from urllib.parse import unquote
 
 from arroyo_dagster.errors import InputError
 
@@ -19,6 +20,8 @@ OUR_DIRECTORY = "_arroyo_dagster"
 """The directory of a job that holds what is ours alone; never itself a job or an operator."""
 
 _MAX_PATH_BYTES = 1024
+_MAX_DECODINGS = 8
+_MAX_SHOWN = 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 
 
@@ -28,10 +31,13 @@ class StatePath(str):
     Stores percent-encode it; metadata never does.
 
     Raises:
-        InputError: empty, absolute, ending in `/`, a backslash, an empty, `.` or `..` segment,
-            or longer than 1024 bytes of UTF-8.
+        InputError: empty, absolute, ending in `/`, a backslash or NUL, an empty, `.` or `..`
+            segment, or longer than 1024 bytes of UTF-8.
 
     Source: crates/arroyo-state-protocol/src/types.rs, `CheckpointRef::new`.
+    Differs: so is one that would leave the checkpoint URL once somebody decodes `%2e` or `%2f` in
+        it, however often, and one that is no Unicode. Nothing here decodes it, and no Arroyo writes
+        it: it can only be meant for a reader that does.
     """
 
     __slots__ = ()
@@ -43,7 +49,7 @@ class StatePath(str):
         if problem is not None:
             raise InputError(
                 f"not a path below the checkpoint URL: {problem}",
-                path=text,
+                path=text if len(text) <= _MAX_PATH_BYTES else f"{text[:_MAX_SHOWN]}…",
                 next_step="check the metadata that holds this path; nothing was read or written",
             )
         return super().__new__(cls, text)
@@ -74,12 +80,28 @@ def path_problem(text: str) -> str | None:
         return "it starts or ends with '/'"
     if "\\" in text:
         return "it holds a backslash"
+    if "\0" in text:
+        return "it holds a NUL"
     if len(text.encode("utf-8", "surrogatepass")) > _MAX_PATH_BYTES:
         return f"it is longer than {_MAX_PATH_BYTES} bytes"
     for segment in text.split("/"):
         if segment in ("", ".", ".."):
             return f"it has the segment {segment!r}"
-    return None
+    return _encoded_problem(text) if "%" in text else None
+
+
+def _encoded_problem(text: str) -> str | None:
+    """What a reader would meet that decodes percent signs, which metadata never holds encoded."""
+    decoded = text
+    for _ in range(_MAX_DECODINGS):
+        before, decoded = decoded, unquote(decoded)
+        if decoded.startswith("/") or "\0" in decoded:
+            return "decoded, it is absolute or holds a NUL"
+        if any(segment in (".", "..") for segment in re.split(r"[/\\]", decoded)):
+            return "decoded, it has the segment '.' or '..'"
+        if decoded == before:
+            return None
+    return "it is percent-encoded over and over"
 
 
 def checked_name(text: str, what: str) -> str:

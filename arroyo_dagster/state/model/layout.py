@@ -75,6 +75,15 @@ class JobPaths:
         """Who maintains the job: one object a lease, the highest number counts."""
         return self.ours / "leases"
 
+    @property
+    def writers(self) -> StatePath:
+        """Who runs the job in the legacy layout, which has no worker generations: as `leases`."""
+        return self.ours / "writers"
+
+    def commit_note(self, epoch: Epoch) -> StatePath:
+        """Legacy layout: both phases of the commit are done. Arroyo keeps that in its database."""
+        return self.ours / "commits" / f"epoch-{epoch:07}.json"
+
     # ---- protocol --------------------------------------------------------------------------------
 
     @property

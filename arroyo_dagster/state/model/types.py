@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import datetime as dt
+import enum
 import types
 import typing
 from dataclasses import dataclass
@@ -50,6 +52,7 @@ __all__ = [
     "USize",
     "Variant",
     "describe",
+    "enum_of",
     "from_json",
     "same_layout",
     "to_json",
@@ -116,9 +119,10 @@ class OptionOf:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """Any number of items in order."""
+    """Any number of items in order: a list, or where `as_tuple` a tuple."""
 
     item: Type
+    as_tuple: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +200,13 @@ class EnumOf:
     """One of several forms, stored by its place in `variants`.
 
     In Python a variant whose payload is a struct with a class is an instance of that class; one
-    that holds nothing is its name; any other is the dict `{name: payload}`.
+    that holds nothing is its name, or the member of the `enum.Enum` `python`; any other is the
+    dict `{name: payload}`.
     """
 
     name: str
     variants: tuple[Variant, ...]
+    python: type[enum.Enum] | None = None
 
     def __post_init__(self) -> None:
         if not self.variants:
@@ -258,9 +264,10 @@ _SIMPLE: dict[Any, Type] = {
 }
 
 _ALLOWED = (
-    "str, int (64 bits), bool, float, bytes, None, X | None, tuple[A, B], list[X], dict[K, V], "
-    "set[X], frozenset[X], dataclasses, datetime.datetime, datetime.timedelta, and the names of "
-    "arroyo_dagster.state.model.types such as U32, Char or SystemTimeNanos"
+    "str, int (64 bits), bool, float, bytes, None, X | None, tuple[A, B], tuple[X, ...], list[X], "
+    "Sequence[X], dict[K, V], Mapping[K, V], set[X], frozenset[X], dataclasses, enum.Enum, "
+    "datetime.datetime, datetime.timedelta, and the names of arroyo_dagster.state.model.types "
+    "such as U32, Char, SystemTimeNanos or enum_of"
 )
 
 
@@ -268,7 +275,9 @@ def describe(python_type: Any) -> Type:
     """Say how values of a Python type are encoded.
 
     `int` has 64 bits and a sign, `float` 64 bits; `U8` to `I128`, `F32` and `Char` say otherwise.
-    A dataclass is a struct of its fields in order. A description is given back as it is.
+    A dataclass is a struct of its fields in order, an `enum.Enum` an enum of variants that hold
+    nothing, in the order of its members, whatever their values. For an enum whose variants hold
+    something see `enum_of`. A description is given back as it is.
 
     Raises:
         InputError: no description exists for the type or for a type within it; a dataclass
@@ -294,6 +303,8 @@ def _describe(python_type: Any, within: tuple[Any, ...]) -> Type:
         return _describe(python_type.__supertype__, inside)
     elif dataclasses.is_dataclass(python_type) and isinstance(python_type, type):
         return _describe_dataclass(python_type, within, inside)
+    elif isinstance(python_type, type) and issubclass(python_type, enum.Enum):
+        return _describe_enum(python_type)
     elif isinstance(python_type, type | None) and python_type in _SIMPLE:
         return _SIMPLE[python_type]
     raise InputError(
@@ -312,17 +323,60 @@ def _describe_annotated(python_type: Any, inside: tuple[Any, ...]) -> Type:
 
 def _describe_generic(origin: Any, args: tuple[Any, ...], inside: tuple[Any, ...]) -> Type | None:
     if origin in (Union, types.UnionType):
-        rest = [arg for arg in args if arg is not type(None)]
-        return OptionOf(_describe(rest[0], inside)) if len(rest) == 1 and len(args) == 2 else None
+        return _describe_union(args, inside)
     if origin is tuple and Ellipsis not in args:
         return TupleOf(tuple(_describe(arg, inside) for arg in args))
-    if origin is list:
-        return ListOf(_describe(args[0], inside))
+    if origin in (tuple, list, collections.abc.Sequence):
+        return ListOf(_describe(args[0], inside), as_tuple=origin is tuple)
     if origin in (set, frozenset):
         return SetOf(_describe(args[0], inside), frozen=origin is frozenset)
-    if origin is dict:
+    if origin in (dict, collections.abc.Mapping):
         return MapOf(_describe(args[0], inside), _describe(args[1], inside))
     return None
+
+
+def _describe_union(args: tuple[Any, ...], inside: tuple[Any, ...]) -> Type | None:
+    rest = [arg for arg in args if arg is not type(None)]
+    if len(rest) == 1 and len(args) == 2:
+        return OptionOf(_describe(rest[0], inside))
+    if all(dataclasses.is_dataclass(arg) for arg in rest):
+        # Python takes A | B for the same type as B | A, and the bytes of the two differ.
+        names = ", ".join(arg.__qualname__ for arg in rest)
+        raise InputError(
+            "a union does not say in which order its variants are counted",
+            next_step=f"write Annotated[…, enum_of(name, {names})], in the order they are stored",
+        )
+    return None
+
+
+def _describe_enum(cls: type[enum.Enum]) -> Type:
+    if issubclass(cls, enum.Flag):
+        raise InputError(
+            f"{cls.__qualname__} holds several flags at once, so it is no enum of one variant",
+            next_step="declare the number it is stored as, such as U32",
+        )
+    return EnumOf(cls.__name__, tuple(Variant(member.name, UNIT) for member in cls), cls)
+
+
+def enum_of(name: str, *variants: type[Any]) -> EnumOf:
+    """Describe an enum whose variants hold something: a dataclass each, in the order they count.
+
+    ```python
+    Progress = Annotated[Finished | RecordsRead, enum_of("Progress", Finished, RecordsRead)]
+    ```
+
+    Raises:
+        InputError: a variant is no dataclass, comes twice, or cannot be described.
+    """
+    for cls in variants:
+        if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+            raise InputError(
+                "a variant of an enum must be a dataclass",
+                enum=name,
+                found=_shown(cls),
+                next_step="put what it holds into a dataclass; one without fields holds nothing",
+            )
+    return EnumOf(name, tuple(Variant(cls.__name__, describe(cls)) for cls in variants))
 
 
 def _describe_dataclass(cls: type[Any], within: tuple[Any, ...], inside: tuple[Any, ...]) -> Type:

@@ -13,6 +13,7 @@ from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
+    LegacyCheckpoint,
     OperatorCheckpoint,
     SubtaskCheckpoint,
 )
@@ -187,6 +188,33 @@ def new_paths(now: OperatorCheckpoint, before: OperatorCheckpoint | None) -> tup
     """The data files that `now` lists and the epoch before it did not, in replay order."""
     known = set(before.paths) if before else set()
     return tuple(path for path in now.paths if path not in known)
+
+
+def incomplete(
+    checkpoint: LegacyCheckpoint, name: OperatorId, operator: OperatorCheckpoint | None
+) -> str | None:
+    """Say why a legacy epoch must not be made visible with what one operator has; None = it may.
+
+    Arroyo loads the object of every operator before any task starts, makes the tables that its
+    configurations name, and counts on from its epoch.
+
+    Args:
+        operator: what lies where `name`'s merged metadata of the epoch belongs.
+    """
+    if operator is None:
+        return "an operator has no metadata"
+    if (operator.job, operator.operator, operator.epoch) != (
+        checkpoint.job,
+        name,
+        checkpoint.epoch,
+    ):
+        return f"an operator's metadata is of {operator.operator} at epoch {operator.epoch}"
+    if operator.subtask is not None:
+        return "an operator's metadata is that of one subtask"
+    bare = sorted(set(operator.tables) - set(operator.configs))
+    if bare:
+        return f"the table {bare[0]} has no configuration"
+    return None if operator.parallelism > 0 else "an operator has no subtask"
 
 
 def merged_needs_commit(operators: Mapping[OperatorId, OperatorCheckpoint]) -> bool:

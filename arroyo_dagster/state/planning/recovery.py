@@ -7,18 +7,21 @@ every interleaving of two processes can be tested without a store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.checkpoints import (
+    RECORD_VERSION,
     CheckpointState,
     CommittedMarker,
     CurrentGeneration,
     EpochRecord,
     GenerationManifest,
+    LegacyCheckpoint,
     Manifest,
+    OperatorCheckpoint,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, parse_manifest_path
@@ -122,6 +125,23 @@ def checkpoint_state(
     return Standing(CheckpointState.READY)
 
 
+def legacy_state(
+    head: LegacyCheckpoint, operators: Iterable[OperatorCheckpoint], committed: bool
+) -> CheckpointState:
+    """Say what the objects of an epoch of the legacy layout add up to.
+
+    Args:
+        committed: whether our own note says that both phases of its commit are done.
+
+    Source: crates/arroyo-controller/queries/controller_queries.sql: which epochs are ready and
+        which committing is in Arroyo's database alone, so its epochs with metadata count as ready.
+    """
+    ours = head.progress is not None
+    if ours and not committed and any(operator.needs_commit for operator in operators):
+        return CheckpointState.COMMITTING
+    return CheckpointState.READY
+
+
 def standing(paths: JobPaths, ref: StatePath, facts: Facts) -> Standing | Need:
     """`checkpoint_state` of `ref`, asking for the objects it needs in the order it needs them."""
     manifest = _fact(facts, ref, Manifest)
@@ -164,21 +184,41 @@ Resolution = Need | Restore | Claim | StartEmpty | CannotStart
 
 
 def resolve(
-    paths: JobPaths, starting: WorkerGeneration, facts: Facts, *, now_micros: int
+    paths: JobPaths,
+    starting: WorkerGeneration,
+    facts: Facts,
+    *,
+    now_micros: int,
+    as_arroyo: bool = False,
 ) -> Resolution:
     """Choose what worker generation `starting` restores.
 
-    Looks at the generation manifests below `starting`, newest first. A claim is offered only for a
-    checkpoint of the newest generation that refers to one: its writer may have died between
-    manifest and record. Generations that died before they referred to anything are passed over.
+    Looks at the generation manifests below `starting`, newest first; those that died before they
+    referred to anything visible are passed over. A claim is offered only while the fence names
+    `starting`: the checkpoint's writer may have died between manifest and record, and nobody newer
+    may be about to decide otherwise.
+
+    Args:
+        as_arroyo: say what an Arroyo that starts as `starting` restores, to the letter.
+
+    Raises:
+        ProtocolError: objects contradict each other, so that nothing may be restored.
 
     Source: crates/arroyo-state-protocol/src/{resolve,workflow}.rs.
-    Differs: Arroyo claims when the candidate's generation is the current one; a run of ours has
-    raised the fence by then, so the generation before it counts as current. And from the checkpoint
-    found it goes on along the epoch records, which alone give ownership: a run that was fenced
-    while it published may have left a newer one behind.
+    Differs: unless `as_arroyo`, goes on from the checkpoint found along the epoch records, which
+    alone give ownership: a run that was fenced while it published may have left a newer one behind.
+    Arroyo finds that one only a start later, once it has lost the epoch to it.
     """
-    may_claim = True
+    fence = _fact(facts, paths.current_generation, CurrentGeneration)
+    if isinstance(fence, Need):
+        return fence
+    asked = _Asked(
+        paths=paths,
+        facts=facts,
+        may_claim=fence is not None and fence.worker_generation == starting,
+        follow_records=not as_arroyo,
+        now_micros=now_micros,
+    )
     for number in range(starting - 1, -1, -1):
         generation = _fact(
             facts, paths.generation_manifest(WorkerGeneration(number)), GenerationManifest
@@ -187,75 +227,126 @@ def resolve(
             return generation
         if generation is None:
             continue
-        found = _resolve_generation(paths, generation, facts, may_claim, now_micros)
+        found = _resolve_generation(asked, generation)
         if found is not None:
             return found
-        may_claim = may_claim and generation.latest_ref is None and generation.base_ref is None
     return StartEmpty()
 
 
-def _resolve_generation(
-    paths: JobPaths,
-    generation: GenerationManifest,
-    facts: Facts,
-    may_claim: bool,
-    now_micros: int,
-) -> Resolution | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One question of `resolve`: what is known, and by which rules it is answered."""
+
+    paths: JobPaths
+    facts: Facts
+    may_claim: bool
+    follow_records: bool
+    now_micros: int
+
+
+def _resolve_generation(asked: _Asked, generation: GenerationManifest) -> Resolution | None:
     candidates = [ref for ref in (generation.latest_ref, generation.base_ref) if ref is not None]
     for ref in dict.fromkeys(candidates):
-        found = _resolve_candidate(paths, ref, facts, may_claim, now_micros)
+        found = _resolve_candidate(asked, ref)
         if found is not None:
             return found
     return None
 
 
 def _resolve_candidate(
-    paths: JobPaths,
-    ref: StatePath,
-    facts: Facts,
-    may_claim: bool,
-    now_micros: int,
-    *,
-    redirected: bool = False,
+    asked: _Asked, ref: StatePath, *, canonical: bool = False
 ) -> Resolution | None:
-    manifest = _fact(facts, ref, Manifest)
+    """What one reference leads to; None = nothing visible or claimable, try the next.
+
+    Args:
+        canonical: an epoch record names it, so that there is no next to try.
+    """
+    manifest = _fact(asked.facts, ref, Manifest)
     if isinstance(manifest, Need):
         return manifest
     if manifest is None:
-        if redirected:
+        if canonical:
             return CannotStart("the epoch record names a checkpoint that has no manifest", ref)
         return None
     # The parent is looked at before the candidate's own state, as Arroyo does.
-    ready = parent_ready(paths, manifest, facts)
+    ready = parent_ready(asked.paths, manifest, asked.facts)
     if isinstance(ready, Need):
         return ready
     if not ready:
         return CannotStart("the parent of the checkpoint is not ready", ref)
-    found = standing(paths, ref, facts)
+    found = standing(asked.paths, ref, asked.facts)
     if isinstance(found, Need):
         return found
     if found.state is CheckpointState.COMMITTING:
-        return Restore(ref, manifest, replay_commit=True)
+        return _replay(asked, ref, manifest)
     if found.state is CheckpointState.READY:
-        following = _fact(facts, paths.epoch_record(Epoch(manifest.epoch + 1)), EpochRecord)
-        if isinstance(following, Need):
-            return following
-        if following is None:
-            return Restore(ref, manifest, replay_commit=False)
-        expect_manifest_path(paths, following.checkpoint_ref)
-        return _resolve_candidate(
-            paths, following.checkpoint_ref, facts, False, now_micros, redirected=True
-        )
-    if redirected:
+        return _follow(asked, ref, manifest)
+    if canonical:
         return CannotStart(f"the canonical checkpoint is {found.state.value} itself", ref)
     if found.state is CheckpointState.ORPHANED:
         assert found.canonical_ref is not None
-        return _resolve_candidate(
-            paths, found.canonical_ref, facts, False, now_micros, redirected=True
-        )
-    if may_claim:
-        return Claim(paths.epoch_record(manifest.epoch), claim_of(ref, manifest, now_micros))
+        expect_manifest_path(asked.paths, found.canonical_ref)
+        return _resolve_candidate(asked, found.canonical_ref, canonical=True)
+    if asked.may_claim:
+        record = claim_of(ref, manifest, asked.now_micros)
+        return Claim(asked.paths.epoch_record(manifest.epoch), record)
     return None
+
+
+def _replay(asked: _Asked, ref: StatePath, manifest: Manifest) -> Restore:
+    record = asked.facts[asked.paths.epoch_record(manifest.epoch)]
+    assert isinstance(record, EpochRecord)
+    check_permit(ref, manifest, record)
+    return Restore(ref, manifest, replay_commit=True)
+
+
+def _follow(asked: _Asked, ref: StatePath, manifest: Manifest) -> Resolution | None:
+    """A ready checkpoint, or what the records say came after it."""
+    if not asked.follow_records:
+        return Restore(ref, manifest, replay_commit=False)
+    path = asked.paths.epoch_record(Epoch(manifest.epoch + 1))
+    following = _fact(asked.facts, path, EpochRecord)
+    if isinstance(following, Need):
+        return following
+    if following is None:
+        return Restore(ref, manifest, replay_commit=False)
+    expect_manifest_path(asked.paths, following.checkpoint_ref)
+    return _resolve_candidate(asked, following.checkpoint_ref, canonical=True)
+
+
+def check_permit(ref: StatePath, manifest: Manifest, record: EpochRecord) -> None:
+    """Make sure that `record` permits the commit of the checkpoint at `ref`.
+
+    Raises:
+        ProtocolError: it is of another release, job, generation or checkpoint.
+
+    Source: crates/arroyo-state-protocol/src/workflow.rs, `CommitPermit::new`.
+    """
+    check_versions(ref, record)
+    expected = (manifest.pipeline, manifest.job, manifest.worker_generation, ref)
+    found = (record.pipeline, record.job, record.worker_generation, record.checkpoint_ref)
+    if found != expected:
+        raise ProtocolError(
+            "the epoch record is not that of the checkpoint whose commit it should permit",
+            path=ref,
+            found=found,
+            next_step="look at both with `arroyo-state epochs`; nothing was committed",
+        )
+
+
+def check_versions(path: StatePath, record: Record | None) -> None:
+    """Refuse to continue what a record of another version says: it may mean something else.
+
+    Raises:
+        ProtocolError: its version is not the one this release writes.
+    """
+    if not isinstance(record, Manifest | None) and record.version != RECORD_VERSION:
+        raise ProtocolError(
+            f"a record of version {record.version} can be read, but not written on: "
+            f"this release knows version {RECORD_VERSION}",
+            path=path,
+            next_step="run the job with a release of arroyo-dagster that knows this version",
+        )
 
 
 def claim_of(ref: StatePath, manifest: Manifest, now_micros: int) -> EpochRecord:

@@ -351,25 +351,28 @@ def test_a_crash_at_any_delete_leaves_every_kept_epoch_restorable_and_the_next_c
     paths: JobPaths, mode: str
 ) -> None:
     whole = MemoryStore()
+    # In the legacy layout ten epochs before the newest stay whatever is asked for.
+    newest, kept = (7, range(5, 8)) if paths is PATHS else (15, range(5, 16))
     if paths is PATHS:
-        publish(started(whole), 7)
+        publish(started(whole), newest)
     else:
-        write_legacy(whole, 7)
+        write_legacy(whole, newest)
     done = copied(whole)
-    plan = ParquetBackend(done, paths).cleanup_checkpoint(Epoch(5))
+    asked = Epoch(5 if paths is PATHS else 14)
+    plan = ParquetBackend(done, paths).cleanup_checkpoint(asked)
     assert plan.epochs == (1, 2, 3, 4)
-    kept_are_restorable(done, paths, range(5, 8))
-    assert ParquetBackend(done, paths).epochs() == [5, 6, 7]
+    kept_are_restorable(done, paths, kept)
+    assert ParquetBackend(done, paths).epochs() == [*kept]
     changes = 1
     while True:
         store = copied(whole)
         faulty = FaultInjecting(store, fail_at=changes, mode=mode, crash=True)  # type: ignore[arg-type]
         try:
-            ParquetBackend(faulty, paths).cleanup_checkpoint(Epoch(5))
+            ParquetBackend(faulty, paths).cleanup_checkpoint(asked)
         except Crash:
-            kept_are_restorable(store, paths, range(5, 8))
-            ParquetBackend(store, paths).cleanup_checkpoint(Epoch(5))
-            kept_are_restorable(store, paths, range(5, 8))
+            kept_are_restorable(store, paths, kept)
+            ParquetBackend(store, paths).cleanup_checkpoint(asked)
+            kept_are_restorable(store, paths, kept)
             assert set(listing(store)) == set(listing(done)), changes
             changes += 1
             continue
@@ -394,11 +397,11 @@ def test_a_cleanup_that_cannot_delete_stops_before_what_refers_to_it() -> None:
 
 def test_nothing_is_deleted_while_a_kept_epoch_cannot_be_read_in_full() -> None:
     store = MemoryStore()
-    write_legacy(store, 7)
-    store.delete_many([LEGACY.operator_metadata(OP, Epoch(6))])
+    write_legacy(store, 17)
+    store.delete_many([LEGACY.operator_metadata(OP, Epoch(8))])
     before = listing(store)
     with pytest.raises(NotFoundError):
-        ParquetBackend(store, LEGACY).cleanup_checkpoint(Epoch(5))
+        ParquetBackend(store, LEGACY).cleanup_checkpoint(Epoch(17))
     assert listing(store) == before
     store = MemoryStore()
     publish(started(store), 7)

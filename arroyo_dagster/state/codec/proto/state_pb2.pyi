@@ -43,6 +43,27 @@ GLOBAL_KEY_VALUE: TableEnum.ValueType  # 1
 EXPIRING_KEYED_TIME_TABLE: TableEnum.ValueType  # 2
 global___TableEnum = TableEnum
 
+class _TaskCheckpointEventType:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _TaskCheckpointEventTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_TaskCheckpointEventType.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    STARTED_ALIGNMENT: _TaskCheckpointEventType.ValueType  # 0
+    STARTED_CHECKPOINTING: _TaskCheckpointEventType.ValueType  # 1
+    FINISHED_OPERATOR_SETUP: _TaskCheckpointEventType.ValueType  # 2
+    FINISHED_SYNC: _TaskCheckpointEventType.ValueType  # 3
+    FINISHED_COMMIT: _TaskCheckpointEventType.ValueType  # 4
+
+class TaskCheckpointEventType(_TaskCheckpointEventType, metaclass=_TaskCheckpointEventTypeEnumTypeWrapper): ...
+
+STARTED_ALIGNMENT: TaskCheckpointEventType.ValueType  # 0
+STARTED_CHECKPOINTING: TaskCheckpointEventType.ValueType  # 1
+FINISHED_OPERATOR_SETUP: TaskCheckpointEventType.ValueType  # 2
+FINISHED_SYNC: TaskCheckpointEventType.ValueType  # 3
+FINISHED_COMMIT: TaskCheckpointEventType.ValueType  # 4
+global___TaskCheckpointEventType = TaskCheckpointEventType
+
 @typing.final
 class CheckpointMetadata(google.protobuf.message.Message):
     """---- one checkpoint ---------------------------------------------------------------------------
@@ -660,9 +681,36 @@ class ArroyoSchema(google.protobuf.message.Message):
 global___ArroyoSchema = ArroyoSchema
 
 @typing.final
-class LoadCompactedDataReq(google.protobuf.message.Message):
+class WorkerContext(google.protobuf.message.Message):
     """---- control messages that carry state --------------------------------------------------------"""
 
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MACHINE_ID_FIELD_NUMBER: builtins.int
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    PIPELINE_ID_FIELD_NUMBER: builtins.int
+    machine_id: builtins.str
+    worker_id: builtins.int
+    job_id: builtins.str
+    generation: builtins.int
+    pipeline_id: builtins.str
+    def __init__(
+        self,
+        *,
+        machine_id: builtins.str = ...,
+        worker_id: builtins.int = ...,
+        job_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        pipeline_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "job_id", b"job_id", "machine_id", b"machine_id", "pipeline_id", b"pipeline_id", "worker_id", b"worker_id"]) -> None: ...
+
+global___WorkerContext = WorkerContext
+
+@typing.final
+class LoadCompactedDataReq(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -685,7 +733,10 @@ class LoadCompactedDataReq(google.protobuf.message.Message):
 
     OPERATOR_ID_FIELD_NUMBER: builtins.int
     COMPACTED_METADATA_FIELD_NUMBER: builtins.int
+    NODE_ID_FIELD_NUMBER: builtins.int
     operator_id: builtins.str
+    node_id: builtins.int
+    """v0.13 to v0.15"""
     @property
     def compacted_metadata(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___TableCheckpointMetadata]: ...
     def __init__(
@@ -693,10 +744,204 @@ class LoadCompactedDataReq(google.protobuf.message.Message):
         *,
         operator_id: builtins.str = ...,
         compacted_metadata: collections.abc.Mapping[builtins.str, global___TableCheckpointMetadata] | None = ...,
+        node_id: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["compacted_metadata", b"compacted_metadata", "operator_id", b"operator_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_node_id", b"_node_id", "node_id", b"node_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_node_id", b"_node_id", "compacted_metadata", b"compacted_metadata", "node_id", b"node_id", "operator_id", b"operator_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_node_id", b"_node_id"]) -> typing.Literal["node_id"] | None: ...
 
 global___LoadCompactedDataReq = LoadCompactedDataReq
+
+@typing.final
+class LoadCompactedDataRes(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___LoadCompactedDataRes = LoadCompactedDataRes
+
+@typing.final
+class CheckpointReq(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    MIN_EPOCH_FIELD_NUMBER: builtins.int
+    TIMESTAMP_FIELD_NUMBER: builtins.int
+    THEN_STOP_FIELD_NUMBER: builtins.int
+    IS_COMMIT_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    min_epoch: builtins.int
+    timestamp: builtins.int
+    then_stop: builtins.bool
+    is_commit: builtins.bool
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+        min_epoch: builtins.int = ...,
+        timestamp: builtins.int = ...,
+        then_stop: builtins.bool = ...,
+        is_commit: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "is_commit", b"is_commit", "min_epoch", b"min_epoch", "then_stop", b"then_stop", "timestamp", b"timestamp"]) -> None: ...
+
+global___CheckpointReq = CheckpointReq
+
+@typing.final
+class StartExecutionReq(google.protobuf.message.Message):
+    """The program and the assignments of tasks are no state: they are carried as they come."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROGRAM_FIELD_NUMBER: builtins.int
+    RESTORE_EPOCH_FIELD_NUMBER: builtins.int
+    TASKS_FIELD_NUMBER: builtins.int
+    JOB_CONTROLLER_ADDR_FIELD_NUMBER: builtins.int
+    IS_LEADER_FIELD_NUMBER: builtins.int
+    START_EPOCH_FIELD_NUMBER: builtins.int
+    MIN_EPOCH_FIELD_NUMBER: builtins.int
+    WAIT_FOR_LEADER_FIELD_NUMBER: builtins.int
+    CHECKPOINT_INTERVAL_MICROS_FIELD_NUMBER: builtins.int
+    CHECKPOINT_MANIFEST_REF_FIELD_NUMBER: builtins.int
+    program: builtins.bytes
+    restore_epoch: builtins.int
+    job_controller_addr: builtins.str
+    is_leader: builtins.bool
+    start_epoch: builtins.int
+    min_epoch: builtins.int
+    wait_for_leader: builtins.bool
+    checkpoint_interval_micros: builtins.int
+    checkpoint_manifest_ref: builtins.str
+    @property
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        program: builtins.bytes | None = ...,
+        restore_epoch: builtins.int | None = ...,
+        tasks: collections.abc.Iterable[builtins.bytes] | None = ...,
+        job_controller_addr: builtins.str | None = ...,
+        is_leader: builtins.bool = ...,
+        start_epoch: builtins.int = ...,
+        min_epoch: builtins.int = ...,
+        wait_for_leader: builtins.bool = ...,
+        checkpoint_interval_micros: builtins.int = ...,
+        checkpoint_manifest_ref: builtins.str | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_checkpoint_manifest_ref", b"_checkpoint_manifest_ref", "_job_controller_addr", b"_job_controller_addr", "_program", b"_program", "_restore_epoch", b"_restore_epoch", "checkpoint_manifest_ref", b"checkpoint_manifest_ref", "job_controller_addr", b"job_controller_addr", "program", b"program", "restore_epoch", b"restore_epoch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_checkpoint_manifest_ref", b"_checkpoint_manifest_ref", "_job_controller_addr", b"_job_controller_addr", "_program", b"_program", "_restore_epoch", b"_restore_epoch", "checkpoint_interval_micros", b"checkpoint_interval_micros", "checkpoint_manifest_ref", b"checkpoint_manifest_ref", "is_leader", b"is_leader", "job_controller_addr", b"job_controller_addr", "min_epoch", b"min_epoch", "program", b"program", "restore_epoch", b"restore_epoch", "start_epoch", b"start_epoch", "tasks", b"tasks", "wait_for_leader", b"wait_for_leader"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_checkpoint_manifest_ref", b"_checkpoint_manifest_ref"]) -> typing.Literal["checkpoint_manifest_ref"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_job_controller_addr", b"_job_controller_addr"]) -> typing.Literal["job_controller_addr"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_program", b"_program"]) -> typing.Literal["program"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_restore_epoch", b"_restore_epoch"]) -> typing.Literal["restore_epoch"] | None: ...
+
+global___StartExecutionReq = StartExecutionReq
+
+@typing.final
+class TaskCheckpointEventReq(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_CONTEXT_FIELD_NUMBER: builtins.int
+    TIME_FIELD_NUMBER: builtins.int
+    SUBTASK_IDX_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    EVENT_TYPE_FIELD_NUMBER: builtins.int
+    OPERATOR_ID_FIELD_NUMBER: builtins.int
+    time: builtins.int
+    subtask_idx: builtins.int
+    epoch: builtins.int
+    event_type: global___TaskCheckpointEventType.ValueType
+    operator_id: builtins.str
+    @property
+    def worker_context(self) -> global___WorkerContext: ...
+    def __init__(
+        self,
+        *,
+        worker_context: global___WorkerContext | None = ...,
+        time: builtins.int = ...,
+        subtask_idx: builtins.int = ...,
+        epoch: builtins.int = ...,
+        event_type: global___TaskCheckpointEventType.ValueType = ...,
+        operator_id: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["worker_context", b"worker_context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "event_type", b"event_type", "operator_id", b"operator_id", "subtask_idx", b"subtask_idx", "time", b"time", "worker_context", b"worker_context"]) -> None: ...
+
+global___TaskCheckpointEventReq = TaskCheckpointEventReq
+
+@typing.final
+class TaskCheckpointCompletedReq(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_CONTEXT_FIELD_NUMBER: builtins.int
+    TIME_FIELD_NUMBER: builtins.int
+    OPERATOR_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    METADATA_FIELD_NUMBER: builtins.int
+    NEEDS_COMMIT_FIELD_NUMBER: builtins.int
+    time: builtins.int
+    operator_id: builtins.str
+    epoch: builtins.int
+    needs_commit: builtins.bool
+    @property
+    def worker_context(self) -> global___WorkerContext: ...
+    @property
+    def metadata(self) -> global___SubtaskCheckpointMetadata: ...
+    def __init__(
+        self,
+        *,
+        worker_context: global___WorkerContext | None = ...,
+        time: builtins.int = ...,
+        operator_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+        metadata: global___SubtaskCheckpointMetadata | None = ...,
+        needs_commit: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["metadata", b"metadata", "worker_context", b"worker_context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "metadata", b"metadata", "needs_commit", b"needs_commit", "operator_id", b"operator_id", "time", b"time", "worker_context", b"worker_context"]) -> None: ...
+
+global___TaskCheckpointCompletedReq = TaskCheckpointCompletedReq
+
+@typing.final
+class JobCheckpointMetadata(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    STATE_BACKEND_FIELD_NUMBER: builtins.int
+    START_TIME_FIELD_NUMBER: builtins.int
+    FINISH_TIME_FIELD_NUMBER: builtins.int
+    EVENT_SPANS_FIELD_NUMBER: builtins.int
+    IS_STOPPING_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    state_backend: builtins.str
+    start_time: builtins.int
+    finish_time: builtins.int
+    is_stopping: builtins.bool
+    @property
+    def event_spans(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """carried as they come"""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+        state_backend: builtins.str = ...,
+        start_time: builtins.int = ...,
+        finish_time: builtins.int | None = ...,
+        event_spans: collections.abc.Iterable[builtins.bytes] | None = ...,
+        is_stopping: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_finish_time", b"_finish_time", "finish_time", b"finish_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_finish_time", b"_finish_time", "epoch", b"epoch", "event_spans", b"event_spans", "finish_time", b"finish_time", "is_stopping", b"is_stopping", "start_time", b"start_time", "state_backend", b"state_backend"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_finish_time", b"_finish_time"]) -> typing.Literal["finish_time"] | None: ...
+
+global___JobCheckpointMetadata = JobCheckpointMetadata
 
 @typing.final
 class CommitReq(google.protobuf.message.Message):

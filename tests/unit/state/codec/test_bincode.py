@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import enum
 import math
 import struct
+import tracemalloc
 import zoneinfo
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
@@ -66,6 +69,36 @@ class Positive:
     def __post_init__(self) -> None:
         if self.number < 0:
             raise ValueError("negative")
+
+
+class Colour(enum.Enum):
+    RED = 7
+    GREEN = "green"
+
+
+class Level(enum.IntEnum):
+    LOW = 5
+    HIGH = 9
+
+
+@dataclass(frozen=True)
+class Finished:
+    pass
+
+
+@dataclass(frozen=True)
+class RecordsRead:
+    count: t.USize
+
+
+Progress = Annotated[Finished | RecordsRead, t.enum_of("Progress", Finished, RecordsRead)]
+
+
+@dataclass(frozen=True)
+class FileState:
+    path: str
+    progress: Progress
+    colour: Colour | None = None
 
 
 OPERATION = t.EnumOf(
@@ -157,6 +190,43 @@ VECTORS: list[tuple[Any, Any, str]] = [
     (tuple[t.USize, list[str]], (6, []), "06 00"),
     (OPERATION, Insert(), "00"),
     (OPERATION, Delete(b"k"), "01 01 6b"),
+    (t.U16, 300, "fb 2c 01"),
+    (t.I16, -129, "fb 01 01"),
+    (t.ISize, -3, "05"),
+    (t.U128, 2**128 - 1, "fe" + " ff" * 16),
+    (t.F32, -0.0, "00 00 00 80"),
+    (t.DurationNanos, 3_000_000_007, "03 07"),
+    (dt.timedelta, dt.timedelta(seconds=3), "03 00"),
+    (t.Char, "𝄞", "f0 9d 84 9e"),
+    # Computed with the crate bincode 2.0.1:
+    (list[t.Char], ["a", "é", "𝄞"], "03 61 c3 a9 f0 9d 84 9e"),
+    (tuple[t.U16, t.U16, t.U16], (250, 251, 65535), "fa fb fb 00 fb ff ff"),
+    (tuple[t.I16, t.I16], (-126, -(2**15)), "fb fb 00 fb ff ff"),
+    (
+        tuple[t.I128, t.U128, t.U128, t.I128],
+        (-(2**127), 2**128 - 1, 2**64, -1),
+        "fe" + " ff" * 16 + "fe" + " ff" * 16 + "fe 0000000000000000 01 00000000000000 01",
+    ),
+    (
+        tuple[t.F32, float, float],
+        (-0.0, 1.5, 1.7976931348623157e308),
+        "00 00 00 80 00 00 00 00 00 00 f8 3f ff ff ff ff ff ff ef 7f",
+    ),
+    (t.ArrayOf(t.Primitive("u32"), 2), [1, 300], "01 fb 2c 01"),
+    (dict[str, t.U8], {"a": 1, "b": 255}, "02 01 61 01 01 62 ff"),
+    (t.DurationNanos, (2**64 - 1) * NANOS + 999_999_999, "fd" + " ff" * 8 + "fc ff c9 9a 3b"),
+    (tuple[bool, bool], (True, False), "01 00"),
+    (tuple[t.ISize, t.USize], (-(2**63), 2**64 - 1), "fd" + " ff" * 8 + "fd" + " ff" * 8),
+    (Colour, Colour.GREEN, "01"),
+    (Level, Level.LOW, "00"),
+    (dict[Colour, Level], {Colour.RED: Level.HIGH}, "01 00 01"),
+    (Progress, Finished(), "00"),
+    (Progress, RecordsRead(42), "01 2a"),
+    (FileState, FileState("a", RecordsRead(1), Colour.RED), "01 61 01 01 01 00"),
+    (list[FileState], [FileState("a", Finished())], "01 01 61 00 00"),
+    (tuple[t.U8, ...], (1, 2), "02 01 02"),
+    (Sequence[str], ["a"], "01 01 61"),
+    (Mapping[str, bool], {"a": True}, "01 01 61 01"),
     (set[str], {"b", "a"}, "02 01 61 01 62"),
     (dict[str, int], {"b": 1, "a": 2}, "02 01 62 02 01 61 04"),
 ]
@@ -291,6 +361,65 @@ def test_bytes_after_the_value_are_ignored_only_on_request() -> None:
     assert codec_for(int).decode_many([b"\x02\x00"], strict=False) == [1]
 
 
+def test_keys_that_come_twice_are_as_in_arroyo_only_on_request() -> None:
+    assert decode(bytes.fromhex("0202020204"), dict[int, int], strict=False) == {1: 2}
+    assert decode(bytes.fromhex("020202"), set[int], strict=False) == {1}
+    nested = tuple[dict[str, dict[int, int]], int]
+    raw = bytes.fromhex("0101610202020204" + "06")
+    assert decode(raw + b"more", nested, strict=False) == ({"a": {1: 2}}, 3)
+    with pytest.raises(FormatError, match="occurs twice"):
+        decode(raw, nested)
+
+
+def test_an_announced_length_allocates_nothing() -> None:
+    """A few bytes that announce 2^40 items of any kind are refused before any is made."""
+    length = bytes.fromhex("fd0000000000010000")
+    kinds = [str, bytes, list[int], list[None], list[tuple[()]], set[str], dict[str, int]]
+    kinds += [list[list[int]], tuple[t.U8, ...], list[Colour], list[FileState]]
+    tracemalloc.start()
+    try:
+        for kind in kinds:
+            codec = codec_for(kind)
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            for strict in (True, False):
+                with pytest.raises(FormatError, match="announced"):
+                    codec.decode(length + b"\x00" * 40, strict=strict)
+            assert tracemalloc.get_traced_memory()[1] - before < 100_000, kind
+    finally:
+        tracemalloc.stop()
+
+
+def test_values_grow_with_their_bytes_even_where_items_take_none() -> None:
+    raw = bytes.fromhex("fb1027") + bytes([MAX_EMPTY_ITEMS]) * 10_000
+    tracemalloc.start()
+    try:
+        assert len(decode(raw, list[list[None]])) == 10_000
+        assert tracemalloc.get_traced_memory()[1] < 1000 * len(raw)
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(FormatError, match="take no bytes are announced"):
+        decode(bytes([MAX_EMPTY_ITEMS + 1]), list[None])
+
+
+def test_the_order_of_a_union_is_asked_for() -> None:
+    with pytest.raises(InputError, match=r"order its variants.*enum_of\(name, Finished, RecordsR"):
+        codec_for(Finished | RecordsRead)
+    with pytest.raises(InputError, match="must be a dataclass"):
+        t.enum_of("Progress", Finished, int)
+    with pytest.raises(InputError, match="several flags"):
+        codec_for(enum.Flag("Flags", "A B"))
+
+
+def test_an_enum_without_its_class_is_the_name_of_its_variant() -> None:
+    plain = t.without_classes(t.describe(FileState))
+    raw = encode(FileState("a", RecordsRead(1), Colour.RED), FileState)
+    found = {"path": "a", "progress": {"RecordsRead": {"count": 1}}, "colour": "RED"}
+    assert decode(raw, plain) == found
+    assert encode(found, plain) == raw
+    assert t.from_json(t.to_json(t.describe(Colour))) == t.without_classes(t.describe(Colour))
+
+
 def test_a_second_of_nanoseconds_is_carried_as_rust_does() -> None:
     assert decode(bytes.fromhex("01fc00ca9a3b"), t.DurationNanos) == 2 * NANOS
 
@@ -327,6 +456,9 @@ def test_a_second_of_nanoseconds_is_carried_as_rust_does() -> None:
         (t.without_classes(t.describe(Stop)), {"code": "a"}, "fields code, delay"),
         (READ_STATE, "RecordsRead", "one of the variants"),
         (READ_STATE, {"Finished": None}, "one of the variants"),
+        (Colour, "RED", "a member of Colour"),
+        (Colour, Level.LOW, "a member of Colour"),
+        (Progress, FileState("a", Finished()), "one of the variants of Progress"),
         (OPERATION, "Insert", "one of the variants"),
         (list[None], [None] * (MAX_EMPTY_ITEMS + 1), "take no bytes"),
         (dt.datetime, dt.datetime(2020, 1, 1), "time zone"),

@@ -1,25 +1,26 @@
-"""Routing keys: the hashes of the specification, and those a real Arroyo stored."""
+"""Routing keys: the hashes of the specification, and those of the crate Arroyo uses."""
 
 from __future__ import annotations
 
-import tarfile
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.codec.hashing import hash_key, key_hashes, subtasks_for_hashes
+from arroyo_dagster.state.codec.hashing import (
+    HashVariant,
+    hash_key,
+    hash_keys,
+    key_hashes,
+    matching_variants,
+    subtasks_for_hashes,
+)
 from arroyo_dagster.state.model import types as t
 from arroyo_dagster.state.model.keys import server_for_hash
-
-REAL_STATE = Path("/work/shared/fixtures/arroyo-flights.tar.gz")
-"""What a real Arroyo wrote; see the note beside it."""
 
 NS = pa.timestamp("ns")
 WINDOW = pa.struct([("start", NS), ("end", NS)])
@@ -139,6 +140,109 @@ def test_rows_have_the_hashes_of_the_specification(
 ) -> None:
     columns = [pa.array([value], kind) for kind, value in row]
     assert key_hashes(columns).to_pylist() == [expected]
+
+
+# Computed with the crate ahash 0.8.7, built three times: without features, with `+aes`, and with
+# `+aes,+ssse3`. Texts are so many letters of the alphabet, over and over.
+VARIANTS: list[tuple[pa.DataType, Any, int, int]] = [
+    (pa.int64(), 0, 18216259114846615597, 9196430264860440795),
+    (pa.int64(), 1, 1718045178694605050, 8793010008681262550),
+    (pa.int64(), -1, 11956613624234174275, 17627469802317453701),
+    (pa.int8(), -1, 17955110078080275123, 96823313191808735),
+    (pa.uint16(), 65535, 11131901151868533477, 2905228250356858218),
+    (pa.int32(), -1, 9036906356122012649, 16520632431243729487),
+    (pa.bool_(), True, 1718045178694605050, 8793010008681262550),
+    (pa.decimal128(38, 0), Decimal(1), 1718045178694605050, 8793010008681262550),
+    (pa.decimal128(38, 0), Decimal(-1), 18257280411789631508, 2375608711931281216),
+    (
+        pa.decimal128(38, 0),
+        Decimal(123456789012345678901234567890),
+        7347672882475951722,
+        11667219995175993940,
+    ),
+    (
+        pa.decimal256(76, 0),
+        Decimal(7 - 3 * 2**128),
+        3490453432822995111,
+        14685882170515355440,
+    ),
+    (pa.month_day_nano_interval(), (-1, 2, -3), 17476545492234068354, 8458481467867488791),
+    (pa.string(), "abc", 650548222058631080, 8699134442567446475),
+    (pa.string(), 0, 13417961194849879456, 12373624335915152300),
+    (pa.string(), 1, 2976433467958677665, 1561786332185779674),
+    (pa.string(), 4, 14536573216738493357, 571031328575399589),
+    (pa.string(), 8, 2088101024362081849, 885781853407647933),
+    (pa.string(), 9, 11209642630467324911, 10448083525187527508),
+    (pa.string(), 16, 2973754930239711498, 7254241350835591637),
+    (pa.string(), 17, 16270660922030144233, 13207085292802077459),
+    (pa.string(), 32, 10219990613919634097, 8460797490426965838),
+    (pa.string(), 33, 1436173161668077302, 3035072464396597886),
+    (pa.string(), 64, 13713973892930350287, 16832153832301585046),
+    (pa.string(), 65, 1327544380756465727, 9904568305243257330),
+    (pa.string(), 128, 8727991441090174720, 6099614257863316307),
+    (pa.string(), 129, 14601271502751098906, 15979170541232782992),
+    (pa.string(), 200, 2846534755569714485, 7133009637765788666),
+    (pa.binary(), 0, 1673948788051024159, 3273402633718993414),
+    (pa.binary(), 3, 18077553510312939202, 17328449242136529555),
+    (pa.binary(), 31, 16804108605675557024, 4167424524433718551),
+    (pa.binary(), 48, 11059103310764134700, 15991812240441641601),
+    (pa.binary(), 127, 12282549029326566193, 2779401733723980798),
+]
+FALLBACK_LONG = [
+    (pa.decimal256(76, 0), Decimal(7 - 3 * 2**128), 6224350709168064952),
+    (pa.month_day_nano_interval(), (-1, 2, -3), 17736480500858617869),
+    (pa.string(), 64, 6065290231490709548),
+    (pa.string(), 129, 2206023589569396335),
+    (pa.binary(), 200, 11319278556858537194),
+]
+
+
+def of_letters(kind: pa.DataType, value: Any) -> pa.Array:
+    if kind in (pa.string(), pa.binary()) and isinstance(value, int):
+        value = ("abcdefghijklmnopqrstuvwxyz" * 8)[:value]
+    return pa.array([value], kind)
+
+
+@pytest.mark.parametrize(("kind", "value", "aes", "ssse3"), VARIANTS)
+def test_builds_with_aes_have_hashes_of_their_own(
+    kind: pa.DataType, value: Any, aes: int, ssse3: int
+) -> None:
+    column = [of_letters(kind, value)]
+    assert key_hashes(column, variant=HashVariant.AES).to_pylist() == [aes]
+    assert key_hashes(column, variant=HashVariant.AES_SSSE3).to_pylist() == [ssse3]
+
+
+@pytest.mark.parametrize(("kind", "value", "expected"), FALLBACK_LONG)
+def test_long_values_hash_as_the_crate_does(kind: pa.DataType, value: Any, expected: int) -> None:
+    assert key_hashes([of_letters(kind, value)]).to_pylist() == [expected]
+
+
+@pytest.mark.parametrize("variant", HashVariant)
+def test_texts_of_any_lengths_hash_together_as_alone(variant: HashVariant) -> None:
+    texts = [ALPHABET_100[:size] * 2 for size in (70, 3, 0, 12, 40, 20, 9, 100, 1)]
+    whole = key_hashes([pa.array([None, *texts])], variant=variant).to_pylist()
+    alone = [key_hashes([pa.array([text])], variant=variant)[0].as_py() for text in texts]
+    assert whole == [0, *alone]
+
+
+@pytest.mark.parametrize("variant", HashVariant)
+def test_the_build_that_wrote_rows_is_found_from_their_hashes(variant: HashVariant) -> None:
+    columns = [pa.array(["a", None, "b"]), pa.array([1, 2, None], pa.decimal128(20, 0))]
+    stored = key_hashes(columns, variant=variant)
+    assert matching_variants(columns, stored) == (variant,)
+    assert matching_variants(columns, pa.chunked_array([stored])) == (variant,)
+    others = [other for other in HashVariant if other is not variant]
+    assert matching_variants(columns, stored, others) == ()
+
+
+def test_rows_that_cannot_tell_leave_every_build_possible() -> None:
+    zeros = pa.array([0, 0], pa.uint64())
+    assert matching_variants([pa.nulls(2, pa.string())], zeros) == tuple(HashVariant)
+    assert matching_variants([], zeros) == tuple(HashVariant)
+    assert matching_variants([], pa.array([1], pa.uint64())) == ()
+    assert matching_variants([pa.array(["a"])], pa.array([1], pa.uint64())) == ()
+    with pytest.raises(InputError, match="uint64"):
+        matching_variants([pa.array(["a"])], pa.array([1]))
 
 
 def test_without_columns_every_row_goes_to_the_first_subtask() -> None:
@@ -289,21 +393,9 @@ def test_keys_rust_would_not_hash_are_refused(value: Any, kind: Any, message: st
         hash_key(value, kind)
 
 
-@pytest.mark.skipif(not REAL_STATE.exists(), reason="the state of a real Arroyo is not here")
-@pytest.mark.parametrize("job", ["aircraft_sessions", "carrier_totals", "same_aircraft"])
-def test_recomputed_hashes_are_those_a_real_arroyo_stored(job: str, tmp_path: Path) -> None:
-    with tarfile.open(REAL_STATE) as archive:
-        members = [member for member in archive if f"/{job}/" in member.name]
-        archive.extractall(tmp_path, members, filter="data")
-    rows = 0
-    for path in sorted(tmp_path.rglob("table-*")):
-        file = pq.ParquetFile(path)
-        if "_key_hash" not in file.schema_arrow.names:
-            continue
-        table = file.read()
-        stored = table["_key_hash"].combine_chunks()
-        assert key_hashes([table.column(0)]) == stored, path
-        owners = subtasks_for_hashes(stored, 2)
-        assert set(owners.tolist()) <= {int(path.name.split("-")[2])}
-        rows += len(table)
-    assert rows > 400
+def test_many_keys_hash_as_each_alone() -> None:
+    keys = ["", "a", "abcdefg", "abcdefgh", "x" * 300, "é" * 40, "shardId-000000000000"] * 3
+    assert hash_keys(keys).tolist() == [hash_key(key) for key in keys]
+    assert hash_keys(iter([1, -1]), t.I32).tolist() == [hash_key(1, t.I32), hash_key(-1, t.I32)]
+    assert hash_keys([]).tolist() == []
+    assert hash_key("a" * 255) != hash_key("a" * 256)

@@ -113,10 +113,38 @@ def test_a_record_with_a_missing_or_wrong_field_is_refused_by_the_name_of_the_fi
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_field_of_a_later_release_is_ignored(name: str) -> None:
+def test_fields_of_a_later_release_are_kept_behind_those_that_are_known(name: str) -> None:
     (decode, encode), text = EXAMPLES[name]
-    extended = json.dumps(json.loads(text) | {"later": {"a": 1}}).encode()
-    assert encode(decode(extended, "p")) == text.encode()
+    later = '"later":{"a":[1,null,"ü"],"b":1.5},"zero":18446744073709551616'
+    extended = f"{text[:-1]},{later}}}".encode()
+    assert encode(decode(extended, "p")) == extended
+    first = f"{{{later},{text[1:]}".encode()
+    assert encode(decode(first, "p")) == extended
+    assert decode(extended, "p") != decode(text.encode(), "p")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "value", ["NaN", "-Infinity", "1e400", '"\\ud800"', "[" * 100_000, "9" * 5000]
+)
+def test_what_is_no_json_for_arroyo_is_refused(name: str, value: str) -> None:
+    (decode, _), text = EXAMPLES[name]
+    for data in (
+        f'{text[:-1]},"later":{value}}}'.encode(),
+        text.replace('"version":1', f'"version":{value}').encode(),
+        text.replace('"pl_91ySiX3Vs7"', value).encode(),
+    ):
+        with pytest.raises(FormatError) as caught:
+            decode(data, "the/path")
+        assert caught.value.facts["path"] == "the/path"
+        assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig", "latin-1"])
+def test_a_record_that_is_not_in_utf_8_is_refused(encoding: str) -> None:
+    (decode, _), text = EXAMPLES["current"]
+    with pytest.raises(FormatError, match="JSON"):
+        decode(text.replace("job_", "jöb_").encode(encoding), "p")
 
 
 def test_a_reference_out_of_the_checkpoint_url_is_refused() -> None:

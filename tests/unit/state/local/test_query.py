@@ -35,6 +35,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operators import Operator
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore, WriteProtected
+from arroyo_dagster.state.tables.catalogue import Catalogue, KnownTable
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from tests.jobs import run_word_job, word_job
 
@@ -408,6 +409,15 @@ def test_without_stored_types_entries_are_shown_in_hex(store: MemoryStore) -> No
     store.put(ref, data)
     found = read_rows(WriteProtected(store), paths_of(store), "lines", "offsets")
     assert found.rows == ({"key_hex": "03726f77", "value_hex": "023234"},)
+    assert found.known is None
+    assert found.problem is not None
+    assert "register_table" in found.problem
+    known = KnownTable(owner="test", holds="rows read", table="offsets", key=str, value=str)
+    named = read_rows(
+        WriteProtected(store), paths_of(store), "lines", "offsets", catalogue=Catalogue([known])
+    )
+    assert named.rows == ({"key": "row", "value": "24"},)
+    assert (named.known, named.problem) == (known, None)
 
 
 def test_a_value_that_is_not_of_its_stored_type_is_named(store: MemoryStore) -> None:

@@ -135,7 +135,6 @@ def test_an_enum_has_a_json_form() -> None:
         tuple,
         dict,
         Any,
-        tuple[int, ...],
         int | str,
         int | str | None,
         "str",

@@ -81,7 +81,7 @@ def test_data_goes_first_then_records_then_manifests_one_by_one_oldest_first() -
 
 
 def test_in_the_legacy_layout_operators_go_before_the_checkpoint_that_lists_them() -> None:
-    history = [checkpoint(e, paths=LEGACY) for e in (3, 2, 1)]
+    history = [checkpoint(e, paths=LEGACY) for e in (13, 12, 2, 1)]
     plan = plan_expire(LEGACY, history, Epoch(2))
     assert plan.manifests == (
         "j/checkpoints/checkpoint-0000001/operator-o/metadata",

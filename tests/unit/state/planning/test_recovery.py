@@ -107,10 +107,16 @@ class World:
             updated_at_micros=0,
         )
 
-    def start(self, generation: int) -> Restore | StartEmpty | CannotStart | Claim:
+    def start(
+        self, generation: int, *, fence: int | None = None, as_arroyo: bool = False
+    ) -> Restore | StartEmpty | CannotStart | Claim:
+        """What `generation` would restore; the fence names it unless said otherwise."""
+        self.fence(generation if fence is None else fence)
         facts: dict[StatePath, Record | None] = {}
         while True:
-            found = resolve(PATHS, WorkerGeneration(generation), facts, now_micros=9)
+            found = resolve(
+                PATHS, WorkerGeneration(generation), facts, now_micros=9, as_arroyo=as_arroyo
+            )
             if not isinstance(found, Need):
                 return found
             assert found.path not in facts, "asked twice"
@@ -361,13 +367,18 @@ def test_starts_that_died_before_they_chose_do_not_hide_an_unclaimed_checkpoint(
     assert found.record.checkpoint_ref == ref
 
 
-def test_an_unclaimed_checkpoint_of_an_older_generation_is_left_alone(world: World) -> None:
+def test_an_unclaimed_checkpoint_is_left_alone_once_the_fence_names_somebody_else(
+    world: World,
+) -> None:
     first = world.ready(1, 1)
     world.generation(1, base=first, latest=world.manifest(1, 2, parent=first))
     world.generation(2, base=world.ref(7, 7))
-    found = world.start(3)
+    found = world.start(3, fence=4)
     assert isinstance(found, Restore)
     assert found.ref == first
+    claim = world.start(3)
+    assert isinstance(claim, Claim)
+    assert claim.record.epoch == 2
 
 
 def test_a_start_goes_on_to_the_newest_epoch_that_a_fenced_run_still_published(

@@ -1,0 +1,75 @@
+"""What is known of a table beforehand: who keeps it, and what its keys and values are."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+from typing import Any
+
+from arroyo_dagster.state.model.tables import TableConfig, TableKind
+from arroyo_dagster.state.model.types import Type, describe
+
+__all__ = ["KnownTable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownTable:
+    """A table that an operator or connector registers, and how to read it.
+
+    Attributes:
+        owner: who keeps it, such as `Kafka source`.
+        holds: what one entry, or row, is; for people.
+        table: the name of the table; None = any.
+        description: the description the owner gives it, exactly; None = any.
+        operator: a pattern of operator ids, such as `source_orders_*`; None = any.
+        state_version: the version of its values; None = any.
+        key, value: Python types, or descriptions of types, as bincode; None for both = the owner
+            writes no entries, or the table holds rows, which need no types.
+        commit: the type of what a subtask leaves for the second phase of a commit; None = nothing.
+        releases: which releases of Arroyo write this form, where not all.
+    """
+
+    owner: str
+    holds: str
+    table: str | None = None
+    description: str | None = None
+    operator: str | None = None
+    kind: TableKind = TableKind.GLOBAL_KEYED
+    state_version: int | None = None
+    key: Any = None
+    value: Any = None
+    commit: Any = None
+    releases: str = ""
+
+    def __post_init__(self) -> None:
+        # What cannot be described is refused where it is written, not where it is first read.
+        for part in (self.key, self.value, self.commit):
+            describe(part)
+
+    @property
+    def key_type(self) -> Type:
+        """How keys are encoded."""
+        return describe(self.key)
+
+    @property
+    def value_type(self) -> Type:
+        """How values are encoded."""
+        return describe(self.value)
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether the owner ever writes entries."""
+        return self.kind is TableKind.GLOBAL_KEYED and (self.key, self.value) != (None, None)
+
+    def is_of(self, operator: str, config: TableConfig) -> bool:
+        """Whether a table of an operator is this one; its version is not looked at."""
+        return (
+            self.kind is config.kind
+            and self.table in (None, config.table)
+            and self.description in (None, config.config.description)
+            and (self.operator is None or fnmatch.fnmatchcase(operator, self.operator))
+        )
+
+    def has_version(self, version: int) -> bool:
+        """Whether values of a state version have this form."""
+        return self.state_version in (None, version)

@@ -1,0 +1,228 @@
+"""Bytes that nobody meant: every codec answers with a value or a typed error, and little memory."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tarfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arroyo_dagster.errors import ArroyoStateError, FormatError
+from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec.control import decode_control
+from arroyo_dagster.state.codec.operations import decode_operation
+from arroyo_dagster.state.codec.parquet import decode_file, encode_rows, read_facts
+from arroyo_dagster.state.codec.plans import decode_expire_plan
+from arroyo_dagster.state.codec.schema import schema_from_json
+from arroyo_dagster.state.model.control import (
+    CheckpointCompleted,
+    CommitRequest,
+    LoadCompacted,
+    StartExecution,
+)
+from tests.compat.arroyo import DATA
+
+Decode = Callable[[bytes], object]
+
+
+def named(decode: Callable[[bytes, str], object]) -> Decode:
+    return lambda data: decode(data, "the/path")
+
+
+def control(kind: type[Any]) -> Decode:
+    return lambda data: decode_control(kind, data, "the/path")
+
+
+PROTOBUF: dict[str, Decode] = {
+    "manifest": named(metadata.decode_manifest),
+    "checkpoint": named(metadata.decode_legacy_checkpoint),
+    "operator": named(metadata.decode_operator),
+    "load compacted": control(LoadCompacted),
+    "commit": control(CommitRequest),
+    "start": control(StartExecution),
+    "completed": control(CheckpointCompleted),
+}
+JSON: dict[str, Decode] = {
+    "current generation": named(records.decode_current_generation),
+    "generation manifest": named(records.decode_generation_manifest),
+    "epoch record": named(records.decode_epoch_record),
+    "marker": named(records.decode_committed_marker),
+    "commit note": named(records.decode_commit_note),
+    "compaction record": named(records.decode_compaction_record),
+    "expire plan": named(decode_expire_plan),
+    "type": lambda data: records.decode_type(data.decode(errors="replace")),
+    "schema": lambda data: schema_from_json(data.decode(errors="replace")),
+}
+OTHER: dict[str, Decode] = {
+    "operation": decode_operation,
+    "footer": named(read_facts),
+    "bounds": lambda data: read_facts(data, "the/path", bounds=True),
+    "file": named(decode_file),
+}
+ALL = PROTOBUF | JSON | OTHER
+
+
+def settled(decode: Decode, data: bytes) -> None:
+    """A value, or a FormatError that can be shown."""
+    problem: ArroyoStateError | None = None
+    try:
+        decode(data)
+    except ArroyoStateError as error:
+        problem = error
+    assert problem is None or isinstance(problem, FormatError), problem
+    assert len(str(problem)) < 5000
+
+
+def real(name: str, ending: str, archive: str) -> bytes:
+    with tarfile.open(DATA / f"arroyo-{archive}.tar.gz") as file:
+        for member in sorted(file.getnames()):
+            if member.endswith(ending):
+                content = file.extractfile(member)
+                assert content is not None
+                return content.read()
+    raise AssertionError(name)
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, bytes]:
+    return {
+        "manifest": real("manifest", "checkpoint-manifest.pb", "leader"),
+        "checkpoint": real("checkpoint", "0000008/metadata", "flights"),
+        "operator": real("operator", "SessionWindow%3C21600s%3E/metadata", "flights"),
+        "current generation": real("fence", "current-generation.json", "leader"),
+        "generation manifest": real("generation", "generation-manifest.json", "leader"),
+        "epoch record": real("record", ".record", "leader"),
+        "marker": real("marker", "committed.json", "leader"),
+        "footer": encode_rows(pa.table({"a": [1, 2], "_key_hash": pa.array([1, 2], pa.uint64())})),
+        "file": encode_rows(pa.table({"a": [1, 2], "b": ["x", "y"]})),
+        "bounds": encode_rows(pa.table({"_key_hash": pa.array([1, 2], pa.uint64())})),
+    }
+
+
+# ---- truncation and damage -----------------------------------------------------------------------
+
+
+def test_an_object_cut_at_any_byte_is_another_value_or_a_typed_error(
+    written: dict[str, bytes],
+) -> None:
+    for name, data in written.items():
+        for length in range(len(data)):
+            settled(ALL[name], data[:length])
+
+
+@given(data=st.data())
+def test_an_object_with_damaged_bytes_is_another_value_or_a_typed_error(
+    written: dict[str, bytes], data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from(sorted(written)))
+    damaged = bytearray(written[name])
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    settled(ALL[name], bytes(damaged))
+
+
+@given(name=st.sampled_from(sorted(ALL)), data=st.binary(max_size=300))
+def test_random_bytes_are_a_value_or_a_typed_error(name: str, data: bytes) -> None:
+    settled(ALL[name], data)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=12,
+)
+WORDS = """
+version pipeline_id job_id generation epoch checkpoint_ref merged token inputs outputs rows fields
+metadata name data_type nullable dict_id data records manifests epochs keep_from min_epoch
+created_at_micros option list map enum struct tuple array
+"""
+NAMES = st.sampled_from(WORDS.split())
+
+
+@given(name=st.sampled_from(sorted(JSON)), value=st.dictionaries(NAMES, JSON_VALUES))
+def test_json_of_any_shape_is_a_value_or_a_typed_error(name: str, value: Any) -> None:
+    settled(JSON[name], records.encode_json(value))
+
+
+@pytest.mark.parametrize("name", sorted(JSON))
+def test_json_that_lies_within_itself_without_end_is_refused(name: str) -> None:
+    for data in (b"[" * 200_000, b'{"a":' * 200_000, b'{"fields":' * 50_000 + b"1" + b"}" * 50_000):
+        settled(JSON[name], data)
+
+
+# ---- numbers and lengths -------------------------------------------------------------------------
+
+
+def varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*encoded, number])
+
+
+HUGE = [2**31 - 1, 2**31, 2**32 - 1, 2**35, 2**63 - 1, 2**63, 2**64 - 1, 2**70]
+FIELDS = range(1, 16)
+
+
+@pytest.mark.parametrize("name", sorted(PROTOBUF))
+def test_giant_numbers_and_lengths_cost_no_memory(name: str) -> None:
+    messages = [
+        prefix + varint(number << 3 | wire) + varint(huge) + b"\x01"
+        for prefix in (b"", b"\x52\x04", b"\x0a\x02")
+        for number in FIELDS
+        for wire in (0, 2)
+        for huge in HUGE
+    ]
+    messages += [b"\xff" * 20, b"\x80" * 1000, varint(1 << 3 | 2) + b"\xff" * 10]
+    tracemalloc.start()
+    for data in messages:
+        settled(PROTOBUF[name], data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000
+
+
+def test_messages_that_lie_within_each_other_without_end_are_refused() -> None:
+    # A group of an unknown field within itself: field 999, wire types 3 and 4.
+    opened, closed = varint(999 << 3 | 3), varint(999 << 3 | 4)
+    data = opened * 100_000 + closed * 100_000
+    for name in PROTOBUF:
+        with pytest.raises(FormatError, match="do not decode"):
+            PROTOBUF[name](data)
+
+
+def test_many_small_parts_take_time_and_memory_in_proportion() -> None:
+    # The smallest time file that is one: what a hostile object can hold most of.
+    file = b"\x12\x01a"
+    files = b"".join(varint(1 << 3 | 2) + varint(len(file)) + file for _ in range(50_000))
+    table = b"\x08\x02" + varint(2 << 3 | 2) + varint(len(files)) + files
+    entry = b"\x0a\x01t" + varint(2 << 3 | 2) + varint(len(table)) + table
+    data = b"\x0a\x00" + varint(13 << 3 | 2) + varint(len(entry)) + entry
+    tracemalloc.start()
+    began = time.perf_counter()
+    operator = metadata.decode_operator(data, "p")
+    took = time.perf_counter() - began
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(operator.paths) == 50_000
+    assert peak < 400 * len(data)
+    assert took < 10
+
+
+def test_a_footer_that_claims_to_be_giant_is_refused_without_reading_it() -> None:
+    data = encode_rows(pa.table({"a": [1]}))
+    for length in (2**31 - 1, 2**31, 2**32 - 1, len(data), len(data) + 1):
+        claimed = data[:-8] + struct.pack("<I", length) + b"PAR1"
+        with pytest.raises(FormatError):
+            read_facts(claimed, "p")
+        with pytest.raises(FormatError):
+            read_facts(io.BytesIO(claimed), "p")
