@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
+from arroyo_dagster.cli import grammar, running
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.local.pipeline import RunOutcome
@@ -214,7 +215,7 @@ def test_a_broken_epoch_is_shown_among_the_others_and_reported(words: MemoryStor
 
 @pytest.mark.parametrize("variable", ["ARROYO__CHECKPOINT_URL", "CHECKPOINT_URL"])
 def test_the_url_comes_from_the_environment_where_none_is_given(variable: str) -> None:
-    names: dict[str, str | None] = dict.fromkeys(cli.URL_VARIABLES)
+    names: dict[str, str | None] = dict.fromkeys(grammar.URL_VARIABLES)
     result = run("jobs", "--json", url=None, env={**names, variable: URL})
     assert json.loads(result.stdout)[0]["job"] == "main"
 
@@ -244,7 +245,7 @@ def test_a_wrong_url_is_one_clear_error(url: str, kind: str) -> None:
 def test_no_url_at_all_is_an_error_that_says_where_to_give_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for variable in cli.URL_VARIABLES:
+    for variable in grammar.URL_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     configure(None)
     assert "--url" in failure("jobs", url=None)["next_step"]
@@ -298,7 +299,7 @@ def test_reading_commands_write_nothing(
 ) -> None:
     before = list(words.list())
     counting = Counting(words)
-    monkeypatch.setattr(cli, "get_storage_provider", lambda url: counting)
+    monkeypatch.setattr(grammar, "get_storage_provider", lambda url: counting)
     for command in READS:
         assert run(*command).exit_code == 0
     assert counting.calls.total() > 0
@@ -307,7 +308,7 @@ def test_reading_commands_write_nothing(
 
 
 def test_reading_commands_get_a_store_that_cannot_be_written_to() -> None:
-    store = cli._open_to_read(URL)
+    store = grammar.open_to_read(URL)
     with pytest.raises(InputError, match="write-protected"):
         store.put(StatePath("x"), b"")
 
@@ -444,7 +445,7 @@ def test_spark_options_reach_the_runtime_on_spark(
         seen.update(options, pipeline=pipeline.name, url=store.url)
         return RunOutcome(epochs=0, newest=None, exhausted=False)
 
-    monkeypatch.setattr(cli, "_run_on_spark", on_spark)
+    monkeypatch.setattr(running, "_run_on_spark", on_spark)
     options = ("--spark", "--master", "local[2]", "--spark-checkpoint", "/c", "--follow", "--adopt")
     result = run("run", f"{module}:PIPELINE", *options, "--epochs", "4", "--interval", "1.5")
     assert result.exit_code == 0

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
-from arroyo_dagster.cli_directory import API_VARIABLE, TOKEN_VARIABLE
+from arroyo_dagster.cli import looking
+from arroyo_dagster.cli.directory import API_VARIABLE, TOKEN_VARIABLE
 from arroyo_dagster.state.storage import configure
 from tests.compat.arroyo import DATA, unpack
 from tests.loopback import Loopback, Reply, replaying, serving
@@ -86,7 +88,8 @@ def test_the_address_and_the_token_come_from_the_environment(root: str, server: 
     env = {API_VARIABLE: server.url, TOKEN_VARIABLE: "s3cr3t"}
     assert output(root, "jobs", **env)[0]["name"]
     assert {headers["Authorization"] for _, _, headers in server.asked} == {"Bearer s3cr3t"}
-    assert not any("token" in name for name in cli.jobs.to_info_dict(cli.click.Context(cli.jobs)))
+    options = looking.jobs.to_info_dict(click.Context(looking.jobs))
+    assert not any("token" in name for name in options)
     assert output(root, "jobs", **{API_VARIABLE: ""})[0]["arroyo"] is None
 
 

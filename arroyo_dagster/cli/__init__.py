@@ -1,0 +1,9 @@
+"""`arroyo-state`: a subcommand per journey.
+
+Exit codes: 0 done, 1 an error of this package (one message on stderr), 2 a wrong command line.
+"""
+
+from arroyo_dagster.cli import looking, maintenance, running
+from arroyo_dagster.cli.grammar import main
+
+__all__ = ["looking", "main", "maintenance", "running"]
