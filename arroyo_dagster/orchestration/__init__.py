@@ -3,14 +3,28 @@
 Its public names are loaded when first asked for, so that naming one thing of it does not load all.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from arroyo_dagster.lazy import lazy_names
 
 if TYPE_CHECKING:
     from arroyo_dagster.orchestration.component import ArroyoStateComponent
-    from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+    from arroyo_dagster.orchestration.definitions import (
+        ScheduleOptions,
+        build_arroyo_definitions,
+    )
     from arroyo_dagster.orchestration.failures import as_failure
+    from arroyo_dagster.orchestration.maintenance import (
+        CompactionConfig,
+        GcConfig,
+        MaintenanceOptions,
+    )
     from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+    from arroyo_dagster.orchestration.runners import (
+        InProcessRunner,
+        MaintenanceRunner,
+        SparkRunner,
+    )
     from arroyo_dagster.orchestration.schedules import build_due_schedule
     from arroyo_dagster.orchestration.sensors import SensorOptions, build_checkpoint_sensor
     from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
@@ -19,8 +33,15 @@ __all__ = [
     "ArroyoStateComponent",
     "ArroyoStateStore",
     "ArroyoTableProps",
+    "CompactionConfig",
     "DagsterArroyoTranslator",
+    "GcConfig",
+    "InProcessRunner",
+    "MaintenanceOptions",
+    "MaintenanceRunner",
+    "ScheduleOptions",
     "SensorOptions",
+    "SparkRunner",
     "SparkSessionResource",
     "as_failure",
     "build_arroyo_definitions",
@@ -33,7 +54,14 @@ _MODULES = {
     "ArroyoStateStore": "resources",
     "ArroyoTableProps": "translator",
     "DagsterArroyoTranslator": "translator",
+    "CompactionConfig": "maintenance",
+    "GcConfig": "maintenance",
+    "InProcessRunner": "runners",
+    "MaintenanceOptions": "maintenance",
+    "MaintenanceRunner": "runners",
+    "ScheduleOptions": "definitions",
     "SensorOptions": "sensors",
+    "SparkRunner": "runners",
     "SparkSessionResource": "resources",
     "as_failure": "failures",
     "build_arroyo_definitions": "definitions",
@@ -41,14 +69,4 @@ _MODULES = {
     "build_due_schedule": "schedules",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -6,8 +6,9 @@ ever imported.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from arroyo_dagster.lazy import lazy_names
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.backend import (
@@ -342,14 +343,4 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)
