@@ -33,7 +33,6 @@ from arroyo_dagster.state.planning.checkpoint import cutoff_micros
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,
-    ExpiringTimeKeyView,
     timestamp_table_config,
 )
 from arroyo_dagster.state.tables.global_keyed import (
@@ -41,6 +40,7 @@ from arroyo_dagster.state.tables.global_keyed import (
     decode_pair,
     global_table_config,
 )
+from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView
 
 START = dt.datetime(2024, 1, 1)
 TIMED = pa.schema(

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "arroyo_dagster"
 OURS = "arroyo_dagster"
 
 # Room -> (rooms it may import, third parties it may import). The longest matching name counts.
-CORE = {"errors", "state.model"}
+CORE = {"errors", "lazy", "state.model"}
 LOW = CORE | {"state.planning", "state.codec", "state.storage"}
 SUBTASK = {
     *("state.tables", "state.backend", "state.operators", "state.pipeline", "state.exchange"),
@@ -24,6 +24,7 @@ STATE = LOW | SUBTASK | {"state.local", "state"}
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "": ({"*"}, set()),  # __init__: public names, each loaded when asked for
     "errors": (set(), set()),
+    "lazy": (set(), set()),
     "state": ({"*"}, set()),
     "state.model": (CORE, set()),
     "state.planning": (CORE | {"state.planning"}, set()),
@@ -38,11 +39,11 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "state.local": (STATE, {"pyarrow", "numpy", "polars"}),
     "spark": (STATE | {"spark"}, {"py4j", "pyspark", "pyarrow"}),
     "orchestration": (
-        {"errors", "state", "spark", "orchestration"},
+        {"errors", "lazy", "state", "spark", "orchestration"},
         {"dagster", "pendulum", "pydantic"},
     ),
     "orchestration.resources": (  # a session over Spark Connect
-        {"errors", "state", "spark", "orchestration"},
+        {"errors", "lazy", "state", "spark", "orchestration"},
         {"dagster", "pydantic", "pyspark"},
     ),
     "cli": ({"*"}, {"click", "rich", "pyarrow", "pendulum"}),

@@ -148,7 +148,7 @@ def tables_of(store: ObjectStore, checkpoint: Checkpoint) -> dict[str, list[Any]
 
 
 def _live(table: ExpiringTimeKeyTable, files: ExpiringTimeKeyFiles, operator: Any) -> list[Any]:
-    from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyView
+    from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView
 
     rows: list[Any] = []
     cutoff = (operator.min_watermark_micros or 0) - table.config.retention_micros

@@ -1,9 +1,10 @@
 """`arroyo-state`: a subcommand per journey.
 
-Exit codes: 0 done, 1 an error of this package (one message on stderr), 2 a wrong command line.
+Exit codes: 0 done, 1 an error of this package (one message on stderr), 2 a wrong command line,
+3 `verify` looked and found errors.
 """
 
-from arroyo_dagster.cli import looking, maintenance, running
+from arroyo_dagster.cli import looking, maintenance, running, verifying
 from arroyo_dagster.cli.grammar import main
 
-__all__ = ["looking", "main", "maintenance", "running"]
+__all__ = ["looking", "main", "maintenance", "running", "verifying"]

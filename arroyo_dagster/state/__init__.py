@@ -114,7 +114,6 @@ if TYPE_CHECKING:
     )
     from arroyo_dagster.state.tables.expiring_time_key import (
         ExpiringTimeKeyTable,
-        ExpiringTimeKeyView,
         timestamp_table_config,
     )
     from arroyo_dagster.state.tables.global_keyed import (
@@ -134,6 +133,11 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.tables.table import (
         Table,
         TaskInfo,
+    )
+    from arroyo_dagster.state.tables.time_views import (
+        ExpiringTimeKeyView,
+        KeyTimeView,
+        UncachedKeyValueView,
     )
 
 __all__ = [
@@ -162,6 +166,7 @@ __all__ = [
     "JobId",
     "JobPaths",
     "KeyRange",
+    "KeyTimeView",
     "KnownTable",
     "Layout",
     "MemoryStore",
@@ -191,6 +196,7 @@ __all__ = [
     "TableName",
     "TableSource",
     "TaskInfo",
+    "UncachedKeyValueView",
     "WorkerGeneration",
     "WriteProtected",
     "codec_for",
@@ -319,7 +325,6 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "tables.expiring_time_key": (
         "ExpiringTimeKeyTable",
-        "ExpiringTimeKeyView",
         "timestamp_table_config",
     ),
     "tables.global_keyed": (
@@ -339,6 +344,11 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "tables.table": (
         "Table",
         "TaskInfo",
+    ),
+    "tables.time_views": (
+        "ExpiringTimeKeyView",
+        "KeyTimeView",
+        "UncachedKeyValueView",
     ),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}

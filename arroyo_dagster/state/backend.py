@@ -441,7 +441,8 @@ class ParquetBackend:
         return Started(None, restored, committing)
 
     def _sole_writer(self) -> Leased:
-        if not isinstance(self.store, Leased):
+        store = self.store
+        if not isinstance(store, Leased) or store.lease.path.parent != self.paths.writers:
             raise InputError(
                 "worker generations exist in the protocol layout only; in the legacy layout a "
                 "writer needs the lease on the job",
@@ -449,7 +450,7 @@ class ParquetBackend:
                 next_step="open the backend on `lease(store, paths, owner, "
                 "directory=paths.writers)`, or use the protocol layout",
             )
-        return self.store
+        return store
 
     def _take_generation(self) -> GenerationManifest:
         fence = self._fact(self.paths.current_generation)

@@ -153,11 +153,12 @@ def newest_token(store: ObjectStore, directory: StatePath) -> int:
 
 
 def _tokens(store: ObjectStore, directory: StatePath) -> list[int]:
-    return sorted(
-        int(info.path.name.removesuffix(".json"))
-        for info in store.list_dir(directory).objects
-        if info.path.name.removesuffix(".json").isdecimal()
-    )
+    try:
+        listed = store.list_dir(directory).objects
+    except NotFoundError:
+        return []  # nothing was ever written below the URL
+    names = (info.path.name.removesuffix(".json") for info in listed)
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def _acquire(

@@ -32,7 +32,7 @@ from tests.compat.arroyo import unpack
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
 
 JOB: dict[str, Any] = {
-    "rows": 24,
+    "rows": 18,
     "rows_per_epoch": 2,
     "keep_epochs": None,
     "merge_files_after": 99,
@@ -202,7 +202,7 @@ def test_a_record_that_cannot_be_believed_changes_nothing(damage: str) -> None:
 def test_a_fault_at_any_change_of_a_compaction_loses_and_doubles_nothing(
     at_rest: bool, mode: Literal["before", "after", "partial"], crash: bool
 ) -> None:
-    start, expected = (begun if at_rest else killed)(6), ended()
+    start, expected = (begun if at_rest else killed)(4), ended()
     state = content(start)
     counted = FaultInjecting(copied(start))
     compact_job(counted, PATHS, FULL)

@@ -356,7 +356,8 @@ def test_three_hundred_jobs_are_listed_the_damaged_ones_by_name(
     assert set(broken) == damaged
     for name, job in broken.items():
         assert job.newest_epoch == 3
-        assert job.newest is None
+        lost = job.newest is not None and not job.newest.operators
+        assert job.newest is None or (lost and "operators is missing" in str(job.problem))
         assert name in str(job.problem)
     assert took < 5
 

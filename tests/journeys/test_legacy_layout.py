@@ -19,9 +19,12 @@ from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from arroyo_dagster.state.coordinator import JobRun, request_stop, requested_stop
 from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.local.compaction import compact_job
+from arroyo_dagster.state.local.gc import expire_job
 from arroyo_dagster.state.local.jobs import list_epochs, list_jobs
 from arroyo_dagster.state.local.pipeline import LocalRun, run_pipeline
 from arroyo_dagster.state.model.checkpoints import CheckpointState, LegacyCheckpoint
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.pipeline import Pipeline
@@ -299,9 +302,37 @@ def test_state_in_the_other_layout_is_never_silently_left_behind() -> None:
         LocalRun(legacy_job(other, **TINY), other)
 
 
+def test_the_first_run_below_a_url_that_does_not_exist_begins(tmp_path: Path) -> None:
+    sink = MemoryStore()
+    store = open_store(str(tmp_path / "new" / "root"))
+    run_pipeline(legacy_job(sink, **TINY), store)
+    assert ParquetBackend(store, PATHS).epochs() == [1, 2, 3]
+
+
 def test_a_backend_that_holds_no_lease_starts_nothing() -> None:
     with pytest.raises(InputError, match="lease"):
         ParquetBackend(MemoryStore(), PATHS).start()
+
+
+def test_a_maintainer_s_lease_does_not_make_a_writer() -> None:
+    store = MemoryStore()
+    run(store, 1, **TINY)
+    with lease(store, PATHS, "maintenance") as held, pytest.raises(InputError, match="lease"):
+        ParquetBackend(held, PATHS).start()
+
+
+def test_maintenance_of_it_says_what_it_can_and_cannot_do(written: MemoryStore) -> None:
+    store = copied(written)
+    before = listing(store)
+    settings = CompactionSettings(policy=CompactionPolicy.FULL)
+    assert compact_job(store, PATHS, settings, dry_run=True).plan.merges
+    with pytest.raises(InputError, match="legacy layout"):
+        compact_job(store, PATHS, settings)
+    assert listing(store) == before
+    outcome = expire_job(store, PATHS, keep_epochs=2, yes=True)
+    assert outcome.plan.keep_from == 6
+    assert ParquetBackend(store, PATHS).epochs() == list(range(6, 17))
+    assert ParquetBackend(store, PATHS).load().min_epoch == 6
 
 
 def test_the_legacy_layout_has_no_second_level() -> None:

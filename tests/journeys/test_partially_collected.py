@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from arroyo_dagster.cli import main
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.local.jobs import EpochSummary, find_job, list_epochs
@@ -199,3 +203,32 @@ def test_files_that_old_releases_wrote_beside_the_prefix_are_pointed_at(
     problem = list_epochs(store, paths)[-1].problem
     assert problem is not None
     assert "root of the bucket" in str(problem.next_step)
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("archive", "name"), [("legacy", "job_TgS34gutlY"), ("leader", "job_U5O5jKZxJg")]
+)
+def test_the_command_says_so_and_finds_nothing_wrong(
+    archive: str, name: str, tmp_path: Path
+) -> None:
+    url = unpack(archive, tmp_path)
+    store = open_store(url)
+    paths = find_job(store, name)
+    first = ParquetBackend(store, paths).epochs()[0]
+    doomed = own_files(store, paths, first)[:2]
+    store.delete_many(doomed)
+    shown = CliRunner().invoke(main, ["epochs", name, "--url", url, "--json"])
+    assert shown.exit_code == 0, shown.stderr
+    epochs = json.loads(shown.stdout)
+    assert (epochs[0]["state"], epochs[0]["missing"]) == ("partially collected", len(doomed))
+    states = {one["state"] for one in epochs[1:]}
+    assert states <= ({"ready"} if archive == "legacy" else {"ready", "invisible"})
+    table = CliRunner().invoke(main, ["epochs", name, "--url", url])
+    assert "partially collected" in table.stdout
+    # Its rows are not all there any more: asked for, it says which file is gone.
+    refused = CliRunner().invoke(main, ["show", name, str(first), "--url", url, "--json"])
+    assert refused.exit_code == 1
+    assert json.loads(refused.stderr)["error"]["type"] == "FormatError"

@@ -290,13 +290,14 @@ class Job(RuleBasedStateMachine):
     def compact(self, policy: CompactionPolicy, fault: Fault) -> None:
         """Maintenance, beside a run or alone; a run takes over what it leaves."""
         chosen = CompactionSettings(policy=policy, min_files=2)
-        self.maintain(fault, lambda store, paths: compact_job(store, paths, chosen))
+        self.maintain(fault, lambda store, paths: compact_job(store, paths, chosen, owner="m"))
 
     @precondition(lambda self: bool(self.boundaries))
     @rule(keep=st.integers(2, 3), fault=FAULTS)
     def expire(self, keep: int, fault: Fault) -> None:
         self.maintain(
-            fault, lambda store, paths: expire_job(store, paths, keep_epochs=keep, yes=True)
+            fault,
+            lambda store, paths: expire_job(store, paths, keep_epochs=keep, yes=True, owner="m"),
         )
 
     def maintain(self, fault: Fault, work: Callable[[ObjectStore, JobPaths], object]) -> None:

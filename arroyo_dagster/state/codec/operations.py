@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec.bincode import codec_for
+from arroyo_dagster.state.codec.bincode import Codec, codec_for
 from arroyo_dagster.state.model.types import (
     BOOL,
     BYTES,
@@ -50,7 +50,11 @@ class DeleteKey:
 
 @dataclass(frozen=True, slots=True)
 class DeleteValue:
-    """Earlier rows equal to this one in all user columns are gone; `value` is informative."""
+    """Earlier rows equal to this one in all user columns are gone.
+
+    `value` says how many those are (`encode_count`). Rows that differed may be equal later, when
+    the column in which they did has been dropped: then so many of them go, and no more.
+    """
 
     key: bytes
     timestamp_nanos: SystemTimeNanos
@@ -68,6 +72,7 @@ class DeleteTimeRange:
 
 DataOperation = Insert | DeleteTimeKey | DeleteKey | DeleteValue | DeleteTimeRange
 
+_COUNT: Codec[int] = codec_for(Primitive("u64"))
 _KINDS = (Insert, DeleteTimeKey, DeleteKey, DeleteValue, DeleteTimeRange)
 _CODEC = codec_for(
     EnumOf("DataOperation", tuple(Variant(kind.__name__, describe(kind)) for kind in _KINDS))
@@ -85,6 +90,20 @@ def decode_operation(data: bytes) -> DataOperation:
     if not isinstance(decoded, _KINDS):
         raise FormatError("not an operation on a row", operation=data.hex())
     return decoded
+
+
+def encode_count(rows: int) -> bytes:
+    """The `value` of a `DeleteValue`: how many rows it deletes."""
+    return _COUNT.encode(rows)
+
+
+def decode_count(value: bytes) -> int | None:
+    """How many rows a `DeleteValue` deletes; None = all that are equal.
+
+    Raises:
+        FormatError: the bytes are no number.
+    """
+    return _COUNT.decode(value) if value else None
 
 
 def encode_key(columns: list[pa.Field], values: list[object]) -> bytes:

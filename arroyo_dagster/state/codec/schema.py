@@ -16,6 +16,7 @@ from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.tables import (
     GENERATION_COLUMN,
     KEY_HASH_COLUMN,
+    NOTE_PREFIX,
     OPERATION_COLUMN,
     TIMESTAMP_COLUMN,
     ExpiringTimeKeyConfig,
@@ -102,8 +103,19 @@ def _indices(schema: pa.Schema, names: Sequence[str]) -> tuple[int, ...]:
 
 def memory_schema(config: ExpiringTimeKeyConfig) -> pa.Schema:
     """The schema operators see: the stored one, plus `_generation` in generational tables."""
-    schema = schema_from_json(config.schema.arrow_schema)
+    schema = _without_notes(schema_from_json(config.schema.arrow_schema))
     return schema.append(_GENERATION) if config.generational else schema
+
+
+def _without_notes(schema: pa.Schema) -> pa.Schema:
+    """What we note of a table's columns is for its readers, not for operators or files."""
+    fields = [field.with_metadata(_user_metadata(field.metadata)) for field in schema]
+    return pa.schema(fields, metadata=_user_metadata(schema.metadata))
+
+
+def _user_metadata(metadata: dict[bytes, bytes] | None) -> dict[bytes, bytes] | None:
+    rest = {k: v for k, v in (metadata or {}).items() if not k.startswith(NOTE_PREFIX.encode())}
+    return rest or None
 
 
 def file_schema(config: ExpiringTimeKeyConfig) -> pa.Schema:

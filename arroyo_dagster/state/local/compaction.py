@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import ConflictError, FormatError, ProtocolError
+from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.lease import Leased, lease
 from arroyo_dagster.state.local.jobs import newest_generation
@@ -176,6 +176,7 @@ def compact_job(
     Raises:
         ConflictError: somebody else maintains the job, or it was started or changed meanwhile.
         ProtocolError: what was written would not restore as what was read; nothing was published.
+        InputError: the job is in the legacy layout, or Arroyo's.
         NotFoundError, FormatError: the epoch, or a file of it, is missing or broken.
     """
     settings = settings or CompactionSettings()
@@ -183,6 +184,12 @@ def compact_job(
     plan = _plan(facts, settings)
     if dry_run or not _worth_it(plan, facts):
         return _nothing(plan)
+    if paths.layout is Layout.LEGACY:
+        raise InputError(
+            "a job in the legacy layout has no epoch records: nobody could take merged files over",
+            job=paths.root,
+            next_step="let its runs merge (merge_files_after), or keep it in the protocol layout",
+        )
     with lease(store, paths, owner, clock=clock) as held:
         # Whoever held the lease before may have done some of it.
         facts = _facts(held, paths)

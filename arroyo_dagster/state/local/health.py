@@ -6,6 +6,7 @@ Of data files only the footers are read.
 from __future__ import annotations
 
 import io
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -17,6 +18,7 @@ from arroyo_dagster.errors import (
     ArroyoStateError,
     ConflictError,
     FormatError,
+    InputError,
     NotFoundError,
     StorageError,
 )
@@ -27,7 +29,7 @@ from arroyo_dagster.state.codec.parquet import (
     FileFacts,
     read_facts,
 )
-from arroyo_dagster.state.codec.schema import file_schema
+from arroyo_dagster.state.codec.schema import file_schema, schema_to_json
 from arroyo_dagster.state.local.jobs import (
     JobSummary,
     newest_generation,
@@ -92,7 +94,17 @@ def _as_stored(facts: FileFacts, size_bytes: int) -> StoredFile:
         min_routing_key=None if keys is None else keys[0],
         max_routing_key=None if keys is None else keys[1],
         max_timestamp_micros=None if times is None else times[1] // 1000,
+        schema_json=stored_form(facts.schema),
     )
+
+
+def stored_form(schema: pa.Schema) -> str | None:
+    """A schema as metadata has it; None where it holds a type that cannot be stored."""
+    try:
+        # Thousands of files share one schema.
+        return sys.intern(schema_to_json(schema))
+    except (InputError, UnicodeDecodeError):
+        return None
 
 
 def columns_of(schema: pa.Schema) -> Columns:
@@ -210,16 +222,26 @@ def check_restorable(store: ObjectStore, checkpoint: Checkpoint) -> Verdict:
 def expected_columns(checkpoint: Checkpoint) -> Mapping[TableKey, tuple[Columns, ...]]:
     """The forms that the files of each table of a checkpoint may have."""
     return {
-        (operator.operator, name): _forms(config)
+        (operator.operator, name): table_forms(config)
         for operator in checkpoint.operators
         for name, config in operator.configs.items()
     }
 
 
-def _forms(config: TableConfig) -> tuple[Columns, ...]:
+def table_forms(config: TableConfig) -> tuple[Columns, ...]:
+    """The columns that the files of a table may have.
+
+    Raises:
+        FormatError: the stored schema is none, or its keys are not among its columns.
+    """
     if isinstance(config.config, GlobalKeyedConfig):
         return (columns_of(GLOBAL_KEY_VALUE_SCHEMA), columns_of(REMOVAL_SCHEMA))
-    return (columns_of(file_schema(config.config)),)
+    schema = config.config.schema
+    columns = file_schema(config.config)
+    named = (schema.timestamp_index, *(schema.key_indices or ()), *schema.hashed_indices)
+    if not all(0 <= index < len(columns) - 2 for index in named):
+        raise FormatError("the stored schema names a column that it does not have", columns=named)
+    return (columns_of(columns),)
 
 
 # ---- all jobs ------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class JobSummary:
         epochs: how many epochs are visible.
         newest_epoch: None if there is none.
         newest: what the newest one holds; None if there is none or it cannot be read.
-        problem: why it cannot be read.
+        problem: why it cannot be read, or not be restored.
     """
 
     paths: JobPaths

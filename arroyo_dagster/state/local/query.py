@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from arroyo_dagster.errors import (
     FormatError,
-    InputError,
     NotFoundError,
 )
 from arroyo_dagster.state.backend import ParquetBackend
@@ -30,15 +29,12 @@ from arroyo_dagster.state.model.layout import (
     JobPaths,
 )
 from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
     TableConfig,
     TableKind,
 )
 from arroyo_dagster.state.planning.query import (
     find_table,
-    plan_read,
     shown_operators,
 )
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -49,9 +45,8 @@ from arroyo_dagster.state.tables.catalogue import (
     TableForm,
     default_catalogue,
 )
-from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable, ExpiringTimeKeyView
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
-from arroyo_dagster.state.tables.messages import TableData
+from arroyo_dagster.state.tables.restoring import restored_rows
 
 _T = TypeVar("_T")
 
@@ -205,7 +200,8 @@ class TableRows:
             table one object a row, by column name.
         count: how many rows the table has at this epoch.
         known: what the catalogue says of the table; None = nothing.
-        problem: why entries are shown as bytes, and what to do about it; None = they are not.
+        problem: why entries are shown as bytes, or why Arroyo would go on from less than these
+            rows, and what to do about it; None = neither is so.
         commit_data: by subtask what it left for the second phase of the commit; bytes in hex
             where no type is known, None where it left nothing.
     """
@@ -226,15 +222,17 @@ def read_rows(
     *,
     epoch: int | None = None,
     limit: int | None = None,
+    history: bool = False,
     catalogue: Catalogue | None = None,
 ) -> TableRows:
     """Read the rows that a restore at this epoch would load, over all subtasks.
 
-    Removals are applied, and rows older than the retention left out. Rows of generational tables
-    are all shown, older generations too.
+    Removals are applied, rows older than the retention left out, and of generational tables each
+    key has its newest row, if that still counts.
 
     Args:
         limit: decode only so many rows; None = all.
+        history: show the older generations of generational tables too.
         catalogue: how entries decode whose types the job did not store; None = what this process
             knows, see `register_table`.
 
@@ -249,17 +247,22 @@ def read_rows(
         if isinstance(files, GlobalKeyedFiles):
             return _entries(store, catalogue, checkpoint.epoch, found, config.table, limit)
         ours = checkpoint.progress is not None
-        mark = found.min_watermark_micros
-        rows, count = _timed(store, config, files, mark, limit, ours=ours)
+        held = restored_rows(store, found, config.table, ours=ours, history=history)
     except NotFoundError as error:
         raise _missing(error, paths, checkpoint.epoch) from error
     return TableRows(
         epoch=checkpoint.epoch,
-        rows=tuple(rows),
-        count=count,
+        rows=tuple(plain_rows(held.rows.slice(0, limit))),
+        count=held.rows.num_rows,
         known=catalogue.describe(found.operator, config),
+        problem=None if held.upstream is None else _LESS_UPSTREAM,
     )
 
+
+_LESS_UPSTREAM = (
+    "an aggregate without GROUP BY: when it is restarted, Arroyo looks at the first row of each "
+    "record batch only, and goes on from an older state than this. `arroyo-state verify` says more"
+)
 
 # How many entries tell the forms of a table apart that several releases gave it.
 _TELLING = 1000
@@ -312,26 +315,3 @@ def _commit_data(
         return None
     decoded = catalogue.decode_commit_data(operator.operator, config, data)
     return data.hex() if decoded is None else plain_value(*decoded)
-
-
-def _timed(
-    store: ObjectStore,
-    config: TableConfig,
-    files: ExpiringTimeKeyFiles,
-    watermark_micros: int | None,
-    limit: int | None,
-    *,
-    ours: bool,
-) -> tuple[list[dict[str, Any]], int]:
-    table = ExpiringTimeKeyTable(config, store)
-    assert isinstance(config.config, ExpiringTimeKeyConfig)
-    plan = plan_read(config.config, files, watermark_micros, ours=ours)
-    view = ExpiringTimeKeyView(table, _refuse)
-    view.replay(table.read(plan.files, plan.keys))
-    view.evict(plan.cutoff_micros)
-    rows = view.rows()
-    return plain_rows(rows.slice(0, limit)), rows.num_rows
-
-
-def _refuse(data: TableData) -> None:
-    raise InputError("a view that is only read was written to", table=data.table)

@@ -199,3 +199,10 @@ def parse_manifest_path(path: str) -> ManifestAddress | None:
         WorkerGeneration(int(segments[3])),
         epoch,
     )
+
+
+def parse_data_file(path: str, table: str) -> int | None:
+    """The subtask in the name of a data file that it wrote; None for merged and other files."""
+    name = path.rpartition("/")[2]
+    found = re.fullmatch(rf"table-{re.escape(table)}-(\d{{3,}})(-.*)?", name, re.DOTALL)
+    return int(found[1]) if found and not is_compacted(name) else None

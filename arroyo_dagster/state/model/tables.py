@@ -14,6 +14,13 @@ GENERATION_COLUMN = "_generation"
 KEY_HASH_COLUMN = "_key_hash"
 OPERATION_COLUMN = "_operation"
 
+NOTE_PREFIX = "arroyo_dagster."
+"""What the names of our own notes in the metadata of a stored schema begin with."""
+CHANGED_IN = f"{NOTE_PREFIX}changed_in"
+"""Of a schema: the epoch since which the table has these columns (`planning.evolution`)."""
+ADDED_IN = f"{NOTE_PREFIX}added_in"
+"""Of a column: the epoch in which the table got it, where that is not its first."""
+
 
 class TableKind(enum.IntEnum):
     """The two kinds of table, by their number in metadata.

@@ -1,103 +1,57 @@
 """What is noticed about checkpoints and jobs: files missing or broken, jobs that stand still.
 
-Every check is one pure function from facts that somebody else has gathered to a `Verdict`. A
-verdict with no error passes; each finding says what to do.
+The quick checks, from listings and footers. The modules `verify_*` beside this hold what
+`arroyo-state verify` looks at besides: every row, the records around an epoch, those before it.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.compaction import MergeOutcome
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TimeFile
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    TableConfig,
+    TimeFile,
+)
+from arroyo_dagster.state.planning.evolution import FileReading, changed_in, how_to_read
+from arroyo_dagster.state.planning.findings import (
+    BRING_BACK,
+    KEEP_AND_REPORT,
+    Finding,
+    Severity,
+    Verdict,
+    error,
+    merged,
+    unreadable,
+    warning,
+)
 from arroyo_dagster.state.planning.query import RestorePlan
 
-BRING_BACK = "bring the object back, or restore an epoch that does not list it"
-KEEP_AND_REPORT = "keep the object and report it; restore an epoch that does not list it"
-
-
-class Severity(enum.Enum):
-    """What a finding means for a run that depends on what was checked."""
-
-    ERROR = "error"
-    """It must not go on."""
-
-    WARNING = "warning"
-    """It may go on; somebody should look."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing noticed.
-
-    Attributes:
-        code: what kind of thing, the same in every release (`file-missing`…).
-        object: the path or the job concerned.
-        evidence: what was found, and what was expected where that says more.
-        next_step: what the reader should do now.
-    """
-
-    severity: Severity
-    code: str
-    object: str
-    evidence: str
-    next_step: str
-
-    def __str__(self) -> str:
-        return f"{self.object}: {self.evidence} ({self.code}). Next: {self.next_step}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The answer of one check.
-
-    Attributes:
-        findings: in the order of what was looked at, errors and warnings mixed.
-        looked_at: how many files, or jobs, were looked at: a pass over nothing is no proof.
-    """
-
-    findings: tuple[Finding, ...] = ()
-    looked_at: int = 0
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing found is an error."""
-        return not self.errors
-
-    @property
-    def errors(self) -> tuple[Finding, ...]:
-        return tuple(one for one in self.findings if one.severity is Severity.ERROR)
-
-
-def merged(verdicts: Iterable[Verdict]) -> Verdict:
-    """One verdict over several objects: it passes if each does."""
-    all_of_them = list(verdicts)
-    return Verdict(
-        findings=tuple(finding for verdict in all_of_them for finding in verdict.findings),
-        looked_at=sum(verdict.looked_at for verdict in all_of_them),
-    )
-
-
-def unreadable(at: str, problem: str) -> Verdict:
-    """The verdict on what cannot even be read."""
-    step = "choose another epoch; `arroyo-state epochs` lists them"
-    return Verdict(findings=(_error("metadata-unreadable", at, problem, step),), looked_at=1)
-
-
-def _error(code: str, at: str, evidence: str, next_step: str) -> Finding:
-    return Finding(
-        severity=Severity.ERROR, code=code, object=at, evidence=evidence, next_step=next_step
-    )
-
-
-def _warning(code: str, at: str, evidence: str, next_step: str) -> Finding:
-    return Finding(
-        severity=Severity.WARNING, code=code, object=at, evidence=evidence, next_step=next_step
-    )
+__all__ = [
+    "Column",
+    "Columns",
+    "Figures",
+    "Finding",
+    "JobAge",
+    "Severity",
+    "StoredFile",
+    "TableKey",
+    "Verdict",
+    "config_findings",
+    "every_job_recent",
+    "figures",
+    "files_exist",
+    "merged",
+    "reading_of",
+    "restorable",
+    "row_parity",
+    "unreadable",
+]
 
 
 # ---- the files of a checkpoint -------------------------------------------------------------------
@@ -115,9 +69,9 @@ def files_exist(checkpoint: Checkpoint, present: Mapping[StatePath, int]) -> Ver
         size = present.get(path)
         if size is None:
             evidence = f"listed by operator {operator} at epoch {checkpoint.epoch}, but not there"
-            findings.append(_error("file-missing", path, evidence, BRING_BACK))
+            findings.append(error("file-missing", path, evidence, BRING_BACK))
         elif size == 0:
-            findings.append(_error("file-empty", path, "holds no bytes", BRING_BACK))
+            findings.append(error("file-empty", path, "holds no bytes", BRING_BACK))
     return Verdict(findings=tuple(findings), looked_at=len(listed))
 
 
@@ -149,6 +103,7 @@ class StoredFile:
         problem: why the footer does not decode; the rest is then unknown.
         min_routing_key, max_routing_key: bounds of `_key_hash`; None where there are no statistics.
         max_timestamp_micros: the largest `_timestamp`, floored; None likewise.
+        schema_json: its schema, in the form metadata has it; None for types that have none.
     """
 
     size_bytes: int
@@ -157,7 +112,39 @@ class StoredFile:
     min_routing_key: int | None = None
     max_routing_key: int | None = None
     max_timestamp_micros: int | None = None
+    schema_json: str | None = None
     problem: str | None = None
+
+
+def reading_of(
+    config: TableConfig,
+    forms: Sequence[Columns],
+    columns: Columns,
+    schema_json: str | None,
+    listed: TimeFile | None,
+) -> FileReading:
+    """Say how a data file gives rows of its table: as it is, or as one of an older epoch.
+
+    Args:
+        forms: the columns it may have, one or several forms.
+        columns, schema_json: its own.
+        listed: what metadata says of it; None for a global keyed table.
+    """
+    if columns in forms:
+        return FileReading(tuple(range(len(columns))))
+    expiring = config.config
+    # Types of tables that changed their columns are compared by what they hold. A table of Arroyo's
+    # never changes, and there a name inside a list decides whether it can be restored.
+    if (
+        isinstance(expiring, ExpiringTimeKeyConfig)
+        and listed is not None
+        and schema_json is not None
+        and listed.epoch < changed_in(expiring.schema)
+    ):
+        return how_to_read(expiring, schema_json, listed.epoch)
+    found = ", ".join(map(str, columns))
+    wanted = " or ".join(", ".join(map(str, form)) for form in forms)
+    return FileReading(problem=f"has the columns {found}; expected {wanted}")
 
 
 def restorable(
@@ -179,14 +166,21 @@ def restorable(
     """
     findings = list(_state_findings(checkpoint))
     opened = {(read.operator, read.table, path): None for read in plan.reads for path in read.files}
+    configs = {
+        (operator.operator, name): config
+        for operator in checkpoint.operators
+        for name, config in operator.configs.items()
+    }
     bounds = _bounds(checkpoint)
     for operator, table, path in opened:
         stored = files.get(path)
         if stored is None:
             evidence = f"a restore of epoch {checkpoint.epoch} opens it for {operator}.{table}"
-            findings.append(_error("file-missing", path, f"{evidence}; not there", BRING_BACK))
+            findings.append(error("file-missing", path, f"{evidence}; not there", BRING_BACK))
             continue
-        findings.extend(_file_findings(path, stored, expected[operator, table], bounds.get(path)))
+        form = expected[operator, table]
+        config = configs[operator, table]
+        findings.extend(_file_findings(path, stored, config, form, bounds.get(path)))
     return Verdict(findings=tuple(findings), looked_at=len(opened))
 
 
@@ -194,18 +188,23 @@ def _state_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     if not checkpoint.state.canonical:
         evidence = f"epoch {checkpoint.epoch} is {checkpoint.state.value}; ready was expected"
         step = "restore the epoch before it; `arroyo-state epochs` lists them"
-        yield _error("not-restorable-state", checkpoint.ref, evidence, step)
+        yield error("not-restorable-state", checkpoint.ref, evidence, step)
+    yield from config_findings(checkpoint)
+
+
+def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Tell tables without a configuration of their kind, and operators without a subtask."""
     for operator in checkpoint.operators:
-        yield from _config_findings(checkpoint, operator)
-
-
-def _config_findings(checkpoint: Checkpoint, operator: OperatorCheckpoint) -> Iterator[Finding]:
-    for name, files in operator.tables.items():
-        config = operator.configs.get(name)
-        if config is None or config.kind is not files.kind:
+        if operator.parallelism < 1:
+            evidence = f"operator {operator.operator} has {operator.parallelism} subtasks"
+            yield error("operator-without-subtasks", checkpoint.ref, evidence, KEEP_AND_REPORT)
+        for name, files in operator.tables.items():
+            config = operator.configs.get(name)
+            if config is not None and config.kind is files.kind:
+                continue
             has = "no configuration" if config is None else f"a configuration of {config.kind.name}"
             evidence = f"table {name} of operator {operator.operator} has {has}"
-            yield _error("table-configuration", checkpoint.ref, evidence, KEEP_AND_REPORT)
+            yield error("table-configuration", checkpoint.ref, evidence, KEEP_AND_REPORT)
 
 
 def _bounds(checkpoint: Checkpoint) -> dict[StatePath, TimeFile]:
@@ -219,16 +218,18 @@ def _bounds(checkpoint: Checkpoint) -> dict[StatePath, TimeFile]:
 
 
 def _file_findings(
-    path: StatePath, stored: StoredFile, forms: Sequence[Columns], listed: TimeFile | None
+    path: StatePath,
+    stored: StoredFile,
+    config: TableConfig,
+    forms: Sequence[Columns],
+    listed: TimeFile | None,
 ) -> Iterator[Finding]:
     if stored.problem is not None:
-        yield _error("file-broken", path, stored.problem, KEEP_AND_REPORT)
+        yield error("file-broken", path, stored.problem, KEEP_AND_REPORT)
         return
-    if stored.columns not in forms:
-        found = ", ".join(map(str, stored.columns))
-        wanted = " or ".join(", ".join(map(str, form)) for form in forms)
-        evidence = f"has the columns {found}; expected {wanted}"
-        yield _error("columns-differ", path, evidence, KEEP_AND_REPORT)
+    reading = reading_of(config, forms, stored.columns, stored.schema_json, listed)
+    if reading.problem is not None:
+        yield error("columns-differ", path, reading.problem, KEEP_AND_REPORT)
     elif listed is not None and stored.rows:
         yield from _bound_findings(path, stored, listed)
 
@@ -242,14 +243,14 @@ def _bound_findings(path: StatePath, stored: StoredFile, listed: TimeFile) -> It
             f"has routing keys {low} to {high}, listed as {listed.min_routing_key} to "
             f"{listed.max_routing_key}: some subtasks would not open it"
         )
-        yield _error("routing-keys-outside", path, evidence, KEEP_AND_REPORT)
+        yield error("routing-keys-outside", path, evidence, KEEP_AND_REPORT)
     newest = stored.max_timestamp_micros
     if newest is not None and newest > listed.max_timestamp_micros:
         evidence = (
             f"has rows up to {newest} µs, listed as up to {listed.max_timestamp_micros} µs: it "
             "would be dropped too early"
         )
-        yield _error("timestamps-outside", path, evidence, KEEP_AND_REPORT)
+        yield error("timestamps-outside", path, evidence, KEEP_AND_REPORT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,17 +344,17 @@ def every_job_recent(jobs: Sequence[JobAge], *, now_micros: int, limit_micros: i
 def _recency_findings(job: JobAge, age_micros: int | None, limit_micros: int) -> Iterator[Finding]:
     if job.problem is not None:
         step = "look at it with `arroyo-state epochs`"
-        yield _error("newest-epoch-unreadable", job.job, job.problem, step)
+        yield error("newest-epoch-unreadable", job.job, job.problem, step)
     elif age_micros is None:
         step = "wait for its first checkpoint, or look at its logs"
-        yield _warning("no-epoch", job.job, "has no epoch yet", step)
+        yield warning("no-epoch", job.job, "has no epoch yet", step)
     elif age_micros > limit_micros and not job.at_rest:
         evidence = (
             f"epoch {job.epoch} is {age_micros // 1_000_000} s old; "
             f"at most {limit_micros // 1_000_000} s were expected"
         )
         step = "start it again if it should run; nothing to do if it was stopped on purpose"
-        yield _warning("job-stands-still", job.job, evidence, step)
+        yield warning("job-stands-still", job.job, evidence, step)
 
 
 # ---- maintenance ---------------------------------------------------------------------------------
@@ -366,7 +367,7 @@ def row_parity(merges: Sequence[MergeOutcome]) -> Verdict:
     that is in no output is accounted for.
     """
     findings = [
-        _error(
+        error(
             "merge-differs",
             outcome.merged.input_paths[0],
             f"{len(outcome.merged.input_paths)} files of table {outcome.merged.table} of operator "

@@ -32,6 +32,7 @@ from arroyo_dagster.state.planning.checkpoint import cutoff_micros, files_to_car
 ALL_KEYS = KeyRange(0, MAX_ROUTING_KEY)
 _CHECKPOINTS = "checkpoints"
 _ARROYO_DATABASE = "state.sqlite"
+_JOIN_DATA = frozenset({"left join data", "right join data"})
 
 
 # ---- which jobs there are ------------------------------------------------------------------------
@@ -212,11 +213,13 @@ class ReadPlan:
     Attributes:
         keys: the routing keys wanted, both ends included.
         cutoff_micros: rows older than this are dropped once all files are replayed; 0 = none.
+        whole_batches: a record batch with one row that is not too old is kept whole.
     """
 
     files: tuple[TimeFile, ...]
     keys: KeyRange
     cutoff_micros: int
+    whole_batches: bool = False
 
 
 def plan_read(
@@ -232,13 +235,23 @@ def plan_read(
     Args:
         watermark_micros: the smallest watermark of the operator; None = it has none.
         ours: whether a job of ours wrote it. Arroyo reads its generational tables without
-            looking at the retention.
+            looking at the retention, keeps what an updating join reads by the record batch, and
+            goes through files by their epoch.
 
     Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs (arroyo-state.md 5.4).
     """
     unbounded = config.generational and not ours
     cutoff = 0 if unbounded else cutoff_micros(watermark_micros, config.retention_micros)
-    return ReadPlan(files_to_carry(files.files, cutoff, keys), keys, cutoff)
+    wanted = files_to_carry(files.files, cutoff, keys)
+    if ours:
+        return ReadPlan(wanted, keys, cutoff)
+    in_order = tuple(sorted(wanted, key=lambda file: file.epoch))
+    return ReadPlan(in_order, keys, cutoff, whole_batches=_of_updating_join(config))
+
+
+def _of_updating_join(config: ExpiringTimeKeyConfig) -> bool:
+    # A windowed join registers the same descriptions, with a retention of 0.
+    return config.description in _JOIN_DATA and config.retention_micros > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,10 @@ class FsspecStore:
             filesystem = fsspec.filesystem(self._protocol, **options)
         except ImportError as error:
             raise InputError(
-                f"a package is missing for {self._protocol} URLs: {error}", url=self.url
+                f"a package is missing for {self._protocol} URLs: {error}",
+                url=self.url,
+                next_step="install it (`arroyo-dagster[gcs]`, `arroyo-dagster[azure]`), or let "
+                "obstore open the URL",
             ) from error
         self._opened = (os.getpid(), filesystem)
         return filesystem

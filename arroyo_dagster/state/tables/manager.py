@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.codec.schema import memory_schema
@@ -31,11 +32,9 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.model.types import Type, describe, same_layout, without_classes
 from arroyo_dagster.state.planning.checkpoint import files_to_carry
+from arroyo_dagster.state.planning.evolution import evolution, noted
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.expiring_time_key import (
-    ExpiringTimeKeyTable,
-    ExpiringTimeKeyView,
-)
+from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.global_keyed import (
     GlobalKeyedTable,
     GlobalKeyedView,
@@ -50,7 +49,14 @@ from arroyo_dagster.state.tables.messages import (
     TableData,
 )
 from arroyo_dagster.state.tables.table import Checkpointer, EpochFiles, TaskInfo
+from arroyo_dagster.state.tables.time_views import (
+    ExpiringTimeKeyView,
+    KeyTimeView,
+    TimeView,
+    UncachedKeyValueView,
+)
 
+_View = TypeVar("_View", bound=TimeView)
 WriteSubtaskMetadata = Callable[[OperatorCheckpoint, int], object]
 
 
@@ -87,15 +93,17 @@ class TableManager:
         clock: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self.task = task
-        self.configs = dict(configs)
+        if restored is not None:
+            check_tables(configs, restored)
+        self.configs = _evolved(configs, restored)
         self._store = store
         self._paths = JobPaths(task.job, task.pipeline)
         self._generation = generation
         self._write_metadata = write_metadata
         self._clock = clock
-        self._tables = {name: _open_table(config, store) for name, config in configs.items()}
+        self._tables = {name: _open_table(config, store) for name, config in self.configs.items()}
         self._global_views: dict[TableName, GlobalKeyedView[Any, Any]] = {}
-        self._time_views: dict[TableName, ExpiringTimeKeyView] = {}
+        self._time_views: dict[TableName, TimeView] = {}
         self._checkpointers: dict[TableName, Checkpointer] = {}
         self._time_files: dict[TableName, tuple[TimeFile, ...]] = {}
         self._seen: dict[TableName, set[StatePath]] = {name: set() for name in configs}
@@ -106,7 +114,6 @@ class TableManager:
         self._followed = self.epoch
         self.stopped = False
         if restored is not None:
-            check_tables(configs, restored)
             self.epoch = self._followed = restored.epoch
             self._watermark_micros = restored.min_watermark_micros
         self._restored = restored
@@ -164,20 +171,59 @@ class TableManager:
         Raises:
             InputError: no such table.
         """
+        return self._time_view(name, ExpiringTimeKeyView)
+
+    def get_key_time_table(self, name: str) -> KeyTimeView:
+        """As `get_expiring_time_key_table`, with the rows looked up by their storage key."""
+        return self._time_view(name, KeyTimeView)
+
+    def get_uncached_key_value_view(self, name: str) -> UncachedKeyValueView:
+        """A view of an expiring table that keeps nothing in memory.
+
+        Raises:
+            InputError: no such table, or it has a view of another kind already.
+        """
+        table = self._table(name, ExpiringTimeKeyTable)
+        view = UncachedKeyValueView(table, self.send, self.task.key_range)
+        known = self._time_views.setdefault(TableName(name), view)
+        self._check_view(name, known, UncachedKeyValueView)
+        if known is view:
+            view.go_on_from(self._restore_from(name, table), self._cutoff(table))
+        return cast(UncachedKeyValueView, known)
+
+    def _time_view(self, name: str, kind: type[_View]) -> _View:
         table = self._table(name, ExpiringTimeKeyTable)
         known = self._time_views.get(TableName(name))
         if known is not None:
-            return known
-        view = ExpiringTimeKeyView(table, self.send)
+            self._check_view(name, known, kind)
+            return cast(_View, known)
+        view = kind(table, self.send)
+        assert isinstance(view, ExpiringTimeKeyView)
+        files, cutoff = self._restore_from(name, table), self._cutoff(table)
+        view.replay(table.read(files, self.task.key_range, cutoff_micros=cutoff))
+        view.evict(cutoff)
         self._time_views[TableName(name)] = view
-        stored = self._restored.tables.get(TableName(name)) if self._restored else None
-        if isinstance(stored, ExpiringTimeKeyFiles):
-            cutoff = table.cutoff_micros(self._watermark_micros)
-            files = files_to_carry(stored.files, cutoff, self.task.key_range)
-            view.replay(table.read(files, self.task.key_range))
-            view.evict(cutoff)
-            self._seen[TableName(name)].update(stored.paths)
         return view
+
+    def _check_view(self, name: str, known: TimeView, kind: type[TimeView]) -> None:
+        if type(known) is not kind:
+            raise InputError(
+                f"the table is looked at as {type(known).__name__} already, not as {kind.__name__}",
+                operator=self.task.operator,
+                table=name,
+                next_step="use one view a table",
+            )
+
+    def _cutoff(self, table: ExpiringTimeKeyTable) -> int:
+        return table.cutoff_micros(self._watermark_micros)
+
+    def _restore_from(self, name: str, table: ExpiringTimeKeyTable) -> tuple[TimeFile, ...]:
+        """The files that this subtask opens of what the restored epoch lists."""
+        stored = self._restored.tables.get(TableName(name)) if self._restored else None
+        if not isinstance(stored, ExpiringTimeKeyFiles):
+            return ()
+        self._seen[TableName(name)].update(stored.paths)
+        return files_to_carry(stored.files, self._cutoff(table), self.task.key_range)
 
     def _table(self, name: str, kind: type[Any]) -> Any:
         table = self._tables.get(TableName(name))
@@ -357,7 +403,11 @@ class TableManager:
         for name, view in self._time_views.items():
             table = self._tables[name]
             assert isinstance(table, ExpiringTimeKeyTable)
-            view.evict(table.cutoff_micros(barrier.watermark_micros))
+            cutoff = table.cutoff_micros(barrier.watermark_micros)
+            if isinstance(view, ExpiringTimeKeyView):
+                view.evict(cutoff)
+            elif isinstance(view, UncachedKeyValueView):
+                view.go_on_from(self._time_files[name], cutoff)
 
     # ---- following the job -----------------------------------------------------------------------
 
@@ -420,13 +470,15 @@ class TableManager:
         keys = self.task.key_range
         mine = [f for f in listed if keys.intersects(f.min_routing_key, f.max_routing_key)]
         fresh = [file for file in mine if file.path not in self._seen[name]]
-        view = self._time_views.get(name)
-        if view is not None:
+        view, cutoff = self._time_views.get(name), table.cutoff_micros(watermark_micros)
+        if isinstance(view, UncachedKeyValueView):
+            view.go_on_from(mine, cutoff)
+        elif isinstance(view, ExpiringTimeKeyView):
             if any(file.compaction_generation for file in fresh):
                 view.forget()  # some of its rows are in memory: read everything anew
                 fresh = mine
-            view.replay(table.read(fresh, keys))
-            view.evict(table.cutoff_micros(watermark_micros))
+            view.replay(table.read(fresh, keys, cutoff_micros=cutoff))
+            view.evict(cutoff)
         self._time_files[name] = tuple(mine)
         self._seen[name] = {file.path for file in listed}
         self._merged[name].clear()
@@ -454,13 +506,31 @@ def _open_table(config: TableConfig, store: ObjectStore) -> GlobalKeyedTable | E
     return ExpiringTimeKeyTable(config, store)
 
 
+def _evolved(
+    configs: Mapping[TableName, TableConfig], restored: OperatorCheckpoint | None
+) -> dict[TableName, TableConfig]:
+    """The configurations to store, which note what older files of their tables may look like."""
+    found = dict(configs)
+    for name, stored in (restored.configs if restored else {}).items():
+        now = configs.get(name)
+        before = stored.config
+        if now is None or restored is None:
+            continue
+        if isinstance(before, ExpiringTimeKeyConfig) and isinstance(
+            now.config, ExpiringTimeKeyConfig
+        ):
+            changed = noted(before, now.config, Epoch(restored.epoch + 1))
+            found[name] = replace(now, config=changed)
+    return found
+
+
 def check_tables(configs: Mapping[TableName, TableConfig], restored: OperatorCheckpoint) -> None:
     """Refuse to restore an operator whose tables are not those of the checkpoint.
 
     Raises:
         InputError: a table of the checkpoint is not registered, or has changed kind; a global
-            keyed one has other types, or values of a newer version; an expiring one other columns
-            or keys.
+            keyed one has other types, or values of a newer version; an expiring one has columns
+            that its old rows cannot be read as (`planning.evolution`).
 
     Source: crates/arroyo-state/src/tables/table_manager.rs: a missing table fails the start.
     Differs: Arroyo does not compare types and columns, and reads what is there by the new ones.
@@ -499,12 +569,10 @@ def _changed(stored: TableConfig, config: TableConfig) -> str | None:
     """Say why the files of `stored` cannot be read as `config`; None if they can."""
     before, now = stored.config, config.config
     if isinstance(before, ExpiringTimeKeyConfig) and isinstance(now, ExpiringTimeKeyConfig):
-        if not memory_schema(before).equals(memory_schema(now)):
-            return "the columns of the table are not those of the checkpoint"
-        old, new = before.schema, now.schema
-        # Rows lie with the subtask that owns the hash of the old keys, and are deleted by them.
-        if (old.hashed_indices, old.key_indices) != (new.hashed_indices, new.key_indices):
-            return "the keys of the table are not those of the checkpoint"
+        memory_schema(before)  # what is stored may be broken
+        found = evolution(before, now)
+        if found.problems:
+            return f"the columns of the table cannot be read as they are now: {found.problems[0]}"
         return None
     if stored.state_version > config.state_version:
         return (

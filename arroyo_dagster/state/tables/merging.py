@@ -5,9 +5,11 @@ The same code runs in process and in Spark's workers.
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import pyarrow as pa
 
@@ -167,3 +169,6 @@ class _Prefetched(Wrapper):
 
     def read(self, path: StatePath) -> bytes:
         return self._data[path] if path in self._data else self.inner.read(path)
+
+    def open_input(self, path: StatePath) -> BinaryIO:
+        return io.BytesIO(self._data[path]) if path in self._data else super().open_input(path)

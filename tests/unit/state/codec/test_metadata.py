@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.message import Message
 from hypothesis import given
 
-from arroyo_dagster.errors import ArroyoStateError, FormatError
+from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError
 from arroyo_dagster.state.codec.metadata import (
     decode_legacy_checkpoint,
     decode_manifest,
@@ -215,6 +215,43 @@ def test_fields_nobody_knows_survive_at_every_level() -> None:
     assert once.count(MARK.encode()) == data.count(MARK.encode()) == 27
     assert once == twice
     assert len(once) == len(data)
+
+
+def test_fields_nobody_knows_survive_in_the_legacy_layout_too() -> None:
+    progress = pb.StreamProgress(query_id="q")
+    progress.MergeFromString(stranger("progress"))
+    head = pb.CheckpointMetadata(job_id="j", epoch=3, operator_ids=["o"], progress=progress)
+    head.MergeFromString(stranger("checkpoint"))
+    data = head.SerializeToString(deterministic=True)
+    assert encode_legacy_checkpoint(decode_legacy_checkpoint(data, "m")) == data
+    operator = pb.CheckpointManifest.FromString(with_strangers()).operators[0]
+    whole = operator.SerializeToString(deterministic=True)
+    again = encode_operator(decode_operator(whole, "m"))
+    assert again.count(MARK.encode()) == whole.count(MARK.encode()) == 25
+    assert len(again) == len(whole)
+
+
+@pytest.mark.parametrize("epoch", [-1, 2**32])
+def test_an_epoch_that_does_not_fit_is_refused_before_anything_is_written(epoch: int) -> None:
+    head = LegacyCheckpoint(
+        job=JobId("j"),
+        epoch=Epoch(epoch),
+        min_epoch=Epoch(0),
+        start_time_micros=1,
+        finish_time_micros=2,
+        operators=(),
+    )
+    with pytest.raises(InputError, match="does not fit") as caught:
+        encode_legacy_checkpoint(head)
+    assert caught.value.facts["epoch"] == epoch
+
+
+@pytest.mark.parametrize("name", ["x/../../y", "a/../../b", "/../y", "a\0b", "%2f..%2f..%2fz"])
+def test_an_operator_whose_objects_would_lie_elsewhere_is_refused(name: str) -> None:
+    head = pb.CheckpointMetadata(job_id="j", epoch=1, operator_ids=["fine", name])
+    with pytest.raises(FormatError, match="not a path below") as caught:
+        decode_legacy_checkpoint(head.SerializeToString(), "some/path")
+    assert caught.value.facts["path"] == "some/path"
 
 
 @pytest.mark.parametrize("kind", [0, 3, 77])

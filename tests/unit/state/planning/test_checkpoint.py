@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
+    LegacyCheckpoint,
     OperatorCheckpoint,
     SubtaskCheckpoint,
     TableReport,
@@ -29,6 +31,7 @@ from arroyo_dagster.state.planning.checkpoint import (
     carry_operator,
     cutoff_micros,
     files_to_carry,
+    incomplete,
     merge_operator,
     merged_needs_commit,
     new_paths,
@@ -238,3 +241,27 @@ def test_an_operator_that_left_the_pipeline_keeps_its_files_and_commits_nothing_
     assert (carried.epoch, carried.min_watermark_micros) == (9, 3)
     assert isinstance(carried.tables[T], ExpiringTimeKeyFiles)
     assert carried.commit_data() == {G: {}}
+
+
+def test_an_operator_without_which_arroyo_could_not_restore_is_told() -> None:
+    whole = merged(report(0, wrote("a")), report(1))
+    head = LegacyCheckpoint(
+        job=JOB,
+        epoch=Epoch(2),
+        min_epoch=Epoch(1),
+        start_time_micros=0,
+        finish_time_micros=0,
+        operators=(OP,),
+    )
+    assert incomplete(head, OP, whole) is None
+    broken = {
+        "no metadata": None,
+        "at epoch 3": replace(whole, epoch=Epoch(3)),
+        "of other": replace(whole, operator=OperatorId("other")),
+        "of o at": replace(whole, job=JobId("k")),
+        "one subtask": replace(whole, subtask=report(0)),
+        "no configuration": replace(whole, configs={}),
+        "no subtask": replace(whole, parallelism=0),
+    }
+    for why, operator in broken.items():
+        assert why in str(incomplete(head, OP, operator))

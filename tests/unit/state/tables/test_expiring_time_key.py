@@ -22,11 +22,11 @@ from arroyo_dagster.state.planning.checkpoint import cutoff_micros
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,
-    ExpiringTimeKeyView,
     timestamp_table_config,
 )
 from arroyo_dagster.state.tables.messages import RowData, TableData
 from arroyo_dagster.state.tables.table import EpochFiles
+from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView
 from tests.jobs import as_multiset
 
 SCHEMA = pa.schema(

@@ -41,6 +41,7 @@ G, T = TableName("g"), TableName("t")
 SCHEMA = pa.schema(
     [pa.field("k", pa.string()), pa.field("_timestamp", pa.timestamp("ns"), nullable=False)]
 )
+STRICT = pa.field("n", pa.int64(), nullable=False)
 CONFIGS = {
     G: global_table_config("g", key=str, value=int),
     T: timestamp_table_config("t", retention_micros=10, schema=SCHEMA, keys=["k"]),
@@ -479,10 +480,10 @@ def expiring(**options: Any) -> TableConfig:
         ({**CONFIGS, T: replace(CONFIGS[G])}, "was expiring time-key and is now"),
         ({**CONFIGS, G: global_table_config("g", key=int, value=int)}, "type of the table's keys"),
         ({**CONFIGS, G: global_table_config("g", key=str, value=str)}, "new version"),
-        ({**CONFIGS, T: expiring(schema=SCHEMA.append(pa.field("n", pa.int64())))}, "columns"),
-        ({**CONFIGS, T: expiring(generational=True)}, "columns"),
-        ({**CONFIGS, T: expiring(keys=[])}, "keys"),
-        ({**CONFIGS, T: expiring(routing_keys=[])}, "keys"),
+        ({**CONFIGS, T: expiring(schema=SCHEMA.append(STRICT))}, "must be nullable"),
+        ({**CONFIGS, T: expiring(generational=True)}, "row generations"),
+        ({**CONFIGS, T: expiring(keys=[])}, "storage key"),
+        ({**CONFIGS, T: expiring(routing_keys=[])}, "routing key"),
     ],
 )
 def test_tables_that_are_not_those_of_the_checkpoint_are_refused(
@@ -507,6 +508,7 @@ def test_values_of_a_newer_version_are_refused(store: MemoryStore) -> None:
     [
         CONFIGS,
         {**CONFIGS, T: expiring(retention_micros=99)},
+        {**CONFIGS, T: expiring(schema=SCHEMA.append(pa.field("n", pa.int64())))},
         {**CONFIGS, TableName("new"): global_table_config("new", key=str, value=str)},
         {**CONFIGS, G: global_table_config("g")},
         {**CONFIGS, G: global_table_config("g", two_phase_commit=True, key=str, value=int)},

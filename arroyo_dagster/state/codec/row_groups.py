@@ -1,0 +1,138 @@
+"""Parts of a data file: some of its columns, by position, and some of its row groups.
+
+Names decide nothing here: they may repeat, and hold dots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from arroyo_dagster.errors import ArroyoStateError, FormatError
+
+_UNSIGNED = 2**64 - 1
+_BUFFER_BYTES = 1 << 16
+
+
+class DataFile:
+    """A data file of which parts can be read; opening it reads the footer.
+
+    Args:
+        source: its bytes, or a file that reads ranges of them.
+        path: for errors.
+
+    Raises:
+        FormatError: from here and from every method: it is not Parquet, or a part is broken.
+    """
+
+    def __init__(self, source: bytes | BinaryIO, path: str) -> None:
+        self._path = path
+        with self._told():
+            self._source = pa.BufferReader(source) if isinstance(source, bytes) else source
+            self._file = pq.ParquetFile(
+                self._source, page_checksum_verification=True, pre_buffer=True
+            )
+            self.schema: pa.Schema = self._file.schema_arrow
+            self._leaves = list(_leaves(self.schema))
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except ArroyoStateError:
+            raise  # the store failed, not the file
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise FormatError(
+                f"a data file does not decode as Parquet ({error})",
+                path=self._path,
+                next_step="keep the object; restore an epoch that does not list it",
+            ) from error
+
+    @property
+    def row_groups(self) -> tuple[int, ...]:
+        """How many rows each row group has."""
+        footer = self._file.metadata
+        return tuple(footer.row_group(at).num_rows for at in range(footer.num_row_groups))
+
+    def read(self, columns: Sequence[int], groups: Sequence[int]) -> pa.Table:
+        """Read columns by their place, in the order given, of row groups by theirs."""
+        wanted = sorted(set(columns))
+        leaves = [leaf for column in wanted for leaf in self._leaves[column]]
+        with self._told():
+            rows = self._file.reader.read_row_groups(list(groups), column_indices=leaves)
+        if rows.num_columns != len(wanted):
+            raise FormatError(
+                "a data file has other columns than its Arrow schema says",
+                path=self._path,
+                next_step="keep the object; restore an epoch that does not list it",
+            )
+        places = [wanted.index(column) for column in columns]
+        fields = [self.schema.field(column) for column in columns]
+        return pa.Table.from_arrays([rows.column(at) for at in places], schema=pa.schema(fields))
+
+    def groups_within(
+        self, column: int, low: int | None, high: int | None, groups: Sequence[int]
+    ) -> list[int]:
+        """The row groups that may hold a value from `low` to `high`, or a null; None = no bound.
+
+        Args:
+            column: a place, of whole numbers or times (as numbers in their unit).
+        """
+        (leaf,) = self._leaves[column]
+        with self._told():
+            self._check(leaf, groups)
+            return [group for group in groups if self._may_hold(group, leaf, low, high)]
+
+    def _check(self, leaf: int, groups: Sequence[int]) -> None:
+        # Asked for the statistics in a damaged footer pyarrow ends the process. Reading a value
+        # finds the same damage and raises; through a small buffer, for one value is enough.
+        narrow = pq.ParquetFile(
+            self._source, metadata=self._file.metadata, buffer_size=_BUFFER_BYTES
+        )
+        for group in groups:
+            batches = narrow.reader.iter_batches(
+                batch_size=1, row_groups=[group], column_indices=[leaf], use_threads=False
+            )
+            next(iter(batches), None)
+
+    def _may_hold(self, group: int, leaf: int, low: int | None, high: int | None) -> bool:
+        found = self._file.metadata.row_group(group).column(leaf).statistics
+        if found is None or not found.has_min_max or not found.has_null_count or found.null_count:
+            return True
+        least, most = found.min_raw, found.max_raw
+        if not isinstance(least, int) or not isinstance(most, int):
+            return True
+        if pa.types.is_unsigned_integer(self._type_of(leaf)):
+            # Statistics hold an unsigned number as a signed one of the same bits.
+            least, most = least & _UNSIGNED, most & _UNSIGNED
+        return (high is None or least <= high) and (low is None or most >= low)
+
+    def _type_of(self, leaf: int) -> pa.DataType:
+        place = next(at for at, leaves in enumerate(self._leaves) if leaf in leaves)
+        return self.schema.field(place).type
+
+
+def _leaves(schema: pa.Schema) -> Iterator[range]:
+    """For each column the Parquet columns it is made of."""
+    start = 0
+    for field in schema:
+        count = _leaf_count(field.type)
+        yield range(start, start + count)
+        start += count
+
+
+def _leaf_count(kind: pa.DataType) -> int:
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _leaf_count(kind.storage_type)
+    if types.is_struct(kind):
+        return sum(_leaf_count(kind.field(at).type) for at in range(kind.num_fields))
+    if types.is_map(kind):
+        return _leaf_count(kind.key_type) + _leaf_count(kind.item_type)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _leaf_count(kind.value_type)
+    return 1

@@ -1,0 +1,474 @@
+"""Reads a data file for `verify`: its footer, then its rows, a few thousand at a time.
+
+Nothing is kept of the rows but what `planning.verify_files.RowScan` says.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError, NotFoundError
+from arroyo_dagster.state.codec.bincode import codec_for
+from arroyo_dagster.state.codec.hashing import HashVariant, key_hashes, subtasks_for_hashes
+from arroyo_dagster.state.codec.operations import INSERT, decode_operation
+from arroyo_dagster.state.codec.parquet import FileFacts as FooterFacts
+from arroyo_dagster.state.codec.parquet import read_facts
+from arroyo_dagster.state.local.health import columns_of, stored_form
+from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.layout import parse_data_file
+from arroyo_dagster.state.model.tables import (
+    KEY_HASH_COLUMN,
+    TIMESTAMP_COLUMN,
+    ExpiringTimeKeyConfig,
+    TableConfig,
+)
+from arroyo_dagster.state.planning.verify_files import FileFacts, Footer, ListedFile, RowScan
+from arroyo_dagster.state.planning.verify_restore import SharedKeys
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.catalogue import Catalogue
+
+_BATCH_ROWS = 8192
+_NANOS_PER_MICRO = 1000
+_SAMPLED_FILES = 8
+_SAMPLED_ROWS = 256
+_DIGEST_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How closely files are looked at.
+
+    Attributes:
+        level: 1 = footers, 2 = rows against statistics, 3 = values, 4 = owners.
+        parallelism: of the restored job; None = each operator's own.
+        variant: the hash that the job's routing keys were made by.
+    """
+
+    level: int
+    catalogue: Catalogue
+    parallelism: int | None = None
+    variant: HashVariant = HashVariant.FALLBACK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileToRead:
+    """A listed file, and what decides which of its rows a restore keeps.
+
+    Attributes:
+        parallelism: subtasks of the restored operator.
+        cutoff_micros: rows older than this are not kept; 0 = none.
+    """
+
+    listed: ListedFile
+    parallelism: int
+    cutoff_micros: int
+
+
+def read_file_facts(store: ObjectStore, file: FileToRead, look: Look) -> FileFacts | None:
+    """Read what `look` asks of a data file; None if it is not there.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    path = file.listed.path
+    try:
+        with store.open_input(path) as source:
+            size = source.seek(0, io.SEEK_END)
+            source.seek(0)
+            if size == 0:
+                return FileFacts(size_bytes=0)
+            try:
+                return _facts(source, size, file, look)
+            except FormatError as error:
+                return FileFacts(size_bytes=size, problem=error.message)
+    except NotFoundError:
+        return None
+
+
+def _facts(source: BinaryIO, size: int, file: FileToRead, look: Look) -> FileFacts:
+    path = file.listed.path
+    facts = read_facts(source, path, bounds=look.level > 1)
+    footer = _footer(facts, _row_groups(source, path))
+    sources = file.listed.reading(footer).sources
+    rows = None
+    if look.level > 1 and sources:
+        rows = _scanned(source, file, look, sources, facts.version)
+    return FileFacts(size_bytes=size, footer=footer, rows=rows)
+
+
+def _footer(facts: FooterFacts, row_groups: tuple[int, ...]) -> Footer:
+    keys, times = facts.bounds.get(KEY_HASH_COLUMN), facts.bounds.get(TIMESTAMP_COLUMN)
+    return Footer(
+        rows=facts.rows,
+        row_groups=row_groups,
+        columns=columns_of(facts.schema),
+        schema_json=stored_form(facts.schema),
+        state_version=facts.version,
+        min_routing_key=None if keys is None else keys[0],
+        max_routing_key=None if keys is None else keys[1],
+        max_timestamp_micros=None if times is None else times[1] // _NANOS_PER_MICRO,
+    )
+
+
+def _row_groups(source: BinaryIO, path: StatePath) -> tuple[int, ...]:
+    with _decoding(path):
+        footer = _opened(source).metadata
+        return tuple(footer.row_group(at).num_rows for at in range(footer.num_row_groups))
+
+
+def _opened(source: BinaryIO) -> pq.ParquetFile:
+    source.seek(0)
+    return pq.ParquetFile(source, page_checksum_verification=True, buffer_size=1 << 16)
+
+
+class _decoding:  # noqa: N801 - a context, written where a `with` reads it
+    """Turns what pyarrow says of damaged bytes into FormatError; errors of the store pass."""
+
+    def __init__(self, path: StatePath) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ArroyoStateError):
+            return
+        if isinstance(error, pa.ArrowException | OSError | UnicodeDecodeError):
+            raise FormatError(
+                f"a data file does not decode as Parquet ({error})", path=self._path
+            ) from error
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def _scanned(
+    source: BinaryIO, file: FileToRead, look: Look, sources: Sequence[int | None], version: int
+) -> RowScan:
+    config = file.listed.config.config
+    scan: _RowsScan | _PairsScan
+    if isinstance(config, ExpiringTimeKeyConfig):
+        scan = _RowsScan(file, look, config, sources)
+    else:
+        scan = _PairsScan(file, look, version)
+    with _decoding(file.listed.path):
+        for batch in _opened(source).iter_batches(batch_size=_BATCH_ROWS):
+            scan.add(batch)
+    return scan.result()
+
+
+class _RowsScan:
+    """What the rows of a file of an expiring table say, a batch after the other."""
+
+    def __init__(
+        self,
+        file: FileToRead,
+        look: Look,
+        config: ExpiringTimeKeyConfig,
+        sources: Sequence[int | None],
+    ) -> None:
+        self._look = look
+        self._ours = file.listed.ours
+        self._cutoff_nanos = file.cutoff_micros * _NANOS_PER_MICRO
+        self._parallelism = file.parallelism
+        self._time = sources[config.schema.timestamp_index]
+        self._keys = [sources[index] for index in config.schema.hashed_indices]
+        self._rows = self._strange_hashes = self._strange_operations = 0
+        self._hashes: list[int] = []
+        self._times: list[int] = []
+        self._live = np.zeros(file.parallelism, np.int64)
+        self._undecodable: str | None = None
+        self._unhashed: str | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Look at a batch."""
+        self._rows += batch.num_rows
+        if not batch.num_rows:
+            return
+        hashes = batch.column(batch.num_columns - 2)
+        times = batch.column(self._time).cast(pa.int64())
+        self._hashes = _range([*self._hashes, *_bounds(hashes)])
+        self._times = _range([*self._times, *_bounds(times)])
+        if self._look.level > 2:
+            self._add_values(batch)
+        if self._look.level > 3:
+            self._add_owners(batch, hashes, times)
+
+    def _add_values(self, batch: pa.RecordBatch) -> None:
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid as error:
+            self._undecodable = self._undecodable or f"a value is not of its type ({error})"
+        operations = batch.column(batch.num_columns - 1)
+        if pc.all(pc.equal(operations, INSERT)).as_py():
+            return
+        for kind in pc.value_counts(operations).to_pylist():
+            if kind["values"] != INSERT and not (self._ours and _is_operation(kind["values"])):
+                self._strange_operations += kind["counts"]
+
+    def _add_owners(self, batch: pa.RecordBatch, hashes: pa.Array, times: pa.Array) -> None:
+        owners = subtasks_for_hashes(hashes, self._parallelism)
+        fresh = pc.fill_null(pc.greater_equal(times, self._cutoff_nanos), True)
+        kept = owners[fresh.to_numpy(zero_copy_only=False)]
+        self._live += np.bincount(kept, minlength=self._parallelism)
+        try:
+            columns = [batch.column(index) for index in self._keys]
+            recomputed = key_hashes(columns, batch.num_rows, variant=self._look.variant)
+        except InputError as error:
+            self._unhashed = f"routing keys were not recomputed: {error.message}"
+            return
+        self._strange_hashes += pc.sum(pc.not_equal(recomputed, hashes)).as_py()
+
+    def result(self) -> RowScan:
+        """What all batches say."""
+        low, high = self._hashes or (None, None)
+        first, last = self._times or (None, None)
+        return RowScan(
+            rows=self._rows,
+            min_routing_key=low,
+            max_routing_key=high,
+            min_timestamp_micros=None if first is None else first // _NANOS_PER_MICRO,
+            max_timestamp_micros=None if last is None else last // _NANOS_PER_MICRO,
+            live=tuple(self._live.tolist()),
+            strange_hashes=self._strange_hashes,
+            strange_operations=self._strange_operations,
+            undecodable=self._undecodable,
+            unhashed=self._unhashed,
+        )
+
+
+def _bounds(values: pa.Array) -> Iterator[int]:
+    found = pc.min_max(values).as_py()
+    return (found[end] for end in ("min", "max") if found[end] is not None)
+
+
+def _range(values: list[int]) -> list[int]:
+    return [min(values), max(values)] if values else []
+
+
+def _is_operation(data: bytes) -> bool:
+    try:
+        decode_operation(data)
+    except FormatError:
+        return False
+    return True
+
+
+# ---- pairs ---------------------------------------------------------------------------------------
+
+
+class _PairsScan:
+    """What the rows of a file of a global keyed table say, a batch after the other."""
+
+    def __init__(self, file: FileToRead, look: Look, version: int) -> None:
+        self._look = look
+        self._listed = file.listed
+        self._version = version
+        self._rows = self._unordered = 0
+        self._last: bytes | None = None
+        self._undecodable: str | None = None
+        self._unknown: str | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Look at a batch."""
+        self._rows += batch.num_rows
+        if self._look.level < 3 or not batch.num_rows:
+            return
+        keys = batch.column(0).to_pylist()
+        earlier = [self._last, *keys[:-1]]
+        self._unordered += sum(
+            before is not None and key <= before for before, key in zip(earlier, keys, strict=True)
+        )
+        self._last = keys[-1]
+        seconds = batch.column(1).to_pylist()
+        if batch.schema.names[1] == "value":
+            self._decode(keys, seconds)
+        else:
+            self._undecodable = self._undecodable or _removal_problem(seconds)
+
+    def _decode(self, keys: list[bytes], values: list[bytes]) -> None:
+        config = self._listed.config
+        if config.key_type is not None and config.value_type is not None:
+            stored = self._version == config.state_version
+            self._undecodable = self._undecodable or _typed_problem(config, keys, values, stored)
+            return
+        operator = self._listed.operator
+        versioned = {key: (self._version, value) for key, value in zip(keys, values, strict=True)}
+        form = self._look.catalogue.form_of(operator, config, versioned)
+        if form.problem is None:
+            return
+        known = self._look.catalogue.find(operator, config)
+        # Of a version that nobody knows nothing can be said; one that is known must decode.
+        if any(one.has_version(self._version) for one in known):
+            self._undecodable = self._undecodable or form.problem
+        else:
+            self._unknown = self._unknown or form.problem
+
+    def result(self) -> RowScan:
+        """What all batches say."""
+        return RowScan(
+            rows=self._rows,
+            unordered=self._unordered,
+            undecodable=self._undecodable,
+            unknown=self._unknown,
+        )
+
+
+def _typed_problem(
+    config: TableConfig, keys: list[bytes], values: list[bytes], current: bool
+) -> str | None:
+    """Why pairs do not decode by the types that the job stored; values of older versions have
+    other types, which are not stored."""
+    for what, described, found in (
+        ("key", config.key_type, keys),
+        ("value", config.value_type, values if current else []),
+    ):
+        if described is None:
+            continue
+        try:
+            codec_for(described).decode_many(found)
+        except FormatError as error:
+            return f"a {what} is not what the table's stored types say: {error.message}"
+    return None
+
+
+def _removal_problem(operations: Iterable[bytes]) -> str | None:
+    strange = next((one for one in set(operations) if not _is_operation(one)), None)
+    return None if strange is None else f"{strange.hex()} is no operation on a key"
+
+
+# ---- keys written by several subtasks ------------------------------------------------------------
+
+
+def find_shared_keys(
+    store: ObjectStore, operator: OperatorId, config: TableConfig, files: Iterable[StatePath]
+) -> list[SharedKeys]:
+    """Find keys that several subtasks wrote in one epoch of a global keyed table.
+
+    Only keys of one epoch are in memory at a time, as digests. Files that cannot be read are left
+    out; other findings tell them.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    groups: dict[StatePath, dict[int, list[StatePath]]] = {}
+    for path in files:
+        subtask = parse_data_file(path, config.table)
+        if subtask is not None and path.parent is not None:
+            groups.setdefault(path.parent, {}).setdefault(subtask, []).append(path)
+    found = (
+        _shared(store, operator, config.table, directory, by_subtask)
+        for directory, by_subtask in groups.items()
+        if len(by_subtask) > 1
+    )
+    return [one for one in found if one is not None]
+
+
+def _shared(
+    store: ObjectStore,
+    operator: OperatorId,
+    table: TableName,
+    directory: StatePath,
+    by_subtask: dict[int, list[StatePath]],
+) -> SharedKeys | None:
+    first: dict[bytes, tuple[int, bytes]] = {}
+    shared: dict[bytes, bool] = {}
+    writers: set[int] = set()
+    example = ""
+    for subtask, paths in by_subtask.items():
+        for key, second in _pairs_of(store, paths):
+            digest = blake2b(key, digest_size=_DIGEST_BYTES).digest()
+            said = blake2b(second, digest_size=_DIGEST_BYTES).digest()
+            before, earlier = first.setdefault(digest, (subtask, said))
+            if before != subtask:
+                example = example or key.hex()
+                shared[digest] = shared.get(digest, False) or earlier != said
+                writers |= {before, subtask}
+    if not shared:
+        return None
+    return SharedKeys(
+        operator=operator,
+        table=table,
+        directory=directory,
+        keys=len(shared),
+        differ=sum(shared.values()),
+        example=example,
+        subtasks=tuple(sorted(writers)),
+    )
+
+
+def _pairs_of(store: ObjectStore, paths: Iterable[StatePath]) -> Iterator[tuple[bytes, bytes]]:
+    """The keys of files, each with its value, or with the operation that removes it."""
+    for path in paths:
+        try:
+            with store.open_input(path) as source, _decoding(path):
+                for batch in _opened(source).iter_batches(batch_size=_BATCH_ROWS):
+                    if batch.num_columns > 1 and batch.schema.types[:2] == [pa.binary()] * 2:
+                        columns = (batch.column(at).to_pylist() for at in (0, 1))
+                        yield from zip(*columns, strict=True)
+        except (FormatError, NotFoundError):
+            continue
+
+
+# ---- the hash ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Votes:
+    """How many sampled rows each variant of the hash explains."""
+
+    rows: Counter[HashVariant] = field(default_factory=Counter)
+
+    @property
+    def winner(self) -> HashVariant | None:
+        """The one that explains most; None while two are level."""
+        best = self.rows.most_common(2)
+        if not best or (len(best) > 1 and best[0][1] == best[1][1]):
+            return None
+        return best[0][0]
+
+
+def find_variant(store: ObjectStore, files: Iterable[ListedFile]) -> HashVariant:
+    """Find the hash that most routing keys of a few files were made by; the official one if level.
+
+    Unlike `find_hash_variant` it does not mind a file that is damaged: those are judged by it.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    votes = _Votes()
+    hashed = [file for file in files if _hashed_by(file)]
+    for file in hashed[:_SAMPLED_FILES]:
+        try:
+            with store.open_input(file.path) as source, _decoding(file.path):
+                batch = next(_opened(source).iter_batches(batch_size=_SAMPLED_ROWS), None)
+            if batch is not None and columns_of(batch.schema) in file.forms:
+                _vote(votes, batch, _hashed_by(file))
+        except (FormatError, NotFoundError, InputError):
+            continue
+        if votes.winner is not None:
+            return votes.winner
+    return HashVariant.FALLBACK
+
+
+def _hashed_by(file: ListedFile) -> tuple[int, ...]:
+    config = file.config.config
+    return config.schema.hashed_indices if isinstance(config, ExpiringTimeKeyConfig) else ()
+
+
+def _vote(votes: _Votes, batch: pa.RecordBatch, indices: tuple[int, ...]) -> None:
+    stored = batch.column(batch.num_columns - 2)
+    for variant in HashVariant:
+        columns = [batch.column(index) for index in indices]
+        found = key_hashes(columns, batch.num_rows, variant=variant)
+        votes.rows[variant] += pc.sum(pc.equal(found, stored)).as_py() or 0

@@ -1,0 +1,168 @@
+"""What the rows of generational tables come to: which row of a key counts, and which are history.
+
+Every change of a key is one more row with a higher row generation (`_generation`); files are never
+rewritten, so older rows stay until their file goes. Pure functions on Arrow tables, all rows in
+replay order; used by whatever reads, and by whatever merges.
+
+Source: crates/arroyo-worker/src/arrow/incremental_aggregator.rs (`arroyo-state.md` 5.7).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
+from arroyo_dagster.state.tables.grouping import group_codes
+
+ACCUMULATORS = "accumulator_state"
+BATCHES = "batch_state"
+_COUNT = "count"
+
+
+class Role(enum.Enum):
+    """What the rows of a generational table are."""
+
+    ROWS = "rows"
+    """Of our jobs: one row a storage key, its newest."""
+
+    ACCUMULATORS = "accumulators"
+    """Table `a` of an updating aggregate: the whole state of one key."""
+
+    TUPLES = "tuples"
+    """Table `b`: how often a key has had one tuple of arguments."""
+
+
+def role_of(config: ExpiringTimeKeyConfig, *, ours: bool) -> Role:
+    """Tell the role of a generational table.
+
+    Args:
+        ours: whether a job of ours wrote it.
+    """
+    if not ours and config.description == ACCUMULATORS:
+        return Role.ACCUMULATORS
+    if not ours and config.description == BATCHES:
+        return Role.TUPLES
+    return Role.ROWS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLayout:
+    """Where the columns of a generational table are that decide, by position.
+
+    Attributes:
+        keys: the storage key; empty for an aggregate without GROUP BY.
+        routing: the columns that are hashed: of table `b` the keys of its groups.
+        timestamp: null in a row of table `a` says that nothing is left of its key (a tombstone).
+        generation: `_generation`.
+        count: of table `b`; None in the others.
+    """
+
+    keys: tuple[int, ...]
+    routing: tuple[int, ...]
+    timestamp: int
+    generation: int
+    count: int | None = None
+
+    @classmethod
+    def of(cls, config: ExpiringTimeKeyConfig, memory: pa.Schema, *, ours: bool) -> RowLayout:
+        """The layout of a table whose memory schema is `memory`."""
+        is_tuples = role_of(config, ours=ours) is Role.TUPLES
+        return cls(
+            keys=config.schema.key_indices or (),
+            routing=config.schema.hashed_indices,
+            timestamp=config.schema.timestamp_index,
+            generation=len(memory) - 1,
+            count=memory.get_field_index(_COUNT) if is_tuples else None,
+        )
+
+
+# ---- which rows count ----------------------------------------------------------------------------
+
+
+def newest(rows: pa.Table, layout: RowLayout) -> pa.Table:
+    """Of each storage key the row of the largest generation; of equals the first.
+
+    What is left stays in replay order. Tombstones and counts of 0 are rows like any others: they
+    hide what an older file holds, so a merge of some of the files must keep them.
+    """
+    return rows.take(_newest_at(rows, layout))
+
+
+def _newest_at(rows: pa.Table, layout: RowLayout) -> npt.NDArray[np.int64]:
+    codes = group_codes([rows.column(index) for index in layout.keys], rows.num_rows)
+    generations = rows.column(layout.generation).to_numpy().astype(np.uint64)
+    # Stable: of equal generations the first row stays first.
+    order = np.lexsort((~generations, codes))
+    first_of_key = np.ones(len(order), bool)
+    first_of_key[1:] = codes[order][1:] != codes[order][:-1]
+    return np.sort(order[first_of_key])
+
+
+def accumulators(rows: pa.Table, layout: RowLayout) -> pa.Table:
+    """What a restore keeps of table `a`: the newest row of each key, unless it is a tombstone.
+
+    A key whose count has come down to 0 is kept: Arroyo goes on from it, and puts it out.
+    """
+    kept = newest(rows, layout)
+    return kept.filter(pc.is_valid(kept.column(layout.timestamp)))
+
+
+def tuples(
+    rows: pa.Table, layout: RowLayout, keys: Sequence[pa.ChunkedArray] | None = None
+) -> pa.Table:
+    """What a restore keeps of table `b`: the newest row of each tuple, unless its count is 0.
+
+    Args:
+        keys: the key columns of what a restore keeps of table `a`: tuples of any other key are
+            left out. None = of all keys.
+    """
+    kept = newest(rows, layout)
+    if layout.count is not None:
+        kept = kept.filter(pc.greater(kept.column(layout.count), 0))
+    return kept if keys is None else _of_keys(kept, layout, keys)
+
+
+def _of_keys(rows: pa.Table, layout: RowLayout, keys: Sequence[pa.ChunkedArray]) -> pa.Table:
+    """The rows whose routing key is among `keys`; without key columns all of them."""
+    if not layout.routing:
+        return rows
+    both = [
+        pa.chunked_array([*known.chunks, *rows.column(index).cast(known.type).chunks], known.type)
+        for known, index in zip(keys, layout.routing, strict=True)
+    ]
+    known_rows = len(keys[0])
+    codes = group_codes(both, known_rows + rows.num_rows)
+    return rows.filter(pa.array(np.isin(codes[known_rows:], codes[:known_rows])))
+
+
+def restored(rows: pa.Table, layout: RowLayout, role: Role) -> pa.Table:
+    """What a restore keeps of one table, whatever its role; table `b` by itself."""
+    if role is Role.ACCUMULATORS:
+        return accumulators(rows, layout)
+    if role is Role.TUPLES:
+        return tuples(rows, layout)
+    return newest(rows, layout)
+
+
+# ---- aggregates without GROUP BY -----------------------------------------------------------------
+
+
+def first_of_batches(rows: pa.Table, batches: npt.NDArray[np.int64]) -> pa.Table:
+    """The rows at which Arroyo looks when it restores an aggregate without GROUP BY.
+
+    That is the first of each record batch, in both tables: the others are lost to it, though the
+    files hold them. `restored` of these rows is what such a job goes on from.
+
+    Args:
+        batches: for each row the number of its record batch, ascending.
+    """
+    first = np.ones(len(batches), bool)
+    first[1:] = batches[1:] != batches[:-1]
+    return rows.filter(pa.array(first))

@@ -1,0 +1,208 @@
+"""Rows of an expiring table in replay order, as deletes and the cutoff leave them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.state.codec.operations import (
+    INSERT,
+    DataOperation,
+    DeleteKey,
+    DeleteTimeKey,
+    DeleteTimeRange,
+    DeleteValue,
+    decode_count,
+    decode_operation,
+)
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
+
+NANOS_PER_MICRO = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """What the rows of a table look like to those that apply operations to them.
+
+    Attributes:
+        schema: of the rows; begins with the columns that the operator sees.
+        width: how many of those there are.
+        timestamp_index, key_indices: of event time, and of the storage key.
+    """
+
+    schema: pa.Schema
+    width: int
+    timestamp_index: int
+    key_indices: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: ExpiringTimeKeyConfig, memory: pa.Schema) -> RowForm:
+        """The form of rows as the operator sees them."""
+        schema = config.schema
+        return cls(memory, len(memory), schema.timestamp_index, schema.key_indices or ())
+
+    def only(self, columns: Sequence[int]) -> RowForm:
+        """The form of rows with some of the columns, the one of event time among them."""
+        schema = pa.schema([self.schema.field(at) for at in columns])
+        keys = tuple(columns.index(at) for at in self.key_indices if at in columns)
+        return RowForm(schema, len(schema), columns.index(self.timestamp_index), keys)
+
+    def as_stored(self, file_schema: pa.Schema) -> RowForm:
+        """The form of rows with `_key_hash` and `_operation` behind."""
+        return replace(self, schema=file_schema)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Rows of one file, and the operation of each.
+
+    Attributes:
+        batches: for each row the number of the record batch in which Arroyo would get it, of at
+            most 1024 rows and from one row group; None where nobody asked.
+    """
+
+    rows: pa.Table
+    operations: pa.ChunkedArray
+    batches: npt.NDArray[np.int64] | None = None
+
+    @property
+    def deletes(self) -> int:
+        """How many of the rows are no inserts."""
+        return int(pc.sum(pc.not_equal(self.operations, INSERT), min_count=0).as_py())
+
+    @property
+    def inserts_only(self) -> bool:
+        return not self.deletes
+
+
+class LiveRows:
+    """Rows in replay order, as deletes and the cutoff leave them."""
+
+    def __init__(self, form: RowForm) -> None:
+        self._form = form
+        self._batches: list[pa.Table] = []
+
+    def __len__(self) -> int:
+        return sum(batch.num_rows for batch in self._batches)
+
+    def rows(self) -> pa.Table:
+        """All of them."""
+        if len(self._batches) != 1:
+            self._batches = [pa.concat_tables([self._form.schema.empty_table(), *self._batches])]
+        return self._batches[0]
+
+    def append(self, *rows: pa.Table) -> None:
+        """Add rows behind the others."""
+        self._batches.extend(part for part in rows if part.num_rows)
+
+    def remove(self, mask: pa.ChunkedArray) -> None:
+        """Take out the rows where `mask`, one value for each of `rows()`, is true."""
+        self._batches = [self.rows().filter(pc.invert(mask))]
+
+    def replay(self, stored: Sequence[StoredRows]) -> None:
+        """Apply what files hold, in replay order, on top of what is here."""
+        for part in stored:
+            if part.inserts_only:
+                self.append(part.rows)
+            else:
+                self._replay_operations(part)
+
+    def _replay_operations(self, part: StoredRows) -> None:
+        operations = part.operations.to_pylist()
+        start = 0
+        for index, operation in enumerate(operations):
+            if operation == INSERT:
+                continue
+            self.append(part.rows.slice(start, index - start))
+            self.remove(self._deleted_by(decode_operation(operation), part.rows.slice(index, 1)))
+            start = index + 1
+        self.append(part.rows.slice(start))
+
+    def _deleted_by(self, operation: DataOperation, carrier: pa.Table) -> pa.ChunkedArray:
+        rows = self.rows()
+        if isinstance(operation, DeleteValue):
+            return first_true(
+                equal_rows(rows, carrier, self._form.width), decode_count(operation.value)
+            )
+        indices = self._form.key_indices
+        of_key = of_scalars(rows, indices, [carrier.column(index)[0] for index in indices])
+        if isinstance(operation, DeleteKey):
+            return of_key
+        times = rows.column(self._form.timestamp_index)
+        if isinstance(operation, DeleteTimeKey):
+            return pc.and_(of_key, at_time(times, operation.timestamp_nanos))
+        assert isinstance(operation, DeleteTimeRange)
+        return pc.and_(of_key, within(times, operation.start_nanos, operation.end_nanos))
+
+    def evict(self, cutoff_micros: int) -> None:
+        """Drop the rows older than the cutoff; a row at the cutoff stays."""
+        if cutoff_micros <= 0 or not self._batches:
+            return
+        rows = self.rows()
+        kept = rows.filter(not_older(rows.column(self._form.timestamp_index), cutoff_micros))
+        if kept.num_rows < rows.num_rows:
+            self._batches = [kept.combine_chunks()]
+
+
+# ---- which rows ----------------------------------------------------------------------------------
+
+
+def nanos(value: int) -> pa.Scalar:
+    """An event time in nanoseconds as a value of the column `_timestamp`."""
+    return pa.scalar(value, pa.timestamp("ns"))
+
+
+def not_older(times: pa.ChunkedArray, cutoff_micros: int) -> pa.ChunkedArray:
+    """Which event times are at the cutoff or behind it; one that is null is never too old."""
+    fresh = pc.greater_equal(times, nanos(cutoff_micros * NANOS_PER_MICRO))
+    return pc.fill_null(fresh, True)
+
+
+def at_time(times: pa.ChunkedArray, wanted_nanos: int) -> pa.ChunkedArray:
+    """Which event times are this one."""
+    return pc.fill_null(pc.equal(times, nanos(wanted_nanos)), False)
+
+
+def within(times: pa.ChunkedArray, start_nanos: int, end_nanos: int) -> pa.ChunkedArray:
+    """Which event times are at the start or behind it, and before the end."""
+    after = pc.greater_equal(times, nanos(start_nanos))
+    return pc.fill_null(pc.and_(after, pc.less(times, nanos(end_nanos))), False)
+
+
+def first_true(mask: pa.ChunkedArray, count: int | None) -> pa.ChunkedArray:
+    """`mask` with no more than its first `count` rows true; None = all of them."""
+    if count is None:
+        return mask
+    flags = mask.to_numpy()
+    return pa.chunked_array([pa.array(flags & (np.cumsum(flags) <= count))])
+
+
+def of_scalars(
+    rows: pa.Table, indices: Sequence[int], scalars: Sequence[pa.Scalar]
+) -> pa.ChunkedArray:
+    """Which rows have these values in these columns; null equals null."""
+    mask = pa.chunked_array([pa.repeat(pa.scalar(True), rows.num_rows)])
+    for index, scalar in zip(indices, scalars, strict=True):
+        column = rows.column(index)
+        same = pc.is_null(column) if not scalar.is_valid else pc.equal(column, scalar)
+        mask = pc.and_(mask, pc.fill_null(same, False))
+    return mask
+
+
+def equal_rows(rows: pa.Table, wanted: pa.Table, width: int) -> pa.ChunkedArray:
+    """Which rows equal the one row `wanted` in the first `width` columns, nulls included."""
+    indices = range(width)
+    try:
+        return of_scalars(rows, indices, [wanted.column(index)[0] for index in indices])
+    except pa.ArrowNotImplementedError:
+        # Nested columns have no vectorised equality: compare these rows one by one.
+        row = [wanted.column(index)[0] for index in indices]
+        same = [
+            all(rows.column(i)[at].equals(row[i]) for i in indices) for at in range(rows.num_rows)
+        ]
+        return pa.chunked_array([pa.array(same, pa.bool_())])

@@ -1,0 +1,198 @@
+"""The data files of an expiring table: written whole, read as far as they are needed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec.parquet import encode_rows
+from arroyo_dagster.state.codec.row_groups import DataFile
+from arroyo_dagster.state.codec.schema import file_schema, schema_to_json
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.keys import KeyRange
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
+from arroyo_dagster.state.planning.evolution import changed_in, how_to_read
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows
+
+WHOLE_BYTES = 1 << 18
+"""A smaller file is read at once: a request more costs more than the bytes it saves."""
+_BATCH_ROWS = 1024
+"""How many rows Arroyo's reader puts into a record batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a read needs of each file.
+
+    Attributes:
+        keys: routing keys, both ends included.
+        columns: places in the file schema of the table, ascending.
+        cutoff_micros: row groups that are older as a whole may be left out; rows of others may
+            be older, and are left to the reader. 0 = none.
+        batches: whether the record batches matter.
+    """
+
+    keys: KeyRange
+    columns: tuple[int, ...]
+    cutoff_micros: int = 0
+    batches: bool = False
+
+
+class TimeFileReader:
+    """Reads files of one table as rows of its present schema.
+
+    Args:
+        config: the table, with the notes that metadata holds of its older columns.
+    """
+
+    def __init__(self, config: ExpiringTimeKeyConfig, store: ObjectStore) -> None:
+        self._config = config
+        self._schema = file_schema(config)
+        self._changed_in = changed_in(config.schema)
+        self._store = store
+
+    def read(self, files: Iterable[TimeFile], part: Part) -> list[StoredRows]:
+        """Read the part of `files` that lies in `part.keys`, in replay order.
+
+        Raises:
+            FormatError: a file is broken, or its columns are not those of its table.
+        """
+        keys = part.keys
+        wanted = [f for f in files if keys.intersects(f.min_routing_key, f.max_routing_key)]
+        return concurrently(lambda file: self._read_file(file, part), wanted)
+
+    def _read_file(self, file: TimeFile, part: Part) -> StoredRows:
+        data = self._open(file, part)
+        sources = self._sources(data.schema, file)
+        groups = self._groups(data, file, part)
+        width, covered = (
+            len(data.schema),
+            part.keys.covers(file.min_routing_key, file.max_routing_key),
+        )
+        hash_at, operation_at = width - 2, width - 1
+        needed = {source for at in part.columns if (source := sources[at]) is not None}
+        needed |= {operation_at} if covered else {hash_at, operation_at}
+        places = sorted(needed)
+        rows = data.read(places, groups)
+        batches = _batches([data.row_groups[at] for at in groups]) if part.batches else None
+        if not covered:
+            inside = in_range(rows.column(places.index(hash_at)), part.keys)
+            rows = rows.filter(inside)
+            batches = None if batches is None else batches[inside.to_numpy()]
+        columns = [self._column(rows, at, sources[at], places) for at in part.columns]
+        schema = pa.schema([self._schema.field(at) for at in part.columns])
+        stored = pa.Table.from_arrays(columns, schema=schema)
+        return StoredRows(stored, rows.column(places.index(operation_at)), batches)
+
+    def _open(self, file: TimeFile, part: Part) -> DataFile:
+        if not self._may_skip(file, part):
+            return DataFile(self._store.read(file.path), file.path)
+        source = self._store.open_input(file.path)
+        if source.seek(0, io.SEEK_END) > WHOLE_BYTES:
+            return DataFile(source, file.path)
+        source.seek(0)
+        with source:
+            return DataFile(source.read(), file.path)
+
+    def _may_skip(self, file: TimeFile, part: Part) -> bool:
+        """Whether a part of the file may do. A file has more than one row group, some of them
+        perhaps older than the cutoff, hardly ever but once it is merged."""
+        if not part.keys.covers(file.min_routing_key, file.max_routing_key):
+            return True
+        merged = part.cutoff_micros > 0 and file.compaction_generation > 0
+        return merged or len(part.columns) < len(self._schema) - 2
+
+    def _groups(self, data: DataFile, file: TimeFile, part: Part) -> list[int]:
+        groups = list(range(len(data.row_groups)))
+        if len(groups) < 2:
+            return groups  # its bounds are those of the file, which is wanted
+        width = len(data.schema)
+        if not part.keys.covers(file.min_routing_key, file.max_routing_key):
+            groups = data.groups_within(width - 2, part.keys.start, part.keys.end, groups)
+        time_at = self._sources(data.schema, file)[self._config.schema.timestamp_index]
+        if part.cutoff_micros > 0 and time_at is not None:
+            cutoff = part.cutoff_micros * NANOS_PER_MICRO
+            groups = data.groups_within(time_at, cutoff, None, groups)
+        return groups
+
+    # ---- older schemas ---------------------------------------------------------------------------
+
+    def _sources(self, found: pa.Schema, file: TimeFile) -> tuple[int | None, ...]:
+        """For each column of the file schema its place in this file; None = null in every row."""
+        width = len(self._schema)
+        if file.epoch >= self._changed_in and found.equals(self._schema):
+            return tuple(range(width))
+        problem = "the columns of a data file are not those of its table"
+        try:
+            reading = how_to_read(self._config, schema_to_json(found), file.epoch)
+        except InputError:
+            pass  # a type that no table can have
+        else:
+            if reading.problem is None:
+                return (*reading.sources, len(found) - 2, len(found) - 1)
+            problem = reading.problem
+        raise FormatError(
+            problem,
+            table=self._config.table,
+            path=file.path,
+            epoch=file.epoch,
+            columns_since=self._changed_in,
+            expected=[f"{field.name}: {field.type}" for field in self._schema],
+            found=[f"{field.name}: {field.type}" for field in found],
+            next_step="keep the file and report it; restore an epoch that does not list it",
+        )
+
+    def _column(
+        self, rows: pa.Table, at: int, source: int | None, places: Sequence[int]
+    ) -> pa.ChunkedArray:
+        kind = self._schema.field(at).type
+        if source is None:
+            return pa.chunked_array([pa.nulls(rows.num_rows, kind)], kind)
+        column = rows.column(places.index(source))
+        return column if column.type.equals(kind) else column.cast(kind)
+
+
+def in_range(hashes: pa.ChunkedArray, keys: KeyRange) -> pa.ChunkedArray:
+    """Which of the routing keys lie in `keys`, both ends included."""
+    unsigned = pa.uint64()
+    return pc.and_(
+        pc.greater_equal(hashes, pa.scalar(keys.start, unsigned)),
+        pc.less_equal(hashes, pa.scalar(keys.end, unsigned)),
+    )
+
+
+def _batches(group_rows: Sequence[int]) -> npt.NDArray[np.int64]:
+    """For each row the number of its record batch, counted through the row groups."""
+    found: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
+    before = 0
+    for rows in group_rows:
+        found.append(before + np.arange(rows, dtype=np.int64) // _BATCH_ROWS)
+        before += -(-rows // _BATCH_ROWS)
+    return np.concatenate(found)
+
+
+def write_time_file(
+    store: ObjectStore, rows: pa.Table, path: StatePath, *, epoch: Epoch, timestamp_index: int
+) -> tuple[TimeFile, int]:
+    """Write rows of a file schema. Gives what metadata says of the file, bounds exact, and its
+    bytes."""
+    data = encode_rows(rows)
+    hashes = pc.min_max(rows.column(rows.num_columns - 2))
+    latest = pc.max(rows.column(timestamp_index))
+    store.put(path, data)
+    return TimeFile(
+        epoch=epoch,
+        path=path,
+        min_routing_key=hashes["min"].as_py(),
+        max_routing_key=hashes["max"].as_py(),
+        max_timestamp_micros=max(0, latest.value or 0) // NANOS_PER_MICRO,
+    ), len(data)

@@ -1,0 +1,381 @@
+"""Views of an expiring table: the rows of one subtask's key range, and how they change.
+
+Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs, `ExpiringTimeKeyView`,
+`KeyTimeView`, `UncachedKeyValueView`.
+Differs: of our jobs a row leaves every view when its time falls below the cutoff, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.codec.operations import (
+    INSERT,
+    DataOperation,
+    DeleteKey,
+    DeleteTimeKey,
+    DeleteTimeRange,
+    DeleteValue,
+    encode_count,
+    encode_key,
+    encode_operation,
+)
+from arroyo_dagster.state.model.ids import TableName
+from arroyo_dagster.state.model.keys import KeyRange
+from arroyo_dagster.state.model.tables import TimeFile
+from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
+from arroyo_dagster.state.tables.generational import RowLayout, newest
+from arroyo_dagster.state.tables.grouping import group_codes
+from arroyo_dagster.state.tables.live_rows import (
+    NANOS_PER_MICRO,
+    LiveRows,
+    StoredRows,
+    at_time,
+    equal_rows,
+    of_scalars,
+    within,
+)
+from arroyo_dagster.state.tables.messages import RowData, TableData
+
+
+class TimeView:
+    """What the views of an expiring table have in common: rows come in, and are sent on."""
+
+    def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableData], None]) -> None:
+        self._table = table
+        self._name = TableName(table.config.table)
+        self._send = send
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the rows, `_timestamp` included."""
+        return self._table.memory_schema
+
+    def insert(self, rows: pa.RecordBatch | pa.Table) -> None:
+        """Add rows of the table's schema (columns by position, cast where nothing is lost).
+
+        Raises:
+            InputError: other columns, a null where none is allowed, or a `_timestamp` that is null
+                or before 1970; nothing changed.
+        """
+        checked = self._checked(rows)
+        self._add(checked, INSERT)
+        self._keep(checked)
+
+    def _keep(self, rows: pa.Table) -> None:
+        """Take rows that were inserted into memory, if this view has any there."""
+
+    def _checked(self, rows: pa.RecordBatch | pa.Table) -> pa.Table:
+        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        schema = self._table.memory_schema
+        if table.schema.names != schema.names:
+            raise InputError(
+                "rows have other columns than their table",
+                table=self._name,
+                expected=schema.names,
+                found=table.schema.names,
+                next_step="give the columns in the table's order",
+            )
+        try:
+            table = pa.Table.from_arrays(
+                [col.cast(field.type) for col, field in zip(table.columns, schema, strict=True)],
+                schema=schema,
+            )
+        except (pa.ArrowException, ValueError) as error:
+            raise InputError(
+                f"rows do not fit the schema of their table ({error})", table=self._name
+            ) from error
+        for column, field in zip(table.columns, schema, strict=True):
+            if column.null_count and not field.nullable:
+                raise InputError(
+                    "a column that must not hold nulls does",
+                    table=self._name,
+                    column=field.name,
+                    nulls=column.null_count,
+                )
+        times = table.column(self._table.timestamp_index)
+        earliest = pc.min(times).value if table.num_rows else None
+        if times.null_count or (earliest is not None and earliest < 0):
+            raise InputError(
+                "_timestamp is null or before 1970",
+                table=self._name,
+                next_step="drop such rows, or give them an event time, before they reach a table",
+            )
+        return table
+
+    def _add(self, rows: pa.Table, operation: bytes) -> None:
+        for batch in rows.to_batches():
+            self._send(TableData(self._name, RowData(batch, operation)))
+
+
+class ExpiringTimeKeyView(TimeView):
+    """The live rows of this subtask's key range, in memory.
+
+    Rows are a multiset in replay order. A row leaves when its time falls below the cutoff
+    (watermark minus retention), or when it is deleted; both are seen by the next restore as well.
+    """
+
+    def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableData], None]) -> None:
+        super().__init__(table, send)
+        self._live = LiveRows(table.form)
+
+    def _keep(self, rows: pa.Table) -> None:
+        self._live.append(rows)
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def rows(self) -> pa.Table:
+        """All live rows."""
+        return self._live.rows()
+
+    def rows_between(self, start_micros: int, end_micros: int) -> pa.Table:
+        """Live rows with start ≤ `_timestamp` < end."""
+        rows = self.rows()
+        return rows.filter(self._between(rows, start_micros, end_micros))
+
+    def _between(self, rows: pa.Table, start_micros: int, end_micros: int) -> pa.ChunkedArray:
+        times = rows.column(self._table.timestamp_index)
+        return within(times, start_micros * NANOS_PER_MICRO, end_micros * NANOS_PER_MICRO)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    # ---- deleting --------------------------------------------------------------------------------
+
+    def delete_key(self, *key: object) -> int:
+        """Delete the rows of a storage key. Returns how many there were."""
+        return self._delete(DeleteKey(self._key_bytes(key)), self._of_key(key))
+
+    def delete_time_key(self, timestamp_micros: int, *key: object) -> int:
+        """Delete the rows of a storage key at one time. Returns how many there were."""
+        nanos = timestamp_micros * NANOS_PER_MICRO
+        rows = self.rows()
+        times = rows.column(self._table.timestamp_index)
+        mask = pc.and_(self._of_key(key), at_time(times, nanos))
+        return self._delete(DeleteTimeKey(nanos, self._key_bytes(key)), mask)
+
+    def delete_time_range(self, start_micros: int, end_micros: int, *key: object) -> int:
+        """Delete the rows of a key with start ≤ `_timestamp` < end. Returns how many there were."""
+        mask = pc.and_(self._of_key(key), self._between(self.rows(), start_micros, end_micros))
+        operation = DeleteTimeRange(
+            self._key_bytes(key), start_micros * NANOS_PER_MICRO, end_micros * NANOS_PER_MICRO
+        )
+        return self._delete(operation, mask)
+
+    def delete_value(self, row: pa.RecordBatch | pa.Table) -> int:
+        """Delete the rows equal to the one row given. Returns how many there were."""
+        wanted = self._checked(row)
+        if wanted.num_rows != 1:
+            raise InputError(f"delete_value takes one row, not {wanted.num_rows}", table=self._name)
+        rows = self.rows()
+        mask = equal_rows(rows, wanted, rows.num_columns)
+        time = wanted.column(self._table.timestamp_index)[0].value
+        # The row carries every value; the operation says how many such rows there are.
+        key = encode_key(
+            [self.schema.field(index) for index in self._table.key_indices],
+            [_plain(wanted.column(index)[0]) for index in self._table.key_indices],
+        )
+        return self._delete(DeleteValue(key, time, encode_count(pc.sum(mask).as_py() or 0)), mask)
+
+    def _key_bytes(self, key: Sequence[object]) -> bytes:
+        columns = [self.schema.field(index) for index in self._table.key_indices]
+        scalars = self._key_scalars(key)
+        return encode_key(columns, [_plain(scalar) for scalar in scalars])
+
+    def _key_scalars(self, key: Sequence[object]) -> list[pa.Scalar]:
+        indices = self._table.key_indices
+        if len(key) != len(indices):
+            raise InputError(
+                f"the storage key has {len(indices)} columns, {len(key)} values were given",
+                table=self._name,
+                columns=[self.schema.field(index).name for index in indices],
+            )
+        try:
+            return [
+                pa.scalar(value, self.schema.field(index).type)
+                for value, index in zip(key, indices, strict=True)
+            ]
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            raise InputError(f"not a storage key ({error})", table=self._name) from error
+
+    def _of_key(self, key: Sequence[object]) -> pa.ChunkedArray:
+        rows = self.rows()
+        return of_scalars(rows, self._table.key_indices, self._key_scalars(key))
+
+    def _delete(self, operation: DataOperation, mask: pa.ChunkedArray) -> int:
+        rows = self.rows()
+        gone = rows.filter(mask)
+        if not gone.num_rows:
+            return 0  # the subtask has every row of its keys: there is nothing an older file holds
+        # The row that carries the operation is the newest of those it deletes: its file then
+        # outlives every file that holds one of them.
+        times = gone.column(self._table.timestamp_index)
+        latest = pc.index(times, pc.max(times)).as_py()
+        self._add(gone.slice(latest, 1), encode_operation(operation))
+        self._live.remove(mask)
+        return int(gone.num_rows)
+
+    # ---- following the files ---------------------------------------------------------------------
+
+    def replay(self, stored: Sequence[StoredRows]) -> None:
+        """Apply what files hold, in replay order, on top of what is here."""
+        self._live.replay(stored)
+
+    def evict(self, cutoff_micros: int) -> None:
+        """Drop rows older than the cutoff from memory."""
+        self._live.evict(cutoff_micros)
+
+    def forget(self) -> None:
+        """Drop every row from memory, for a replay of all files."""
+        self._live = LiveRows(self._table.form)
+
+
+class KeyTimeView(ExpiringTimeKeyView):
+    """The live rows by storage key, in memory: what a join asks for."""
+
+    def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableData], None]) -> None:
+        super().__init__(table, send)
+        keys = set(table.key_indices)
+        self._values = [at for at in range(len(table.memory_schema)) if at not in keys]
+        self._indexed: pa.Table | None = None
+        self._places: dict[tuple[object, ...], list[int]] = {}
+
+    @property
+    def value_schema(self) -> pa.Schema:
+        """The columns that are not keys, in the order of the table."""
+        return pa.schema([self.schema.field(at) for at in self._values])
+
+    def get(self, *key: object) -> pa.Table:
+        """The rows of a storage key, without its columns; none if there is no such key.
+
+        Raises:
+            InputError: not as many values as the key has columns, or of other types.
+        """
+        scalars = self._key_scalars(key)
+        rows = self.rows()
+        if any(pa.types.is_nested(scalar.type) for scalar in scalars):
+            return rows.filter(_equal_keys(rows, self._table.key_indices, scalars)).select(
+                self._values
+            )
+        if self._indexed is not rows:
+            self._index(rows)
+        places = self._places.get(tuple(_plain(scalar) for scalar in scalars), [])
+        return rows.take(pa.array(places, pa.int64())).select(self._values)
+
+    def keys(self) -> pa.Table:
+        """Each storage key once, in the order in which they came; its columns only."""
+        keys = self.rows().select(list(self._table.key_indices))
+        codes = group_codes(keys.columns, len(self))
+        first = np.sort(np.unique(codes, return_index=True)[1])
+        return keys.take(pa.array(first, pa.int64()))
+
+    def _index(self, rows: pa.Table) -> None:
+        columns = [_plain_column(rows.column(at)) for at in self._table.key_indices]
+        self._places = {}
+        keys = zip(*columns, strict=True) if columns else (() for _ in range(rows.num_rows))
+        for place, key in enumerate(keys):
+            self._places.setdefault(key, []).append(place)
+        self._indexed = rows
+
+
+class UncachedKeyValueView(TimeView):
+    """Rows that are sent on and not kept in memory: an operator reads them all when it starts.
+
+    What it reads is what the epoch holds from which it goes on; rows inserted since are not there.
+    """
+
+    def __init__(
+        self, table: ExpiringTimeKeyTable, send: Callable[[TableData], None], keys: KeyRange
+    ) -> None:
+        super().__init__(table, send)
+        self._keys = keys
+        self._files: tuple[TimeFile, ...] = ()
+        self._cutoff_micros = 0
+
+    def go_on_from(self, files: Sequence[TimeFile], cutoff_micros: int) -> None:
+        """Say what the epoch lists of this table, and which event times it no longer holds."""
+        self._files, self._cutoff_micros = tuple(files), cutoff_micros
+
+    def get_all(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """All rows of this subtask's keys, in replay order, one file in memory at a time.
+
+        Where rows were deleted they come at once, for the deletes are to be applied. In
+        generational tables every generation of a key comes; see `get_newest`.
+
+        Args:
+            columns: read those named only, in the order of the table; None = all.
+
+        Raises:
+            InputError: a name that is no column.
+        """
+        places = self._named(columns)
+        operations = self._table.read(self._files, self._keys, columns=())
+        if not all(part.inserts_only for part in operations):
+            yield self._load(places)
+            return
+        for file in self._files:
+            rows = self._table.load(
+                [file], self._keys, cutoff_micros=self._cutoff_micros, columns=places
+            )
+            if rows.num_rows:
+                yield rows
+
+    def get_newest(self) -> pa.Table:
+        """Of each storage key the row of its largest row generation.
+
+        Raises:
+            InputError: the table is not generational.
+        """
+        if not self._table.config.generational:
+            raise InputError(
+                "the rows of this table have no generations",
+                table=self._name,
+                next_step="register it with generational=True, or read it with get_all",
+            )
+        layout = RowLayout.of(self._table.config, self.schema, ours=True)
+        return newest(self._load(range(len(self.schema))), layout)
+
+    def _load(self, places: Sequence[int]) -> pa.Table:
+        return self._table.load(
+            self._files, self._keys, cutoff_micros=self._cutoff_micros, columns=places
+        )
+
+    def _named(self, columns: Sequence[str] | None) -> list[int]:
+        names = self.schema.names
+        unknown = sorted(set(columns or ()) - set(names))
+        if unknown:
+            raise InputError(
+                f"the table has no column {unknown[0]!r}", table=self._name, columns=names
+            )
+        return [at for at, name in enumerate(names) if columns is None or name in columns]
+
+
+def _equal_keys(
+    rows: pa.Table, indices: Sequence[int], scalars: Sequence[pa.Scalar]
+) -> pa.ChunkedArray:
+    """As `of_scalars`, for nested values too."""
+    both = [
+        pa.chunked_array([pa.repeat(scalar, 1), *rows.column(at).chunks], scalar.type)
+        for at, scalar in zip(indices, scalars, strict=True)
+    ]
+    codes = group_codes(both, rows.num_rows + 1)
+    return pa.chunked_array([pa.array(codes[1:] == codes[0])])
+
+
+def _plain_column(column: pa.ChunkedArray) -> list[object]:
+    """As `_plain`, of every value."""
+    kind = column.type
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        column = column.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
+    return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def _plain(scalar: pa.Scalar) -> object:
+    if not scalar.is_valid:
+        return None
+    return scalar.value if pa.types.is_temporal(scalar.type) else scalar.as_py()

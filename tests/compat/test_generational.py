@@ -1,0 +1,200 @@
+"""What generational tables of a real Arroyo hold, against the data they were made from."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.local.jobs import find_job, list_jobs
+from arroyo_dagster.state.local.query import load_epoch, read_rows
+from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, TableName
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
+from arroyo_dagster.state.storage import ObjectStore, WriteProtected
+from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.tables.restoring import restored_rows
+from tests.compat.arroyo import DATA, unpack
+
+FLIGHTS = Path(__file__).parents[2] / "examples/flights/data/flights-2013.parquet"
+LINES = 6_000
+A, B = TableName("a"), TableName("b")
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ObjectStore]:
+    return {
+        name: WriteProtected(open_store(unpack(name, tmp_path_factory.mktemp(name))))
+        for name in ("flights", "legacy", "leader")
+    }
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[dict[str, Any]]:
+    columns = ["carrier", "tailnum", "distance", "dep_delay"]
+    table = pq.ParquetFile(FLIGHTS).read(columns=columns)
+    return list(table.slice(0, LINES).to_pylist())
+
+
+def by_carrier(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        found[line["carrier"]].append(line)
+    return found
+
+
+def delays(lines: list[dict[str, Any]]) -> list[int]:
+    return [line["dep_delay"] for line in lines if line["dep_delay"] is not None]
+
+
+def miles(lines: list[dict[str, Any]]) -> int:
+    return sum(line["distance"] for line in lines)
+
+
+def lines_read(store: ObjectStore, paths: JobPaths, epoch: int) -> int:
+    (position,) = read_rows(store, paths, "source_flights_0", "f", epoch=epoch).rows
+    return int(position["value"])
+
+
+def net_results(name: str) -> list[dict[str, Any]]:
+    """The rows that are left of a change stream."""
+    left: Counter[str] = Counter()
+    with gzip.open(DATA / f"{name}.json.gz", "rt") as file:
+        for line in file:
+            change = json.loads(line)
+            for side, by in (("before", -1), ("after", 1)):
+                if change[side] is not None:
+                    left[json.dumps(change[side])] += by
+    return [json.loads(row) for row, count in left.items() for _ in range(count)]
+
+
+def test_what_the_lines_come_to_is_what_arroyo_prints(lines: list[dict[str, Any]]) -> None:
+    """The yardstick of the tests below is right."""
+    printed = {row["carrier"]: row for row in net_results("carrier_totals")}
+    assert printed.keys() == by_carrier(lines).keys()
+    for carrier, of_carrier in by_carrier(lines).items():
+        late = delays(of_carrier)
+        row = printed[carrier]
+        assert (row["flights"], row["miles"]) == (len(of_carrier), miles(of_carrier))
+        assert row["aircraft"] == len({line["tailnum"] for line in of_carrier} - {None})
+        assert row["worst"] == max(late)
+        assert row["mean_delay"] == pytest.approx(sum(late) / len(late))
+    (total,) = net_results("grand_total")
+    assert total == {"flights": LINES, "miles": miles(lines), "worst": max(delays(lines))}
+
+
+@pytest.mark.parametrize("epoch", range(1, 9))
+def test_accumulators_are_those_of_the_lines_read_so_far(
+    stores: dict[str, ObjectStore], lines: list[dict[str, Any]], epoch: int
+) -> None:
+    store = stores["flights"]
+    paths = find_job(store, "carrier_totals")
+    truth = by_carrier(lines[: lines_read(store, paths, epoch)])
+    found = read_rows(store, paths, "updating_aggregate_4", "a", epoch=epoch)
+    assert found.problem is None
+    rows = {row["_key_carrier"]: row for row in found.rows}
+    assert len(rows) == found.count == len(found.rows)
+    # Carriers without a flight within the retention have no file left that holds them.
+    assert len(truth) - len(rows) <= 1
+    for carrier, row in rows.items():
+        late = delays(truth[carrier])
+        assert list(row.values())[1:7] == [
+            len(truth[carrier]),
+            miles(truth[carrier]),
+            len(truth[carrier]),
+            len(late),
+            pytest.approx(sum(late)),
+            max(late),
+        ]
+        assert row["_generation"] == len(truth[carrier])
+
+
+@pytest.mark.parametrize("epoch", range(1, 9))
+def test_tuples_are_the_distinct_values_of_the_lines_read_so_far(
+    stores: dict[str, ObjectStore], lines: list[dict[str, Any]], epoch: int
+) -> None:
+    store = stores["flights"]
+    paths = find_job(store, "carrier_totals")
+    truth = by_carrier(lines[: lines_read(store, paths, epoch)])
+    kept = read_rows(store, paths, "updating_aggregate_4", "a", epoch=epoch).rows
+    found: dict[str, Counter[str]] = {row["_key_carrier"]: Counter() for row in kept}
+    for row in read_rows(store, paths, "updating_aggregate_4", "b", epoch=epoch).rows:
+        assert row["accumulator"] == 1
+        found[row["_key_carrier"]][row["args_row"]] += row["count"]
+    assert found == {
+        carrier: Counter(_args_row(line["tailnum"]) for line in truth[carrier]) for carrier in found
+    }
+
+
+def _args_row(text: str | None) -> str:
+    """One text of up to eight characters in Arrow's row format, in hex."""
+    if text is None:
+        return "00"
+    return f"02{text.encode().ljust(8, bytes(1)).hex()}{len(text):02x}"
+
+
+@pytest.mark.parametrize("epoch", range(1, 9))
+def test_an_aggregate_without_keys_is_one_row(
+    stores: dict[str, ObjectStore], lines: list[dict[str, Any]], epoch: int
+) -> None:
+    store = stores["flights"]
+    paths = find_job(store, "grand_total")
+    so_far = lines[: lines_read(store, paths, epoch)]
+    found = read_rows(store, paths, "updating_aggregate_4", "a", epoch=epoch)
+    (row,) = found.rows
+    expected = [len(so_far), miles(so_far), len(so_far), max(delays(so_far))]
+    assert list(row.values())[:4] == expected
+    operator = operator_of(store, paths, epoch)
+    upstream = restored_rows(store, operator, A, ours=False).upstream
+    # A file has one row a second, oldest first, and Arroyo takes the first: told where it matters.
+    assert (found.problem is None) == (upstream is None)
+    if upstream is not None:
+        assert upstream.column(0)[0].as_py() < len(so_far)
+
+
+def operator_of(store: ObjectStore, paths: JobPaths, epoch: int) -> OperatorCheckpoint:
+    checkpoint = load_epoch(store, paths, epoch)
+    (found,) = (one for one in checkpoint.operators if one.operator.startswith("updating_"))
+    return found
+
+
+def generational(store: ObjectStore) -> Iterator[tuple[JobPaths, int]]:
+    for paths in list_jobs(store):
+        for epoch in ParquetBackend(store, paths).epochs():
+            for operator in load_epoch(store, paths, epoch).operators:
+                config = operator.configs.get(B)
+                if config and isinstance(config.config, ExpiringTimeKeyConfig):
+                    yield paths, Epoch(epoch)
+
+
+@pytest.mark.parametrize("archive", ["legacy", "leader"])
+def test_both_tables_of_the_auctions_agree_at_every_epoch(
+    stores: dict[str, ObjectStore], archive: str
+) -> None:
+    """`count(distinct bidder)` keeps how often each bidder has bid: they add up to `count(*)`."""
+    store, pairs, history = stores[archive], 0, 0
+    for paths, epoch in generational(store):
+        operator = operator_of(store, paths, epoch)
+        totals = restored_rows(store, operator, A, ours=False).rows
+        bids = dict(zip(totals[0].to_pylist(), totals[1].to_pylist(), strict=True))
+        kept = restored_rows(store, operator, B, ours=False).rows
+        bidders: Counter[int] = Counter()
+        for auction, count in zip(kept[0].to_pylist(), kept["count"].to_pylist(), strict=True):
+            bidders[auction] += count
+        assert bidders == bids, (paths, epoch)
+        pairs += len(bids)
+        files = operator.tables[B]
+        assert isinstance(files, ExpiringTimeKeyFiles)
+        whole = restored_rows(store, operator, B, ours=False, history=True).rows
+        assert whole.num_rows >= kept.num_rows
+        history += whole.num_rows - kept.num_rows
+    assert pairs > 1_000
+    assert history > 0

@@ -1,0 +1,321 @@
+"""Checkpoints of a real Arroyo and of ours, whole and damaged: the right finding, nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from arroyo_dagster.cli import main
+from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
+from arroyo_dagster.state.local.jobs import list_jobs
+from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected, open_store
+from tests.compat.arroyo import ARCHIVES, unpack
+from tests.damages import (
+    ANY,
+    COMMITS,
+    LEGACY,
+    OURS,
+    PROTOCOL,
+    Expected,
+    Scene,
+    commit_flag_wrong,
+    copy_job,
+    errors,
+    fence_stale,
+    warnings,
+)
+from tests.jobs import copied, run_word_job
+
+JOBS = {
+    "legacy joins": ("legacy", JobPaths(JobId("job_d14OMmRXhf"))),
+    "legacy tumble": ("legacy", JobPaths(JobId("job_mSLGII6lDN"))),
+    "leader auctions": ("leader", JobPaths(JobId("job_oYFrrHarjc"), PipelineId("pl_j0nlvQZC9h"))),
+    "leader joins": ("leader", JobPaths(JobId("job_kv98EQxj80"), PipelineId("pl_EkDb8RNAgx"))),
+    "leader tumble": ("leader", JobPaths(JobId("job_U5O5jKZxJg"), PipelineId("pl_4BjSq2rVmU"))),
+    "flights": ("flights", JobPaths(JobId("carrier_totals"))),
+    "flights un-keyed": ("flights", JobPaths(JobId("grand_total"))),
+}
+OUR_JOB = JobPaths(JobId("main"), PipelineId("words"))
+
+# Every subtask of Arroyo's single-file sink writes the same key, the path: where the lengths differ
+# a restore truncates the file anywhere (arroyo-state.md 8.3).
+FINDINGS_OF_THE_WHOLE = {"key-written-twice"}
+
+# What the oldest epoch goes back to is gone, by right.
+FINDINGS_OF_THE_OLDEST = {"parent-expired"}
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {name: unpack(name, tmp_path_factory.mktemp(name)) for name in ARCHIVES}
+
+
+@pytest.fixture(scope="module")
+def jobs(urls: dict[str, str]) -> dict[str, MemoryStore]:
+    """Each job in a store of its own."""
+    found = {
+        name: copy_job(open_store(urls[archive]), paths) for name, (archive, paths) in JOBS.items()
+    }
+    for name, sinks in (("ours", 0), ("ours committing", 1)):
+        found[name] = MemoryStore()
+        # Twice: a fence can only be stale where a generation came before.
+        run_word_job(found[name], sinks=sinks, keep_epochs=None, merge_files_after=512, rows=16)
+        run_word_job(found[name], sinks=sinks, keep_epochs=None, merge_files_after=512, rows=24)
+    return found
+
+
+def scene_of(jobs: dict[str, MemoryStore], name: str) -> Scene:
+    return Scene(copied(jobs[name]), JOBS[name][1] if name in JOBS else OUR_JOB)
+
+
+def found_in(store: ObjectStore, paths: JobPaths, level: int = 4) -> Expected:
+    verdict = verify_job(WriteProtected(store), paths, level=level).verdict
+    assert all(one.evidence and one.next_step for one in verdict.findings)
+    listed = [(one.severity.value, one.code, one.object) for one in verdict.findings]
+    assert len(set(listed)) == len(listed), "told twice"
+    return set(listed)
+
+
+# ---- whole ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("archive", ARCHIVES)
+@pytest.mark.parametrize("parallelism", [None, 1, 2, 3])
+def test_what_arroyo_wrote_passes_at_any_parallelism(
+    archive: str, parallelism: int | None, urls: dict[str, str]
+) -> None:
+    store = WriteProtected(open_store(urls[archive]))
+    for paths in list_jobs(store):
+        found = verify_job(store, paths, parallelism=parallelism)
+        assert found.verdict.errors == ()
+        assert {one.code for one in found.verdict.findings} <= FINDINGS_OF_THE_WHOLE
+        assert found.verdict.looked_at > 20
+        assert found.restore
+        if parallelism:
+            assert {one.subtask for one in found.restore} == set(range(parallelism))
+
+
+@pytest.mark.parametrize("archive", ARCHIVES)
+def test_every_epoch_that_arroyo_kept_passes(archive: str, urls: dict[str, str]) -> None:
+    store = WriteProtected(open_store(urls[archive]))
+    for paths in list_jobs(store):
+        for epoch in verify_job(store, paths, level=0).epochs:
+            findings = verify_job(store, paths, epoch, level=1).verdict.findings
+            assert {one.code for one in findings} <= FINDINGS_OF_THE_OLDEST
+
+
+def test_each_row_is_kept_by_one_subtask_at_any_parallelism(urls: dict[str, str]) -> None:
+    store = WriteProtected(open_store(urls["flights"]))
+    for paths in list_jobs(store):
+        sums = []
+        for parallelism in (1, 2, 3, 7):
+            by_table: dict[tuple[str, str], int] = {}
+            for one in verify_job(store, paths, parallelism=parallelism).restore:
+                assert one.rows is not None
+                assert one.requests >= 3 * len(one.files)
+                if one.kind.name == "EXPIRING_TIME_KEY":
+                    key = (one.operator, one.table)
+                    by_table[key] = by_table.get(key, 0) + one.rows
+            sums.append(by_table)
+        assert sums[0]
+        assert all(one == sums[0] for one in sums)
+
+
+@pytest.mark.parametrize("name", ["ours", "ours committing"])
+@pytest.mark.parametrize("parallelism", [None, 1, 2, 3])
+def test_a_job_of_ours_passes(
+    name: str, parallelism: int | None, jobs: dict[str, MemoryStore]
+) -> None:
+    found = verify_job(WriteProtected(jobs[name]), OUR_JOB, parallelism=parallelism)
+    assert found.verdict.findings == ()
+
+
+def test_a_job_of_ours_that_merges_and_expires_passes_at_every_epoch() -> None:
+    store = MemoryStore()
+    run_word_job(store, rows=48, keep_epochs=6, merge_files_after=3)
+    for epoch in verify_job(store, OUR_JOB).epochs:
+        assert verify_job(WriteProtected(store), OUR_JOB, epoch).passed
+
+
+# ---- damaged -------------------------------------------------------------------------------------
+
+DAMAGES: list[tuple[str, Callable[[Scene], Expected]]] = [
+    *((name, damage) for name in ("legacy joins", "flights") for damage in (*ANY, *LEGACY)),
+    *(
+        (name, damage)
+        for name in ("leader auctions", "leader joins", "ours")
+        for damage in (*ANY, *PROTOCOL)
+        # One generation alone has no older one to be taken for.
+        if not (name == "leader joins" and damage in (fence_stale,))
+    ),
+    *(
+        (name, damage)
+        for name in ("leader tumble", "ours committing")
+        for damage in (*COMMITS, *PROTOCOL)
+    ),
+    ("leader tumble", commit_flag_wrong),
+    *(("ours", damage) for damage in OURS),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"), DAMAGES, ids=[f"{name}-{damage.__name__}" for name, damage in DAMAGES]
+)
+def test_a_damage_gives_its_finding_and_nothing_else(
+    name: str, damage: Callable[[Scene], Expected], jobs: dict[str, MemoryStore]
+) -> None:
+    scene = scene_of(jobs, name)
+    before = scene.newest.epoch
+    expected = damage(scene)
+    epochs = scene.backend.epochs()
+    # Where the damage hides the newest epoch, the one before it is what is looked at.
+    whole = Scene(copied(jobs[name]), scene.paths)
+    seen = verify_job(whole.store, scene.paths, min(before, epochs[-1])).verdict.findings
+    usual = {(one.severity.value, one.code, one.object) for one in seen}
+    found = found_in(scene.store, scene.paths)
+    assert found - usual == expected
+    # A table that cannot be read any more cannot be told to be as usual either.
+    assert usual - found <= {one for one in usual if one[1] in FINDINGS_OF_THE_WHOLE}
+
+
+def test_a_compaction_that_raced_a_barrier_lists_inputs_beside_outputs(
+    jobs: dict[str, MemoryStore],
+) -> None:
+    """A real job that Arroyo compacted: an input of a merge comes back into the list."""
+    scene = scene_of(jobs, "legacy joins")
+    newest = scene.newest
+    operator, table, outputs = next(
+        (operator.operator, name, merged)
+        for operator in newest.operators
+        for name, files in operator.tables.items()
+        if isinstance(files, ExpiringTimeKeyFiles)
+        and (merged := [file for file in files.files if file.compaction_generation])
+    )
+    copy = StatePath(f"{outputs[0].path}-again")
+    scene.store.put(copy, scene.store.read(outputs[0].path))
+    again = replace(outputs[0], path=copy, compaction_generation=0)
+    scene.edit_files(operator, table, lambda files: (*files.files, again))
+    assert errors("file-doubled", copy) <= found_in(scene.store, scene.paths)
+
+
+def test_a_late_compaction_loses_the_files_of_one_epoch(jobs: dict[str, MemoryStore]) -> None:
+    """What 9.7 describes: merged files of epoch E appear at E+2, those of E+1 are gone."""
+    scene = scene_of(jobs, "legacy joins")
+    operator, table, file = scene.timed()
+    late = replace(
+        file,
+        path=StatePath(f"{file.path}-compacted"),
+        compaction_generation=1,
+        epoch=file.epoch - 1,
+    )
+    scene.store.put(late.path, scene.store.read(file.path))
+    scene.edit_files(
+        operator, table, lambda files: (late if one == file else one for one in files.files)
+    )
+    assert errors("file-lost", file.path) <= found_in(scene.store, scene.paths)
+
+
+def test_what_an_un_keyed_aggregate_loses_is_a_warning_that_says_what_repairs_it(
+    jobs: dict[str, MemoryStore],
+) -> None:
+    scene = scene_of(jobs, "flights un-keyed")
+    assert found_in(scene.store, scene.paths) == set()
+    (operator,) = (one for one in scene.newest.operators if one.operator.startswith("updating"))
+    path = operator.paths[-1]
+    scene.edit_rows(path, lambda rows: pa.concat_tables([rows] * 20))
+    assert found_in(scene.store, scene.paths) == warnings("unkeyed-aggregate", scene.newest.ref)
+    finding = verify_job(scene.store, scene.paths).verdict.findings[0]
+    assert "22 rows in 3 record batches" in finding.evidence
+    assert "loses 19" in finding.evidence
+    # Repaired: one row a row group.
+    rows, _ = decode_file(scene.store.read(path), path)
+    scene.store.put(path, encode_rows(rows.slice(0, 1)))
+    assert found_in(scene.store, scene.paths) == set()
+
+
+# ---- levels --------------------------------------------------------------------------------------
+
+
+def test_each_level_finds_what_it_looks_at(jobs: dict[str, MemoryStore]) -> None:
+    first = {
+        "file_gone": 0,
+        "listed_twice": 0,
+        "dropped_from_the_list": 0,
+        "footer_flipped": 1,
+        "column_nullable": 1,
+        "page_flipped": 2,
+        "low_key_too_high": 2,
+        "time_too_early": 2,
+        "operation_unknown": 3,
+        "value_broken": 3,
+        "key_hash_changed": 4,
+    }
+    for damage in ANY:
+        if damage.__name__ not in first or damage.__name__ == "key_hash_changed":
+            continue
+        scene = scene_of(jobs, "flights")
+        expected = damage(scene)
+        for level in range(5):
+            found = found_in(scene.store, scene.paths, level)
+            wanted = expected if level >= first[damage.__name__] else set()
+            assert found == wanted, (damage.__name__, level)
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def run(*args: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["verify", *args], catch_exceptions=False)
+    return result.exit_code, result.stdout
+
+
+def test_exit_codes_and_words(tmp_path: Path) -> None:
+    at = ("--url", unpack("flights", tmp_path))
+    code, words = run("carrier_totals", *at)
+    assert code == 0
+    assert "carrier_totals epoch 8 can be restored: nothing found" in words
+    assert "updating_aggregate_4" in words
+    assert run("carrier_totals", "99", *at)[0] == 1
+    assert run("no_such_job", *at)[0] == 1
+    assert run("carrier_totals", "--level", "9", *at)[0] == 2
+    assert run("carrier_totals", "--parallelism", "0", *at)[0] == 2
+    directory = tmp_path / "carrier_totals/checkpoints/checkpoint-0000008"
+    gone = next(directory.glob("operator-updating*/table-a-000"))
+    gone.unlink()
+    code, words = run("carrier_totals", "--level", "0", *at)
+    assert code == 3
+    assert words.startswith("error: carrier_totals/checkpoints/checkpoint-0000008/")
+    assert "(file-missing). Next: bring the object back" in words
+    assert "cannot be restored safely: 1 error" in words
+    # The epoch before does not list it.
+    assert run("carrier_totals", "7", *at)[0] == 0
+
+
+def test_the_json_form(tmp_path: Path) -> None:
+    at = ("--url", unpack("flights", tmp_path))
+    code, text = run("grand_total", "--parallelism", "3", "--json", *at)
+    found = json.loads(text)
+    assert code == 0
+    assert {name: found[name] for name in ("job", "pipeline", "epoch", "level", "passed")} == {
+        "job": "grand_total",
+        "pipeline": None,
+        "epoch": 8,
+        "level": 4,
+        "passed": True,
+    }
+    assert found["epochs"] == list(range(1, 9))
+    reads = [one for one in found["restore"] if one["table"] == "a"]
+    assert [one["rows"] for one in reads] == [3, 0, 0]
+    assert [len(one["files"]) for one in reads] == [3, 0, 0]
+    assert reads[0]["bytes"] > 0
+    assert reads[0]["requests"] == 9

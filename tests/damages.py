@@ -1,0 +1,822 @@
+"""Ways to damage a job, each with the findings it must give: severity, code and object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec.parquet import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    decode_file,
+    encode_pairs,
+    encode_rows,
+    read_facts,
+)
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.compaction import CompactionRecord, MergedPairs
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedFiles,
+    TableConfig,
+    TimeFile,
+)
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
+
+Expected = set[tuple[str, str, str]]
+"""Severity, code, object."""
+
+
+def copy_job(store: ObjectStore, paths: JobPaths) -> MemoryStore:
+    """The objects of one job in memory."""
+    twin = MemoryStore()
+    for info in store.list(paths.root):
+        if info.addressable:
+            twin.put(info.path, store.read(info.path))
+    return twin
+
+
+@dataclass(slots=True)
+class Scene:
+    """A job to be damaged, and what there is in its newest epoch to damage."""
+
+    store: MemoryStore
+    paths: JobPaths
+
+    @property
+    def backend(self) -> ParquetBackend:
+        return ParquetBackend(self.store, self.paths)
+
+    @property
+    def newest(self) -> Checkpoint:
+        return self.backend.load()
+
+    @property
+    def ours(self) -> bool:
+        return self.newest.progress is not None
+
+    @property
+    def legacy(self) -> bool:
+        return self.paths.layout is Layout.LEGACY
+
+    # ---- picking ---------------------------------------------------------------------------------
+
+    def timed(self, *, new: bool = False) -> tuple[OperatorId, TableName, TimeFile]:
+        """The largest data file of a keyed expiring table; `new`: written in the newest epoch."""
+        newest = self.newest
+        found = [
+            (read_facts(self.store.read(file.path), file.path).rows, operator.operator, name, file)
+            for operator in newest.operators
+            for name, files in operator.tables.items()
+            if isinstance(files, ExpiringTimeKeyFiles)
+            and keyed(operator.configs[name])
+            and operator.min_watermark_micros is not None
+            for file in files.files
+            if (file.epoch == newest.epoch) is new and not file.compaction_generation
+        ]
+        _, operator, name, file = max(found, key=lambda one: (one[0], one[3].path))
+        return operator, name, file
+
+    def pairs(self, *, alone: bool = False) -> tuple[OperatorId, TableName, StatePath]:
+        """A data file of a global keyed table that has rows, written last.
+
+        Args:
+            alone: no other subtask writes the table.
+        """
+        newest = self.newest
+        return [
+            (operator.operator, name, path)
+            for operator in newest.operators
+            for name, files in operator.tables.items()
+            if isinstance(files, GlobalKeyedFiles) and (not alone or operator.parallelism == 1)
+            for path in files.files
+            if read_facts(self.store.read(path), path).rows and "value" in self.columns(path)
+        ][-1]
+
+    def columns(self, path: StatePath) -> list[str]:
+        names: list[str] = read_facts(self.store.read(path), path).schema.names
+        return names
+
+    # ---- changing --------------------------------------------------------------------------------
+
+    def edit(self, path: StatePath, change: Callable[[bytes], bytes]) -> None:
+        self.store.put(path, change(self.store.read(path)))
+
+    def remove(self, path: StatePath) -> None:
+        assert self.store.head(path) is not None, path
+        self.store.delete_many([path])
+
+    def edit_operator(
+        self, name: OperatorId, change: Callable[[OperatorCheckpoint], OperatorCheckpoint]
+    ) -> None:
+        """Change what the newest epoch says of an operator."""
+        newest = self.newest
+        if self.legacy:
+            path = self.paths.operator_metadata(name, newest.epoch)
+            found = metadata.decode_operator(self.store.read(path), path)
+            self.store.put(path, metadata.encode_operator(change(found)))
+            return
+        manifest = metadata.decode_manifest(self.store.read(newest.ref), newest.ref)
+        operators = tuple(change(o) if o.operator == name else o for o in manifest.operators)
+        changed = metadata.encode_manifest(replace(manifest, operators=operators))
+        self.store.put(newest.ref, changed)
+
+    def edit_files(
+        self, name: OperatorId, table: TableName, change: Callable[[Any], Iterable[Any]]
+    ) -> None:
+        """Change the list of files of a table."""
+
+        def changed(operator: OperatorCheckpoint) -> OperatorCheckpoint:
+            files = replace(operator.tables[table], files=tuple(change(operator.tables[table])))
+            return replace(operator, tables={**operator.tables, table: files})
+
+        self.edit_operator(name, changed)
+
+    def edit_entry(self, changes: Callable[[TimeFile], dict[str, Any]]) -> TimeFile:
+        """Change what the newest epoch says of one file of an expiring table."""
+        operator, table, wanted = self.timed()
+        self.edit_files(
+            operator,
+            table,
+            lambda files: (
+                replace(file, **changes(file)) if file == wanted else file for file in files.files
+            ),
+        )
+        return wanted
+
+    def edit_rows(self, path: StatePath, change: Callable[[pa.Table], pa.Table]) -> None:
+        rows, _ = decode_file(self.store.read(path), path)
+        self.store.put(path, encode_rows(change(rows)))
+
+
+def keyed(config: TableConfig) -> bool:
+    return isinstance(config.config, ExpiringTimeKeyConfig) and bool(
+        config.config.schema.hashed_indices
+    )
+
+
+def errors(code: str, *objects: str) -> Expected:
+    return {("error", code, one) for one in objects}
+
+
+def warnings(code: str, *objects: str) -> Expected:
+    return {("warning", code, one) for one in objects}
+
+
+def notes(code: str, *objects: str) -> Expected:
+    return {("note", code, one) for one in objects}
+
+
+# ---- data files ----------------------------------------------------------------------------------
+
+
+def file_gone(scene: Scene) -> Expected:
+    _, _, file = scene.timed()
+    scene.remove(file.path)
+    return errors("file-missing", file.path)
+
+
+def pairs_file_gone(scene: Scene) -> Expected:
+    _, _, path = scene.pairs()
+    scene.remove(path)
+    return errors("file-missing", path)
+
+
+def file_emptied(scene: Scene) -> Expected:
+    _, _, file = scene.timed()
+    scene.edit(file.path, lambda _: b"")
+    return errors("file-empty", file.path)
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    changed = bytearray(data)
+    changed[at] ^= 0xFF
+    return bytes(changed)
+
+
+def footer_flipped(scene: Scene) -> Expected:
+    _, _, file = scene.timed()
+
+    def flip(data: bytes) -> bytes:
+        length = int.from_bytes(data[-8:-4], "little")
+        return flipped(data, len(data) - 8 - length)
+
+    scene.edit(file.path, flip)
+    return errors("file-broken", file.path)
+
+
+def footer_length_flipped(scene: Scene) -> Expected:
+    _, _, path = scene.pairs()
+    scene.edit(path, lambda data: flipped(data, -6))
+    return errors("file-broken", path)
+
+
+def file_cut_short(scene: Scene) -> Expected:
+    _, _, file = scene.timed()
+    scene.edit(file.path, lambda data: data[: len(data) * 2 // 3])
+    return errors("file-broken", file.path)
+
+
+def page_flipped(scene: Scene) -> Expected:
+    _, _, file = scene.timed()
+    scene.edit(file.path, lambda data: flipped(data, data.index(b"\x28\xb5\x2f\xfd")))
+    return errors("file-broken", file.path)
+
+
+def file_of_another_table(scene: Scene) -> Expected:
+    _, _, file = scene.timed()
+    _, _, other = scene.pairs()
+    scene.edit(file.path, lambda _: scene.store.read(other))
+    return errors("columns-differ", file.path)
+
+
+def column_nullable(scene: Scene) -> Expected:
+    _, _, file = scene.timed()
+
+    def change(rows: pa.Table) -> pa.Table:
+        at = rows.num_columns - 2
+        field = rows.schema.field(at).with_nullable(True)
+        return rows.cast(rows.schema.set(at, field))
+
+    scene.edit_rows(file.path, change)
+    return errors("columns-differ", file.path)
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+
+
+def low_key_too_high(scene: Scene) -> Expected:
+    file = scene.edit_entry(lambda file: {"min_routing_key": file.min_routing_key + 1})
+    return errors("routing-keys-outside", file.path)
+
+
+def high_key_too_low(scene: Scene) -> Expected:
+    file = scene.edit_entry(lambda file: {"max_routing_key": file.max_routing_key - 1})
+    return errors("routing-keys-outside", file.path)
+
+
+def high_key_too_high(scene: Scene) -> Expected:
+    file = scene.edit_entry(lambda file: {"max_routing_key": file.max_routing_key + 1})
+    return notes("bounds-too-wide", file.path)
+
+
+def time_too_early(scene: Scene) -> Expected:
+    file = scene.edit_entry(lambda file: {"max_timestamp_micros": file.max_timestamp_micros - 1})
+    return errors("timestamps-outside", file.path)
+
+
+def time_too_late(scene: Scene) -> Expected:
+    file = scene.edit_entry(lambda file: {"max_timestamp_micros": file.max_timestamp_micros + 1})
+    return notes("bounds-too-wide", file.path)
+
+
+# ---- values --------------------------------------------------------------------------------------
+
+
+def set_value(rows: pa.Table, at: int, row: int, value: Any) -> pa.Table:
+    column = rows.column(at).to_pylist()
+    column[row] = value
+    field = rows.schema.field(at)
+    return rows.set_column(at, field, pa.array(column, field.type))
+
+
+def key_hash_changed(scene: Scene) -> Expected:
+    _, _, file = scene.timed()
+    scene.edit_rows(file.path, lambda rows: set_value(rows, rows.num_columns - 2, 0, 12345))
+    return errors("routing-key-wrong", file.path)
+
+
+def operation_unknown(scene: Scene) -> Expected:
+    _, _, file = scene.timed()
+    scene.edit_rows(file.path, lambda rows: set_value(rows, rows.num_columns - 1, 0, b"\x09"))
+    return errors("operation-unknown", file.path)
+
+
+def value_broken(scene: Scene) -> Expected:
+    _, _, path = scene.pairs(alone=not scene.ours)
+    rows, version = decode_file(scene.store.read(path), path)
+    # A marker of a 128-bit number where a smaller one belongs.
+    values = [b"\xfe" * (len(value) + 1) for value in rows.column("value").to_pylist()]
+    keys = rows.column("key").to_pylist()
+    scene.store.put(path, encode_pairs(keys, values, GLOBAL_KEY_VALUE_SCHEMA, version=version))
+    return errors("value-undecodable", path)
+
+
+# ---- lists ---------------------------------------------------------------------------------------
+
+
+def listed_twice(scene: Scene) -> Expected:
+    operator, table, file = scene.timed()
+    scene.edit_files(operator, table, lambda files: (*files.files, file))
+    return errors("file-listed-twice", file.path)
+
+
+def listed_by_another_name(scene: Scene) -> Expected:
+    operator, table, path = scene.pairs()
+    other = StatePath(f"{path}-elsewhere")
+    scene.edit_files(
+        operator, table, lambda files: (other if one == path else one for one in files.files)
+    )
+    return errors("file-missing", other)
+
+
+def listed_outside_of_the_job(scene: Scene) -> Expected:
+    operator, table, file = scene.timed(new=True)
+    other = StatePath("somebody/else/table-x-000")
+    scene.store.put(other, scene.store.read(file.path))
+    scene.edit_files(
+        operator,
+        table,
+        lambda files: (replace(one, path=other) if one == file else one for one in files.files),
+    )
+    return warnings("file-elsewhere", other)
+
+
+def dropped_from_the_list(scene: Scene) -> Expected:
+    operator, table, file = scene.timed()
+    scene.edit_files(operator, table, lambda files: (one for one in files.files if one != file))
+    return (warnings if scene.ours else errors)("file-lost", file.path)
+
+
+def table_without_configuration(scene: Scene) -> Expected:
+    operator, table, _ = scene.pairs()
+
+    def change(found: OperatorCheckpoint) -> OperatorCheckpoint:
+        return replace(found, configs={n: c for n, c in found.configs.items() if n != table})
+
+    scene.edit_operator(operator, change)
+    return errors("table-configuration", scene.newest.ref)
+
+
+def schema_broken(scene: Scene) -> Expected:
+    operator, table, _ = scene.timed()
+
+    def change(found: OperatorCheckpoint) -> OperatorCheckpoint:
+        config = found.configs[table].config
+        assert isinstance(config, ExpiringTimeKeyConfig)
+        schema = replace(config.schema, arrow_schema=config.schema.arrow_schema[:-5])
+        changed = replace(found.configs[table], config=replace(config, schema=schema))
+        return replace(found, configs={**found.configs, table: changed})
+
+    scene.edit_operator(operator, change)
+    return errors("table-configuration", scene.newest.ref)
+
+
+def operator_gone_from_the_epoch(scene: Scene) -> Expected:
+    newest = scene.newest
+    name = newest.operators[0].operator
+    if scene.legacy:
+        head = metadata.decode_legacy_checkpoint(scene.store.read(newest.ref), newest.ref)
+        rest = tuple(one for one in head.operators if one != name)
+        scene.store.put(
+            newest.ref, metadata.encode_legacy_checkpoint(replace(head, operators=rest))
+        )
+    else:
+        manifest = metadata.decode_manifest(scene.store.read(newest.ref), newest.ref)
+        others = tuple(one for one in manifest.operators if one.operator != name)
+        scene.store.put(newest.ref, metadata.encode_manifest(replace(manifest, operators=others)))
+    return errors("operator-vanished", newest.ref)
+
+
+ANY = (
+    file_gone,
+    pairs_file_gone,
+    file_emptied,
+    footer_flipped,
+    footer_length_flipped,
+    file_cut_short,
+    page_flipped,
+    file_of_another_table,
+    column_nullable,
+    low_key_too_high,
+    high_key_too_low,
+    high_key_too_high,
+    time_too_early,
+    time_too_late,
+    key_hash_changed,
+    operation_unknown,
+    value_broken,
+    listed_twice,
+    listed_by_another_name,
+    listed_outside_of_the_job,
+    dropped_from_the_list,
+    table_without_configuration,
+    schema_broken,
+    operator_gone_from_the_epoch,
+)
+
+
+# ---- the protocol layout -------------------------------------------------------------------------
+
+
+def _record_path(scene: Scene, before: int = 0) -> StatePath:
+    return scene.paths.epoch_record(Epoch(scene.newest.epoch - before))
+
+
+def _edit_record(scene: Scene, **changes: Any) -> StatePath:
+    path = _record_path(scene)
+    record = records.decode_epoch_record(scene.store.read(path), path)
+    scene.store.put(path, records.encode_epoch_record(replace(record, **changes)))
+    return path
+
+
+def _edit_manifest(scene: Scene, **changes: Any) -> StatePath:
+    ref = scene.newest.ref
+    manifest = metadata.decode_manifest(scene.store.read(ref), ref)
+    scene.store.put(ref, metadata.encode_manifest(replace(manifest, **changes)))
+    return ref
+
+
+def _parent(scene: Scene) -> StatePath:
+    ref = scene.newest.parent_ref
+    assert ref is not None
+    return ref
+
+
+def _generation_manifest(scene: Scene) -> StatePath:
+    generation = scene.newest.worker_generation
+    assert generation is not None
+    return scene.paths.generation_manifest(generation)
+
+
+def manifest_truncated(scene: Scene) -> Expected:
+    ref = scene.newest.ref
+    scene.edit(ref, lambda data: data[: len(data) // 2])
+    return errors("metadata-unreadable", ref)
+
+
+def manifest_gone(scene: Scene) -> Expected:
+    ref = scene.newest.ref
+    scene.remove(ref)
+    return errors("manifest-missing", ref)
+
+
+def manifest_of_the_epoch_before(scene: Scene) -> Expected:
+    ref = scene.newest.ref
+    scene.store.put(ref, scene.store.read(_parent(scene)))
+    return errors("metadata-of-another", ref)
+
+
+def record_broken(scene: Scene) -> Expected:
+    path = _record_path(scene)
+    scene.edit(path, lambda data: data[:-20])
+    return errors("metadata-unreadable", path)
+
+
+def record_pointing_elsewhere(scene: Scene) -> Expected:
+    newest = scene.newest
+    assert newest.worker_generation is not None
+    other = scene.paths.manifest(WorkerGeneration(newest.worker_generation + 7), newest.epoch)
+    return errors("leads-elsewhere", _edit_record(scene, checkpoint_ref=other))
+
+
+def record_pointing_out_of_the_job(scene: Scene) -> Expected:
+    other = JobPaths(scene.paths.job, PipelineId("other"))
+    ref = other.manifest(WorkerGeneration(1), scene.newest.epoch)
+    return errors("leads-elsewhere", _edit_record(scene, checkpoint_ref=ref))
+
+
+def record_of_the_epoch_before(scene: Scene) -> Expected:
+    path = _record_path(scene)
+    scene.store.put(path, scene.store.read(_record_path(scene, 1)))
+    return errors("metadata-of-another", path)
+
+
+def record_gone(scene: Scene) -> Expected:
+    newest = scene.newest
+    scene.remove(_record_path(scene))
+    return warnings("epoch-unclaimed", newest.ref)
+
+
+def parents_differ(scene: Scene) -> Expected:
+    return errors("parents-differ", _edit_manifest(scene, parent_ref=None))
+
+
+def parent_out_of_the_job(scene: Scene) -> Expected:
+    other = JobPaths(scene.paths.job, PipelineId("other"))
+    ref = other.manifest(WorkerGeneration(1), Epoch(scene.newest.epoch - 1))
+    newest = scene.newest.ref
+    _edit_record(scene, parent_ref=ref)
+    manifest = metadata.decode_manifest(scene.store.read(newest), newest)
+    scene.store.put(newest, metadata.encode_manifest(replace(manifest, parent_ref=ref)))
+    return errors("leads-elsewhere", newest)
+
+
+def parent_manifest_gone(scene: Scene) -> Expected:
+    ref = _parent(scene)
+    scene.remove(ref)
+    return errors("manifest-missing", ref)
+
+
+def parent_manifest_truncated(scene: Scene) -> Expected:
+    ref = _parent(scene)
+    scene.edit(ref, lambda data: data[: len(data) // 2])
+    return errors("metadata-unreadable", ref)
+
+
+def parent_record_gone(scene: Scene) -> Expected:
+    path = _record_path(scene, 1)
+    scene.remove(path)
+    return errors("record-missing", path)
+
+
+def older_record_gone(scene: Scene) -> Expected:
+    path = _record_path(scene, 2)
+    scene.remove(path)
+    return warnings("record-missing", path)
+
+
+def older_manifest_gone(scene: Scene) -> Expected:
+    ref = scene.backend.load(Epoch(scene.newest.epoch - 2)).ref
+    scene.remove(ref)
+    return warnings("manifest-missing", ref)
+
+
+def fence_stale(scene: Scene) -> Expected:
+    path = scene.paths.current_generation
+    fence = records.decode_current_generation(scene.store.read(path), path)
+    older = WorkerGeneration(fence.worker_generation - 1)
+    stale = replace(
+        fence,
+        worker_generation=older,
+        generation_manifest_ref=scene.paths.generation_manifest(older),
+    )
+    scene.store.put(path, records.encode_current_generation(stale))
+    return errors("fence-stale", path)
+
+
+def fence_broken(scene: Scene) -> Expected:
+    path = scene.paths.current_generation
+    scene.edit(path, lambda data: data[:-9])
+    return errors("metadata-unreadable", path)
+
+
+def fence_gone(scene: Scene) -> Expected:
+    path = scene.paths.current_generation
+    scene.remove(path)
+    return warnings("fence-missing", path)
+
+
+def generation_manifest_gone(scene: Scene) -> Expected:
+    path = _generation_manifest(scene)
+    scene.remove(path)
+    # A start of ours finds the records by any older generation, and follows them.
+    return (notes if scene.ours else errors)("generation-manifest-missing", path)
+
+
+def generation_manifest_broken(scene: Scene) -> Expected:
+    path = _generation_manifest(scene)
+    scene.edit(path, lambda data: b"{}")
+    return errors("metadata-unreadable", path)
+
+
+def generation_manifest_of_another(scene: Scene) -> Expected:
+    path = _generation_manifest(scene)
+    found = records.decode_generation_manifest(scene.store.read(path), path)
+    other = replace(found, worker_generation=WorkerGeneration(found.worker_generation + 3))
+    scene.store.put(path, records.encode_generation_manifest(other))
+    return errors("metadata-of-another", path)
+
+
+def hint_stale(scene: Scene) -> Expected:
+    path = _generation_manifest(scene)
+    found = records.decode_generation_manifest(scene.store.read(path), path)
+    stale = replace(found, latest_ref=_parent(scene))
+    scene.store.put(path, records.encode_generation_manifest(stale))
+    return (notes if scene.ours else errors)("hint-stale", path)
+
+
+PROTOCOL = (
+    manifest_truncated,
+    manifest_gone,
+    manifest_of_the_epoch_before,
+    record_broken,
+    record_pointing_elsewhere,
+    record_pointing_out_of_the_job,
+    record_of_the_epoch_before,
+    record_gone,
+    parents_differ,
+    parent_out_of_the_job,
+    parent_manifest_gone,
+    parent_manifest_truncated,
+    parent_record_gone,
+    older_record_gone,
+    older_manifest_gone,
+    fence_stale,
+    fence_broken,
+    fence_gone,
+    generation_manifest_gone,
+    generation_manifest_broken,
+    generation_manifest_of_another,
+    hint_stale,
+)
+
+
+# ---- commits -------------------------------------------------------------------------------------
+
+
+def _marker(scene: Scene, before: int = 0) -> StatePath:
+    epoch = Epoch(scene.newest.epoch - before)
+    generation = scene.backend.load(epoch).worker_generation
+    assert generation is not None
+    return scene.paths.committed(generation, epoch)
+
+
+def marker_gone(scene: Scene) -> Expected:
+    path = _marker(scene)
+    scene.remove(path)
+    return warnings("commit-pending", path)
+
+
+def parent_marker_gone(scene: Scene) -> Expected:
+    path = _marker(scene, 1)
+    scene.remove(path)
+    return errors("commit-missing", path)
+
+
+def older_marker_gone(scene: Scene) -> Expected:
+    path = _marker(scene, 2)
+    scene.remove(path)
+    return warnings("commit-missing", path)
+
+
+def marker_of_another(scene: Scene) -> Expected:
+    path = _marker(scene)
+    scene.store.put(path, scene.store.read(_marker(scene, 1)))
+    return errors("metadata-of-another", path)
+
+
+def marker_broken(scene: Scene) -> Expected:
+    path = _marker(scene)
+    scene.edit(path, lambda data: data[:9])
+    return errors("metadata-unreadable", path)
+
+
+COMMITS = (marker_gone, parent_marker_gone, older_marker_gone, marker_of_another, marker_broken)
+
+
+def commit_flag_wrong(scene: Scene) -> Expected:
+    return errors("commit-flag", _edit_manifest(scene, needs_commit=False))
+
+
+# ---- the legacy layout ---------------------------------------------------------------------------
+
+
+def _operator_path(scene: Scene, before: int = 0) -> StatePath:
+    newest = scene.newest
+    name = newest.operators[-1].operator
+    return scene.paths.operator_metadata(name, Epoch(newest.epoch - before))
+
+
+def _head_path(scene: Scene, before: int = 0) -> StatePath:
+    return scene.paths.legacy_metadata(Epoch(scene.newest.epoch - before))
+
+
+def head_truncated(scene: Scene) -> Expected:
+    path = _head_path(scene)
+    scene.edit(path, lambda data: data[:-1])
+    return errors("metadata-unreadable", path)
+
+
+def head_of_the_epoch_before(scene: Scene) -> Expected:
+    path = _head_path(scene)
+    scene.store.put(path, scene.store.read(_head_path(scene, 1)))
+    return errors("metadata-of-another", path)
+
+
+def head_gone(scene: Scene) -> Expected:
+    path = _head_path(scene)
+    scene.remove(path)
+    return notes("epoch-unfinished", path)
+
+
+def operator_metadata_gone(scene: Scene) -> Expected:
+    path = _operator_path(scene)
+    scene.remove(path)
+    return errors("operator-metadata-missing", path)
+
+
+def operator_metadata_truncated(scene: Scene) -> Expected:
+    path = _operator_path(scene)
+    scene.edit(path, lambda data: data[:-1])
+    return errors("metadata-unreadable", path)
+
+
+def operator_metadata_of_the_epoch_before(scene: Scene) -> Expected:
+    path = _operator_path(scene)
+    scene.store.put(path, scene.store.read(_operator_path(scene, 1)))
+    return errors("metadata-of-another", path)
+
+
+def older_operator_metadata_gone(scene: Scene) -> Expected:
+    path = _operator_path(scene, 3)
+    scene.remove(path)
+    return (warnings if scene.ours else errors)("cleanup-trap", path)
+
+
+def older_operator_metadata_broken(scene: Scene) -> Expected:
+    path = _operator_path(scene, 3)
+    scene.edit(path, lambda data: data[:-1])
+    return (warnings if scene.ours else errors)("cleanup-trap", path)
+
+
+def older_head_gone(scene: Scene) -> Expected:
+    path = _head_path(scene, 3)
+    scene.remove(path)
+    return warnings("epoch-missing", path)
+
+
+def older_head_broken(scene: Scene) -> Expected:
+    path = _head_path(scene, 3)
+    scene.edit(path, lambda data: data[:-1])
+    return warnings("metadata-unreadable", path)
+
+
+LEGACY = (
+    head_truncated,
+    head_of_the_epoch_before,
+    head_gone,
+    operator_metadata_gone,
+    operator_metadata_truncated,
+    operator_metadata_of_the_epoch_before,
+    older_operator_metadata_gone,
+    older_operator_metadata_broken,
+    older_head_gone,
+    older_head_broken,
+)
+
+
+# ---- ours ----------------------------------------------------------------------------------------
+
+
+def _record_of(
+    scene: Scene,
+    merged: tuple[OperatorId, TableName, StatePath],
+    outputs: tuple[StatePath, ...],
+) -> CompactionRecord:
+    operator, table, path = merged
+    assert scene.paths.pipeline is not None
+    one = MergedPairs(operator=operator, table=table, inputs=(path,), outputs=outputs)
+    return CompactionRecord(
+        pipeline=scene.paths.pipeline,
+        job=scene.paths.job,
+        epoch=scene.newest.epoch,
+        token=1,
+        created_at_micros=0,
+        merged=(one,),
+    )
+
+
+def compaction_outputs_gone(scene: Scene) -> Expected:
+    gone = scene.paths.root / "gone-compacted"
+    path = scene.backend.write_compaction_record(_record_of(scene, scene.pairs(), (gone,)))
+    return warnings("compaction-outputs-gone", path)
+
+
+def compaction_record_broken(scene: Scene) -> Expected:
+    path = scene.paths.compactions / "0000001-x.json"
+    scene.store.put(path, b"{")
+    return warnings("compaction-unreadable", path)
+
+
+def compaction_taken_over_in_part(scene: Scene) -> Expected:
+    operator, table, path = scene.pairs()
+    output = StatePath(f"{path}-compacted")
+    scene.store.put(output, scene.store.read(path))
+    scene.edit_files(operator, table, lambda files: (*files.files, output))
+    record = _record_of(scene, (operator, table, path), (output,))
+    scene.backend.write_compaction_record(record)
+    return errors("file-doubled", path)
+
+
+def key_written_twice(scene: Scene) -> Expected:
+    operator, table, path = scene.pairs()
+    subtask = int(path.name.split("-")[2])
+    other = StatePath(path.replace(f"-{subtask:03}-", f"-{subtask + 7:03}-"))
+    assert other != path
+    assert path.parent is not None
+    scene.store.put(other, scene.store.read(path))
+    scene.edit_files(operator, table, lambda files: (*files.files, other))
+    return warnings("key-written-twice", path.parent)
+
+
+OURS = (
+    compaction_outputs_gone,
+    compaction_record_broken,
+    compaction_taken_over_in_part,
+    key_written_twice,
+)

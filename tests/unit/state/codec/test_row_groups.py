@@ -1,0 +1,104 @@
+"""Parts of data files, by position."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from arroyo_dagster.errors import FormatError, StorageError
+from arroyo_dagster.state.codec.row_groups import DataFile
+
+NESTED = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.struct([("z", pa.string())])))])
+SCHEMA = pa.schema(
+    [
+        pa.field("0", pa.list_(pa.field("item", pa.uint64(), nullable=False)), nullable=False),
+        pa.field("0", pa.uint64(), nullable=False),
+        pa.field("a.b", NESTED),
+        pa.field("a", pa.struct([("b", pa.int64())])),
+        pa.field("m", pa.map_(pa.string(), pa.int64())),
+        pa.field("f", pa.list_(pa.int8(), 2)),
+        pa.field("d", pa.dictionary(pa.int32(), pa.string())),
+        pa.field("t", pa.timestamp("ns")),
+    ]
+)
+ROWS = pa.table(
+    [
+        [[1], [2, 3], []],
+        [2**64 - 1, 2**63, 5],
+        [{"x": 1, "y": [{"z": "q"}]}, None, {"x": None, "y": []}],
+        [{"b": 1}, {"b": 2}, None],
+        [[("k", 1)], [], None],
+        [[1, 2], [3, 4], None],
+        pa.array(["u", "v", "u"]).dictionary_encode(),
+        [1, 10**18 + 1, None],
+    ],
+    schema=SCHEMA,
+)
+
+
+def encoded(rows: pa.Table = ROWS, **options: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    options.setdefault("use_compliant_nested_type", False)
+    pq.write_table(rows, sink, **options)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize("place", range(len(SCHEMA)))
+def test_a_column_is_read_by_its_place_whatever_the_others_are_called(place: int) -> None:
+    file = DataFile(encoded(), "f")
+    assert file.schema.equals(SCHEMA)
+    found = file.read([place], [0])
+    assert found.schema.field(0).equals(SCHEMA.field(place))
+    assert found.column(0).equals(ROWS.column(place))
+
+
+def test_columns_come_in_the_order_asked_for_and_none_is_an_answer() -> None:
+    file = DataFile(encoded(), "f")
+    assert file.read([7, 0, 1], [0]).equals(ROWS.select([7, 0, 1]))
+    assert file.read(range(8), [0]).equals(ROWS)
+    assert file.read([], [0]).num_columns == 0
+    assert file.read([1], []).num_rows == 0
+
+
+def test_a_file_without_row_groups_has_no_rows() -> None:
+    file = DataFile(encoded(ROWS.slice(0, 0)), "f")
+    assert file.read([0, 7], range(len(file.row_groups))).num_rows == 0
+
+
+def test_row_groups_are_chosen_by_unsigned_numbers_and_by_time() -> None:
+    file = DataFile(encoded(row_group_size=1), "f")
+    every = [0, 1, 2]
+    assert file.row_groups == (1, 1, 1)
+    assert file.groups_within(1, 2**63, None, every) == [0, 1]
+    assert file.groups_within(1, 2**63 + 1, 2**64 - 1, every) == [0]
+    assert file.groups_within(1, 0, 5, every) == [2]
+    assert file.groups_within(1, 6, 2**63 - 1, every) == []
+    assert file.groups_within(1, 0, 5, [0, 1]) == []
+    # The third has a null, which has no place among the others.
+    assert file.groups_within(7, 2, None, every) == [1, 2]
+    assert file.read([1], [1, 0]).column(0).to_pylist() == [2**63, 2**64 - 1]
+
+
+def test_without_statistics_every_row_group_may_hold_anything() -> None:
+    file = DataFile(encoded(row_group_size=1, write_statistics=False), "f")
+    assert file.groups_within(1, 7, 7, [0, 1, 2]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("cut", [0, 4, 100, -1])
+def test_a_broken_file_is_told_by_its_path(cut: int) -> None:
+    with pytest.raises(FormatError) as found:
+        DataFile(encoded()[:cut], "some/path").read([0], [0])
+    assert found.value.facts["path"] == "some/path"
+
+
+def test_a_store_that_fails_is_not_mistaken_for_a_broken_file() -> None:
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise StorageError("no answer", url="x")
+
+    with pytest.raises(StorageError, match="no answer"):
+        DataFile(Failing(encoded()), "f")

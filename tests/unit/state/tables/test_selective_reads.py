@@ -1,0 +1,153 @@
+"""Readers open the columns and row groups they need: counted in bytes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from arroyo_dagster.state.codec.schema import file_schema
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.keys import KeyRange, range_for_server
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig, TimeFile
+from arroyo_dagster.state.storage import Counting, MemoryStore
+from arroyo_dagster.state.tables.expiring_time_key import (
+    ExpiringTimeKeyTable,
+    timestamp_table_config,
+)
+from arroyo_dagster.state.tables.live_rows import INSERT
+from arroyo_dagster.state.tables.time_views import UncachedKeyValueView
+
+ALL_KEYS = range_for_server(0, 1)
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.int64()),
+        pa.field("text", pa.string()),
+        pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
+    ]
+)
+ROWS, GROUPS = 400_000, 10
+
+
+def config() -> TableConfig:
+    return timestamp_table_config("t", retention_micros=10**15, schema=SCHEMA, keys=["k"])
+
+
+@functools.cache
+def encoded() -> bytes:
+    """A merged file, sorted by key and by time, with a wide column."""
+    found = config().config
+    assert isinstance(found, ExpiringTimeKeyConfig)
+    noise = np.random.default_rng(7).integers(0, 2**63, ROWS)
+    hashes = np.repeat(np.linspace(0, 2**64 - 2**12, ROWS // 200), 200)
+    columns = [
+        np.arange(ROWS),
+        [f"{n:020}" for n in noise],
+        np.arange(ROWS) * 1000,
+        hashes.astype(np.uint64),
+        [INSERT] * ROWS,
+    ]
+    rows = pa.table(columns, schema=file_schema(found))
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, row_group_size=ROWS // GROUPS, compression="zstd")
+    return bytes(sink.getvalue())
+
+
+def written(store: MemoryStore) -> TimeFile:
+    """The file in a store."""
+    store.put(StatePath("f"), encoded())
+    return TimeFile(
+        epoch=Epoch(1),
+        path=StatePath("f"),
+        min_routing_key=0,
+        max_routing_key=2**64 - 1,
+        max_timestamp_micros=ROWS - 1,
+        compaction_generation=1,
+    )
+
+
+def read(keys: KeyRange = ALL_KEYS, **options: Any) -> tuple[int, float]:
+    """How many rows were read, and which share of the bytes."""
+    store = MemoryStore()
+    file = written(store)
+    counting = Counting(store)
+    (part,) = ExpiringTimeKeyTable(config(), counting).read([file], keys, **options)
+    size = len(store.read(file.path))
+    return part.rows.num_rows, counting.bytes_read.total() / size
+
+
+def test_all_of_a_file_is_read_in_one_request() -> None:
+    store = MemoryStore()
+    file = written(store)
+    counting = Counting(store)
+    ExpiringTimeKeyTable(config(), counting).read([file], ALL_KEYS)
+    assert counting.calls == {"read": 1}
+
+
+def test_a_narrow_column_is_read_without_the_wide_ones() -> None:
+    rows, share = read(columns=[2])
+    assert rows == ROWS
+    assert share < 0.35
+
+
+def test_a_tenth_of_the_keys_is_read_from_a_tenth_of_the_row_groups() -> None:
+    rows, share = read(KeyRange(0, 2**64 // 20))
+    assert rows == pytest.approx(ROWS / 20, abs=200)
+    assert share < 0.2
+
+
+def test_row_groups_that_have_expired_are_not_read() -> None:
+    rows, share = read(cutoff_micros=ROWS * 9 // 10)
+    assert rows == ROWS / GROUPS
+    assert share < 0.4  # the first value of each group's times is read, and so their dictionary
+
+
+def test_keys_time_and_columns_together() -> None:
+    rows, share = read(range_for_server(9, 10), columns=[0], cutoff_micros=ROWS * 9 // 10)
+    assert rows == pytest.approx(ROWS / 10, abs=200)
+    assert share < 0.15
+
+
+def test_a_small_file_is_read_whole_whatever_is_needed_of_it() -> None:
+    store = MemoryStore()
+    file = written(store)
+    small = pq.ParquetFile(pa.BufferReader(store.read(file.path))).read().slice(0, 100)
+    sink = pa.BufferOutputStream()
+    pq.write_table(small, sink)
+    store.put(StatePath("f"), sink.getvalue().to_pybytes())
+    counting = Counting(store)
+    (part,) = ExpiringTimeKeyTable(config(), counting).read([file], ALL_KEYS, columns=[0])
+    assert part.rows.num_rows == 100
+    assert counting.calls == {"head": 1, "read_range": 1}
+
+
+def test_what_is_read_of_a_part_is_what_the_whole_has_there() -> None:
+    store = MemoryStore()
+    file = written(store)
+    table = ExpiringTimeKeyTable(config(), store)
+    keys, cutoff = range_for_server(3, 7), 200_000
+    (whole,) = table.read([file], ALL_KEYS)
+    (stored,) = table._whole([file], ALL_KEYS)
+    hashes = stored.rows.column(3).to_numpy()
+    wanted = (hashes >= keys.start) & (hashes <= keys.end) & (np.arange(ROWS) >= cutoff)
+    expected = whole.rows.filter(pa.array(wanted))
+    assert table.load([file], keys, cutoff_micros=cutoff).equals(expected)
+    for columns in ([0], [1], [2], [0, 2]):
+        found = table.load([file], keys, cutoff_micros=cutoff, columns=columns)
+        assert found.equals(expected.select(columns))
+
+
+def test_a_view_without_memory_reads_named_columns_only() -> None:
+    store = MemoryStore()
+    file = written(store)
+    counting = Counting(store)
+    view = UncachedKeyValueView(ExpiringTimeKeyTable(config(), counting), lambda _: None, ALL_KEYS)
+    view.go_on_from([file], 0)
+    (rows,) = view.get_all(["k"])
+    assert rows.schema.names == ["k"]
+    assert rows.num_rows == ROWS
+    assert counting.bytes_read.total() < len(store.read(file.path)) / 2

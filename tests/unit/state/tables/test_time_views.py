@@ -1,0 +1,322 @@
+"""The three views of an expiring table: at any parallelism they hold the whole between them."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec.hashing import key_hashes, subtasks_for_hashes
+from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.keys import KeyRange, range_for_server
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TableConfig
+from arroyo_dagster.state.planning.checkpoint import merge_operator
+from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state.tables.expiring_time_key import (
+    ExpiringTimeKeyTable,
+    timestamp_table_config,
+)
+from arroyo_dagster.state.tables.manager import TableManager
+from arroyo_dagster.state.tables.table import TaskInfo
+from arroyo_dagster.state.tables.time_views import (
+    ExpiringTimeKeyView,
+    KeyTimeView,
+    UncachedKeyValueView,
+)
+from tests.jobs import as_multiset
+
+T, OP, GEN = TableName("t"), OperatorId("o"), WorkerGeneration(1)
+PATHS = JobPaths(JobId("j"), PipelineId("p"))
+TIME = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
+SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64()), TIME])
+RETENTION = 10
+
+
+def config(schema: pa.Schema = SCHEMA, **options: Any) -> TableConfig:
+    options.setdefault("keys", ["k"])
+    return timestamp_table_config("t", retention_micros=RETENTION, schema=schema, **options)
+
+
+def rows(*values: tuple[Any, Any, int]) -> pa.Table:
+    """Rows (key, value, time in microseconds)."""
+    keys, numbers, times = zip(*values, strict=True) if values else ((), (), ())
+    return pa.table([keys, numbers, [time * 1000 for time in times]], schema=SCHEMA)
+
+
+class Job:
+    """An operator with one table, whose managers come and go."""
+
+    def __init__(self, table: TableConfig | None = None) -> None:
+        self.store = MemoryStore()
+        self.config = table or config()
+        self.newest: OperatorCheckpoint | None = None
+
+    def manager(self, index: int = 0, parallelism: int = 1) -> TableManager:
+        backend = ParquetBackend(self.store, PATHS, generation=GEN)
+        return TableManager(
+            task=TaskInfo(
+                pipeline=PATHS.pipeline,
+                job=PATHS.job,
+                operator=OP,
+                task_index=index,
+                parallelism=parallelism,
+            ),
+            configs={T: self.config},
+            store=self.store,
+            generation=GEN,
+            restored=self.newest,
+            write_metadata=backend.write_operator_checkpoint_metadata,
+        )
+
+    def write(self, *managers: TableManager, watermark: int | None = None) -> OperatorCheckpoint:
+        epoch = Epoch((self.newest.epoch if self.newest else 0) + 1)
+        reports = [one.checkpoint(epoch, 1, watermark, False) for one in managers]
+        self.newest = merge_operator(PATHS.job, OP, epoch, reports, self.newest)
+        return self.newest
+
+    def compact(self, parallelism: int) -> None:
+        """Merge all files, a new one for each subtask."""
+        assert self.newest is not None
+        files = self.newest.tables.get(T)
+        if not isinstance(files, ExpiringTimeKeyFiles):
+            return
+        table = ExpiringTimeKeyTable(self.config, self.store)
+        outputs = [
+            output
+            for index in range(parallelism)
+            for output in table.compact_data(
+                files.files,
+                lambda suffix: StatePath(f"p/j/{uuid.uuid4().hex}{suffix}"),
+                range_for_server(index, parallelism),
+                cutoff_micros=0,
+                from_oldest=True,
+            ).outputs
+        ]
+        self.newest.tables[T] = ExpiringTimeKeyFiles(files=tuple(outputs))  # type: ignore[index]
+
+
+def held_by(manager: TableManager, kind: type[Any]) -> Counter[Any]:
+    """What one subtask holds, whichever view it looks through."""
+    if kind is ExpiringTimeKeyView:
+        return as_multiset(manager.get_expiring_time_key_table("t").rows())
+    if kind is KeyTimeView:
+        view = manager.get_key_time_table("t")
+        found: Counter[Any] = Counter()
+        for key in view.keys().column(0).to_pylist():
+            for row, count in as_multiset(view.get(key)).items():
+                found[(key, *row)] += count
+        return found
+    uncached = manager.get_uncached_key_value_view("t")
+    return sum(map(as_multiset, uncached.get_all()), Counter())
+
+
+VIEWS = (ExpiringTimeKeyView, KeyTimeView, UncachedKeyValueView)
+_KEYS = st.one_of(st.none(), st.sampled_from(["", "a", "b"]), st.text(max_size=3))
+_ROWS = st.lists(st.tuples(_KEYS, st.integers(0, 3), st.integers(0, 30)), max_size=12)
+
+
+@settings(max_examples=60)
+@given(
+    epochs=st.lists(st.tuples(_ROWS, st.none() | st.integers(0, 35), _KEYS), max_size=3),
+    parallelisms=st.lists(st.integers(1, 5), min_size=3, max_size=3),
+    restored_at=st.integers(1, 7),
+    compacted=st.booleans(),
+)
+def test_at_any_parallelism_the_subtasks_hold_the_whole_and_nothing_twice(
+    epochs: list[tuple[list[Any], int | None, Any]],
+    parallelisms: list[int],
+    restored_at: int,
+    compacted: bool,
+) -> None:
+    """Written at changing parallelism, restored at yet another."""
+    job, model, watermark = Job(), [], 0
+    for (written, mark, gone), parallelism in zip(epochs, parallelisms, strict=False):
+        managers = [job.manager(index, parallelism) for index in range(parallelism)]
+        views = [one.get_expiring_time_key_table("t") for one in managers]
+        hashes = key_hashes([pa.array([row[0] for row in written], pa.string())])
+        owners = subtasks_for_hashes(hashes, parallelism)
+        for row, owner in zip(written, owners, strict=True):
+            views[owner].insert(rows(row))
+        for view in views:
+            view.delete_key(gone)
+        watermark = max(watermark, mark or 0)
+        job.write(*managers, watermark=watermark)
+        model = [row for row in (*model, *written) if row[0] != gone]
+        model = [row for row in model if row[2] >= watermark - RETENTION]
+    if compacted and job.newest is not None:
+        job.compact(parallelisms[0])
+    whole = as_multiset(rows(*model))
+    for kind in VIEWS:
+        parts = [held_by(job.manager(i, restored_at), kind) for i in range(restored_at)]
+        assert sum(parts, Counter()) == whole
+        for index, part in enumerate(parts):
+            keys = range_for_server(index, restored_at)
+            hashes = key_hashes([pa.array([row[0] for row in part], pa.string())])
+            assert all(keys.start <= value <= keys.end for value in hashes.to_pylist())
+
+
+# ---- by key --------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_key_come_without_it_in_the_order_in_which_they_came() -> None:
+    view = Job().manager().get_key_time_table("t")
+    view.insert(rows(("a", 1, 1), ("b", 2, 2), (None, 3, 3), ("a", 4, 0)))
+    assert view.value_schema.names == ["v", "_timestamp"]
+    assert view.get("a").column("v").to_pylist() == [1, 4]
+    assert view.get(None).column("v").to_pylist() == [3]
+    assert view.get("x").num_rows == 0
+    assert view.get("x").schema.equals(view.value_schema)
+    assert view.keys().to_pylist() == [{"k": "a"}, {"k": "b"}, {"k": None}]
+    view.insert(rows(("a", 5, 5)))
+    assert view.get("a").column("v").to_pylist() == [1, 4, 5]
+    assert view.delete_key("a") == 3
+    assert view.get("a").num_rows == 0
+    view.evict(3)
+    assert view.keys().to_pylist() == [{"k": None}]
+    with pytest.raises(InputError, match="storage key"):
+        view.get("a", "b")
+    with pytest.raises(InputError, match="not a storage key"):
+        view.get(5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        (pa.int64(), [1, -1, None]),
+        (pa.timestamp("ns"), [10**18 + 1, 10**18 + 2, None]),
+        (pa.date32(), [1, 2, None]),
+        (pa.binary(), [b"", b"\x00", None]),
+        (pa.bool_(), [True, False, None]),
+        (pa.list_(pa.int64()), [[1], [], None]),
+        (
+            pa.struct([("start", pa.timestamp("ns")), ("end", pa.timestamp("ns"))]),
+            [{"start": 1, "end": 2}, {"start": 1, "end": None}, None],
+        ),
+    ],
+    ids=str,
+)
+def test_keys_of_any_type_are_found(kind: pa.DataType, keys: list[Any]) -> None:
+    schema = pa.schema([pa.field("k", kind), pa.field("v", pa.int64()), TIME])
+    view = Job(config(schema)).manager().get_key_time_table("t")
+    column = pa.array([*keys, keys[0]], kind)
+    view.insert(pa.table([column, [0, 1, 2, 3], [1, 1, 1, 1]], schema=schema))
+    assert [view.get(key).column("v").to_pylist() for key in keys] == [[0, 3], [1], [2]]
+    assert view.keys().num_rows == 3
+
+
+def test_a_table_keyed_by_nothing_has_one_key() -> None:
+    view = Job(config(keys=[])).manager().get_key_time_table("t")
+    assert view.get().num_rows == 0
+    view.insert(rows(("a", 1, 1), ("b", 2, 2)))
+    assert view.get().num_rows == 2
+    assert view.keys().num_columns == 0
+
+
+# ---- without memory ------------------------------------------------------------------------------
+
+
+def test_a_view_without_memory_shows_the_epoch_it_goes_on_from() -> None:
+    job = Job()
+    manager = job.manager()
+    view = manager.get_uncached_key_value_view("t")
+    view.insert(rows(("a", 1, 1)))
+    assert list(view.get_all()) == []
+    published = job.write(manager)
+    assert manager.follow(published)
+    assert [part.num_rows for part in view.get_all()] == [1]
+    other = job.manager()
+    other.get_uncached_key_value_view("t").insert(rows(("b", 2, 30)))
+    published = job.write(other, watermark=15)
+    assert manager.follow(published)
+    assert [part.column("k").to_pylist() for part in view.get_all()] == [["b"]]
+    assert [part.schema.names for part in view.get_all(["v", "k"])] == [["k", "v"]]
+    with pytest.raises(InputError, match="no column 'x'"):
+        list(view.get_all(["x"]))
+
+
+def test_deletes_are_applied_though_nothing_is_in_memory() -> None:
+    job = Job()
+    first = job.manager()
+    first.get_expiring_time_key_table("t").insert(rows(("a", 1, 1), ("b", 2, 2)))
+    job.write(first)
+    second = job.manager()
+    second.get_expiring_time_key_table("t").delete_key("a")
+    job.write(second)
+    view = job.manager().get_uncached_key_value_view("t")
+    (rest,) = view.get_all(["v"])
+    assert rest.to_pylist() == [{"v": 2}]
+
+
+def test_of_a_generational_table_it_gives_the_newest_rows_or_all() -> None:
+    job = Job(config(generational=True))
+    manager = job.manager()
+    view = manager.get_uncached_key_value_view("t")
+    for generation, key in [(0, "a"), (2, "a"), (1, "a"), (7, "b")]:
+        columns = [[key], [generation], [1000], [generation]]
+        view.insert(pa.table(columns, schema=view.schema))
+    job.write(manager)
+    restored = job.manager().get_uncached_key_value_view("t")
+    assert sum(part.num_rows for part in restored.get_all()) == 4
+    assert restored.get_newest().column("v").to_pylist() == [2, 7]
+    with pytest.raises(InputError, match="no generations"):
+        Job().manager().get_uncached_key_value_view("t").get_newest()
+
+
+# ---- one view a table ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", range(3))
+@pytest.mark.parametrize("second", range(3))
+def test_a_table_has_one_view(first: int, second: int) -> None:
+    manager = Job().manager()
+    getters = [
+        manager.get_expiring_time_key_table,
+        manager.get_key_time_table,
+        manager.get_uncached_key_value_view,
+    ]
+    view = getters[first]("t")
+    if first == second:
+        assert getters[second]("t") is view
+    else:
+        with pytest.raises(InputError, match="looked at as"):
+            getters[second]("t")
+
+
+def test_a_view_by_key_follows_and_restores_as_any_other() -> None:
+    job = Job()
+    ahead, behind = job.manager(), job.manager()
+    behind.get_key_time_table("t")
+    view = ahead.get_key_time_table("t")
+    view.insert(rows(("a", 1, 5), ("b", 2, 50)))
+    assert ahead.follow(job.write(ahead, watermark=5))
+    view.delete_key("a")
+    published = job.write(ahead, watermark=40)
+    assert behind.follow(published)
+    for manager in (ahead, behind, job.manager()):
+        assert manager.get_key_time_table("t").keys().to_pylist() == [{"k": "b"}]
+
+
+def test_key_ranges_meet_and_leave_nothing_out() -> None:
+    whole = KeyRange(0, 2**64 - 1)
+    for parallelism in range(1, 40):
+        ranges = [range_for_server(index, parallelism) for index in range(parallelism)]
+        assert (ranges[0].start, ranges[-1].end) == (whole.start, whole.end)
+        assert all(a.end + 1 == b.start for a, b in itertools.pairwise(ranges))
