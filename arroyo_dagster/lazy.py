@@ -1,6 +1,6 @@
 """Public names of a package, each loaded from its module when first asked for.
 
-So that naming one thing of a package does not load all of it: `import arroyo_dagster` costs nothing.
+Naming one thing of a package does not load all of it: `import arroyo_dagster` costs nothing.
 """
 
 from __future__ import annotations

@@ -95,14 +95,14 @@ class Scene:
         """A data file of a global keyed table that has rows, written last.
 
         Args:
-            alone: no other subtask writes the table.
+            alone: no other subtask writes its keys, as all do in a single-file sink.
         """
         newest = self.newest
         return [
             (operator.operator, name, path)
             for operator in newest.operators
             for name, files in operator.tables.items()
-            if isinstance(files, GlobalKeyedFiles) and (not alone or operator.parallelism == 1)
+            if isinstance(files, GlobalKeyedFiles) and not (alone and "sink" in operator.operator)
             for path in files.files
             if read_facts(self.store.read(path), path).rows and "value" in self.columns(path)
         ][-1]

@@ -1,10 +1,10 @@
 """`arroyo-state`: a subcommand per journey.
 
 Exit codes: 0 done, 1 an error of this package (one message on stderr), 2 a wrong command line,
-3 `verify` looked and found errors.
+3 `verify` or `sdf check` looked and found errors.
 """
 
-from arroyo_dagster.cli import looking, maintenance, running, verifying
+from arroyo_dagster.cli import looking, maintenance, running, sdf, verifying
 from arroyo_dagster.cli.grammar import main
 
-__all__ = ["looking", "main", "maintenance", "running", "verifying"]
+__all__ = ["looking", "main", "maintenance", "running", "sdf", "verifying"]

@@ -65,9 +65,9 @@ def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
     return value
 
 
-def store_options(command: _F) -> _F:
-    """Add `--url` and `--json`, as every subcommand has them."""
-    json_option = click.option(
+def json_option(command: _F) -> _F:
+    """Add `--json`, as every subcommand that lists something has it."""
+    option = click.option(
         "--json",
         "as_json",
         is_flag=True,
@@ -75,6 +75,11 @@ def store_options(command: _F) -> _F:
         callback=_remember_json,
         help="Print one JSON document.",
     )
+    return option(command)
+
+
+def store_options(command: _F) -> _F:
+    """Add `--url` and `--json`, as every subcommand about a checkpoint URL has them."""
     url_option = click.option(
         "--url",
         envvar=URL_VARIABLES,

@@ -267,6 +267,7 @@ def _operator_cells(operator: query.OperatorSummary) -> list[list[object]]:
 @click.argument("table")
 @click.option("--epoch", type=click.IntRange(0), help="The newest visible one unless given.")
 @click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="0 = all.")
+@click.option("--history", is_flag=True, help="Of generational tables every generation of a row.")
 @store_options
 def rows(
     job: str,
@@ -274,13 +275,16 @@ def rows(
     table: str,
     epoch: int | None,
     limit: int,
+    history: bool,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Print the decoded rows of a table, as a restore at the epoch would load them."""
     store = open_to_read(url)
     paths = find_job(store, job)
-    found = query.read_rows(store, paths, operator, table, epoch=epoch, limit=limit or None)
+    found = query.read_rows(
+        store, paths, operator, table, epoch=epoch, limit=limit or None, history=history
+    )
     if as_json:
         print_json(list(found.rows))
         if found.problem:

@@ -54,8 +54,9 @@ from arroyo_dagster.state.planning.recovery import legacy_state
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
-from arroyo_dagster.state.tables.manager import TableManager, check_tables
+from arroyo_dagster.state.tables.manager import TableManager
 from arroyo_dagster.state.tables.messages import CompactedData
+from arroyo_dagster.state.tables.registration import check_tables
 from arroyo_dagster.state.tables.table import TaskInfo
 from arroyo_dagster.state.task import EpochPlan
 

@@ -73,7 +73,8 @@ class OperatorContext:
     Attributes:
         task_info: which subtask this is.
         table_manager: the tables registered by `Operator.tables`.
-        watermark_micros: event time reached before this epoch's rows; None = none yet.
+        watermark_micros: event time reached before this epoch's rows, in `on_start` that of the
+            epoch restored; None = none yet.
         epoch: the epoch being written.
         then_stop: whether this epoch is the last of the run.
     """

@@ -88,13 +88,11 @@ class OperatorSubtask:
             task_index=index,
             parallelism=pipeline.parallelism,
         )
-        self._manager = TableManager(
-            task=task,
-            configs=registered(node.operator),
-            store=store,
-            generation=plan.generation,
-            restored=plan.base.get(node.operator_id),
-            write_metadata=backend.write_operator_checkpoint_metadata,
+        self._manager = TableManager.load(
+            backend,
+            task,
+            registered(node.operator),
+            plan.base.get(node.operator_id),
             base_epoch=plan.base_epoch,
         )
         self._ctx = OperatorContext(task, self._manager)
@@ -102,13 +100,14 @@ class OperatorSubtask:
 
     def _begin(self) -> Operator:
         operator = copy.deepcopy(self._template)
+        self._ctx.watermark_micros = self._manager.watermark_micros
         operator.on_start(self._ctx)
         return operator
 
     def follow(self, plan: EpochPlan) -> bool:
         """Come to the epoch that `plan` continues. False: cannot; make a new one."""
         for message in plan.compacted.get(self.node.operator_id, ()):
-            self._manager.send(message)
+            self._manager.load_compacted(message)
         published = plan.base.get(self.node.operator_id)
         if published is None:
             return False

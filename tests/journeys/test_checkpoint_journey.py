@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.parquet import decode_file
+from arroyo_dagster.state.connectors import TableSource
 from arroyo_dagster.state.local.pipeline import LocalRun, run_pipeline
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import (
@@ -21,12 +23,14 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.keys import range_for_server
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
+from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
+from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.planning.checkpoint import merge_operator
 from arroyo_dagster.state.storage import Counting, MemoryStore
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.manager import TableManager
 from arroyo_dagster.state.tables.table import TaskInfo
-from tests.jobs import output_of, run_word_job, state_of, word_job
+from tests.jobs import output_of, run_word_job, state_of, word_job, words
 
 
 def without_epoch(state: dict[str, Any]) -> dict[str, Any]:
@@ -158,3 +162,36 @@ def test_bytes_written_an_epoch_follow_the_change_and_not_the_size() -> None:
     assert whole > keys
     assert all(part < whole / 50 for part in later)
     assert len(view) == keys
+
+
+STARTED: list[int | None] = []
+
+
+class Started(Operator):
+    """Notes the event time it is told when its tables are ready."""
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        STARTED.append(ctx.watermark_micros)
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        pass
+
+
+def test_an_operator_starts_with_the_watermark_of_the_epoch_restored() -> None:
+    store = MemoryStore()
+    STARTED.clear()
+    for _ in range(2):
+        pipeline = Pipeline("started", parallelism=1)
+        source = TableSource(words(4), rows_per_epoch=2)
+        pipeline.source("lines", source, timestamp="at").key_by("word").apply("op", Started())
+        run_pipeline(pipeline, store, max_epochs=1)
+    first, second = STARTED
+    (operator,) = (
+        one
+        for one in ParquetBackend(store, pipeline.paths).load(Epoch(1)).operators
+        if one.operator == "op"
+    )
+    assert first is None
+    assert second == operator.min_watermark_micros is not None

@@ -53,8 +53,7 @@ def ours(store: ObjectStore, path: Any) -> pa.Table:
 
 def with_duckdb(file: Path) -> pa.Table:
     with duckdb.connect() as connection:
-        found = connection.execute("SELECT * FROM read_parquet(?)", [str(file)])
-        return found.to_arrow_table()
+        return connection.read_parquet(str(file)).to_arrow_table()
 
 
 def test_duckdb_reads_every_file_of_a_job(job: tuple[ObjectStore, Path]) -> None:

@@ -15,6 +15,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.local.compaction import compact_job
 from arroyo_dagster.state.local.pipeline import LocalRun
 from arroyo_dagster.state.local.query import load_epoch, read_rows
+from arroyo_dagster.state.local.verify import verify_job
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.keys import range_for_server
@@ -190,6 +191,8 @@ class Job:
 
     def check(self) -> None:
         assert self.found() == self.expected()
+        paths = self.pipeline(self.columns).paths
+        assert verify_job(WriteProtected(self.store), paths, history=0).verdict.findings == ()
 
 
 KEEPS: list[Command] = [(key, "keep", at) for key in "abd" for at in (1, 2)]

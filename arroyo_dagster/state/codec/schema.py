@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec.interval_types import interval_type, interval_unit
 from arroyo_dagster.state.model.tables import (
     GENERATION_COLUMN,
     KEY_HASH_COLUMN,
@@ -57,6 +58,18 @@ _UNIT_NAMES = {short: name for name, short in _UNITS.items()}
 _DECIMALS: dict[str, Callable[[int, int], pa.DataType]] = {
     "Decimal128": pa.decimal128,
     "Decimal256": pa.decimal256,
+}
+_LIST_OF: dict[str, Callable[[pa.Field], pa.DataType]] = {
+    "List": pa.list_,
+    "LargeList": pa.large_list,
+    "ListView": pa.list_view,
+    "LargeListView": pa.large_list_view,
+}
+_LISTS: dict[str, Callable[[pa.DataType], bool]] = {
+    "List": pa.types.is_list,
+    "LargeList": pa.types.is_large_list,
+    "ListView": pa.types.is_list_view,
+    "LargeListView": pa.types.is_large_list_view,
 }
 
 
@@ -187,32 +200,39 @@ def _type_json(kind: pa.DataType) -> Any:
         return {"Time64": _UNIT_NAMES[kind.unit]}
     if types.is_duration(kind):
         return {"Duration": _UNIT_NAMES[kind.unit]}
-    if types.is_interval(kind):
-        return {"Interval": "MonthDayNano"}
     if types.is_fixed_size_binary(kind):
         return {"FixedSizeBinary": kind.byte_width}
     if types.is_decimal128(kind):
         return {"Decimal128": [kind.precision, kind.scale]}
     if types.is_decimal256(kind):
         return {"Decimal256": [kind.precision, kind.scale]}
-    return _nested_json(kind)
+    unit = interval_unit(kind)
+    return _nested_json(kind) if unit is None else {"Interval": unit}
 
 
 def _nested_json(kind: pa.DataType) -> Any:
     types = pa.types
-    if types.is_list(kind):
-        return {"List": _field_json(kind.value_field)}
-    if types.is_large_list(kind):
-        return {"LargeList": _field_json(kind.value_field)}
+    for name, is_one in _LISTS.items():
+        if is_one(kind):
+            return {name: _field_json(kind.value_field)}
     if types.is_fixed_size_list(kind):
         return {"FixedSizeList": [_field_json(kind.value_field), kind.list_size]}
     if types.is_struct(kind):
         return {"Struct": [_field_json(kind.field(i)) for i in range(kind.num_fields)]}
     if types.is_map(kind):
         entries = pa.struct([kind.key_field, kind.item_field])
-        return {"Map": [_field_json(pa.field("entries", entries, nullable=False)), False]}
+        entry = _field_json(pa.field("entries", entries, nullable=False))
+        return {"Map": [entry, kind.keys_sorted]}
     if types.is_dictionary(kind):
         return {"Dictionary": [_type_json(kind.index_type), _type_json(kind.value_type)]}
+    if types.is_union(kind):
+        members = (_field_json(kind.field(i)) for i in range(kind.num_fields))
+        tagged = [list(pair) for pair in zip(kind.type_codes, members, strict=True)]
+        return {"Union": [tagged, kind.mode.capitalize()]}
+    if types.is_run_end_encoded(kind):
+        ends = pa.field("run_ends", kind.run_end_type, nullable=False)
+        values = pa.field("values", kind.value_type)
+        return {"RunEndEncoded": [_field_json(ends), _field_json(values)]}
     raise InputError(
         f"Arrow type {kind} has no stored form",
         next_step="cast the column to another type before it reaches the table",
@@ -242,14 +262,17 @@ def _type(value: Any, *, ordered: bool = False) -> pa.DataType:
         return pa.time64(_UNITS[inner])
     if name == "Duration":
         return pa.duration(_UNITS[inner])
-    if name == "Interval" and inner == "MonthDayNano":
-        return pa.month_day_nano_interval()
+    interval = interval_type(inner) if name == "Interval" else None
+    if interval is not None:
+        return interval
     if name == "FixedSizeBinary":
         return pa.binary(inner)
-    if name == "List":
-        return pa.list_(_field(inner))
-    if name == "LargeList":
-        return pa.large_list(_field(inner))
+    return _nested_type(name, inner, ordered=ordered)
+
+
+def _nested_type(name: str, inner: Any, *, ordered: bool) -> pa.DataType:
+    if name in _LIST_OF:
+        return _LIST_OF[name](_field(inner))
     if name == "FixedSizeList":
         return pa.list_(_field(inner[0]), inner[1])
     if name == "Struct":
@@ -259,4 +282,9 @@ def _type(value: Any, *, ordered: bool = False) -> pa.DataType:
         return pa.map_(entries.field(0), entries.field(1), keys_sorted=inner[1])
     if name == "Dictionary":
         return pa.dictionary(_type(inner[0]), _type(inner[1]), ordered=ordered)
+    if name == "Union":
+        members = [_field(field) for _, field in inner[0]]
+        return pa.union(members, inner[1].lower(), type_codes=[code for code, _ in inner[0]])
+    if name == "RunEndEncoded":
+        return pa.run_end_encoded(_field(inner[0]).type, _field(inner[1]).type)
     raise FormatError(f"Arrow type {re.sub(r'[^A-Za-z0-9]', '', name)} cannot be read here")

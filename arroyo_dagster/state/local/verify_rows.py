@@ -32,10 +32,11 @@ from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     TableConfig,
 )
+from arroyo_dagster.state.model.types import Type
 from arroyo_dagster.state.planning.verify_files import FileFacts, Footer, ListedFile, RowScan
 from arroyo_dagster.state.planning.verify_restore import SharedKeys
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.catalogue import Catalogue
+from arroyo_dagster.state.tables.catalogue import Catalogue, KnownTable
 
 _BATCH_ROWS = 8192
 _NANOS_PER_MICRO = 1000
@@ -302,17 +303,26 @@ class _PairsScan:
             stored = self._version == config.state_version
             self._undecodable = self._undecodable or _typed_problem(config, keys, values, stored)
             return
-        operator = self._listed.operator
-        versioned = {key: (self._version, value) for key, value in zip(keys, values, strict=True)}
-        form = self._look.catalogue.form_of(operator, config, versioned)
-        if form.problem is None:
-            return
-        known = self._look.catalogue.find(operator, config)
+        known = self._look.catalogue.find(self._listed.operator, config)
+        problem = self._form_problem(known, keys, values)
         # Of a version that nobody knows nothing can be said; one that is known must decode.
         if any(one.has_version(self._version) for one in known):
-            self._undecodable = self._undecodable or form.problem
+            self._undecodable = self._undecodable or problem
         else:
-            self._unknown = self._unknown or form.problem
+            self._unknown = self._unknown or problem
+
+    def _form_problem(
+        self, known: Iterable[KnownTable], keys: list[bytes], values: list[bytes]
+    ) -> str | None:
+        versioned = {key: (self._version, value) for key, value in zip(keys, values, strict=True)}
+        operator, config = self._listed.operator, self._listed.config
+        try:
+            return self._look.catalogue.form_of(operator, config, versioned).problem
+        except InputError:
+            # A value that no Arrow column holds, such as a time far away: one by one then.
+            forms = [one for one in known if one.has_version(self._version) and one.has_entries]
+            problems = [_pairs_problem(one.key_type, one.value_type, keys, values) for one in forms]
+            return None if None in problems else problems[0]
 
     def result(self) -> RowScan:
         """What all batches say."""
@@ -329,16 +339,19 @@ def _typed_problem(
 ) -> str | None:
     """Why pairs do not decode by the types that the job stored; values of older versions have
     other types, which are not stored."""
-    for what, described, found in (
-        ("key", config.key_type, keys),
-        ("value", config.value_type, values if current else []),
-    ):
-        if described is None:
-            continue
+    assert config.key_type is not None
+    assert config.value_type is not None
+    return _pairs_problem(config.key_type, config.value_type, keys, values if current else [])
+
+
+def _pairs_problem(
+    key_type: Type, value_type: Type, keys: list[bytes], values: list[bytes]
+) -> str | None:
+    for what, described, found in (("key", key_type, keys), ("value", value_type, values)):
         try:
             codec_for(described).decode_many(found)
         except FormatError as error:
-            return f"a {what} is not what the table's stored types say: {error.message}"
+            return f"a {what} is not what the table's types say: {error.message}"
     return None
 
 

@@ -206,19 +206,25 @@ def _version_findings(listed: ListedFile, footer: Footer) -> Iterator[Finding]:
 
 
 def _of_rows(listed: ListedFile, footer: Footer, rows: RowScan) -> Iterator[Finding]:
-    if rows.strange_hashes:
+    if rows.undecodable is not None:
+        yield error("value-undecodable", listed.path, rows.undecodable, KEEP_AND_REPORT)
+    elif rows.strange_hashes:
         evidence = (
             f"{rows.strange_hashes} of {rows.rows} rows have a routing key that is not the hash of "
             "their key columns: other subtasks than those that get their events would own them"
         )
         yield error("routing-key-wrong", listed.path, evidence, KEEP_AND_REPORT)
-    elif listed.bounds is not None:
-        yield from _key_bounds(listed.path, listed.bounds, rows)
-    if listed.bounds is not None:
-        yield from _time_bounds(listed.path, listed.bounds, rows)
-    if not rows.strange_hashes:
-        yield from _statistics(listed.path, footer, rows)
+    else:
+        wrong = list(_bound_findings(listed, rows))
+        # Rows that changed contradict the list and the footer alike.
+        yield from wrong or _statistics(listed.path, footer, rows)
     yield from _value_findings(listed, rows)
+
+
+def _bound_findings(listed: ListedFile, rows: RowScan) -> Iterator[Finding]:
+    if listed.bounds is not None:
+        yield from _key_bounds(listed.path, listed.bounds, rows)
+        yield from _time_bounds(listed.path, listed.bounds, rows)
 
 
 def _key_bounds(path: StatePath, listed: TimeFile, rows: RowScan) -> Iterator[Finding]:
@@ -267,8 +273,6 @@ def _statistics(path: StatePath, footer: Footer, rows: RowScan) -> Iterator[Find
 
 
 def _value_findings(listed: ListedFile, rows: RowScan) -> Iterator[Finding]:
-    if rows.undecodable is not None:
-        yield error("value-undecodable", listed.path, rows.undecodable, KEEP_AND_REPORT)
     if rows.strange_operations:
         evidence = f"{rows.strange_operations} rows are no operation that their readers know"
         if not listed.ours:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from arroyo_dagster.errors import InputError, ProtocolError
-from arroyo_dagster.state.codec.schema import memory_schema
+from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     OperatorCheckpoint,
@@ -23,16 +22,14 @@ from arroyo_dagster.state.model.checkpoints import (
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
     TableConfig,
     TimeFile,
 )
-from arroyo_dagster.state.model.types import Type, describe, same_layout, without_classes
+from arroyo_dagster.state.model.types import describe, without_classes
 from arroyo_dagster.state.planning.checkpoint import files_to_carry
-from arroyo_dagster.state.planning.evolution import evolution, noted
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.global_keyed import (
@@ -48,6 +45,7 @@ from arroyo_dagster.state.tables.messages import (
     StateMessage,
     TableData,
 )
+from arroyo_dagster.state.tables.registration import as_stored, check_tables
 from arroyo_dagster.state.tables.table import Checkpointer, EpochFiles, TaskInfo
 from arroyo_dagster.state.tables.time_views import (
     ExpiringTimeKeyView,
@@ -95,7 +93,7 @@ class TableManager:
         self.task = task
         if restored is not None:
             check_tables(configs, restored)
-        self.configs = _evolved(configs, restored)
+        self.configs = as_stored(configs, restored)
         self._store = store
         self._paths = JobPaths(task.job, task.pipeline)
         self._generation = generation
@@ -117,6 +115,41 @@ class TableManager:
             self.epoch = self._followed = restored.epoch
             self._watermark_micros = restored.min_watermark_micros
         self._restored = restored
+
+    @classmethod
+    def load(
+        cls,
+        backend: ParquetBackend,
+        task: TaskInfo,
+        configs: Mapping[TableName, TableConfig],
+        restored: OperatorCheckpoint | None,
+        *,
+        base_epoch: Epoch | None = None,
+    ) -> TableManager:
+        """Open the tables of a subtask of a job that `backend` writes; see the class.
+
+        Source: crates/arroyo-state/src/tables/table_manager.rs, `TableManager::load`.
+        Differs: tables are read when they are first asked for; the restored watermark is
+        `watermark_micros`.
+        """
+        return cls(
+            task=task,
+            configs=configs,
+            store=backend.store,
+            generation=backend.generation,
+            restored=restored,
+            write_metadata=backend.write_operator_checkpoint_metadata,
+            base_epoch=base_epoch,
+        )
+
+    @property
+    def watermark_micros(self) -> int | None:
+        """The event time reached at the epoch the tables are of; None = not all subtasks had one.
+
+        Of a restored epoch the smallest of its subtasks; rows older than this less a table's
+        retention are gone.
+        """
+        return self._watermark_micros
 
     # ---- views -----------------------------------------------------------------------------------
 
@@ -266,7 +299,7 @@ class TableManager:
         if isinstance(message, TableData):
             self._change(message)
         elif isinstance(message, CompactedData):
-            self._load_compacted(message)
+            self.load_compacted(message)
         else:
             self._checkpoint(message)
 
@@ -483,7 +516,14 @@ class TableManager:
         self._seen[name] = {file.path for file in listed}
         self._merged[name].clear()
 
-    def _load_compacted(self, message: CompactedData) -> None:
+    def load_compacted(self, message: CompactedData) -> None:
+        """Learn that files were merged, before an epoch lists the outputs in their place.
+
+        Rows that are in memory need not be read again then.
+
+        Source: crates/arroyo-state/src/tables/table_manager.rs, `load_compacted`.
+        Differs: lists of files are the coordinator's; a subtask learns what outputs stand for.
+        """
         seen = self._seen.get(message.table)
         view = self._global_views.get(message.table)
         inputs = set(message.inputs)
@@ -504,92 +544,3 @@ def _open_table(config: TableConfig, store: ObjectStore) -> GlobalKeyedTable | E
     if isinstance(config.config, GlobalKeyedConfig):
         return GlobalKeyedTable(config, store)
     return ExpiringTimeKeyTable(config, store)
-
-
-def _evolved(
-    configs: Mapping[TableName, TableConfig], restored: OperatorCheckpoint | None
-) -> dict[TableName, TableConfig]:
-    """The configurations to store, which note what older files of their tables may look like."""
-    found = dict(configs)
-    for name, stored in (restored.configs if restored else {}).items():
-        now = configs.get(name)
-        before = stored.config
-        if now is None or restored is None:
-            continue
-        if isinstance(before, ExpiringTimeKeyConfig) and isinstance(
-            now.config, ExpiringTimeKeyConfig
-        ):
-            changed = noted(before, now.config, Epoch(restored.epoch + 1))
-            found[name] = replace(now, config=changed)
-    return found
-
-
-def check_tables(configs: Mapping[TableName, TableConfig], restored: OperatorCheckpoint) -> None:
-    """Refuse to restore an operator whose tables are not those of the checkpoint.
-
-    Raises:
-        InputError: a table of the checkpoint is not registered, or has changed kind; a global
-            keyed one has other types, or values of a newer version; an expiring one has columns
-            that its old rows cannot be read as (`planning.evolution`).
-
-    Source: crates/arroyo-state/src/tables/table_manager.rs: a missing table fails the start.
-    Differs: Arroyo does not compare types and columns, and reads what is there by the new ones.
-    """
-    for name in restored.tables:
-        stored = restored.configs.get(name)
-        config = configs.get(name)
-        if config is None:
-            raise InputError(
-                "the checkpoint has a table that the operator does not register",
-                operator=restored.operator,
-                table=name,
-                registered=sorted(configs),
-                next_step="register it, or start the operator under a new id: its state is kept",
-            )
-        kind = stored.kind if stored else restored.tables[name].kind
-        if config.kind is not kind:
-            raise InputError(
-                f"the table was {kind.label} and is now registered as {config.kind.label}",
-                operator=restored.operator,
-                table=name,
-                next_step="give the new table another name: state is not converted between kinds",
-            )
-        if stored is not None:
-            problem = _changed(stored, config)
-            if problem is not None:
-                raise InputError(
-                    problem,
-                    operator=restored.operator,
-                    table=name,
-                    next_step="go back to what the table was, or give the new one another name",
-                )
-
-
-def _changed(stored: TableConfig, config: TableConfig) -> str | None:
-    """Say why the files of `stored` cannot be read as `config`; None if they can."""
-    before, now = stored.config, config.config
-    if isinstance(before, ExpiringTimeKeyConfig) and isinstance(now, ExpiringTimeKeyConfig):
-        memory_schema(before)  # what is stored may be broken
-        found = evolution(before, now)
-        if found.problems:
-            return f"the columns of the table cannot be read as they are now: {found.problems[0]}"
-        return None
-    if stored.state_version > config.state_version:
-        return (
-            f"the table holds values of state version {stored.state_version}, and the operator "
-            f"registers {config.state_version}"
-        )
-    if _differ(stored.key_type, config.key_type):
-        return "the type of the table's keys is not that of the checkpoint"
-    if stored.state_version == config.state_version and _differ(
-        stored.value_type, config.value_type
-    ):
-        return (
-            "the type of the table's values is not that of the checkpoint; a new type needs a new "
-            "version and a migration (MigratableState)"
-        )
-    return None
-
-
-def _differ(stored: Type | None, now: Type | None) -> bool:
-    return stored is not None and now is not None and not same_layout(stored, now)

@@ -90,7 +90,11 @@ class TimeView:
             raise InputError(
                 f"rows do not fit the schema of their table ({error})", table=self._name
             ) from error
-        for column, field in zip(table.columns, schema, strict=True):
+        self._check_values(table)
+        return table
+
+    def _check_values(self, table: pa.Table) -> None:
+        for column, field in zip(table.columns, self.schema, strict=True):
             if column.null_count and not field.nullable:
                 raise InputError(
                     "a column that must not hold nulls does",
@@ -106,7 +110,6 @@ class TimeView:
                 table=self._name,
                 next_step="drop such rows, or give them an event time, before they reach a table",
             )
-        return table
 
     def _add(self, rows: pa.Table, operation: bytes) -> None:
         for batch in rows.to_batches():

@@ -83,6 +83,12 @@ def test_row_groups_are_chosen_by_unsigned_numbers_and_by_time() -> None:
     assert file.read([1], [1, 0]).column(0).to_pylist() == [2**63, 2**64 - 1]
 
 
+def test_a_null_among_others_keeps_its_row_group() -> None:
+    times = pa.table({"t": pa.array([1, None, 3, 4], pa.timestamp("ns"))})
+    file = DataFile(encoded(times, row_group_size=2), "f")
+    assert file.groups_within(0, 9, None, [0, 1]) == [0]
+
+
 def test_without_statistics_every_row_group_may_hold_anything() -> None:
     file = DataFile(encoded(row_group_size=1, write_statistics=False), "f")
     assert file.groups_within(1, 7, 7, [0, 1, 2]) == [0, 1, 2]

@@ -228,6 +228,35 @@ def test_arroyo_reads_files_in_the_order_of_their_epochs_and_we_in_that_of_the_l
     assert times_of(restored_rows(store, at, T, ours=True).rows) == [6_000, 7_000]
 
 
+def test_arroyo_goes_on_from_less_of_an_aggregate_without_keys_and_that_is_told() -> None:
+    unkeyed = timestamp_table_config(
+        "t", "accumulator_state", retention_micros=1, schema=SCHEMA, keys=[], generational=True
+    )
+    store = MemoryStore()
+    assert isinstance(unkeyed.config, ExpiringTimeKeyConfig)
+    schema = file_schema(unkeyed.config)
+    columns = [[10, 20, 30], [1, 2, 3], [1, 2, 3], [0, 0, 0], [b"\x00"] * 3]
+    stored = pa.table(columns, schema=schema)
+    for name, rows_a_group, upstream in (("one", 3, 10), ("each", 1, None)):
+        sink = pa.BufferOutputStream()
+        pq.write_table(stored, sink, row_group_size=rows_a_group)
+        store.put(StatePath(name), sink.getvalue().to_pybytes())
+        file = TimeFile(
+            epoch=Epoch(1),
+            path=StatePath(name),
+            min_routing_key=0,
+            max_routing_key=0,
+            max_timestamp_micros=0,
+        )
+        found = restored_rows(store, operator(unkeyed, file, watermark=None), T, ours=False)
+        assert found.rows.column("n").to_pylist() == [30]
+        if upstream is None:
+            assert found.upstream is None
+        else:
+            assert found.upstream is not None
+            assert found.upstream.column("n").to_pylist() == [upstream]
+
+
 # ---- merged --------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -32,8 +33,15 @@ from arroyo_dagster.state.tables.global_keyed import (
     global_table_config,
     global_table_config_with_version,
 )
-from arroyo_dagster.state.tables.manager import TableManager, check_tables
-from arroyo_dagster.state.tables.messages import CompactedData, KeyedData, RowData, TableData
+from arroyo_dagster.state.tables.manager import TableManager
+from arroyo_dagster.state.tables.messages import (
+    CheckpointMessage,
+    CompactedData,
+    KeyedData,
+    RowData,
+    TableData,
+)
+from arroyo_dagster.state.tables.registration import check_tables
 from arroyo_dagster.state.tables.table import TaskInfo
 from tests.jobs import as_multiset, listing
 
@@ -293,6 +301,41 @@ def test_data_of_one_kind_is_refused_by_a_table_of_the_other(store: MemoryStore)
     rows = at(("a", 1)).to_batches()[0]
     with pytest.raises(InputError, match="rows"):
         tables.send(TableData(G, RowData(rows, b"\x00")))
+
+
+def test_a_manager_is_loaded_from_an_epoch_with_its_watermark(store: MemoryStore, job: Job) -> None:
+    backend = ParquetBackend(store, PATHS, generation=GEN)
+    task = TaskInfo(
+        pipeline=PATHS.pipeline, job=PATHS.job, operator=OP, task_index=0, parallelism=1
+    )
+    first = TableManager.load(backend, task, CONFIGS, None)
+    assert first.watermark_micros is None
+    counts(first).insert("a", 1)
+    kept(first).insert(at(("a", 5), ("a", 3)))
+    published = job.write(first, watermark=14)
+    assert first.watermark_micros == 14
+    again = TableManager.load(backend, task, CONFIGS, published)
+    assert (again.epoch, again.watermark_micros) == (1, 14)
+    assert content(again) == content(first) == ({"a": 1}, Counter({("a", 5_000): 1}))
+    later = TableManager.load(backend, task, CONFIGS, None, base_epoch=Epoch(41))
+    assert (later.epoch, later.watermark_micros) == (41, None)
+
+
+def test_barriers_and_merges_come_as_messages_too(store: MemoryStore, job: Job) -> None:
+    tables = manager(store)
+    counts(tables).insert("a", 1)
+    tables.send(
+        CheckpointMessage(epoch=Epoch(1), min_epoch=Epoch(1), watermark_micros=3, then_stop=False)
+    )
+    published = job.publish([tables._reports[Epoch(1)]])
+    assert tables.follow(published)
+    counting = Counting(store)
+    tables._tables[G]._store = counting  # type: ignore[union-attr]
+    tables.load_compacted(job.merge())
+    assert job.newest is not None
+    assert tables.follow(replace(job.newest, epoch=Epoch(2)))
+    assert counts(tables).get("a") == 1
+    assert not counting.calls  # what was merged is in memory already
 
 
 # ---- following what was published ----------------------------------------------------------------

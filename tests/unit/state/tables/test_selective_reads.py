@@ -141,6 +141,19 @@ def test_what_is_read_of_a_part_is_what_the_whole_has_there() -> None:
         assert found.equals(expected.select(columns))
 
 
+def test_record_batches_are_counted_before_rows_of_other_keys_are_left_out() -> None:
+    store = MemoryStore()
+    file = written(store)
+    keys = range_for_server(1, 3)
+    (part,) = ExpiringTimeKeyTable(config(), store).read([file], keys, columns=[0], batches=True)
+    places = part.rows.column(0).to_numpy()
+    assert part.batches is not None
+    # Each row's column k is its place in the file; row groups are of whole and a last batch.
+    group, within = places // (ROWS // GROUPS), places % (ROWS // GROUPS) // 1024
+    expected = group * -(-(ROWS // GROUPS) // 1024) + within
+    assert np.array_equal(part.batches - part.batches[0], expected - expected[0])
+
+
 def test_a_view_without_memory_reads_named_columns_only() -> None:
     store = MemoryStore()
     file = written(store)

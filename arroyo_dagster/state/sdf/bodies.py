@@ -1,0 +1,195 @@
+"""Inline bodies: their language, the function they define, and whether it fits its slot.
+
+Python is parsed, never run; of Rust only the name and the signature are read.
+
+Source: sdf-states.md 3.1, 8.1 and 8.2; errors E25, E27, E38.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from dataclasses import dataclass
+
+ARITIES: dict[str, tuple[int, ...]] = {
+    "map": (1, 2),
+    "filter": (1, 2),
+    "filter-map": (1, 2),
+    "flat-map": (1, 2),
+    "assign-key": (1, 2),
+    "assign-timestamp": (2, 3),
+    "update-state": (1, 2),
+    "flush": (0,),
+}
+"""How many arguments each operator's function takes, with and without the key first."""
+
+LANGUAGES = ("python", "rust")
+
+_PYTHON_START = re.compile(r"(?:async\s+)?def\b|import\b|from\b|@")
+_RUST_START = re.compile(
+    r"(?:(?:async|unsafe|extern)\s+)*fn\b|pub\b|use\b|const\b|static\b|struct\b|enum\b|#!?\["
+)
+_SKIPPED = re.compile(
+    r"\s+|//[^\n]*|/\*.*?\*/|#(?!!?\[)[^\n]*|run:\s*\|[^\n]*", re.DOTALL
+)  # a published example repeats `run: |` inside its body (spec 11.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What was found: the function's name, and a problem with the number of its mistake."""
+
+    language: str | None
+    name: str | None
+    problems: tuple[tuple[str, str], ...] = ()
+
+
+def inspect_body(source: str, language: str | None, operator: str) -> Body:
+    """Read an inline body.
+
+    Args:
+        language: what `lang` says; None = to be told from the first word of code.
+        operator: the slot, a key of `ARITIES`.
+    """
+    start = _first_code(source)
+    if language is None:
+        language = "python" if _PYTHON_START.match(source, start) else None
+        language = "rust" if _RUST_START.match(source, start) else language
+    if language not in LANGUAGES:
+        said = "the language cannot be told" if language is None else f"unknown lang `{language}`"
+        return Body(None, None, (("E25", f"{said}; known languages: {', '.join(LANGUAGES)}"),))
+    return _python(source, operator) if language == "python" else _rust(source[start:], operator)
+
+
+def _first_code(source: str) -> int:
+    at = 0
+    while match := _SKIPPED.match(source, at):
+        at = match.end()
+    return at
+
+
+def _arity_problem(operator: str, name: str, count: int) -> list[tuple[str, str]]:
+    expected = ARITIES[operator]
+    if count in expected:
+        return []
+    wanted = " or ".join(str(number) for number in expected)
+    number = "E38" if operator == "flush" else "E27"
+    return [(number, f"{operator} function `{name}` takes {count} arguments; expected {wanted}")]
+
+
+# ---- Python --------------------------------------------------------------------------------------
+
+
+def _python(source: str, operator: str) -> Body:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the user's code, to be told when it is run
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        at = f" in line {error.lineno} of it" if isinstance(error, SyntaxError) else ""
+        said = error.msg if isinstance(error, SyntaxError) else type(error).__name__
+        return Body("python", None, (("E27", f"the body does not parse: {said}{at}"),))
+    others = [one for one in tree.body if not isinstance(one, ast.Import | ast.ImportFrom)]
+    functions = [one for one in others if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    if len(functions) != 1 or len(others) != 1:
+        found = f"{len(functions)} functions and {len(others) - len(functions)} other statements"
+        return Body("python", None, (("E27", f"expected imports and one `def`; found {found}"),))
+    function = functions[0]
+    return Body("python", function.name, tuple(_function_problems(function, operator)))
+
+
+def _function_problems(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, operator: str
+) -> list[tuple[str, str]]:
+    name, args = function.name, function.args
+    if isinstance(function, ast.AsyncFunctionDef):
+        return [("E27", f"function `{name}` is async; expected a plain `def`")]
+    if args.vararg or args.kwarg or args.kwonlyargs:
+        return [("E27", f"function `{name}` takes `*` arguments; expected positional ones only")]
+    problems = _arity_problem(operator, name, len(args.posonlyargs) + len(args.args))
+    if operator != "flat-map" and _yields(function):
+        problems.append(("E27", f"{operator} function `{name}` is a generator; return instead"))
+    return problems
+
+
+def _yields(function: ast.FunctionDef) -> bool:
+    """Whether the function itself yields; functions inside it may."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            waiting.extend(ast.iter_child_nodes(node))
+    return False
+
+
+# ---- Rust ----------------------------------------------------------------------------------------
+
+_FN = re.compile(r"\bfn\s+([A-Za-z_][A-Za-z0-9_]*)\s*\(")
+_SURE = re.compile(r"(?:String|bool|char|[iu](?:8|16|32|64|128|size)|f32|f64|\(\)|Vec<.*>)\Z", re.S)
+
+
+def _rust(source: str, operator: str) -> Body:
+    found = _FN.search(source)
+    if found is None:
+        return Body("rust", None, (("E27", "the body has no function `fn name(…)`"),))
+    name = found.group(1)
+    end = _closing(source, found.end())
+    if end is None:
+        return Body("rust", name, (("E27", f"the arguments of `{name}` do not end"),))
+    problems = _arity_problem(operator, name, _count_arguments(source[found.end() : end]))
+    result = re.match(r"\s*->\s*([^{;]+)", source[end + 1 :])
+    problems += _result_problems(operator, name, result.group(1).strip() if result else "")
+    return Body("rust", name, tuple(problems))
+
+
+def _closing(source: str, at: int) -> int | None:
+    depth = 1
+    for position in range(at, len(source)):
+        depth += {"(": 1, ")": -1}.get(source[position], 0)
+        if depth == 0:
+            return position
+    return None
+
+
+def _count_arguments(text: str) -> int:
+    depth, count, filled = 0, 0, False
+    for letter in text:
+        depth += {"(": 1, "<": 1, "[": 1, ")": -1, ">": -1, "]": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            count, filled = count + int(filled), False
+        elif not letter.isspace():
+            filled = True
+    return count + int(filled)
+
+
+def _result_problems(operator: str, name: str, result: str) -> list[tuple[str, str]]:
+    """What is surely wrong with a result; a name that may be an alias is believed."""
+    inner = result
+    if wrapped := re.fullmatch(r"(?:\w+::)*Result\s*<(.*)>", result, re.S):
+        inner = _first_parameter(wrapped.group(1)).strip()
+    said = f"{operator} function `{name}` returns `{inner or '()'}`"
+    nothing = inner in ("", "()")
+    if operator == "update-state":
+        return [] if nothing else [("E38", f"{said}; expected nothing, `Result<()>`")]
+    if nothing:
+        return [("E38", f"{said}; expected a result")]
+    if operator == "filter" and inner != "bool" and _SURE.match(inner):
+        return [("E38", f"{said}; expected bool")]
+    if operator == "filter-map" and _SURE.match(inner):
+        return [("E38", f"{said}; expected an Option")]
+    if operator == "assign-timestamp" and inner != "i64" and _SURE.match(inner):
+        return [("E29", f"{said}; expected a signed 64-bit integer, i64")]
+    if operator == "assign-key" and inner.startswith("Vec<"):
+        return [("E28", f"{said}, which is not hashable; expected a bool, an integer or text")]
+    return []
+
+
+def _first_parameter(text: str) -> str:
+    depth = 0
+    for position, letter in enumerate(text):
+        depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            return text[:position]
+    return text

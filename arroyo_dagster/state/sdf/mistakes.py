@@ -1,0 +1,175 @@
+"""Every mistake of a definition, collected and reported at once.
+
+Source: sdf-states.md 9; its numbers and class names are kept, so that users of SDF find them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from arroyo_dagster.errors import DefinitionError
+
+_KINDS = {
+    "VersionError": "E01 E02",
+    "ParseError": "E03 E04 E06",
+    "StateDefinitionError": "E10 E11 E12 E13 E14 E17 E19 E20 E21 E22",
+    "StateReferenceError": "E15 E16",
+    "DurationError": "E18",
+    "TypeReferenceError": "E23",
+    "DefinitionError": "E05 E24 E36 E39",
+    "OperatorError": "E25 E27 E28 E29 E38",
+    "PackageError": "E30 E31 E32 E33 E35",
+    "Unsupported": "E34",
+    "WindowError": "E37",
+}
+KIND_OF_NUMBER = {number: kind for kind, numbers in _KINDS.items() for number in numbers.split()}
+
+MOST_MISTAKES = 1000
+"""How many are kept: a generated file with one mistake a line must not fill the memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Mistake:
+    """One thing wrong with a definition, or, as a warning, worth knowing of it.
+
+    Attributes:
+        line, column: where, counted from 1.
+        path: the YAML path, such as `services.count.states.hits.properties.value`.
+        number: E01 … E47 of the errors table; of a warning, the rule it follows (L3, E40…).
+        message: what was expected and what was found.
+    """
+
+    line: int
+    column: int
+    path: str
+    number: str
+    message: str
+
+    @property
+    def kind(self) -> str:
+        """The class name that the errors table gives the number; `Warning` for a warning."""
+        return KIND_OF_NUMBER.get(self.number, "Warning")
+
+
+class Mistakes:
+    """Collects mistakes and warnings while a definition is read."""
+
+    def __init__(self) -> None:
+        self._found: dict[Mistake, None] = {}
+        self._warnings: dict[Mistake, None] = {}
+        self._softened = False
+
+    def add(self, mistake: Mistake) -> None:
+        """Note a mistake; the same one twice counts once."""
+        if self._softened:
+            self.warn(mistake)
+        elif len(self._found) < MOST_MISTAKES:
+            self._found[mistake] = None
+
+    def warn(self, warning: Mistake) -> None:
+        """Note what is accepted but probably not meant."""
+        if len(self._warnings) < MOST_MISTAKES:
+            self._warnings[warning] = None
+
+    @contextmanager
+    def softened(self, when: bool = True) -> Iterator[None]:
+        """While this lasts, mistakes are warnings: for what is read but need not be understood."""
+        before, self._softened = self._softened, when or self._softened
+        try:
+            yield
+        finally:
+            self._softened = before
+
+    @property
+    def found(self) -> tuple[Mistake, ...]:
+        """The mistakes in the order of the text."""
+        return tuple(sorted(self._found))
+
+    @property
+    def warnings(self) -> tuple[Mistake, ...]:
+        """The warnings in the order of the text."""
+        return tuple(sorted(self._warnings))
+
+    def raise_if_any(self, what: str, file: str | None = None) -> None:
+        """End the reading if there was a mistake.
+
+        Raises:
+            InvalidDefinition: with all of them.
+        """
+        if self._found:
+            raise InvalidDefinition(what, self.found, file=file)
+
+
+class InvalidDefinition(DefinitionError):
+    """A dataflow or a package with mistakes; `mistakes` has all of them, in the text's order.
+
+    Args:
+        what: `dataflow`, `package`, `states`.
+        mistakes: at least one.
+        file: where the text came from, if that is known.
+    """
+
+    def __init__(self, what: str, mistakes: Sequence[Mistake], *, file: str | None = None) -> None:
+        self.what = what
+        self.mistakes = tuple(mistakes)
+        first = self.mistakes[0]
+        count = f"{len(self.mistakes)} mistake{'s' if len(self.mistakes) > 1 else ''}"
+        super().__init__(
+            f"the {what} failed validation: {count}\n{drawn(self.mistakes)}",
+            next_step="correct the YAML at the lines named",
+            file=file,
+            path=first.path,
+            line=first.line,
+            number=first.number,
+        )
+
+    def __str__(self) -> str:
+        # The tree names every path and line: the facts, those of the first, would repeat one.
+        where = f"{self.facts['file']}: " if "file" in self.facts else ""
+        return f"{where}{self.message}\nNext: {self.next_step}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuilt, (self.what, self.mistakes, self.facts.get("file")))
+
+    def with_file(self, file: str) -> InvalidDefinition:
+        """The same mistakes, said of a file."""
+        return InvalidDefinition(self.what, self.mistakes, file=file)
+
+
+def _rebuilt(what: str, mistakes: tuple[Mistake, ...], file: str | None) -> InvalidDefinition:
+    return InvalidDefinition(what, mistakes, file=file)
+
+
+_OBJECTS = {
+    "services": "service",
+    "states": "state",
+    "types": "type",
+    "topics": "topic",
+    "functions": "function",
+    "imports": "import",
+}
+
+
+def drawn(mistakes: Sequence[Mistake]) -> str:
+    """Mistakes as an indented tree: the object's kind and name, then what is wrong with it."""
+    lines: list[str] = []
+    for heading, members in _by_object(mistakes).items():
+        lines.append(f"  {heading}")
+        lines += [f"    {one.number} line {one.line}: {one.path}: {one.message}" for one in members]
+    return "\n".join(lines)
+
+
+def _by_object(mistakes: Sequence[Mistake]) -> dict[str, list[Mistake]]:
+    found: dict[str, list[Mistake]] = {}
+    for one in mistakes:
+        found.setdefault(_heading(one.path), []).append(one)
+    return found
+
+
+def _heading(path: str) -> str:
+    root, _, rest = path.partition(".")
+    if root in _OBJECTS and rest:
+        return f"{_OBJECTS[root]} `{rest.partition('.')[0]}`"
+    return f"`{root}`" if root else "document"

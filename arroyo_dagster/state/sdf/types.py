@@ -1,0 +1,182 @@
+"""The types of SDF: scalars with their ranges and defaults, and what is put together from them.
+
+Source: sdf-states.md 2.3, 2.9 and 7.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+class ScalarType(enum.Enum):
+    """A scalar, by its canonical name."""
+
+    BOOL = "bool"
+    U8 = "u8"
+    U16 = "u16"
+    U32 = "u32"
+    U64 = "u64"
+    I8 = "i8"
+    I16 = "i16"
+    I32 = "i32"
+    I64 = "i64"
+    F32 = "f32"
+    F64 = "f64"
+    STRING = "string"
+    TIMESTAMP = "timestamp"
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it is one of the eight integer types."""
+        return self.value[0] in "ui" and self.value[1:].isdigit()
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is f32 or f64."""
+        return self in (ScalarType.F32, ScalarType.F64)
+
+    @property
+    def can_be_key(self) -> bool:
+        """Whether a key may be of this type (spec 2.5): text, bool and integers."""
+        return self.is_integer or self in (ScalarType.STRING, ScalarType.BOOL)
+
+    @property
+    def bounds(self) -> tuple[int, int] | None:
+        """The least and the greatest value, both included; None unless it holds integers."""
+        if self is ScalarType.TIMESTAMP:
+            return ScalarType.I64.bounds
+        if not self.is_integer:
+            return None
+        bits = int(self.value[1:])
+        if self.value[0] == "u":
+            return 0, 2**bits - 1
+        return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+    @property
+    def default(self) -> str | int | float | bool:
+        """What a key never seen reads as (spec 6.2)."""
+        if self is ScalarType.STRING:
+            return ""
+        if self is ScalarType.BOOL:
+            return False
+        return 0.0 if self.is_float else 0
+
+
+_ALIASES = {"s8": "i8", "s16": "i16", "s32": "i32", "s64": "i64"}
+_ALIASES |= {"float32": "f32", "float64": "f64"}
+COLUMN_TYPES: dict[str, ScalarType] = {one.value: one for one in ScalarType} | {
+    spelled: ScalarType(name) for spelled, name in _ALIASES.items()
+}
+"""Every spelling of a column's type."""
+
+SCALARS = {name: one for name, one in COLUMN_TYPES.items() if one is not ScalarType.TIMESTAMP}
+"""Every spelling of a scalar: the columns' types without `timestamp` (spec Y6)."""
+
+KEY_TYPES = tuple(name for name, one in SCALARS.items() if one.can_be_key)
+
+COMPOSITES = ("object", "enum", "list", "option", "key-value")
+UNSUPPORTED_VALUES = (*COMPOSITES, "bytes", "null", "map")
+BUILT_IN = frozenset(
+    {*COLUMN_TYPES, *UNSUPPORTED_VALUES, "keyed-state", "arrow-row", "primitive"} - {"map"}
+)
+"""Names that a type in `types` cannot have, and that an alias cannot mean."""
+
+
+def same_name(name: str) -> str:
+    """A type's name as it is compared: `-` and `_` are one (spec L7)."""
+    return name.replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a row. `attribute`: its name on a row in Python."""
+
+    name: str
+    type: ScalarType
+    attribute: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowType:
+    """An arrow-row. `columns`: sorted by name; `ttl_ms`: None = rows never expire."""
+
+    columns: tuple[Column, ...]
+    ttl_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedType:
+    """A name that `types`, or an import, gives a meaning."""
+
+    name: str
+
+
+class PlainType(enum.Enum):
+    """Types without members that no column or key has."""
+
+    BYTES = "bytes"
+    NULL = "null"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A field of an object, a variant of an enum, or the inside of a list, option or pair.
+
+    Attributes:
+        written_as, read_as: the name in JSON, where it is not `name`.
+    """
+
+    name: str
+    type: TypeDef
+    optional: bool = False
+    written_as: str | None = None
+    read_as: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompositeType:
+    """An object, enum, list, option or key-value.
+
+    Attributes:
+        members: an object's by name; an enum's as written, since an untagged one tries in order.
+        untagged: of an enum, whether a value says which variant it is only by its shape.
+        type_name: what an unnamed type inside another is called.
+    """
+
+    kind: str
+    members: tuple[Member, ...]
+    untagged: bool = False
+    type_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrimitiveType:
+    """The documented long form of a scalar value: `primitive` with a value inside."""
+
+    type: ScalarType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedType:
+    """The body of a keyed-state."""
+
+    key: TypeDef
+    value: TypeDef
+
+
+TypeDef: TypeAlias = (
+    "ScalarType | PlainType | NamedType | RowType | CompositeType | PrimitiveType | KeyedType"
+)
+
+
+def names_in(declared: TypeDef) -> frozenset[str]:
+    """Every name that a type refers to."""
+    if isinstance(declared, NamedType):
+        return frozenset({declared.name})
+    if isinstance(declared, CompositeType):
+        return frozenset().union(*(names_in(member.type) for member in declared.members))
+    if isinstance(declared, KeyedType):
+        return names_in(declared.key) | names_in(declared.value)
+    return frozenset()

@@ -1,0 +1,110 @@
+"""Whether the tables that an operator registers can go on from those of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.codec.schema import memory_schema
+from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, TableName
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig, TableKind
+from arroyo_dagster.state.model.types import Type, same_layout
+from arroyo_dagster.state.planning.evolution import evolution, noted
+
+
+def as_stored(
+    configs: Mapping[TableName, TableConfig], restored: OperatorCheckpoint | None
+) -> dict[TableName, TableConfig]:
+    """The configurations to store, which note what older files of their tables may look like.
+
+    Args:
+        configs: as the operator registers them; `check_tables` has let them pass.
+        restored: the operator at the epoch to continue from.
+    """
+    found = dict(configs)
+    for name, stored in (restored.configs if restored else {}).items():
+        now = configs.get(name)
+        before = stored.config
+        if now is None or restored is None:
+            continue
+        if isinstance(before, ExpiringTimeKeyConfig) and isinstance(
+            now.config, ExpiringTimeKeyConfig
+        ):
+            changed = noted(before, now.config, Epoch(restored.epoch + 1))
+            found[name] = replace(now, config=changed)
+    return found
+
+
+def check_tables(configs: Mapping[TableName, TableConfig], restored: OperatorCheckpoint) -> None:
+    """Refuse to restore an operator whose tables are not those of the checkpoint.
+
+    Raises:
+        InputError: a table of the checkpoint is not registered, or has changed kind; a global
+            keyed one has other types, or values of a newer version; an expiring one has columns
+            that its old rows cannot be read as (`planning.evolution`).
+
+    Source: crates/arroyo-state/src/tables/table_manager.rs: a missing table fails the start.
+    Differs: Arroyo does not compare types and columns, and reads what is there by the new ones.
+    """
+    for name, files in restored.tables.items():
+        problem, next_step = _problem(name, configs.get(name), restored, files.kind)
+        if problem is not None:
+            raise InputError(
+                problem,
+                operator=restored.operator,
+                table=name,
+                registered=sorted(configs),
+                next_step=next_step,
+            )
+
+
+def _problem(
+    name: TableName, config: TableConfig | None, restored: OperatorCheckpoint, kind: TableKind
+) -> tuple[str | None, str]:
+    """Why a table cannot go on, and what to do; None if it can."""
+    stored = restored.configs.get(name)
+    if config is None:
+        return (
+            "the checkpoint has a table that the operator does not register",
+            "register it, or start the operator under a new id: its state is kept",
+        )
+    kind = stored.kind if stored else kind
+    if config.kind is not kind:
+        return (
+            f"the table was {kind.label} and is now registered as {config.kind.label}",
+            "give the new table another name: state is not converted between kinds",
+        )
+    step = "go back to what the table was, or give the new one another name"
+    return None if stored is None else _changed(stored, config), step
+
+
+def _changed(stored: TableConfig, config: TableConfig) -> str | None:
+    """Say why the files of `stored` cannot be read as `config`; None if they can."""
+    before, now = stored.config, config.config
+    if isinstance(before, ExpiringTimeKeyConfig) and isinstance(now, ExpiringTimeKeyConfig):
+        memory_schema(before)  # what is stored may be broken
+        found = evolution(before, now)
+        if found.problems:
+            return f"the columns of the table cannot be read as they are now: {found.problems[0]}"
+        return None
+    if stored.state_version > config.state_version:
+        return (
+            f"the table holds values of state version {stored.state_version}, and the operator "
+            f"registers {config.state_version}"
+        )
+    if _differ(stored.key_type, config.key_type):
+        return "the type of the table's keys is not that of the checkpoint"
+    if stored.state_version == config.state_version and _differ(
+        stored.value_type, config.value_type
+    ):
+        return (
+            "the type of the table's values is not that of the checkpoint; a new type needs a new "
+            "version and a migration (MigratableState)"
+        )
+    return None
+
+
+def _differ(stored: Type | None, now: Type | None) -> bool:
+    return stored is not None and now is not None and not same_layout(stored, now)
