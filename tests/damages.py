@@ -352,6 +352,20 @@ def dropped_from_the_list(scene: Scene) -> Expected:
     return (warnings if scene.ours else errors)("file-lost", file.path)
 
 
+def pairs_dropped_from_the_list(scene: Scene) -> Expected:
+    """The last that was carried on: the epoch's own file moves into its place."""
+    newest, before = scene.newest, scene.backend.load(Epoch(scene.newest.epoch - 1))
+    operator, table, files = next(
+        (one.operator, name, files)
+        for one in newest.operators
+        for name, files in one.tables.items()
+        if isinstance(files, GlobalKeyedFiles) and set(files.files) - set(before.paths)
+    )
+    path = next(path for path in reversed(files.files) if path in set(before.paths))
+    scene.edit_files(operator, table, lambda files: (one for one in files.files if one != path))
+    return errors("file-lost", path)
+
+
 def table_without_configuration(scene: Scene) -> Expected:
     operator, table, _ = scene.pairs()
 
@@ -815,6 +829,7 @@ def key_written_twice(scene: Scene) -> Expected:
 
 
 OURS = (
+    pairs_dropped_from_the_list,
     compaction_outputs_gone,
     compaction_record_broken,
     compaction_taken_over_in_part,

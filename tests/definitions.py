@@ -65,6 +65,7 @@ CASES: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("E04", dataflow().replace("services:", "servers:"), "services", ("missing",)),
     ("E04", dataflow(root="imports: 5"), "imports", ("a list", "an integer")),
     ("E04", dataflow(rest="transforms: [{operator: fold, uses: x}]"), "services.a.transforms[0].operator", ("fold", "flat-map")),
+    ("E04", dataflow(rest=step("fold", "run: 'def f(x): return x'")), "services.a.transforms[0].operator", ("fold",)),
     ("E04", dataflow(rest="transforms: [{operator: map}]"), "services.a.transforms[0]", ("`run` or `uses`",)),
     ("E04", dataflow(root="types: {u8: {type: u16}}"), "types.u8", ("built-in",)),
     ("E04", dataflow(root="types: {o: {type: object}}"), "types.o.properties", ("properties",)),

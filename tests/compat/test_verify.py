@@ -14,9 +14,10 @@ from click.testing import CliRunner
 from arroyo_dagster.cli import main
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.local.jobs import list_jobs
+from arroyo_dagster.state.local.pipeline import run_pipeline
 from arroyo_dagster.state.local.verify import verify_job
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected, open_store
 from tests.compat.arroyo import ARCHIVES, unpack
@@ -34,7 +35,7 @@ from tests.damages import (
     fence_stale,
     warnings,
 )
-from tests.jobs import copied, run_word_job
+from tests.jobs import copied, run_word_job, word_job
 
 JOBS = {
     "legacy joins": ("legacy", JobPaths(JobId("job_d14OMmRXhf"))),
@@ -46,6 +47,7 @@ JOBS = {
     "flights un-keyed": ("flights", JobPaths(JobId("grand_total"))),
 }
 OUR_JOB = JobPaths(JobId("main"), PipelineId("words"))
+OUR_LEGACY_JOB = JobPaths(JobId("words"))
 
 # Every subtask of Arroyo's single-file sink writes the same key, the path: where the lengths differ
 # a restore truncates the file anywhere (arroyo-state.md 8.3).
@@ -71,11 +73,16 @@ def jobs(urls: dict[str, str]) -> dict[str, MemoryStore]:
         # Twice: a fence can only be stale where a generation came before.
         run_word_job(found[name], sinks=sinks, keep_epochs=None, merge_files_after=512, rows=16)
         run_word_job(found[name], sinks=sinks, keep_epochs=None, merge_files_after=512, rows=24)
+    found["ours legacy"] = MemoryStore()
+    made = word_job(found["ours legacy"], sinks=0, keep_epochs=None, merge_files_after=512)
+    made.layout = Layout.LEGACY
+    run_pipeline(made, found["ours legacy"])
     return found
 
 
 def scene_of(jobs: dict[str, MemoryStore], name: str) -> Scene:
-    return Scene(copied(jobs[name]), JOBS[name][1] if name in JOBS else OUR_JOB)
+    ours = OUR_LEGACY_JOB if name == "ours legacy" else OUR_JOB
+    return Scene(copied(jobs[name]), JOBS[name][1] if name in JOBS else ours)
 
 
 def found_in(store: ObjectStore, paths: JobPaths, level: int = 4) -> Expected:
@@ -131,12 +138,13 @@ def test_each_row_is_kept_by_one_subtask_at_any_parallelism(urls: dict[str, str]
         assert all(one == sums[0] for one in sums)
 
 
-@pytest.mark.parametrize("name", ["ours", "ours committing"])
+@pytest.mark.parametrize("name", ["ours", "ours committing", "ours legacy"])
 @pytest.mark.parametrize("parallelism", [None, 1, 2, 3])
 def test_a_job_of_ours_passes(
     name: str, parallelism: int | None, jobs: dict[str, MemoryStore]
 ) -> None:
-    found = verify_job(WriteProtected(jobs[name]), OUR_JOB, parallelism=parallelism)
+    scene = scene_of(jobs, name)
+    found = verify_job(WriteProtected(scene.store), scene.paths, parallelism=parallelism)
     assert found.verdict.findings == ()
 
 
@@ -150,7 +158,11 @@ def test_a_job_of_ours_that_merges_and_expires_passes_at_every_epoch() -> None:
 # ---- damaged -------------------------------------------------------------------------------------
 
 DAMAGES: list[tuple[str, Callable[[Scene], Expected]]] = [
-    *((name, damage) for name in ("legacy joins", "flights") for damage in (*ANY, *LEGACY)),
+    *(
+        (name, damage)
+        for name in ("legacy joins", "flights", "ours legacy")
+        for damage in (*ANY, *LEGACY)
+    ),
     *(
         (name, damage)
         for name in ("leader auctions", "leader joins", "ours")

@@ -174,7 +174,9 @@ def _judge(store: ObjectStore, paths: JobPaths, found: JobMetadata, look: Look) 
         files = _read(store, listed, plan, look)
         findings += tables.findings
         findings += _of_files(paths, found.checkpoint, listed, files)
-        findings += across_findings(found.history)
+        # What is another's cannot be compared with its neighbours.
+        if not any(one.code == "metadata-of-another" for one in found.findings):
+            findings += across_findings(found.history)
         findings += _waiting(store, paths, found.checkpoint)
         findings += _of_values(store, found.checkpoint, listed, files, look)
         if look.level == MAX_LEVEL:
@@ -273,7 +275,7 @@ def _of_files(
     listed: Mapping[StatePath, ListedFile],
     files: _Files,
 ) -> Iterator[Finding]:
-    twice = list(list_findings(checkpoint, paths.root))
+    twice = list(list_findings(checkpoint, paths.root, files))
     yield from twice
     told = {one.object for one in twice if one.code == "file-listed-twice"}
     for path, file in listed.items():

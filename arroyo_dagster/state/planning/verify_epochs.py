@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.compaction import CompactionRecord
@@ -26,6 +27,7 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.planning.checkpoint import cutoff_micros
 from arroyo_dagster.state.planning.findings import KEEP_AND_REPORT, Finding, either, error, warning
 
+_ANY = StatePath("any")
 _ADD_AGAIN = "list a copy of it under a new name, or restore an epoch that lists it"
 
 
@@ -54,6 +56,8 @@ def _step_findings(before: Checkpoint, now: Checkpoint, last: Checkpoint) -> Ite
             yield either(is_last, "operator-vanished", now.ref, evidence, KEEP_AND_REPORT)
             continue
         for name, files in operator.tables.items():
+            if name in after.tables and name not in after.configs:
+                continue  # told as the fault of the configuration
             if isinstance(files, ExpiringTimeKeyFiles):
                 lost = _lost_files(operator, after, name, files, now, last)
             else:
@@ -79,8 +83,13 @@ def _lost_files(
     kept = {file.path for file in present}
     # A subtask ahead of the others drops a file by its own watermark.
     cutoff = max(_cutoff(operator, name, at) for at in (after, last.operator(operator.operator)))
+    entries = set(files.files)
+    # The same entry under another name: somebody listed a copy, or the name itself is damaged.
+    renamed = {replace(file, path=_ANY) for file in present if file not in entries}
     for file in files.files:
         if file.path in kept or file.max_timestamp_micros < cutoff or _merged_into(file, outputs):
+            continue
+        if replace(file, path=_ANY) in renamed:
             continue
         if now.progress is None:
             yield file.path, ", though neither expired nor merged: a compaction raced a barrier"
@@ -116,9 +125,23 @@ def _lost_pairs(
     # Arroyo writes every pair at every epoch; jobs of ours carry files on until they are merged.
     if now.progress is None:
         return
-    known = set(files.files)
-    if not any(is_compacted(path) and path not in known for path in listed.paths):
-        yield from ((path, "") for path in files.files if path not in set(listed.paths))
+    known, kept = set(files.files), set(listed.paths)
+    if any(is_compacted(path) and path not in known for path in listed.paths):
+        return
+    for place, path in enumerate(files.files):
+        # Another name in its place, of no file the epoch wrote, is told where that is looked for.
+        renamed = (
+            one
+            for one in listed.paths[place : place + 1]
+            if one not in known and not _own(now, one)
+        )
+        if path not in kept and not any(renamed):
+            yield path, ""
+
+
+def _own(checkpoint: Checkpoint, path: StatePath) -> bool:
+    """Whether the epoch itself wrote a file, by its directory."""
+    return path.startswith(f"{checkpoint.ref.parent}/")
 
 
 # ---- rows twice ----------------------------------------------------------------------------------

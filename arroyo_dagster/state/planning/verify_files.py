@@ -5,7 +5,7 @@ One damage gives one finding: what follows from a cause already told is not told
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -132,8 +132,14 @@ class ListedFile:
 # ---- the lists -----------------------------------------------------------------------------------
 
 
-def list_findings(checkpoint: Checkpoint, job_root: StatePath) -> Iterator[Finding]:
-    """Tell files that an epoch lists twice, and those that lie outside of their job."""
+def list_findings(
+    checkpoint: Checkpoint, job_root: StatePath, present: Container[StatePath]
+) -> Iterator[Finding]:
+    """Tell files that an epoch lists twice, and those that lie outside of their job.
+
+    Args:
+        present: the files that are there; others are told as missing.
+    """
     seen: dict[StatePath, str] = {}
     for operator in checkpoint.operators:
         for name, files in operator.tables.items():
@@ -142,7 +148,7 @@ def list_findings(checkpoint: Checkpoint, job_root: StatePath) -> Iterator[Findi
                 before = seen.setdefault(path, "")
                 if before:
                     yield _twice(path, before, table, isinstance(files, ExpiringTimeKeyFiles))
-                elif not path.startswith(f"{job_root}/"):
+                elif path in present and not path.startswith(f"{job_root}/"):
                     evidence = f"listed by {table}, but outside of the job's directory {job_root}"
                     step = "check who owns it: whoever cleans up there may delete it"
                     yield warning("file-elsewhere", path, evidence, step)

@@ -109,6 +109,8 @@ def _lost_operators(
 ) -> Iterator[StatePath]:
     for name in head.operators:
         path = facts.paths.operator_metadata(name, epoch)
+        if facts.objects.get(facts.paths.operator_metadata(name, facts.epoch)) is None:
+            continue  # told as missing where it matters more
         if path in facts.objects and facts.get(path, OperatorCheckpoint) is None:
             yield path
 

@@ -82,11 +82,15 @@ def head_of(facts: JobFacts) -> tuple[StatePath, Manifest] | None:
 
 
 def _parent_epoch(facts: JobFacts) -> Epoch | None:
+    """The parent's epoch, if record and manifest agree on it."""
     head = head_of(facts)
-    if head is None or head[1].parent_ref is None:
+    record = facts.get(facts.paths.epoch_record(facts.epoch), EpochRecord)
+    if head is None or record is None or head[1].parent_ref is None:
         return None
     address = parse_manifest_path(head[1].parent_ref)
-    return None if address is None or address.paths != facts.paths else address.epoch
+    agreed = record.parent_ref == head[1].parent_ref
+    ours = address is not None and address.paths == facts.paths and agreed
+    return address.epoch if address is not None and ours else None
 
 
 def _expected_epochs(facts: JobFacts, parent: Epoch | None) -> list[Epoch]:

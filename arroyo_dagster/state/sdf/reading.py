@@ -24,10 +24,11 @@ from arroyo_dagster.state.sdf.definition import (
     TopicDef,
 )
 from arroyo_dagster.state.sdf.legacy import modernised
+from arroyo_dagster.state.sdf.linking import States
 from arroyo_dagster.state.sdf.mistakes import InvalidDefinition, Mistakes
 from arroyo_dagster.state.sdf.packages import Imported, ImportReader, inject_states
 from arroyo_dagster.state.sdf.reading_services import ServiceReader, StepReader, kept, names_of
-from arroyo_dagster.state.sdf.reading_states import Block, StateReader, States
+from arroyo_dagster.state.sdf.reading_states import Block, StateReader
 from arroyo_dagster.state.sdf.reading_types import TypeReader
 from arroyo_dagster.state.sdf.scope import Scope
 from arroyo_dagster.state.sdf.shapes import Conformity, text_of

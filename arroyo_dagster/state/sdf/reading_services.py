@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from arroyo_dagster.state.sdf.bodies import inspect_body
+from arroyo_dagster.state.sdf.bodies import ARITIES, inspect_body
 from arroyo_dagster.state.sdf.definition import (
     AsWritten,
     Endpoint,
@@ -44,8 +44,8 @@ class StepReader:
         return tuple(step for step in steps if step is not None)
 
     def step(self, node: Node | None, operator: str | None) -> StepDef | None:
-        """One step; `run` wins over `uses`."""
-        if node is None or operator is None:
+        """One step; `run` wins over `uses`. None for an operator there is not: that was said."""
+        if node is None or operator not in ARITIES:
             return None
         run, uses = node.get("run"), node.get("uses")
         if run is not None:

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from arroyo_dagster.state.sdf import grammar
-from arroyo_dagster.state.sdf.durations import ACCEPTED, parse_duration_ms
 from arroyo_dagster.state.sdf.mistakes import Mistakes
-from arroyo_dagster.state.sdf.names import column_attribute, mangled
+from arroyo_dagster.state.sdf.reading_rows import RowReader
 from arroyo_dagster.state.sdf.shapes import Anything, Conformity, Field, Record, text_of
 from arroyo_dagster.state.sdf.types import (
     BUILT_IN,
@@ -22,20 +21,16 @@ from arroyo_dagster.state.sdf.types import (
     KEY_TYPES,
     SCALARS,
     UNSUPPORTED_VALUES,
-    Column,
     CompositeType,
     KeyedType,
     Member,
     NamedType,
     PlainType,
     PrimitiveType,
-    RowType,
     ScalarType,
     TypeDef,
 )
 from arroyo_dagster.state.sdf.yaml_tree import Node
-
-RESERVED_COLUMNS = ("_key", "_updated_at")
 
 
 class TypeReader:
@@ -48,6 +43,7 @@ class TypeReader:
     def __init__(self, mistakes: Mistakes, shapes: Conformity, *, documents: bool = False) -> None:
         self._mistakes = mistakes
         self._shapes = shapes
+        self._rows = RowReader(mistakes, shapes)
         self._documents = documents
 
     def wrong(self, node: Node, number: str, message: str, *, key: str | None = None) -> None:
@@ -73,7 +69,7 @@ class TypeReader:
     def _of_kind(self, node: Node, kind: str) -> TypeDef | None:
         special: dict[str, Callable[[Node], TypeDef | None]] = {
             "keyed-state": self.keyed,
-            "arrow-row": self.row,
+            "arrow-row": self._rows.read,
             "primitive": self._primitive,
             "object": self._object,
             "key-value": self._key_value,
@@ -229,7 +225,7 @@ class TypeReader:
         """What a key of a keyed-state holds."""
         word = self._type_word(node, "E13", "unsupported type for value")
         if word == "arrow-row":
-            return self.row(node)
+            return self._rows.read(node)
         self._misplaced_ttl(node, "only an arrow-row value takes one")
         if word is None:
             return None
@@ -257,54 +253,6 @@ class TypeReader:
         declared = SCALARS[word]
         return declared if declared is ScalarType.U32 else PrimitiveType(type=declared)
 
-    # ---- rows ------------------------------------------------------------------------------------
-
-    def row(self, node: Node) -> RowType | None:
-        """An arrow-row: columns sorted by name, and how long rows stay."""
-        self._shapes.unknown_keys(node, _with_ttl(grammar.ROW, *grammar.MEMBER_FIELDS))
-        ttl_ms = self._ttl(node)
-        holder = self._required(node, "properties")
-        if holder is None:
-            return None
-        self._misplaced_ttl_column(holder)
-        taken: dict[str, str] = {}
-        columns = [self._column(holder, name, one, taken) for name, one in holder.members.items()]
-        complete = [column for column in columns if column is not None]
-        if len(complete) < len(columns):
-            return None
-        return RowType(columns=tuple(sorted(complete, key=lambda c: c.name)), ttl_ms=ttl_ms)
-
-    def _misplaced_ttl_column(self, holder: Node) -> None:
-        ttl = holder.get("ttl")
-        if ttl is not None and not isinstance(ttl.value, dict):
-            self.wrong(ttl, "E18", f"ttl `{ttl.plain()}` is misplaced: put it beside `properties`")
-
-    def _ttl(self, node: Node) -> int | None:
-        ttl = node.members.get("ttl")
-        if ttl is None:
-            return None
-        milliseconds = None if ttl.text is None else parse_duration_ms(ttl.text)
-        if not milliseconds:
-            self.wrong(
-                ttl, "E18", f"ttl `{ttl.plain()}` is no duration above 0; expected {ACCEPTED}"
-            )
-        return milliseconds
-
-    def _column(self, holder: Node, name: str, node: Node, taken: dict[str, str]) -> Column | None:
-        problem = _name_problem(name, taken)
-        if problem is not None:
-            self.wrong(holder, "E20", problem, key=name)
-        word = text_of(node, "type")
-        if word not in COLUMN_TYPES:
-            if name == "ttl" and not isinstance(node.value, dict):
-                return None  # said to be misplaced
-            self.wrong(node, "E19", _column_problem(name, node))
-            return None
-        self._shapes.unknown_keys(node, grammar.COLUMN)
-        if problem is not None:
-            return None
-        return Column(name=name, type=COLUMN_TYPES[word], attribute=column_attribute(name))
-
 
 def _with_ttl(shape: Record, *more: str) -> Record:
     """The shape with keys that are judged where they are read."""
@@ -319,28 +267,4 @@ def unsupported_value(word: str) -> str:
     return (
         f"unsupported type for value: `{word}`; expected an arrow-row, a primitive or a scalar "
         f"({', '.join(SCALARS)})"
-    )
-
-
-def _name_problem(name: str, taken: dict[str, str]) -> str | None:
-    if not name.strip():
-        return "Column name is empty"
-    if name in RESERVED_COLUMNS or name.startswith("_window"):
-        return f"Column name `{name}` is reserved for the engine; choose another"
-    for spelled in {mangled(name), column_attribute(name)}:
-        if taken.setdefault(spelled, name) != name:
-            return (
-                f"Column name `{name}` is not unique: with `{taken[spelled]}` it is `{spelled}` "
-                "in Python and SQL"
-            )
-    return None
-
-
-def _column_problem(name: str, node: Node) -> str:
-    found = node.kind
-    if isinstance(node.value, dict):
-        named = node.get("type")
-        found = "no type" if named is None else f"type `{named.plain()}`"
-    return (
-        f"column `{name}` has {found}; expected `{{type: …}}` with one of {', '.join(COLUMN_TYPES)}"
     )

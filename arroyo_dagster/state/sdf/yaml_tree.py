@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,13 +27,12 @@ from ruamel.yaml.events import (
     SequenceStartEvent,
 )
 
+from arroyo_dagster.state.sdf.core_schema import BY_TAG, TAG_PREFIX, Scalar, core_scalar
 from arroyo_dagster.state.sdf.mistakes import Mistake, Mistakes
 
 MOST_CHARACTERS = 1 << 20
 MOST_NODES = 20_000
 MOST_LEVELS = 64
-
-Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,47 +256,11 @@ def _events(text: str) -> Iterator[Any]:
         raise _RefusedError(1, 1, f"not YAML: {str(error).splitlines()[0:1]}") from error
 
 
-_TAG = "tag:yaml.org,2002:"
-_NULL = re.compile(r"(?:null|Null|NULL|~|)\Z")
-_BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z")
-_INT = re.compile(r"[-+]?[0-9]+\Z")
-_BASED = re.compile(r"0o[0-7]+\Z|0x[0-9a-fA-F]+\Z")
-_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
-_INFINITE = re.compile(r"[-+]?(?:\.inf|\.Inf|\.INF)\Z")
-_NAN = re.compile(r"(?:\.nan|\.NaN|\.NAN)\Z")
-
-
-def _core(text: str) -> Scalar:
-    """A plain scalar by the core schema, in the order of its table."""
-    if _NULL.match(text):
-        return None
-    if _BOOL.match(text):
-        return text.lower() == "true"
-    if _INT.match(text) and len(text) < 64:  # a longer one is no number anybody means
-        return int(text, 10)
-    if _BASED.match(text) and len(text) < 64:
-        return int(text, 0)
-    if _FLOAT.match(text):
-        return float(text)
-    if _INFINITE.match(text):
-        return float(text.replace(".", ""))
-    return float("nan") if _NAN.match(text) else text
-
-
-_BY_TAG: dict[str, Callable[[str], Scalar]] = {
-    "str": lambda text: text,
-    "null": lambda text: None,
-    "bool": lambda text: text.lower() == "true",
-    "int": int,
-    "float": lambda text: float(text.replace(".inf", "inf").replace(".nan", "nan")),
-}
-
-
 def _resolved(event: Any, line: int, column: int) -> Scalar:
     tag = event.tag
     if tag is None:
-        return _core(event.value) if event.implicit[0] else str(event.value)
-    convert = _BY_TAG.get(str(tag).removeprefix(_TAG)) if str(tag) != "!" else str
+        return core_scalar(event.value) if event.implicit[0] else str(event.value)
+    convert = BY_TAG.get(str(tag).removeprefix(TAG_PREFIX)) if str(tag) != "!" else str
     if convert is None:
         raise _RefusedError(line, column, f"unknown tag {tag}; expected none")
     try:

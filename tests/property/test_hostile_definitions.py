@@ -1,0 +1,124 @@
+"""Whatever stands in a definition, reading it ends in a definition or in typed errors."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arroyo_dagster.state.sdf.dumping import dump
+from arroyo_dagster.state.sdf.emitting import emit
+from arroyo_dagster.state.sdf.mistakes import KIND_OF_NUMBER, InvalidDefinition, Mistakes
+from arroyo_dagster.state.sdf.reading import parse_document, read_states
+from arroyo_dagster.state.sdf.yaml_tree import read_tree
+
+DATA = Path(__file__).parents[1] / "unit" / "state" / "sdf" / "data"
+TEXTS = [path.read_text() for path in sorted(DATA.glob("*.yaml"))]
+
+
+def _plain(text: str) -> Any:
+    root = read_tree(text, Mistakes())
+    assert root is not None
+    return root.plain()
+
+
+PLAINS = [_plain(text) for text in TEXTS]
+WORDS = st.sampled_from(
+    [
+        *("type", "properties", "key", "value", "states", "services", "from", "system", "name"),
+        *("keyed-state", "arrow-row", "primitive", "object", "list", "enum", "option", "null"),
+        *("transforms", "steps", "window", "tumbling", "sliding", "duration", "slide", "ttl"),
+        *("run", "uses", "operator", "source", "sink", "items", "oneOf", "imports", "pkg", "meta"),
+        *("partition", "flush", "assign-key", "update-state", "schema", "topics", "", "a.b", "."),
+        *("per-light", "windowed.per-light", "1s", "0s", "u32", "string", "fn f()", "def f(): 1"),
+    ]
+)
+LEAVES = WORDS | st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=10,
+)
+
+
+def read_all(text: str) -> None:
+    """Read a text in every way; what is read strictly survives its dump."""
+    for packages in (None, {}):
+        document = tried(lambda packages=packages: parse_document(text, packages=packages))
+        if document is not None and not document.imports:
+            assert parse_document(dump(document)) == document
+    tried(lambda: parse_document(text, legacy=True, extended=True))
+    tried(lambda: read_states(text))
+
+
+def tried(read: Callable[[], Any]) -> Any:
+    """What was read; None if it was refused, in the way it should be."""
+    try:
+        return read()
+    except InvalidDefinition as error:
+        refused = error
+    assert refused.mistakes
+    assert {one.number for one in refused.mistakes} <= KIND_OF_NUMBER.keys()
+    assert str(refused)
+    return None
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    read_all(text)
+
+
+@given(st.sampled_from(TEXTS), st.data())
+def test_a_damaged_text_is_read_or_refused(text: str, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 40)))
+    read_all(text[:start] + data.draw(st.text(" \n:-{}[]&*!|>'\"%@#a1\t", max_size=8)) + text[end:])
+
+
+def _spots(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    members = value.items() if isinstance(value, dict) else enumerate(value)
+    found = [path]
+    for key, one in members:
+        inner = (*path, key)
+        found += _spots(one, inner) if isinstance(one, dict | list) else [inner]
+    return found
+
+
+def _changed(value: Any, path: tuple[Any, ...], put: Any, *, drop: bool) -> Any:
+    if not path:
+        return put
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    if drop and len(path) == 1:
+        del copy[path[0]]
+    else:
+        copy[path[0]] = _changed(copy[path[0]], path[1:], put, drop=drop)
+    return copy
+
+
+@given(
+    st.sampled_from(PLAINS),
+    st.integers(),
+    st.lists(st.tuples(TREES, st.booleans()), min_size=1, max_size=3),
+)
+def test_a_definition_with_other_parts_put_in_is_read_or_refused(
+    plain: Any, seed: int, changes: list[tuple[Any, bool]]
+) -> None:
+    chance = random.Random(seed)
+    for put, drop in changes:
+        if isinstance(plain, dict | list):
+            plain = _changed(plain, chance.choice(_spots(plain)), put, drop=drop)
+    read_all(emit(plain))
+
+
+@given(TREES)
+def test_any_tree_of_the_grammars_words_is_read_or_refused(tree: Any) -> None:
+    read_all(emit(tree))
+    read_all(emit({"services": {"a": tree}}))
+    read_all(emit({"states": tree, "functions": {"f": tree}}))
+    read_all(
+        emit({"services": {"a": {"states": {"s": tree}, "transforms": tree}}, "types": {"t": tree}})
+    )
