@@ -14,14 +14,9 @@ from arroyo_dagster.errors import ConflictError, FormatError, InputError, NotFou
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.local.health import table_forms
 from arroyo_dagster.state.local.jobs import stored_sizes
+from arroyo_dagster.state.local.verify_keys import find_shared_keys, find_variant
 from arroyo_dagster.state.local.verify_metadata import JobMetadata, read_job_metadata
-from arroyo_dagster.state.local.verify_rows import (
-    FileToRead,
-    Look,
-    find_shared_keys,
-    find_variant,
-    read_file_facts,
-)
+from arroyo_dagster.state.local.verify_rows import FileToRead, Look, read_file_facts
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.keys import key_range_size

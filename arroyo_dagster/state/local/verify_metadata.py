@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError, StorageError
+from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
 from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint, legacy_checkpoint
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.model.checkpoints import (
@@ -341,15 +341,3 @@ def _unfinished(reader: _Reader, newest: Epoch) -> tuple[Epoch, ...]:
         if any(heads):
             found.append(epoch)
     return tuple(found)
-
-
-def check_history(history: int) -> None:
-    """Refuse a number of epochs that is none.
-
-    Raises:
-        InputError: it is negative.
-    """
-    if history < 0:
-        raise InputError(
-            "so many epochs cannot be looked at", history=history, next_step="give 0 or more"
-        )
