@@ -33,7 +33,8 @@ pictures: $(VENV)/ready ## take the README's pictures again (needs Chromium; Deb
 	@$(BIN)/python docs/pictures/take.py
 
 test: $(VENV)/ready ## run all tests
-	@$(BIN)/python -m pytest -m "not soak" --ignore=tests/benchmarks
+	@$(BIN)/python -m pytest -m "not soak" --ignore=tests/benchmarks \
+		--numprocesses=2 --dist=loadgroup --no-loadscope-reorder
 
 check: $(VENV)/ready ## lint, format and types
 	@$(BIN)/ruff check .
