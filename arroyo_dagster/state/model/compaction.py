@@ -19,7 +19,7 @@ from arroyo_dagster.state.model.ids import (
     StatePath,
     TableName,
 )
-from arroyo_dagster.state.model.keys import KeyRange
+from arroyo_dagster.state.model.keys import KeyRange, key_range_size
 from arroyo_dagster.state.model.tables import TimeFile
 
 MEBIBYTE = 1 << 20
@@ -30,31 +30,123 @@ class CompactionPolicy(enum.Enum):
 
     Attributes:
         BIN_PACK: neighbours smaller than a share of the target, until they fill it.
+        LEVELS: so many neighbours of one level become one file of the next.
+        WINDOW: of an expiring table, neighbours whose newest rows lie in one window of event time,
+            so that what is old expires together.
         FULL: all of them.
     """
 
     BIN_PACK = "bin-pack"
+    LEVELS = "levels"
+    WINDOW = "window"
     FULL = "full"
+
+
+class SortOrder(enum.Enum):
+    """The order of the rows in a merged file of an expiring table.
+
+    Attributes:
+        REPLAY: as they were.
+        TIME: by event time. Arroyo's window operators then split their batches less often.
+        KEY: by routing key, with a Bloom filter over them: readers of few keys open less.
+    """
+
+    REPLAY = "replay"
+    TIME = "time"
+    KEY = "key"
+
+
+class Generations(enum.Enum):
+    """What a merge does to the row generations of a generational table.
+
+    Attributes:
+        ALL: keeps every one; also said of tables that have none.
+        NEWEST: keeps of each storage key the newest, as a restore of Arroyo's would.
+        NEWEST_AT_ANY_CUTOFF: keeps of each storage key those that are the newest now, or will be
+            once younger ones have expired: in jobs of ours rows expire one by one.
+    """
+
+    ALL = "all"
+    NEWEST = "newest"
+    NEWEST_AT_ANY_CUTOFF = "newest at any cutoff"
+
+
+class MergeOrder(enum.Enum):
+    """Which merges come first where a budget does not last for all.
+
+    Attributes:
+        GAIN: the one after which the most files are gone for each byte that is read.
+        SMALLEST: the one that reads the fewest bytes.
+        LISTED: as the job lists its operators and tables.
+    """
+
+    GAIN = "gain"
+    SMALLEST = "smallest"
+    LISTED = "listed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much one compaction may take on; None = no bound.
+
+    Attributes:
+        size_bytes, files, tables: of the inputs of all merges together.
+        order: which merges come first.
+        min_gain_files: a merge after which fewer files are gone is not worth its while.
+
+    Raises:
+        InputError: a number below 1.
+    """
+
+    size_bytes: int | None = None
+    files: int | None = None
+    tables: int | None = None
+    order: MergeOrder = MergeOrder.GAIN
+    min_gain_files: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("size_bytes", "files", "tables", "min_gain_files"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError("a budget is at least 1, or None for no bound", **{name: value})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSettings:
-    """How much to merge.
+    """How much to merge, and what comes of it.
 
     Attributes:
-        target_bytes: a bin-pack merge takes files of so many bytes together.
+        target_bytes: a bin-pack merge takes files of so many bytes together; a merged file is
+            closed at the latest when it has twice as many.
         small_share: a file below this share of the target is small.
         min_files: a bin-pack merge takes at least so many files that were never merged, and at
             least as many of them as of merged ones: what it gave is not taken up at once again.
+        level_files: so many neighbours of one level are merged.
+        window_micros: the length of a window; None = an eighth of the table's retention.
+        parallelism: split files by the key ranges of so many subtasks, for a job that is to be
+            started with another parallelism; None = its own.
+        sort: the order of rows where that changes nothing for a restore.
+        deduplicate: whether rows of generational tables go that a newer generation hides.
+        memory_bytes: how many bytes of rows a merge keeps in memory, decoded. What needs all rows
+            of a key range at once takes the range in pieces of that size.
+        part_bytes: a merge of more bytes is carried out in parts, by key range.
 
     Raises:
         InputError: a number out of its range.
     """
 
     policy: CompactionPolicy = CompactionPolicy.BIN_PACK
-    target_bytes: int = 128 * MEBIBYTE
+    target_bytes: int = 64 * MEBIBYTE
     small_share: float = 0.75
     min_files: int = 4
+    level_files: int = 4
+    window_micros: int | None = None
+    parallelism: int | None = None
+    sort: SortOrder = SortOrder.REPLAY
+    deduplicate: bool = True
+    budget: Budget = Budget()
+    memory_bytes: int = 96 * MEBIBYTE
+    part_bytes: int = 256 * MEBIBYTE
 
     def __post_init__(self) -> None:
         if self.target_bytes < 1 or not 0 < self.small_share <= 1 or self.min_files < 2:
@@ -64,9 +156,46 @@ class CompactionSettings:
                 small_share=self.small_share,
                 min_files=self.min_files,
             )
+        least = {"level_files": 2, "window_micros": 1, "memory_bytes": 1, "part_bytes": 1}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise InputError(f"{name} is at least {smallest}", **{name: value})
+        if self.parallelism is not None:
+            key_range_size(self.parallelism)
 
 
 # ---- the plan ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """A file that a plan takes, as it was when the plan was made.
+
+    Attributes:
+        stamp: its etag, else when it was written; changes whenever the object does. None where
+            nobody asked the store.
+    """
+
+    path: StatePath
+    size_bytes: int
+    stamp: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputForm:
+    """What the files of a merge look like.
+
+    Attributes:
+        file_bytes: a file is closed once it has so many.
+        row_group_rows: at most so many rows in a row group.
+        memory_bytes: rows kept in memory, decoded.
+    """
+
+    sort: SortOrder = SortOrder.REPLAY
+    file_bytes: int = 128 * MEBIBYTE
+    row_group_rows: int = 1 << 20
+    memory_bytes: int = 96 * MEBIBYTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +205,8 @@ class PairsMerge:
     Attributes:
         inputs: neighbours in replay order.
         from_oldest: nothing older is listed before them, so removals may disappear.
+        sizes: of the inputs, in their order; empty where not known.
+        level: how often what comes of it was merged.
     """
 
     operator: OperatorId
@@ -83,6 +214,8 @@ class PairsMerge:
     inputs: tuple[StatePath, ...]
     size_bytes: int
     from_oldest: bool
+    sizes: tuple[int, ...] = ()
+    level: int = 1
 
     @property
     def paths(self) -> tuple[StatePath, ...]:
@@ -91,13 +224,17 @@ class PairsMerge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsMerge:
-    """Files of an expiring table to merge.
+    """Files of an expiring table to merge, or those of their rows that lie in some key ranges.
 
     Attributes:
         inputs: neighbours in the replay order of their key ranges.
-        ranges: the key ranges to write a file of each; together they hold every row.
+        ranges: the key ranges to write a file of each; together they hold every row, unless this
+            is one part of several.
         cutoff_micros: rows older than this are dropped, as a restore would; 0 = none.
         from_oldest: nothing older of these ranges is listed, so that deletes may be applied.
+        sizes: of the inputs, in their order; empty where not known.
+        level: how often what comes of it was merged.
+        parallelism: whose key ranges these are; None = the operator's own.
     """
 
     operator: OperatorId
@@ -107,6 +244,11 @@ class RowsMerge:
     cutoff_micros: int
     size_bytes: int
     from_oldest: bool
+    sizes: tuple[int, ...] = ()
+    level: int = 1
+    parallelism: int | None = None
+    generations: Generations = Generations.ALL
+    form: OutputForm = OutputForm()
 
     @property
     def paths(self) -> tuple[StatePath, ...]:
@@ -118,11 +260,31 @@ Merge = PairsMerge | RowsMerge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A table that is not merged, and why. `operator` and `table` are None for the whole job."""
+    """Files that are not merged, and why.
+
+    Attributes:
+        operator, table: None for the whole job.
+        files: none where the reason is the table's.
+    """
 
     operator: OperatorId | None = None
     table: TableName | None = None
     reason: str
+    files: tuple[StatePath, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What a restore reads.
+
+    Attributes:
+        files, size_bytes: each file once.
+        opens: of each subtask how often it opens a file, over all operators.
+    """
+
+    files: int = 0
+    size_bytes: int = 0
+    opens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,20 +294,39 @@ class CompactionPlan:
     Attributes:
         ref: the checkpoint that was looked at.
         pending: how many compactions wait to be taken over; the plan counts them as done.
-        files_before, size_bytes_before: what a restore reads at that epoch.
-        files_after: how many files it would read once this is done; the most there can be.
+        inputs: the files that the merges take.
+        before, after: what a restore reads at that epoch, and the most that it would read once
+            this is done.
+        parallelism: of the restore that is forecast; None = each operator's own.
     """
 
     pipeline: PipelineId | None
     job: JobId
     epoch: Epoch
     ref: StatePath
+    policy: CompactionPolicy = CompactionPolicy.BIN_PACK
     merges: tuple[Merge, ...]
+    inputs: tuple[InputFile, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     pending: int = 0
-    files_before: int = 0
-    files_after: int = 0
-    size_bytes_before: int = 0
+    before: Forecast = Forecast()
+    after: Forecast = Forecast()
+    parallelism: int | None = None
+
+    @property
+    def files_before(self) -> int:
+        """How many files a restore reads at that epoch."""
+        return self.before.files
+
+    @property
+    def files_after(self) -> int:
+        """How many it would read once this is done; the most there can be."""
+        return self.after.files
+
+    @property
+    def size_bytes_before(self) -> int:
+        """How many bytes these are."""
+        return self.before.size_bytes
 
 
 # ---- what came of it -----------------------------------------------------------------------------

@@ -28,6 +28,7 @@ REMOVED = "-removed"
 COMPACTED = "-compacted"
 """Ends the name of a data file that was merged of others."""
 
+_LEVEL = re.compile(rf"-l(\d{{1,9}}){COMPACTED}$")
 _CHECKPOINT = re.compile(r"checkpoint-(\d{7,})")
 _EPOCH_RECORD = re.compile(r"epoch-(\d{7,})\.record")
 
@@ -163,6 +164,19 @@ class JobPaths:
 def is_compacted(path: str) -> bool:
     """Whether a data file of ours was merged of others."""
     return path.endswith(COMPACTED)
+
+
+def compacted(level: int) -> str:
+    """Ends the name of a data file that was merged `level` times, at least once."""
+    return COMPACTED if level == 1 else f"-l{level}{COMPACTED}"
+
+
+def compaction_level(path: str) -> int:
+    """How often a data file of ours was merged, by its name; 0 = as a subtask wrote it."""
+    if not is_compacted(path):
+        return 0
+    found = _LEVEL.search(path)
+    return int(found[1]) if found else 1
 
 
 def parse_epoch_record(name: str) -> Epoch | None:

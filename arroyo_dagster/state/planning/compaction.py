@@ -8,28 +8,33 @@ merged apart, and each file that comes of it belongs to one subtask.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.compaction import (
+    Budget,
     CompactionPlan,
-    CompactionPolicy,
     CompactionRecord,
     CompactionSettings,
+    Forecast,
+    Generations,
+    InputFile,
     LeftOut,
     Merge,
     Merged,
     MergedPairs,
     MergedRows,
+    MergeOrder,
+    OutputForm,
     PairsMerge,
     RowsMerge,
+    SortOrder,
 )
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
-from arroyo_dagster.state.model.keys import range_for_server, server_for_hash
-from arroyo_dagster.state.model.layout import is_compacted
+from arroyo_dagster.state.model.keys import KeyRange, range_for_server, server_for_hash
+from arroyo_dagster.state.model.layout import compaction_level
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
@@ -38,11 +43,15 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 from arroyo_dagster.state.planning.checkpoint import cutoff_micros
+from arroyo_dagster.state.planning.policies import Candidate, Run, choose, why_left
+from arroyo_dagster.state.planning.query import restore_plan
 
-_F = TypeVar("_F", StatePath, TimeFile)
 NOT_OURS = (
     "this is a job of Arroyo's: its files are shown, checked and compared, but not merged yet"
 )
+SNAPSHOTS = "Arroyo writes global keyed tables anew at every epoch: there is nothing to merge"
+UNKEYED = "an aggregate without GROUP BY restores from the first row of a batch: it is not merged"
+_WINDOWS_IN_RETENTION = 8
 
 
 # ---- planning ------------------------------------------------------------------------------------
@@ -53,6 +62,9 @@ def plan_compaction(
     sizes: Mapping[StatePath, int],
     settings: CompactionSettings,
     pending: Sequence[CompactionRecord] = (),
+    *,
+    stamps: Mapping[StatePath, str] | None = None,
+    arroyo: bool = False,
 ) -> CompactionPlan:
     """Choose what to merge at one epoch.
 
@@ -60,6 +72,9 @@ def plan_compaction(
         checkpoint: the newest epoch of the job.
         sizes: bytes of every file that it, or a pending record, lists.
         pending: compactions that the job has not taken over yet; they count as done.
+        stamps: what changes with each of the files, for whoever checks the plan later.
+        arroyo: plan a job of Arroyo's too, by the rules of its operators: expiring tables only,
+            and none that restores from the first rows of its batches.
 
     Returns:
         A plan, without merges where nothing would get smaller; `left_out` says why.
@@ -69,32 +84,61 @@ def plan_compaction(
     """
     waiting = [merged for record in pending for merged in record.merged]
     operators = apply_merged(checkpoint.operators, waiting).operators
+    ours = checkpoint.progress is not None
     merges: list[Merge] = []
     left_out: list[LeftOut] = []
-    if checkpoint.progress is None:
+    if not ours and not arroyo:
         operators = ()
         left_out.append(LeftOut(reason=NOT_OURS))
     for operator in operators:
         for name, files in operator.tables.items():
             _check_sizes(files.paths, sizes, checkpoint)
-            found = list(_plan_table(operator, name, files, sizes, settings))
-            merges.extend(found)
-            if not found:
-                reason = _why_not(files, settings)
-                left_out.append(LeftOut(operator=operator.operator, table=name, reason=reason))
-    listed = list(dict.fromkeys(path for operator in operators for path in operator.paths))
-    gone = sum(len(merge.paths) - most_outputs(merge) for merge in merges)
+            found = _plan_table(_Table(operator, name, ours), files, sizes, settings)
+            merges.extend(found.merges)
+            left_out.extend(found.left_out)
+    merges, too_much = _within(settings.budget, merges)
+    left_out.extend(too_much)
+    looked_at = replace(checkpoint, operators=operators)
+    after = replace(checkpoint, operators=_forecast(operators, merges))
+    known = {**sizes, **_forecast_sizes(merges)}
+    stamps = stamps or {}
+    taken = dict.fromkeys(path for merge in merges for path in merge.paths)
     return CompactionPlan(
         pipeline=checkpoint.pipeline,
         job=checkpoint.job,
         epoch=checkpoint.epoch,
         ref=checkpoint.ref,
+        policy=settings.policy,
         merges=tuple(merges),
+        inputs=tuple(
+            InputFile(path=path, size_bytes=sizes[path], stamp=stamps.get(path)) for path in taken
+        ),
         left_out=tuple(left_out),
         pending=len(pending),
-        files_before=len(listed),
-        files_after=len(listed) - gone,
-        size_bytes_before=sum(sizes[path] for path in listed),
+        before=forecast(looked_at, sizes, settings.parallelism),
+        after=forecast(after, known, settings.parallelism),
+        parallelism=settings.parallelism,
+    )
+
+
+def forecast(
+    checkpoint: Checkpoint, sizes: Mapping[StatePath, int], parallelism: int | None = None
+) -> Forecast:
+    """Say what a restore of this epoch reads.
+
+    Args:
+        sizes: of the files it lists, in bytes.
+        parallelism: of the restore; None = each operator's own.
+    """
+    plan = restore_plan(checkpoint, parallelism, sizes=sizes)
+    listed = list(dict.fromkeys(path for one in checkpoint.operators for path in one.paths))
+    opens = [0] * max((read.subtask + 1 for read in plan.reads), default=0)
+    for read in plan.reads:
+        opens[read.subtask] += len(read.files)
+    return Forecast(
+        files=len(listed),
+        size_bytes=sum(sizes.get(path, 0) for path in listed),
+        opens=tuple(opens),
     )
 
 
@@ -116,7 +160,7 @@ def most_outputs(merge: Merge) -> int:
     """How many files a merge gives at most, values of several state versions aside."""
     if isinstance(merge, PairsMerge):
         return 1 if merge.from_oldest else 2
-    return len(merge.ranges)
+    return len(merge.ranges) + merge.size_bytes // merge.form.file_bytes
 
 
 def _check_sizes(
@@ -133,53 +177,215 @@ def _check_sizes(
         )
 
 
+# ---- one table -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table, and who wrote it."""
+
+    operator: OperatorCheckpoint
+    name: TableName
+    ours: bool
+
+    def left(self, reason: str, files: Iterable[StatePath] = ()) -> LeftOut:
+        return LeftOut(
+            operator=self.operator.operator, table=self.name, reason=reason, files=tuple(files)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    merges: Sequence[Merge] = ()
+    left_out: Sequence[LeftOut] = ()
+
+
 def _plan_table(
-    operator: OperatorCheckpoint,
-    name: TableName,
+    table: _Table,
     files: TableFiles,
     sizes: Mapping[StatePath, int],
     settings: CompactionSettings,
-) -> Iterator[Merge]:
-    if isinstance(files, GlobalKeyedFiles):
-        for run in _runs(files.files, str, sizes, settings):
-            merge = PairsMerge(
-                operator=operator.operator,
-                table=name,
-                inputs=run,
-                size_bytes=sum(sizes[path] for path in run),
-                from_oldest=run[0] == files.files[0],
-            )
-            if most_outputs(merge) < len(run):
-                yield merge
-        return
-    config = operator.configs[name].config
-    assert isinstance(config, ExpiringTimeKeyConfig)
-    yield from _plan_rows(operator, name, config, files, sizes, settings)
+) -> _Found:
+    if isinstance(files, ExpiringTimeKeyFiles):
+        return _plan_rows(table, files, sizes, settings)
+    if not table.ours:
+        return _Found(left_out=[table.left(SNAPSHOTS)])
+    candidates = [_candidate(path, sizes) for path in files.files]
+    runs, left = _split(table, candidates, settings, None)
+    merges: list[Merge] = []
+    for run in runs:
+        inputs = files.files[run.start : run.end]
+        merge = PairsMerge(
+            operator=table.operator.operator,
+            table=table.name,
+            inputs=inputs,
+            size_bytes=sum(sizes[path] for path in inputs),
+            from_oldest=run.start == 0,
+            sizes=tuple(sizes[path] for path in inputs),
+            level=_level(candidates, run),
+        )
+        if most_outputs(merge) < len(inputs):
+            merges.append(merge)
+        else:
+            left.append(table.left(_no_gain(merge), inputs))
+    return _Found(merges, left)
+
+
+def _candidate(path: StatePath, sizes: Mapping[StatePath, int]) -> Candidate:
+    return Candidate(path=path, size_bytes=sizes[path], level=compaction_level(path))
+
+
+def _level(candidates: Sequence[Candidate], run: Run) -> int:
+    return 1 + max(one.level for one in candidates[run.start : run.end])
+
+
+def _no_gain(merge: Merge) -> str:
+    return f"{len(merge.paths)} files would become {most_outputs(merge)}"
+
+
+def _split(
+    table: _Table,
+    candidates: Sequence[Candidate],
+    settings: CompactionSettings,
+    window_micros: int | None,
+) -> tuple[list[Run], list[LeftOut]]:
+    """The runs to merge, and the other files by the reason why they are left."""
+    runs = choose(candidates, settings, window_micros)
+    taken = {at for run in runs for at in range(run.start, run.end)}
+    reasons: dict[str, list[StatePath]] = {}
+    for at, candidate in enumerate(candidates):
+        if at not in taken:
+            reason = why_left(candidates, at, settings, window_micros)
+            reasons.setdefault(reason, []).append(candidate.path)
+    return runs, [table.left(reason, files) for reason, files in reasons.items()]
 
 
 def _plan_rows(
-    operator: OperatorCheckpoint,
-    name: TableName,
-    config: ExpiringTimeKeyConfig,
+    table: _Table,
     files: ExpiringTimeKeyFiles,
     sizes: Mapping[StatePath, int],
     settings: CompactionSettings,
-) -> Iterator[RowsMerge]:
-    cutoff = cutoff_micros(operator.min_watermark_micros, config.retention_micros)
-    live = [file for file in files.files if file.max_timestamp_micros >= cutoff]
-    for sequence in _sequences(live, operator.parallelism):
-        for run in _runs(sequence, lambda file: str(file.path), sizes, settings):
-            owners = sorted(set().union(*(_owners(file, operator.parallelism) for file in run)))
-            if len(owners) < len(run):
-                yield RowsMerge(
-                    operator=operator.operator,
-                    table=name,
-                    inputs=run,
-                    ranges=tuple(range_for_server(o, operator.parallelism) for o in owners),
-                    cutoff_micros=cutoff,
-                    size_bytes=sum(sizes[file.path] for file in run),
-                    from_oldest=run[0] == sequence[0],
-                )
+) -> _Found:
+    config = table.operator.configs[table.name].config
+    assert isinstance(config, ExpiringTimeKeyConfig)
+    if config.generational and not table.ours and not config.schema.hashed_indices:
+        return _Found(left_out=[table.left(UNKEYED)])
+    parallelism = settings.parallelism or table.operator.parallelism
+    rule = _RowsRule.of(table, config, settings, parallelism)
+    live = [file for file in files.files if file.max_timestamp_micros >= rule.expired_micros]
+    if not table.ours:
+        live.sort(key=lambda file: file.epoch)  # the order in which Arroyo reads them
+    kept = {file.path for file in live}
+    gone = [file.path for file in files.files if file.path not in kept]
+    merges: list[Merge] = []
+    left = [table.left("no row of it is kept: the next epoch no longer lists it", gone)]
+    for sequence in _sequences(live, parallelism):
+        candidates = [rule.candidate(file, sizes) for file in sequence]
+        runs, others = _split(table, candidates, settings, rule.window_micros)
+        left.extend(others)
+        for run in runs:
+            merge = rule.merge(sequence, run, candidates, sizes)
+            if most_outputs(merge) < len(merge.inputs) or _is_rescale(settings, candidates, run):
+                merges.append(merge)
+            else:
+                left.append(table.left(_no_gain(merge), merge.paths))
+    if not live and not gone:
+        left = [table.left("it has one file or none")]
+    return _Found(merges, [one for one in left if one.files or not files.files])
+
+
+def _is_rescale(settings: CompactionSettings, candidates: Sequence[Candidate], run: Run) -> bool:
+    straddling = any(one.straddles for one in candidates[run.start : run.end])
+    return settings.parallelism is not None and straddling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RowsRule:
+    """How the files of one expiring table are merged."""
+
+    table: _Table
+    parallelism: int
+    expired_micros: int
+    cutoff_micros: int
+    window_micros: int
+    generations: Generations
+    form: OutputForm
+
+    @classmethod
+    def of(
+        cls,
+        table: _Table,
+        config: ExpiringTimeKeyConfig,
+        settings: CompactionSettings,
+        parallelism: int,
+    ) -> _RowsRule:
+        cutoff = cutoff_micros(table.operator.min_watermark_micros, config.retention_micros)
+        window = settings.window_micros or config.retention_micros // _WINDOWS_IN_RETENTION
+        return cls(
+            table=table,
+            parallelism=parallelism,
+            expired_micros=cutoff,
+            # Arroyo reads its generational tables without looking at the retention.
+            cutoff_micros=0 if config.generational and not table.ours else cutoff,
+            window_micros=max(1, window),
+            generations=_generations(config, settings, ours=table.ours),
+            form=OutputForm(
+                sort=_sort(config, settings),
+                file_bytes=2 * settings.target_bytes,
+                memory_bytes=settings.memory_bytes,
+            ),
+        )
+
+    def owners(self, file: TimeFile) -> range:
+        return _owners(file, self.parallelism)
+
+    def candidate(self, file: TimeFile, sizes: Mapping[StatePath, int]) -> Candidate:
+        return Candidate(
+            path=file.path,
+            size_bytes=sizes[file.path],
+            level=max(file.compaction_generation, compaction_level(file.path)),
+            latest_micros=file.max_timestamp_micros,
+            straddles=len(self.owners(file)) > 1,
+        )
+
+    def merge(
+        self,
+        sequence: Sequence[TimeFile],
+        run: Run,
+        candidates: Sequence[Candidate],
+        sizes: Mapping[StatePath, int],
+    ) -> RowsMerge:
+        inputs = tuple(sequence[run.start : run.end])
+        owners = sorted(set().union(*(self.owners(file) for file in inputs)))
+        return RowsMerge(
+            operator=self.table.operator.operator,
+            table=self.table.name,
+            inputs=inputs,
+            ranges=tuple(range_for_server(owner, self.parallelism) for owner in owners),
+            cutoff_micros=self.cutoff_micros,
+            size_bytes=sum(sizes[file.path] for file in inputs),
+            from_oldest=run.start == 0,
+            sizes=tuple(sizes[file.path] for file in inputs),
+            level=_level(candidates, run),
+            parallelism=self.parallelism,
+            generations=self.generations,
+            form=self.form,
+        )
+
+
+def _generations(
+    config: ExpiringTimeKeyConfig, settings: CompactionSettings, *, ours: bool
+) -> Generations:
+    if not config.generational or not settings.deduplicate:
+        return Generations.ALL
+    return Generations.NEWEST_AT_ANY_CUTOFF if ours else Generations.NEWEST
+
+
+def _sort(config: ExpiringTimeKeyConfig, settings: CompactionSettings) -> SortOrder:
+    """The order asked for, unless rows act on each other by the order they have."""
+    if settings.sort is SortOrder.TIME and config.generational and not settings.deduplicate:
+        return SortOrder.REPLAY
+    return settings.sort
 
 
 def _owners(file: TimeFile, parallelism: int) -> range:
@@ -200,47 +406,146 @@ def _sequences(files: Sequence[TimeFile], parallelism: int) -> list[tuple[TimeFi
     ]
 
 
-def _runs(
-    files: Sequence[_F],
-    path: Callable[[_F], str],
-    sizes: Mapping[StatePath, int],
-    settings: CompactionSettings,
-) -> Iterator[tuple[_F, ...]]:
-    """Neighbours worth merging."""
-    fresh = [not is_compacted(path(file)) for file in files]
-    if settings.policy is CompactionPolicy.FULL:
-        if len(files) > 1 and any(fresh):
-            yield tuple(files)
-        return
-    small = settings.target_bytes * settings.small_share
-    bytes_of = [sizes[StatePath(path(file))] for file in files]
-    start = 0
-    while start < len(files):
-        end, total = start, 0
-        while end < len(files) and bytes_of[end] < small and total < settings.target_bytes:
-            total += bytes_of[end]
-            end += 1
-        new = sum(fresh[start:end])
-        if new >= settings.min_files and 2 * new >= end - start:
-            yield tuple(files[start:end])
-        start = max(end, start + 1)
-
-
 def _fresh(files: TableFiles) -> int:
-    return sum(not is_compacted(path) for path in files.paths)
+    return sum(not compaction_level(path) for path in files.paths)
 
 
-def _why_not(files: TableFiles, settings: CompactionSettings) -> str:
-    if len(files.paths) < 2:
-        return "it has one file or none"
-    if not _fresh(files):
-        return "all its files are merged ones already"
-    if settings.policy is CompactionPolicy.FULL:
-        return "no two files of it hold keys of one subtask"
-    return (
-        f"fewer than {settings.min_files} small files side by side that were never merged, or "
-        "fewer of them than of merged ones"
+# ---- within a budget -----------------------------------------------------------------------------
+
+
+def gain(merge: Merge) -> int:
+    """How many files fewer there are after a merge, at least."""
+    return len(merge.paths) - most_outputs(merge)
+
+
+def _first(order: MergeOrder, merges: Sequence[Merge]) -> list[Merge]:
+    if order is MergeOrder.GAIN:
+        return sorted(merges, key=lambda one: gain(one) / max(1, one.size_bytes), reverse=True)
+    if order is MergeOrder.SMALLEST:
+        return sorted(merges, key=lambda one: one.size_bytes)
+    return list(merges)
+
+
+def _within(budget: Budget, merges: Sequence[Merge]) -> tuple[list[Merge], list[LeftOut]]:
+    taken: list[Merge] = []
+    left: list[LeftOut] = []
+    tables: set[tuple[OperatorId, TableName]] = set()
+    bytes_left, files_left = budget.size_bytes, budget.files
+    for merge in _first(budget.order, merges):
+        table = (merge.operator, merge.table)
+        reason = None
+        if budget.min_gain_files > 1 and gain(merge) < budget.min_gain_files:
+            reason = f"only {gain(merge)} files would be gone, {budget.min_gain_files} are asked"
+        elif bytes_left is not None and merge.size_bytes > bytes_left:
+            reason = f"over the budget of {budget.size_bytes} bytes"
+        elif files_left is not None and len(merge.paths) > files_left:
+            reason = f"over the budget of {budget.files} files"
+        elif budget.tables is not None and table not in tables and len(tables) == budget.tables:
+            reason = f"over the budget of {budget.tables} tables"
+        if reason is not None:
+            left.append(
+                LeftOut(operator=table[0], table=table[1], reason=reason, files=merge.paths)
+            )
+            continue
+        taken.append(merge)
+        tables.add(table)
+        bytes_left = None if bytes_left is None else bytes_left - merge.size_bytes
+        files_left = None if files_left is None else files_left - len(merge.paths)
+    return taken, left
+
+
+# ---- in parts ------------------------------------------------------------------------------------
+
+
+def parts_of(merge: Merge, part_bytes: int, *, divisible: bool) -> list[Merge]:
+    """Part a merge by key range, so that several may carry it out, each with so many bytes.
+
+    Each part reads every input, but keeps only its key ranges.
+
+    Args:
+        divisible: whether the range of one subtask may be parted too: rows that act on each other
+            have one routing key.
+
+    Returns:
+        Merges of the same inputs whose ranges are those of `merge`, each in one of them, in order.
+        One merge where parting it gives nothing.
+    """
+    if isinstance(merge, PairsMerge) or merge.size_bytes <= part_bytes:
+        return [merge]
+    wanted = -(-merge.size_bytes // part_bytes)
+    ranges = list(merge.ranges)
+    if divisible and wanted > len(ranges):
+        each = -(-wanted // len(ranges))
+        ranges = [piece for one in ranges for piece in pieces(one, each)]
+    groups = min(wanted, len(ranges))
+    edges = [at * len(ranges) // groups for at in range(groups + 1)]
+    return [
+        replace(merge, ranges=tuple(ranges[start:end]), size_bytes=merge.size_bytes // groups)
+        for start, end in itertools.pairwise(edges)
+    ]
+
+
+def pieces(keys: KeyRange, count: int) -> list[KeyRange]:
+    """Part a key range into `count` that touch without overlap, or fewer where it is short."""
+    width = keys.end - keys.start + 1
+    count = min(count, width)
+    edges = [keys.start + width * at // count for at in range(count + 1)]
+    return [KeyRange(start, end - 1) for start, end in itertools.pairwise(edges)]
+
+
+# ---- the forecast --------------------------------------------------------------------------------
+
+
+def _forecast(
+    operators: Sequence[OperatorCheckpoint], merges: Sequence[Merge]
+) -> tuple[OperatorCheckpoint, ...]:
+    """Operators as they would be with as many outputs as each merge can give."""
+    applied = apply_merged(operators, [_stand_in(at, merge) for at, merge in enumerate(merges)])
+    assert not applied.void
+    return applied.operators
+
+
+def _outputs(at: int, merge: Merge) -> list[StatePath]:
+    return [StatePath(f"planned/{at}/{number}") for number in range(most_outputs(merge))]
+
+
+def _stand_in(at: int, merge: Merge) -> Merged:
+    paths = _outputs(at, merge)
+    if isinstance(merge, PairsMerge):
+        return MergedPairs(
+            operator=merge.operator,
+            table=merge.table,
+            inputs=merge.inputs,
+            outputs=tuple(paths),
+        )
+    newest = max(file.max_timestamp_micros for file in merge.inputs)
+    epoch = max(file.epoch for file in merge.inputs)
+    ranges = [*merge.ranges, *[merge.ranges[-1]] * (len(paths) - len(merge.ranges))]
+    return MergedRows(
+        operator=merge.operator,
+        table=merge.table,
+        inputs=merge.inputs,
+        outputs=tuple(
+            TimeFile(
+                epoch=epoch,
+                path=path,
+                min_routing_key=keys.start,
+                max_routing_key=keys.end,
+                max_timestamp_micros=newest,
+                compaction_generation=merge.level,
+            )
+            for path, keys in zip(paths, ranges, strict=True)
+        ),
     )
+
+
+def _forecast_sizes(merges: Sequence[Merge]) -> dict[StatePath, int]:
+    """As many bytes as were read; how many fewer it will be, only the rows can say."""
+    found: dict[StatePath, int] = {}
+    for at, merge in enumerate(merges):
+        paths = _outputs(at, merge)
+        found.update(dict.fromkeys(paths, merge.size_bytes // len(paths)))
+    return found
 
 
 # ---- the metadata once they are merged -----------------------------------------------------------

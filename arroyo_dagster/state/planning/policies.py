@@ -1,0 +1,171 @@
+"""Which neighbours of a list of files a policy merges, and why it leaves the others.
+
+Each rule gives nothing when it is asked again about what came of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.model.ids import StatePath
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A file as the policies see it.
+
+    Attributes:
+        level: how often it was merged.
+        latest_micros: its newest event time; None in global keyed tables.
+        straddles: it holds keys of more than one of the subtasks it is to be split by.
+    """
+
+    path: StatePath
+    size_bytes: int
+    level: int
+    latest_micros: int | None = None
+    straddles: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbours to merge: the files from `start` to before `end`."""
+
+    start: int
+    end: int
+
+
+def choose(
+    files: Sequence[Candidate], settings: CompactionSettings, window_micros: int | None = None
+) -> list[Run]:
+    """Choose neighbours worth merging.
+
+    Args:
+        files: in replay order; they act on each other and on nothing else.
+        window_micros: the length of a window of an expiring table.
+    """
+    if settings.parallelism is not None and any(file.straddles for file in files):
+        return [Run(0, len(files))]
+    return list(_RULES[settings.policy](files, settings, window_micros))
+
+
+def why_left(
+    files: Sequence[Candidate],
+    at: int,
+    settings: CompactionSettings,
+    window_micros: int | None = None,
+) -> str:
+    """Say why the file at `at`, of none of the runs that `choose` gave, is not merged."""
+    if settings.policy is CompactionPolicy.WINDOW and window_micros is None:
+        return "the window policy is for expiring tables"
+    if len(files) < 2:
+        return "it has one file or none"
+    if all(file.level for file in files):
+        return "all its files are merged ones already"
+    if settings.policy is CompactionPolicy.BIN_PACK:
+        if files[at].size_bytes >= settings.target_bytes * settings.small_share:
+            return "it is not small"
+        return (
+            f"fewer than {settings.min_files} small files side by side that were never merged, or "
+            "fewer of them than of merged ones"
+        )
+    if settings.policy is CompactionPolicy.LEVELS:
+        if files[at].size_bytes >= settings.target_bytes:
+            return "it has reached the target"
+        return f"fewer than {settings.level_files} files side by side of its level"
+    return "no file beside it has its newest rows in the same window"
+
+
+# ---- the rules -----------------------------------------------------------------------------------
+
+
+def _full(
+    files: Sequence[Candidate], settings: CompactionSettings, window_micros: int | None
+) -> Iterator[Run]:
+    if len(files) > 1 and not all(file.level for file in files):
+        yield Run(0, len(files))
+
+
+def _bin_pack(
+    files: Sequence[Candidate], settings: CompactionSettings, window_micros: int | None
+) -> Iterator[Run]:
+    small = settings.target_bytes * settings.small_share
+    start = 0
+    while start < len(files):
+        end, total = start, 0
+        while end < len(files) and files[end].size_bytes < small and total < settings.target_bytes:
+            total += files[end].size_bytes
+            end += 1
+        fresh = sum(not file.level for file in files[start:end])
+        if fresh >= settings.min_files and 2 * fresh >= end - start:
+            yield Run(start, end)
+        start = max(end, start + 1)
+
+
+@dataclass(slots=True)
+class _Level:
+    """Neighbours that are, or would be, one file of a level."""
+
+    level: int
+    size_bytes: int
+    start: int
+    end: int
+
+
+def _levels(
+    files: Sequence[Candidate], settings: CompactionSettings, window_micros: int | None
+) -> Iterator[Run]:
+    """Merge what lies together of a level, then what that makes of the next, until nothing does."""
+    found = [_Level(file.level, file.size_bytes, at, at + 1) for at, file in enumerate(files)]
+    while True:
+        merged = list(_next_level(found, settings))
+        if len(merged) == len(found):
+            break
+        found = merged
+    runs = [Run(one.start, one.end) for one in found if one.end > one.start + 1]
+    # What was merged turns out smaller than its files: only new ones may set it off again.
+    if any(not file.level for run in runs for file in files[run.start : run.end]):
+        yield from runs
+
+
+def _next_level(found: Sequence[_Level], settings: CompactionSettings) -> Iterator[_Level]:
+    def kind(one: _Level) -> tuple[int, bool]:
+        return one.level, one.size_bytes >= settings.target_bytes
+
+    for (level, large), group in itertools.groupby(found, key=kind):
+        run = list(group)
+        if large or len(run) < settings.level_files:
+            yield from run
+        else:
+            size = sum(one.size_bytes for one in run)
+            yield _Level(level + 1, size, run[0].start, run[-1].end)
+
+
+def _windows(
+    files: Sequence[Candidate], settings: CompactionSettings, window_micros: int | None
+) -> Iterator[Run]:
+    """What lies together of one window; of the newest, which still grows, only enough at once."""
+    if window_micros is None:
+        return
+    windows = [(file.latest_micros or 0) // window_micros for file in files]
+    newest = max(windows, default=0)
+    start = 0
+    for window, group in itertools.groupby(windows):
+        end = start + len(list(group))
+        fresh = sum(not file.level for file in files[start:end])
+        enough = settings.min_files if window == newest else 1
+        if end > start + 1 and fresh >= enough:
+            yield Run(start, end)
+        start = end
+
+
+_Rule = Callable[[Sequence[Candidate], CompactionSettings, "int | None"], Iterator[Run]]
+_RULES: dict[CompactionPolicy, _Rule] = {
+    CompactionPolicy.FULL: _full,
+    CompactionPolicy.BIN_PACK: _bin_pack,
+    CompactionPolicy.LEVELS: _levels,
+    CompactionPolicy.WINDOW: _windows,
+}
