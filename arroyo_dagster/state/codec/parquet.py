@@ -5,7 +5,8 @@ Source: crates/arroyo-state/src/tables/global_keyed_map.rs and expiring_time_key
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from arroyo_dagster.errors import FormatError
+from arroyo_dagster.errors import ArroyoStateError, FormatError, StorageError
 from arroyo_dagster.state.model.tables import KEY_HASH_COLUMN, TIMESTAMP_COLUMN
 
 MAX_ROW_GROUP_ROWS = 1_048_576
@@ -98,12 +99,11 @@ def decode_file(data: bytes | BinaryIO, path: str) -> tuple[pa.Table, int]:
 
     Raises:
         FormatError: not Parquet, truncated, or a page that does not decode.
+        StorageError: the store failed while it was read.
     """
-    file = _opened(data, path)
-    try:
-        return file.read(), _version(file)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise _broken(path, error) from error
+    with decoding(path):
+        file = _opened(data)
+        return file.read(), state_version(file)
 
 
 def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> FileFacts:
@@ -112,17 +112,15 @@ def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> Fi
     Args:
         bounds: what the statistics say too; then a few values are read as well.
     """
-    file = _opened(data, path)
-    try:
+    with decoding(path):
+        file = _opened(data)
         return FileFacts(
             rows=file.metadata.num_rows,
             row_groups=file.metadata.num_row_groups,
             schema=file.schema_arrow,
-            version=_version(file),
+            version=state_version(file),
             bounds=_bounds(data, file.metadata) if bounds else {},
         )
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise _broken(path, error) from error
 
 
 def _check_columns(data: bytes | BinaryIO, footer: pq.FileMetaData, names: Sequence[str]) -> None:
@@ -153,22 +151,35 @@ def _bounds(data: bytes | BinaryIO, footer: pq.FileMetaData) -> dict[str, tuple[
     return found
 
 
-def _opened(data: bytes | BinaryIO, path: str) -> pq.ParquetFile:
-    try:
-        file = pa.BufferReader(data) if isinstance(data, bytes) else data
-        return pq.ParquetFile(file, page_checksum_verification=True)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise _broken(path, error) from error
+def _opened(data: bytes | BinaryIO) -> pq.ParquetFile:
+    file = pa.BufferReader(data) if isinstance(data, bytes) else data
+    return pq.ParquetFile(file, page_checksum_verification=True)
 
 
-def _version(file: pq.ParquetFile) -> int:
+def state_version(file: pq.ParquetFile) -> int:
+    """The state version that the file says its values have; 0 where it does not."""
     text = (file.metadata.metadata or {}).get(_VERSION, b"0")
     return int(text) if text.isdigit() else 0
 
 
-def _broken(path: str, error: Exception) -> FormatError:
-    return FormatError(
-        f"a data file does not decode as Parquet ({error})",
-        path=path,
-        next_step="keep the object; restore an epoch that does not list it",
-    )
+@contextmanager
+def decoding(path: str) -> Iterator[None]:
+    """Tell a broken file from a store that failed, in whatever pyarrow raises within.
+
+    Raises:
+        FormatError: the bytes are not those of a data file; names `path`.
+        StorageError: they could not be read; trying again may help.
+    """
+    try:
+        yield
+    except ArroyoStateError:
+        raise  # of the store, through pyarrow
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            # What pyarrow says of bytes has no number of the operating system.
+            raise StorageError(f"a data file could not be read ({error})", path=path) from error
+        raise FormatError(
+            f"a data file does not decode as Parquet ({error})",
+            path=path,
+            next_step="keep the object; restore an epoch that does not list it",
+        ) from error

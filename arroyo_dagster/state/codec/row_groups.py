@@ -6,16 +6,17 @@ Names decide nothing here: they may repeat, and hold dots.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arroyo_dagster.errors import ArroyoStateError, FormatError
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.codec.parquet import decoding, state_version
 
 _UNSIGNED = 2**64 - 1
 _BUFFER_BYTES = 1 << 16
+_PIECE_BUFFER_BYTES = 1 << 20
 
 
 class DataFile:
@@ -31,7 +32,7 @@ class DataFile:
 
     def __init__(self, source: bytes | BinaryIO, path: str) -> None:
         self._path = path
-        with self._told():
+        with decoding(self._path):
             self._source = pa.BufferReader(source) if isinstance(source, bytes) else source
             self._file = pq.ParquetFile(
                 self._source, page_checksum_verification=True, pre_buffer=True
@@ -39,18 +40,10 @@ class DataFile:
             self.schema: pa.Schema = self._file.schema_arrow
             self._leaves = list(_leaves(self.schema))
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except ArroyoStateError:
-            raise  # the store failed, not the file
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise FormatError(
-                f"a data file does not decode as Parquet ({error})",
-                path=self._path,
-                next_step="keep the object; restore an epoch that does not list it",
-            ) from error
+    @property
+    def version(self) -> int:
+        """The state version of its values; 0 where it is not said."""
+        return state_version(self._file)
 
     @property
     def row_groups(self) -> tuple[int, ...]:
@@ -60,10 +53,37 @@ class DataFile:
 
     def read(self, columns: Sequence[int], groups: Sequence[int]) -> pa.Table:
         """Read columns by their place, in the order given, of row groups by theirs."""
-        wanted = sorted(set(columns))
-        leaves = [leaf for column in wanted for leaf in self._leaves[column]]
-        with self._told():
+        leaves = self._leaves_of(columns)
+        with decoding(self._path):
             rows = self._file.reader.read_row_groups(list(groups), column_indices=leaves)
+        return self._in_order(rows, columns)
+
+    def pieces(self, columns: Sequence[int], group: int, rows: int) -> Iterator[pa.Table]:
+        """Read columns of one row group, so many rows at a time; of the file no more than some
+        pages of each column are in memory."""
+        leaves = self._leaves_of(columns)
+        with decoding(self._path):
+            narrow = pq.ParquetFile(
+                self._source,
+                metadata=self._file.metadata,
+                buffer_size=_PIECE_BUFFER_BYTES,
+                page_checksum_verification=True,
+            )
+            batches = narrow.reader.iter_batches(
+                batch_size=rows, row_groups=[group], column_indices=leaves, use_threads=False
+            )
+        while True:
+            with decoding(self._path):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield self._in_order(pa.Table.from_batches([batch]), columns)
+
+    def _leaves_of(self, columns: Sequence[int]) -> list[int]:
+        return [leaf for column in sorted(set(columns)) for leaf in self._leaves[column]]
+
+    def _in_order(self, rows: pa.Table, columns: Sequence[int]) -> pa.Table:
+        wanted = sorted(set(columns))
         if rows.num_columns != len(wanted):
             raise FormatError(
                 "a data file has other columns than its Arrow schema says",
@@ -83,7 +103,7 @@ class DataFile:
             column: a place, of whole numbers or times (as numbers in their unit).
         """
         (leaf,) = self._leaves[column]
-        with self._told():
+        with decoding(self._path):
             self._check(leaf, groups)
             return [group for group in groups if self._may_hold(group, leaf, low, high)]
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arroyo_dagster.errors import FormatError, InputError, StorageError
+from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.hashing import HashVariant, matching_variants
+from arroyo_dagster.state.codec.parquet import decoding
 from arroyo_dagster.state.codec.schema import file_schema
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath
@@ -107,15 +108,10 @@ def _first_rows(
 ) -> pa.RecordBatch | None:
     """The first rows of a file; None where it has none."""
     expected = file_schema(config)
-    try:
-        with store.open_input(path) as file:
-            parquet = pq.ParquetFile(file)
-            found = parquet.schema_arrow
-            rows = next(parquet.iter_batches(batch_size=_ROWS), None)
-    except StorageError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"a data file does not decode as Parquet ({error})", path=path) from error
+    with store.open_input(path) as file, decoding(path):
+        parquet = pq.ParquetFile(file)
+        found = parquet.schema_arrow
+        rows = next(parquet.iter_batches(batch_size=_ROWS), None)
     if found.types != expected.types:
         raise FormatError(
             "a data file has other columns than its table",

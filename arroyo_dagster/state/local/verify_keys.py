@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.codec.hashing import HashVariant, key_hashes
+from arroyo_dagster.state.codec.parquet import decoding
 from arroyo_dagster.state.local.health import columns_of
-from arroyo_dagster.state.local.verify_rows import BATCH_ROWS, decoding, opened
+from arroyo_dagster.state.local.verify_rows import BATCH_ROWS, opened
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import parse_data_file
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -16,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError, NotFoundError
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.codec.bincode import codec_for
 from arroyo_dagster.state.codec.hashing import HashVariant, key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.codec.operations import INSERT, decode_operation
 from arroyo_dagster.state.codec.parquet import FileFacts as FooterFacts
-from arroyo_dagster.state.codec.parquet import read_facts
+from arroyo_dagster.state.codec.parquet import decoding, read_facts
 from arroyo_dagster.state.local.health import columns_of, stored_form
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.tables import (
@@ -125,17 +124,6 @@ def opened(source: BinaryIO) -> pq.ParquetFile:
     """A data file, read from its start, page by page; within `decoding`."""
     source.seek(0)
     return pq.ParquetFile(source, page_checksum_verification=True, buffer_size=1 << 16)
-
-
-@contextmanager
-def decoding(path: StatePath) -> Iterator[None]:
-    """What pyarrow says of damaged bytes is a FormatError; errors of the store pass."""
-    try:
-        yield
-    except ArroyoStateError:
-        raise
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"a data file does not decode as Parquet ({error})", path=path) from error
 
 
 # ---- rows ----------------------------------------------------------------------------------------

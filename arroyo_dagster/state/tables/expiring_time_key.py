@@ -5,7 +5,7 @@ Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -80,9 +80,28 @@ class ExpiringTimeKeyTable:
         Raises:
             FormatError: a file is broken, or has other columns than its table had at its epoch.
         """
+        return self._reader.read(files, self._part(keys, columns, cutoff_micros, batches))
+
+    def stream(
+        self,
+        files: Iterable[TimeFile],
+        keys: KeyRange,
+        *,
+        columns: Sequence[int] | None = None,
+        cutoff_micros: int = 0,
+        batches: bool = False,
+    ) -> Iterator[StoredRows]:
+        """As `read`, piece by piece: little more than one piece is in memory at a time.
+
+        A record batch lies in one piece, and its number says nothing beyond it.
+        """
+        return self._reader.stream(files, self._part(keys, columns, cutoff_micros, batches))
+
+    def _part(
+        self, keys: KeyRange, columns: Sequence[int] | None, cutoff_micros: int, batches: bool
+    ) -> Part:
         wanted = range(len(self.memory_schema)) if columns is None else columns
-        part = Part(keys=keys, columns=tuple(wanted), cutoff_micros=cutoff_micros, batches=batches)
-        return self._reader.read(files, part)
+        return Part(keys=keys, columns=tuple(wanted), cutoff_micros=cutoff_micros, batches=batches)
 
     def load(
         self,

@@ -1,12 +1,13 @@
 """The rows of an expiring table that a restore at one epoch holds, over all subtasks.
 
 Of Arroyo's tables what Arroyo does, which differs from view to view; of ours what they promise
-(`arroyo-state.md` 5.4 and 5.7; `design.md` 5).
+(`arroyo-state.md` 5.4 and 5.7; `design.md` 5). Files are read piece by piece: what is in memory is
+what is asked for, of generational tables what a restore holds, and of tables with deletes too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,11 +25,15 @@ from arroyo_dagster.state.tables.generational import (
     RowLayout,
     accumulators,
     first_of_batches,
+    newest,
     restored,
     role_of,
     tuples,
 )
-from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows
+from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows, not_older
+
+_FOLDED_ROWS = 1 << 18
+"""How many rows of older generations may wait in memory until they are told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +41,13 @@ class RestoredRows:
     """The rows that a table holds.
 
     Attributes:
-        rows: as the operator sees them.
+        rows: as the operator sees them; those asked for.
+        count: how many there are in all.
         upstream: what Arroyo itself would go on from, where that is less or older; None = the same.
     """
 
     rows: pa.Table
+    count: int
     upstream: pa.Table | None = None
 
 
@@ -51,6 +58,7 @@ def restored_rows(
     *,
     ours: bool,
     history: bool = False,
+    limit: int | None = None,
 ) -> RestoredRows:
     """Read what a restore would hold of one expiring table.
 
@@ -58,8 +66,9 @@ def restored_rows(
     only what belongs to a key of its table `a`.
 
     Args:
-        ours: whether a job of ours wrote it.
+        ours: whether a job of ours wrote it. Arroyo takes every row for an insert.
         history: give all generations of every key.
+        limit: give only so many rows, the first; None = all.
 
     Raises:
         InputError: not an expiring table of this operator.
@@ -67,21 +76,47 @@ def restored_rows(
     """
     opened = _Opened.of(store, operator, name, ours=ours)
     if history or not opened.config.generational:
-        return RestoredRows(opened.rows())
+        return _every_row(opened, limit)
     role = role_of(opened.config, ours=ours)
     if role is Role.ROWS or opened.config.schema.hashed_indices:
-        return RestoredRows(_newest(opened, operator, role))
+        kept = _newest(opened, operator, role)
+        return RestoredRows(kept.slice(0, limit), kept.num_rows)
     # Without GROUP BY there is one key, and nothing to look up in the other table.
     layout = opened.layout
-    parts = opened.parts(batches=True)
-    kept = restored(pa.concat_tables([part.rows for part in parts]), layout, role)
-    seen = pa.concat_tables([first_of_batches(part.rows, _batches_of(part)) for part in parts])
-    upstream = restored(seen, layout, role)
-    return RestoredRows(kept, None if upstream.equals(kept) else upstream)
+    kept = restored(_folded(opened.pieces(), layout), layout, role)
+    parts = opened.stream(batches=True)
+    looked_at = (first_of_batches(part.rows, _batches_of(part)) for part in parts)
+    upstream = restored(_folded(looked_at, layout), layout, role)
+    same = upstream.equals(kept)
+    return RestoredRows(kept.slice(0, limit), kept.num_rows, None if same else upstream)
+
+
+def _every_row(opened: _Opened, limit: int | None) -> RestoredRows:
+    if limit is None:
+        rows = opened.rows()
+        return RestoredRows(rows, rows.num_rows)
+    times = (opened.table.timestamp_index,)
+    count = 0
+    for part in opened.stream(times, batches=True):
+        if opened.ours and part.deletes:
+            rows = opened.rows()
+            return RestoredRows(rows.slice(0, limit), rows.num_rows)
+        count += opened.fresh(part, timestamp_index=0).num_rows
+    return RestoredRows(_first(opened, limit), count)
+
+
+def _first(opened: _Opened, limit: int) -> pa.Table:
+    taken, wanted = [opened.table.memory_schema.empty_table()], limit
+    for part in opened.stream(batches=True) if limit else ():
+        taken.append(opened.fresh(part).slice(0, wanted))
+        wanted -= taken[-1].num_rows
+        if not wanted:
+            break
+    return pa.concat_tables(taken)
 
 
 def _newest(opened: _Opened, operator: OperatorCheckpoint, role: Role) -> pa.Table:
-    rows = opened.rows()
+    rows = _folded(opened.pieces(), opened.layout)
     if role is not Role.TUPLES:
         return restored(rows, opened.layout, role)
     keys = [
@@ -95,9 +130,23 @@ def _newest(opened: _Opened, operator: OperatorCheckpoint, role: Role) -> pa.Tab
     if len(keys) != 1:
         return rows.slice(0, 0)  # tuples of keys that table `a` does not have are left out
     groups = _Opened.of(opened.store, operator, keys[0], ours=opened.ours)
-    kept = accumulators(groups.rows(), groups.layout)
+    kept = accumulators(_folded(groups.pieces(), groups.layout), groups.layout)
     known = [kept.column(index) for index in groups.layout.keys]
     return tuples(rows, opened.layout, known)
+
+
+def _folded(pieces: Iterable[pa.Table], layout: RowLayout) -> pa.Table:
+    """The newest row of each key; what is older is forgotten as soon as enough has come."""
+    kept: list[pa.Table] = []
+    rows, limit = 0, _FOLDED_ROWS
+    for piece in pieces:
+        kept.append(piece)
+        rows += piece.num_rows
+        if rows > limit:
+            kept = [newest(pa.concat_tables(kept), layout)]
+            rows = kept[0].num_rows
+            limit = max(_FOLDED_ROWS, 2 * rows)
+    return newest(pa.concat_tables(kept), layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +182,41 @@ class _Opened:
     def rows(self) -> pa.Table:
         """Every generation of every row."""
         plan = self.plan
-        if not (plan.whole_batches and plan.cutoff_micros > 0):
+        if self.ours:
             return self.table.load(plan.files, plan.keys, cutoff_micros=plan.cutoff_micros)
-        parts = self.parts(batches=True)
-        at = self.table.timestamp_index
-        kept = [_fresh_batches(part, at, plan.cutoff_micros) for part in parts]
-        return pa.concat_tables([self.table.memory_schema.empty_table(), *kept])
+        return pa.concat_tables([self.table.memory_schema.empty_table(), *self.pieces()])
 
-    def parts(self, *, batches: bool) -> Sequence[StoredRows]:
+    def pieces(self) -> Iterator[pa.Table]:
+        """As `rows`, in pieces; the first has no rows, so that there is one."""
+        yield self.table.memory_schema.empty_table()
+        if self.ours and any(part.deletes for part in self.stream(())):
+            yield self.rows()
+            return
+        yield from map(self.fresh, self.stream(batches=True))
+
+    def stream(
+        self, columns: Sequence[int] | None = None, *, batches: bool = False
+    ) -> Iterator[StoredRows]:
+        """The rows as they are stored, in pieces."""
         plan = self.plan
-        return self.table.read(
-            plan.files, plan.keys, cutoff_micros=plan.cutoff_micros, batches=batches
+        return self.table.stream(
+            plan.files,
+            plan.keys,
+            columns=columns,
+            cutoff_micros=plan.cutoff_micros,
+            batches=batches,
         )
+
+    def fresh(self, part: StoredRows, timestamp_index: int | None = None) -> pa.Table:
+        """The rows of a piece that the retention leaves; `timestamp_index`: where, if not all
+        columns were read."""
+        cutoff = self.plan.cutoff_micros
+        if cutoff <= 0 or not part.rows.num_rows:
+            return part.rows
+        at = self.table.timestamp_index if timestamp_index is None else timestamp_index
+        if self.plan.whole_batches:
+            return _fresh_batches(part, at, cutoff)
+        return part.rows.filter(not_older(part.rows.column(at), cutoff))
 
 
 def _batches_of(part: StoredRows) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -155,8 +227,6 @@ def _batches_of(part: StoredRows) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 def _fresh_batches(part: StoredRows, timestamp_index: int, cutoff_micros: int) -> pa.Table:
     """The rows of those record batches that have a row at the cutoff, or behind it."""
     batches = _batches_of(part)
-    if not len(batches):
-        return part.rows
     times = part.rows.column(timestamp_index).cast(pa.int64()).fill_null(0).to_numpy()
     starts = np.flatnonzero(np.append(True, batches[1:] != batches[:-1]))
     fresh = np.maximum.reduceat(times, starts) >= cutoff_micros * NANOS_PER_MICRO

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,12 +19,14 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.keys import KeyRange
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
 from arroyo_dagster.state.planning.evolution import changed_in, how_to_read
-from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.concurrency import ahead, concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows
 
 WHOLE_BYTES = 1 << 18
 """A smaller file is read at once: a request more costs more than the bytes it saves."""
+PIECE_ROWS = 1 << 15
+"""How many rows a piece of a file has, at most; whole record batches of Arroyo's."""
 _BATCH_ROWS = 1024
 """How many rows Arroyo's reader puts into a record batch."""
 
@@ -66,36 +68,66 @@ class TimeFileReader:
         Raises:
             FormatError: a file is broken, or its columns are not those of its table.
         """
-        keys = part.keys
-        wanted = [f for f in files if keys.intersects(f.min_routing_key, f.max_routing_key)]
-        return concurrently(lambda file: self._read_file(file, part), wanted)
+        return concurrently(lambda file: self._read_file(file, part), _wanted(files, part))
+
+    def stream(self, files: Iterable[TimeFile], part: Part) -> Iterator[StoredRows]:
+        """As `read`, in pieces of up to `PIECE_ROWS` rows, each from one row group of one file.
+
+        Whatever the files hold, little more than a piece is in memory. Record batches are numbered
+        within a piece, and none goes on in the next.
+        """
+        opened = ahead(lambda file: (file, self._open_lazily(file)), _wanted(files, part))
+        for file, data in opened:
+            where = self._places(data, file, part)
+            for group in self._groups(data, file, part):
+                for rows in data.pieces(where.places, group, PIECE_ROWS):
+                    batches = _batches([rows.num_rows]) if part.batches else None
+                    yield self._stored(rows, where, part, batches)
 
     def _read_file(self, file: TimeFile, part: Part) -> StoredRows:
         data = self._open(file, part)
-        sources = self._sources(data.schema, file)
-        groups = self._groups(data, file, part)
-        width, covered = (
-            len(data.schema),
-            part.keys.covers(file.min_routing_key, file.max_routing_key),
-        )
-        hash_at, operation_at = width - 2, width - 1
-        needed = {source for at in part.columns if (source := sources[at]) is not None}
-        needed |= {operation_at} if covered else {hash_at, operation_at}
-        places = sorted(needed)
-        rows = data.read(places, groups)
+        where, groups = self._places(data, file, part), self._groups(data, file, part)
         batches = _batches([data.row_groups[at] for at in groups]) if part.batches else None
-        if not covered:
-            inside = in_range(rows.column(places.index(hash_at)), part.keys)
+        return self._stored(data.read(where.places, groups), where, part, batches)
+
+    def _places(self, data: DataFile, file: TimeFile, part: Part) -> _Places:
+        sources = self._sources(data.schema, file)
+        operation = len(data.schema) - 1
+        covered = part.keys.covers(file.min_routing_key, file.max_routing_key)
+        needed = {source for at in part.columns if (source := sources[at]) is not None}
+        needed |= {operation} if covered else {operation - 1, operation}
+        places = tuple(sorted(needed))
+        return _Places(
+            places=places,
+            sources=tuple(
+                None if (source := sources[at]) is None else places.index(source)
+                for at in part.columns
+            ),
+            key_hash=None if covered else places.index(operation - 1),
+            operation=places.index(operation),
+        )
+
+    def _stored(
+        self, rows: pa.Table, where: _Places, part: Part, batches: npt.NDArray[np.int64] | None
+    ) -> StoredRows:
+        if where.key_hash is not None:
+            inside = in_range(rows.column(where.key_hash), part.keys)
             rows = rows.filter(inside)
             batches = None if batches is None else batches[inside.to_numpy()]
-        columns = [self._column(rows, at, sources[at], places) for at in part.columns]
+        columns = [
+            self._column(rows, at, source)
+            for at, source in zip(part.columns, where.sources, strict=True)
+        ]
         schema = pa.schema([self._schema.field(at) for at in part.columns])
         stored = pa.Table.from_arrays(columns, schema=schema)
-        return StoredRows(stored, rows.column(places.index(operation_at)), batches)
+        return StoredRows(stored, rows.column(where.operation), batches)
 
     def _open(self, file: TimeFile, part: Part) -> DataFile:
         if not self._may_skip(file, part):
             return DataFile(self._store.read(file.path), file.path)
+        return self._open_lazily(file)
+
+    def _open_lazily(self, file: TimeFile) -> DataFile:
         source = self._store.open_input(file.path)
         if source.seek(0, io.SEEK_END) > WHOLE_BYTES:
             return DataFile(source, file.path)
@@ -151,14 +183,34 @@ class TimeFileReader:
             next_step="keep the file and report it; restore an epoch that does not list it",
         )
 
-    def _column(
-        self, rows: pa.Table, at: int, source: int | None, places: Sequence[int]
-    ) -> pa.ChunkedArray:
+    def _column(self, rows: pa.Table, at: int, source: int | None) -> pa.ChunkedArray:
         kind = self._schema.field(at).type
         if source is None:
             return pa.chunked_array([pa.nulls(rows.num_rows, kind)], kind)
-        column = rows.column(places.index(source))
+        column = rows.column(source)
         return column if column.type.equals(kind) else column.cast(kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Places:
+    """What is read of one file, and where it then lies.
+
+    Attributes:
+        places: the columns read, by their place in the file, ascending.
+        sources: for each column of the part its place among them; None = null in every row.
+        key_hash: likewise; None where all of the file's keys are wanted.
+        operation: likewise.
+    """
+
+    places: tuple[int, ...]
+    sources: tuple[int | None, ...]
+    key_hash: int | None
+    operation: int
+
+
+def _wanted(files: Iterable[TimeFile], part: Part) -> list[TimeFile]:
+    keys = part.keys
+    return [one for one in files if keys.intersects(one.min_routing_key, one.max_routing_key)]
 
 
 def in_range(hashes: pa.ChunkedArray, keys: KeyRange) -> pa.ChunkedArray:
