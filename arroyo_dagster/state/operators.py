@@ -124,6 +124,17 @@ class Operator:
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
         """The barrier has come: the last chance to change tables in this epoch."""
 
+    def tables_watermark(self, watermark_micros: int | None) -> int | None:
+        """The event time that the operator's tables have reached at this barrier.
+
+        It decides which rows of expiring tables are kept. Rows of operators that find event time
+        in the rows themselves expire by that, not by the watermark of the sources.
+
+        Args:
+            watermark_micros: of the sources.
+        """
+        return watermark_micros
+
     def on_close(self, ctx: OperatorContext) -> None:
         """Called behind the checkpoint with `then_stop`."""
 

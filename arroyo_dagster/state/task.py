@@ -140,9 +140,8 @@ class OperatorSubtask:
 
     def checkpoint(self, plan: EpochPlan, watermark_micros: int | None) -> SubtaskCheckpoint:
         """Write the tables. Behind the last checkpoint of a run the operator is closed."""
-        done = self._manager.checkpoint(
-            plan.epoch, plan.min_epoch, watermark_micros, plan.then_stop
-        )
+        reached = self._operator.tables_watermark(watermark_micros)
+        done = self._manager.checkpoint(plan.epoch, plan.min_epoch, reached, plan.then_stop)
         if plan.then_stop:
             self._operator.on_close(self._ctx)
         return done

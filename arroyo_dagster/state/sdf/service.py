@@ -17,7 +17,7 @@ and gc are those of every job. Its operators, by their ids:
 
 | id | what | its tables |
 |---|---|---|
-| `topics` | all sources of the service as one, with the engine's clock (`topics.ServiceSource`) | the runtime's `offsets` |
+| `topics` | all sources of the service as one, with the engine's clock (`service_source.ServiceSource`) | the runtime's `offsets` |
 | `records` | sources' transforms, transforms, windows, assign-key | `metrics`; of windows `watermark` |
 | `states` | keyed by `_key`: partition's transforms, update-state | one a state, `metrics`, `schemas` |
 | `flush` | one subtask: flush, once a closed window | `<state>.flushed`, `metrics` |

@@ -245,7 +245,7 @@ class ExpiringTimeKeyTableCheckpointer:
         rows = pa.Table.from_batches(batches, schema=self._table.memory_schema)
         operations = pa.chunked_array(
             [
-                _repeated(data.operation, data.rows.num_rows)
+                _operations(data.operation, data.rows.num_rows)
                 for data in self._pending
                 if data.rows.num_rows
             ],
@@ -296,7 +296,9 @@ class ExpiringTimeKeyTableCheckpointer:
         )
 
 
-def _repeated(value: bytes, count: int) -> pa.Array:
+def _operations(value: bytes | Sequence[bytes], count: int) -> pa.Array:
+    if not isinstance(value, bytes):
+        return pa.array(value, pa.binary())
     width = len(value)
     offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)[: count + 1]
     return pa.Array.from_buffers(

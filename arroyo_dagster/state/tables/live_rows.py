@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from arroyo_dagster.state.codec.operations import (
     decode_operation,
 )
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
+from arroyo_dagster.state.tables.grouping import group_codes
 
 NANOS_PER_MICRO = 1000
 
@@ -104,6 +106,24 @@ class LiveRows:
         """Take out the rows where `mask`, one value for each of `rows()`, is true."""
         self._batches = [self.rows().filter(pc.invert(mask))]
 
+    def remove_keys(self, keys: pa.Table) -> None:
+        """Take out the rows whose storage key is that of one of `keys`, rows of the same form."""
+        rows, indices = self.rows(), self._form.key_indices
+        if not rows.num_rows:
+            return
+        if not all(_is_exact(rows.column(at).type) for at in indices):
+            for key in range(keys.num_rows):
+                scalars = [keys.column(at)[key] for at in indices]
+                self.remove(of_scalars(self.rows(), indices, scalars))
+            return
+        both = [
+            pa.chunked_array([*keys.column(at).chunks, *rows.column(at).chunks])
+            for at in indices
+        ]
+        codes = group_codes(both, keys.num_rows + rows.num_rows)
+        gone = np.isin(codes[keys.num_rows :], codes[: keys.num_rows])
+        self.remove(pa.chunked_array([pa.array(gone)]))
+
     def replay(self, stored: Sequence[StoredRows]) -> None:
         """Apply what files hold, in replay order, on top of what is here."""
         for part in stored:
@@ -113,14 +133,23 @@ class LiveRows:
                 self._replay_operations(part)
 
     def _replay_operations(self, part: StoredRows) -> None:
-        operations = part.operations.to_pylist()
+        operations = [
+            None if operation == INSERT else decode_operation(operation)
+            for operation in part.operations.to_pylist()
+        ]
         start = 0
-        for index, operation in enumerate(operations):
-            if operation == INSERT:
+        for kind, run in itertools.groupby(enumerate(operations), key=lambda one: type(one[1])):
+            deletes = [(index, operation) for index, operation in run if operation is not None]
+            if not deletes:
                 continue
-            self.append(part.rows.slice(start, index - start))
-            self.remove(self._deleted_by(decode_operation(operation), part.rows.slice(index, 1)))
-            start = index + 1
+            first, last = deletes[0][0], deletes[-1][0]
+            self.append(part.rows.slice(start, first - start))
+            if kind is DeleteKey:
+                self.remove_keys(part.rows.slice(first, last + 1 - first))
+            else:
+                for index, operation in deletes:
+                    self.remove(self._deleted_by(operation, part.rows.slice(index, 1)))
+            start = last + 1
         self.append(part.rows.slice(start))
 
     def _deleted_by(self, operation: DataOperation, carrier: pa.Table) -> pa.ChunkedArray:
@@ -129,10 +158,9 @@ class LiveRows:
             return first_true(
                 equal_rows(rows, carrier, self._form.width), decode_count(operation.value)
             )
+        assert not isinstance(operation, DeleteKey)  # `remove_keys` takes those
         indices = self._form.key_indices
         of_key = of_scalars(rows, indices, [carrier.column(index)[0] for index in indices])
-        if isinstance(operation, DeleteKey):
-            return of_key
         times = rows.column(self._form.timestamp_index)
         if isinstance(operation, DeleteTimeKey):
             return pc.and_(of_key, at_time(times, operation.timestamp_nanos))
@@ -147,6 +175,11 @@ class LiveRows:
         kept = rows.filter(not_older(rows.column(self._form.timestamp_index), cutoff_micros))
         if kept.num_rows < rows.num_rows:
             self._batches = [kept.combine_chunks()]
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    """Whether two values are equal exactly where their bits are: not so of 0.0 and -0.0."""
+    return not pa.types.is_floating(kind) and not pa.types.is_nested(kind)
 
 
 # ---- which rows ----------------------------------------------------------------------------------

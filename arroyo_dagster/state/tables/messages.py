@@ -24,11 +24,11 @@ class KeyedData:
 class RowData:
     """Rows of an expiring table: its memory schema, and what each row does.
 
-    `operation` applies to every row of the batch; it is encoded already.
+    `operation` is encoded already: one for every row of the batch, or one for each.
     """
 
     rows: pa.RecordBatch
-    operation: bytes
+    operation: bytes | Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,35 @@ class TimeView:
         self._add(checked, INSERT)
         self._keep(checked)
 
+    def delete_keys(self, rows: pa.RecordBatch | pa.Table) -> None:
+        """Delete the rows of many storage keys at once.
+
+        Args:
+            rows: one a key, of the table's schema. Their `_timestamp` is not before that of any
+                row deleted: a delete lasts as long as the file that holds it.
+
+        Raises:
+            InputError: as `insert`.
+        """
+        checked = self._checked(rows)
+        if not checked.num_rows:
+            return
+        indices = self._table.key_indices
+        fields = [self.schema.field(at) for at in indices]
+        columns = [_plain_column(checked.column(at)) for at in indices]
+        operations = [
+            encode_operation(DeleteKey(encode_key(fields, list(key))))
+            for key in zip(*columns, strict=True)
+        ]
+        batch = checked.combine_chunks().to_batches()[0]
+        self._send(TableData(self._name, RowData(batch, operations)))
+        self._drop(checked)
+
     def _keep(self, rows: pa.Table) -> None:
         """Take rows that were inserted into memory, if this view has any there."""
+
+    def _drop(self, keys: pa.Table) -> None:
+        """Drop the rows of deleted keys from memory, if this view has any there."""
 
     def _checked(self, rows: pa.RecordBatch | pa.Table) -> pa.Table:
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
@@ -129,6 +156,9 @@ class ExpiringTimeKeyView(TimeView):
 
     def _keep(self, rows: pa.Table) -> None:
         self._live.append(rows)
+
+    def _drop(self, keys: pa.Table) -> None:
+        self._live.remove_keys(keys)
 
     # ---- reading ---------------------------------------------------------------------------------
 
