@@ -293,8 +293,8 @@ def rows(
     if found.known:
         click.echo(f"{found.known.owner}: {found.known.holds}")
     if found.rows:
-        columns = list(found.rows[0])
-        print_table(columns, [[_cell(row[name]) for name in columns] for row in found.rows])
+        columns = list(dict.fromkeys(name for row in found.rows for name in row))
+        print_table(columns, [[_cell(row.get(name, "")) for name in columns] for row in found.rows])
     more = "" if len(found.rows) == found.count else "; --limit 0 shows all"
     click.echo(f"{len(found.rows)} of {found.count} rows at epoch {found.epoch}{more}")
     for subtask, left in found.commit_data.items():

@@ -34,6 +34,9 @@ _VERSION = b"version"
 _BOUNDED = {KEY_HASH_COLUMN: 2**64 - 1, TIMESTAMP_COLUMN: -1}
 _RAW = ("min_raw", "max_raw")
 _BUFFER_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 22
+BATCH_ROWS = 1024
+"""How many rows Arroyo's reader puts into a record batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +129,7 @@ def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> Fi
 def _check_columns(data: bytes | BinaryIO, footer: pq.FileMetaData, names: Sequence[str]) -> None:
     # Asked for the statistics in a damaged footer pyarrow ends the process. Reading a value finds
     # the same damage and raises.
-    source = pa.BufferReader(data) if isinstance(data, bytes) else data
-    file = pq.ParquetFile(source, metadata=footer, buffer_size=_BUFFER_BYTES)
+    file = open_pages(data, footer)
     for group in range(footer.num_row_groups):
         for name in names:
             next(file.iter_batches(batch_size=1, columns=[name], row_groups=[group]), None)
@@ -149,6 +151,32 @@ def _bounds(data: bytes | BinaryIO, footer: pq.FileMetaData) -> dict[str, tuple[
             low, high = ([getattr(one, end) & bits for one in groups] for end in _RAW)
             found[name] = (min(low), max(high))
     return found
+
+
+def open_pages(
+    data: bytes | BinaryIO | pa.BufferReader, footer: pq.FileMetaData | None = None
+) -> pq.ParquetFile:
+    """Open a data file whose columns come into memory page by page; within `decoding`.
+
+    Args:
+        footer: of this file, if it was read before.
+    """
+    source = pa.BufferReader(data) if isinstance(data, bytes) else data
+    return pq.ParquetFile(
+        source,
+        metadata=footer,
+        page_checksum_verification=True,
+        buffer_size=_BUFFER_BYTES,
+        pre_buffer=False,  # or every column is read whole, whatever the buffer
+    )
+
+
+def rows_at_once(footer: pq.FileMetaData, most: int) -> int:
+    """How many rows to read at once so that some megabytes are in memory: whole record batches of
+    Arroyo's, 1024 to `most`."""
+    groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
+    widest = max((one.total_byte_size // max(1, one.num_rows) for one in groups), default=0)
+    return min(most, max(1, _PIECE_BYTES // max(1, widest) // BATCH_ROWS) * BATCH_ROWS)
 
 
 def _opened(data: bytes | BinaryIO) -> pq.ParquetFile:

@@ -165,7 +165,10 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 def plain_scalar(scalar: pa.Scalar) -> Any:
-    """Give one Arrow value as JSON holds it, nested ones included, without loss."""
+    """Give one Arrow value as JSON holds it, nested ones included, without loss.
+
+    A text that is not UTF-8 is `{"hex": …}`.
+    """
     if not scalar.is_valid:
         return None
     kind, types = scalar.type, pa.types
@@ -184,7 +187,10 @@ def plain_scalar(scalar: pa.Scalar) -> Any:
         return _items(scalar.values)
     if types.is_dictionary(kind):
         return plain_scalar(scalar.value)
-    value = scalar.as_py()
+    try:
+        value = scalar.as_py()
+    except UnicodeDecodeError:
+        return {"hex": scalar.as_buffer().to_pybytes().hex()}
     return value.hex() if isinstance(value, bytes) else value
 
 

@@ -12,11 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.parquet import decoding, state_version
+from arroyo_dagster.state.codec.parquet import decoding, open_pages, rows_at_once, state_version
 
 _UNSIGNED = 2**64 - 1
-_BUFFER_BYTES = 1 << 16
-_PIECE_BUFFER_BYTES = 1 << 20
 
 
 class DataFile:
@@ -58,19 +56,20 @@ class DataFile:
             rows = self._file.reader.read_row_groups(list(groups), column_indices=leaves)
         return self._in_order(rows, columns)
 
-    def pieces(self, columns: Sequence[int], group: int, rows: int) -> Iterator[pa.Table]:
-        """Read columns of one row group, so many rows at a time; of the file no more than some
-        pages of each column are in memory."""
+    def pieces(self, columns: Sequence[int], group: int, most: int) -> Iterator[pa.Table]:
+        """Read columns of one row group, up to `most` rows at a time, fewer where they are large.
+
+        Each piece but the last has a multiple of 1024 rows; of the file no more than some pages of
+        each column are in memory.
+        """
         leaves = self._leaves_of(columns)
         with decoding(self._path):
-            narrow = pq.ParquetFile(
-                self._source,
-                metadata=self._file.metadata,
-                buffer_size=_PIECE_BUFFER_BYTES,
-                page_checksum_verification=True,
-            )
-            batches = narrow.reader.iter_batches(
-                batch_size=rows, row_groups=[group], column_indices=leaves, use_threads=False
+            pages = open_pages(self._source, self._file.metadata)
+            batches = pages.reader.iter_batches(
+                batch_size=rows_at_once(pages.metadata, most),
+                row_groups=[group],
+                column_indices=leaves,
+                use_threads=False,
             )
         while True:
             with decoding(self._path):
@@ -109,12 +108,10 @@ class DataFile:
 
     def _check(self, leaf: int, groups: Sequence[int]) -> None:
         # Asked for the statistics in a damaged footer pyarrow ends the process. Reading a value
-        # finds the same damage and raises; through a small buffer, for one value is enough.
-        narrow = pq.ParquetFile(
-            self._source, metadata=self._file.metadata, buffer_size=_BUFFER_BYTES
-        )
+        # finds the same damage and raises; of one page, for one value is enough.
+        pages = open_pages(self._source, self._file.metadata)
         for group in groups:
-            batches = narrow.reader.iter_batches(
+            batches = pages.reader.iter_batches(
                 batch_size=1, row_groups=[group], column_indices=[leaf], use_threads=False
             )
             next(iter(batches), None)

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.hashing import HashVariant, matching_variants
-from arroyo_dagster.state.codec.parquet import decoding
+from arroyo_dagster.state.codec.parquet import decoding, open_pages
 from arroyo_dagster.state.codec.schema import file_schema
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath
@@ -109,7 +108,7 @@ def _first_rows(
     """The first rows of a file; None where it has none."""
     expected = file_schema(config)
     with store.open_input(path) as file, decoding(path):
-        parquet = pq.ParquetFile(file)
+        parquet = open_pages(file)
         found = parquet.schema_arrow
         rows = next(parquet.iter_batches(batch_size=_ROWS), None)
     if found.types != expected.types:

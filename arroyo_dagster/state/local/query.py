@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from arroyo_dagster.errors import (
     FormatError,
     NotFoundError,
@@ -46,6 +48,7 @@ from arroyo_dagster.state.tables.catalogue import (
     default_catalogue,
 )
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
+from arroyo_dagster.state.tables.global_keys import Entries, first_entries
 from arroyo_dagster.state.tables.restoring import restored_rows
 
 _T = TypeVar("_T")
@@ -196,12 +199,12 @@ class TableRows:
     """Rows of a table at one epoch, as plain JSON values.
 
     Attributes:
-        rows: `{key, value}`, or `{key_hex, value_hex}` where no types are known; of an expiring
-            table one object a row, by column name.
+        rows: `{key, value}`, or `{key_hex, value_hex}` where no types are known or the bytes are
+            not of them; of an expiring table one object a row, by column name.
         count: how many rows the table has at this epoch.
         known: what the catalogue says of the table; None = nothing.
-        problem: why entries are shown as bytes, or why Arroyo would go on from less than these
-            rows, and what to do about it; None = neither is so.
+        problem: why entries are shown as bytes, which values are damaged, or why Arroyo would go
+            on from less than these rows, and what to do about it; None = nothing of it is so.
         commit_data: by subtask what it left for the second phase of the commit; bytes in hex
             where no type is known, None where it left nothing.
     """
@@ -230,15 +233,18 @@ def read_rows(
     Removals are applied, rows older than the retention left out, and of generational tables each
     key has its newest row, if that still counts.
 
+    With a limit files are read piece by piece, and of a global keyed table only the keys, and the
+    values shown, are in memory.
+
     Args:
-        limit: decode only so many rows; None = all.
+        limit: give only so many rows; None = all.
         history: show the older generations of generational tables too.
         catalogue: how entries decode whose types the job did not store; None = what this process
             knows, see `register_table`.
 
     Raises:
         NotFoundError: no such epoch, operator or table; says which there are.
-        FormatError: a data file is missing or broken, or a value does not decode.
+        FormatError: a data file is missing or broken.
     """
     checkpoint = load_epoch(store, paths, epoch)
     found, config, files = find_table(checkpoint, operator, table)
@@ -247,16 +253,27 @@ def read_rows(
         if isinstance(files, GlobalKeyedFiles):
             return _entries(store, catalogue, checkpoint.epoch, found, config.table, limit)
         ours = checkpoint.progress is not None
-        held = restored_rows(store, found, config.table, ours=ours, history=history)
+        held = restored_rows(store, found, config.table, ours=ours, history=history, limit=limit)
     except NotFoundError as error:
         raise _missing(error, paths, checkpoint.epoch) from error
     return TableRows(
         epoch=checkpoint.epoch,
-        rows=tuple(plain_rows(held.rows.slice(0, limit))),
-        count=held.rows.num_rows,
+        rows=tuple(plain_rows(held.rows)),
+        count=held.count,
         known=catalogue.describe(found.operator, config),
-        problem=None if held.upstream is None else _LESS_UPSTREAM,
+        problem=_damaged_rows(held.rows) or (None if held.upstream is None else _LESS_UPSTREAM),
     )
+
+
+def _damaged_rows(rows: pa.Table) -> str | None:
+    try:
+        rows.validate(full=True)
+    except pa.ArrowInvalid as error:
+        return (
+            f"a value is not of its column's type ({error}); texts that are none are shown in hex. "
+            "Keep the files and report it; `arroyo-state verify` says which"
+        )
+    return None
 
 
 _LESS_UPSTREAM = (
@@ -278,17 +295,21 @@ def _entries(
 ) -> TableRows:
     config, files = operator.configs[table], operator.tables[table]
     assert isinstance(files, GlobalKeyedFiles)
-    entries = GlobalKeyedTable(config, store).load_with_version(files.files)
-    looked_at = None if limit is None else max(limit, _TELLING)
-    telling = dict(itertools.islice(entries.items(), looked_at))
-    form = catalogue.form_of(operator.operator, config, telling)
-    shown = itertools.islice(telling.items(), limit)
+    if limit is None:
+        entries = GlobalKeyedTable(config, store).load_with_version(files.files)
+        held = Entries(len(entries), entries)
+    else:
+        held = first_entries(store, files.files, max(limit, _TELLING))
+    form = catalogue.form_of(operator.operator, config, held.first)
+    shown = list(itertools.islice(held.first.items(), limit))
+    damaged: list[str] = []
+    rows = [_entry(form, key, value, damaged) for key, (_, value) in shown]
     return TableRows(
         epoch=epoch,
-        rows=tuple(_entry(form, config, key, value) for key, (_, value) in shown),
-        count=len(entries),
+        rows=tuple(rows),
+        count=held.count,
         known=form.known,
-        problem=form.problem if entries else None,
+        problem=_damage(damaged, len(shown)) or (form.problem if held.count else None),
         commit_data={
             subtask: _commit_data(catalogue, operator, config, data)
             for subtask, data in sorted(files.commit_data_by_subtask.items())
@@ -296,16 +317,23 @@ def _entries(
     )
 
 
-def _entry(form: TableForm, config: TableConfig, key: bytes, value: bytes) -> dict[str, Any]:
+def _entry(form: TableForm, key: bytes, value: bytes, damaged: list[str]) -> dict[str, Any]:
+    """An entry for people; in bytes if it does not decode, and why is added to `damaged`."""
     try:
         return form.plain(key, value)
     except FormatError as error:
-        raise FormatError(
-            f"an entry is not what the table's stored types say: {error.message}",
-            table=config.table,
-            key=key.hex(),
-            next_step="keep the file and report it",
-        ) from error
+        damaged.append(f"key {key.hex()}: {error}")
+        return TableForm().plain(key, value)
+
+
+def _damage(damaged: Sequence[str], shown: int) -> str | None:
+    if not damaged:
+        return None
+    return (
+        f"{len(damaged)} of the {shown} entries are not what the table's stored types say and are "
+        f"shown as bytes, such as {damaged[0]}. Keep the files and report it; "
+        "`arroyo-state verify` says which"
+    )
 
 
 def _commit_data(

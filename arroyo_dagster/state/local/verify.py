@@ -313,7 +313,8 @@ def _of_values(
             config = operator.configs.get(name)
             if config is None or not isinstance(tables, GlobalKeyedFiles):
                 continue
-            shared = find_shared_keys(store, operator.operator, config, tables.files)
+            readable = [path for path in tables.files if path in files and files[path].rows]
+            shared = find_shared_keys(store, operator.operator, config, readable)
             yield from shared_key_findings(shared, ours=checkpoint.progress is not None)
     if checkpoint.progress is None:
         yield from _commit_data(checkpoint, look.catalogue)

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.codec.hashing import HashVariant, key_hashes
-from arroyo_dagster.state.codec.parquet import decoding
+from arroyo_dagster.state.codec.parquet import decoding, open_pages
 from arroyo_dagster.state.local.health import columns_of
-from arroyo_dagster.state.local.verify_rows import BATCH_ROWS, opened
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import parse_data_file
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
 from arroyo_dagster.state.planning.verify_files import ListedFile
 from arroyo_dagster.state.planning.verify_restore import SharedKeys
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.global_keys import keys_of_several, open_keyed_files
 
 _SAMPLED_FILES = 8
 _SAMPLED_ROWS = 256
-_DIGEST_BYTES = 12
 
 
 # ---- keys written by several subtasks ------------------------------------------------------------
@@ -35,8 +33,10 @@ def find_shared_keys(
 ) -> list[SharedKeys]:
     """Find keys that several subtasks wrote in one epoch of a global keyed table.
 
-    Only keys of one epoch are in memory at a time, as digests. Files that cannot be read are left
-    out; other findings tell them.
+    Only keys of one epoch are in memory at a time.
+
+    Args:
+        files: those that can be read.
 
     Raises:
         StorageError: the store failed.
@@ -61,43 +61,24 @@ def _shared(
     directory: StatePath,
     by_subtask: dict[int, list[StatePath]],
 ) -> SharedKeys | None:
-    first: dict[bytes, tuple[int, bytes]] = {}
-    shared: dict[bytes, bool] = {}
-    writers: set[int] = set()
-    example = ""
-    for subtask, paths in by_subtask.items():
-        for key, second in _pairs_of(store, paths):
-            digest = blake2b(key, digest_size=_DIGEST_BYTES).digest()
-            said = blake2b(second, digest_size=_DIGEST_BYTES).digest()
-            before, earlier = first.setdefault(digest, (subtask, said))
-            if before != subtask:
-                example = example or key.hex()
-                shared[digest] = shared.get(digest, False) or earlier != said
-                writers |= {before, subtask}
-    if not shared:
+    subtasks = sorted(by_subtask)
+    try:
+        found = keys_of_several(
+            [list(open_keyed_files(store, by_subtask[one])) for one in subtasks]
+        )
+    except (FormatError, NotFoundError):
+        return None  # it went, or changed, since it was looked at
+    if found is None:
         return None
     return SharedKeys(
         operator=operator,
         table=table,
         directory=directory,
-        keys=len(shared),
-        differ=sum(shared.values()),
-        example=example,
-        subtasks=tuple(sorted(writers)),
+        keys=found.keys,
+        differ=found.differ,
+        example=found.example.hex(),
+        subtasks=tuple(subtasks[place] for place in found.groups),
     )
-
-
-def _pairs_of(store: ObjectStore, paths: Iterable[StatePath]) -> Iterator[tuple[bytes, bytes]]:
-    """The keys of files, each with its value, or with the operation that removes it."""
-    for path in paths:
-        try:
-            with store.open_input(path) as source, decoding(path):
-                for batch in opened(source).iter_batches(batch_size=BATCH_ROWS):
-                    if batch.num_columns > 1 and batch.schema.types[:2] == [pa.binary()] * 2:
-                        columns = (batch.column(at).to_pylist() for at in (0, 1))
-                        yield from zip(*columns, strict=True)
-        except (FormatError, NotFoundError):
-            continue
 
 
 # ---- the hash ------------------------------------------------------------------------------------
@@ -131,7 +112,7 @@ def find_variant(store: ObjectStore, files: Iterable[ListedFile]) -> HashVariant
     for file in hashed[:_SAMPLED_FILES]:
         try:
             with store.open_input(file.path) as source, decoding(file.path):
-                batch = next(opened(source).iter_batches(batch_size=_SAMPLED_ROWS), None)
+                batch = next(open_pages(source).iter_batches(_SAMPLED_ROWS), None)
             if batch is not None and columns_of(batch.schema) in file.forms:
                 _vote(votes, batch, _hashed_by(file))
         except (FormatError, NotFoundError, InputError):

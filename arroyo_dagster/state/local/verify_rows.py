@@ -13,14 +13,13 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.codec.bincode import codec_for
 from arroyo_dagster.state.codec.hashing import HashVariant, key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.codec.operations import INSERT, decode_operation
 from arroyo_dagster.state.codec.parquet import FileFacts as FooterFacts
-from arroyo_dagster.state.codec.parquet import decoding, read_facts
+from arroyo_dagster.state.codec.parquet import decoding, open_pages, read_facts, rows_at_once
 from arroyo_dagster.state.local.health import columns_of, stored_form
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.tables import (
@@ -32,9 +31,9 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.model.types import Type
 from arroyo_dagster.state.planning.verify_files import FileFacts, Footer, ListedFile, RowScan
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.catalogue import Catalogue, KnownTable
+from arroyo_dagster.state.tables.catalogue import Catalogue
 
-BATCH_ROWS = 8192
+_MOST_ROWS = 8192
 _NANOS_PER_MICRO = 1000
 
 
@@ -116,14 +115,9 @@ def _footer(facts: FooterFacts, row_groups: tuple[int, ...]) -> Footer:
 
 def _row_groups(source: BinaryIO, path: StatePath) -> tuple[int, ...]:
     with decoding(path):
-        footer = opened(source).metadata
+        source.seek(0)
+        footer = open_pages(source).metadata
         return tuple(footer.row_group(at).num_rows for at in range(footer.num_row_groups))
-
-
-def opened(source: BinaryIO) -> pq.ParquetFile:
-    """A data file, read from its start, page by page; within `decoding`."""
-    source.seek(0)
-    return pq.ParquetFile(source, page_checksum_verification=True, buffer_size=1 << 16)
 
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -139,7 +133,10 @@ def _scanned(
     else:
         scan = _PairsScan(file, look, version)
     with decoding(file.listed.path):
-        for batch in opened(source).iter_batches(batch_size=BATCH_ROWS):
+        source.seek(0)
+        pages = open_pages(source)
+        rows = rows_at_once(pages.metadata, _MOST_ROWS)
+        for batch in pages.iter_batches(batch_size=rows, use_threads=False):
             scan.add(batch)
     return scan.result()
 
@@ -280,25 +277,17 @@ class _PairsScan:
             self._undecodable = self._undecodable or _typed_problem(config, keys, values, stored)
             return
         known = self._look.catalogue.find(self._listed.operator, config)
-        problem = self._form_problem(known, keys, values)
+        problem = self._form_problem(keys, values)
         # Of a version that nobody knows nothing can be said; one that is known must decode.
         if any(one.has_version(self._version) for one in known):
             self._undecodable = self._undecodable or problem
         else:
             self._unknown = self._unknown or problem
 
-    def _form_problem(
-        self, known: Iterable[KnownTable], keys: list[bytes], values: list[bytes]
-    ) -> str | None:
+    def _form_problem(self, keys: list[bytes], values: list[bytes]) -> str | None:
         versioned = {key: (self._version, value) for key, value in zip(keys, values, strict=True)}
         operator, config = self._listed.operator, self._listed.config
-        try:
-            return self._look.catalogue.form_of(operator, config, versioned).problem
-        except InputError:
-            # A value that no Arrow column holds, such as a time far away: one by one then.
-            forms = [one for one in known if one.has_version(self._version) and one.has_entries]
-            problems = [_pairs_problem(one.key_type, one.value_type, keys, values) for one in forms]
-            return None if None in problems else problems[0]
+        return self._look.catalogue.form_of(operator, config, versioned).problem
 
     def result(self) -> RowScan:
         """What all batches say."""

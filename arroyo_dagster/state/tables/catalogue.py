@@ -189,10 +189,14 @@ def _first_fit(
 
 def _decode_all(codec: Codec[Any], values: Collection[bytes]) -> None:
     """Raises FormatError when one of the values does not decode."""
-    if codec.column_type is None:
-        codec.decode_many(values)
-    else:
-        codec.decode_column(pa.array(list(values), pa.binary()))
+    if codec.column_type is not None:
+        try:
+            codec.decode_column(pa.array(list(values), pa.binary()))
+        except InputError:
+            pass  # a time that no column holds: one by one then
+        else:
+            return
+    codec.decode_many(values)
 
 
 # --- why entries stay bytes ----------------------------------------------------------------------

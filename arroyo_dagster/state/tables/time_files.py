@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec.parquet import encode_rows
+from arroyo_dagster.state.codec.parquet import BATCH_ROWS, encode_rows
 from arroyo_dagster.state.codec.row_groups import DataFile
 from arroyo_dagster.state.codec.schema import file_schema, schema_to_json
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -27,8 +27,6 @@ WHOLE_BYTES = 1 << 18
 """A smaller file is read at once: a request more costs more than the bytes it saves."""
 PIECE_ROWS = 1 << 15
 """How many rows a piece of a file has, at most; whole record batches of Arroyo's."""
-_BATCH_ROWS = 1024
-"""How many rows Arroyo's reader puts into a record batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +225,8 @@ def _batches(group_rows: Sequence[int]) -> npt.NDArray[np.int64]:
     found: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
     before = 0
     for rows in group_rows:
-        found.append(before + np.arange(rows, dtype=np.int64) // _BATCH_ROWS)
-        before += -(-rows // _BATCH_ROWS)
+        found.append(before + np.arange(rows, dtype=np.int64) // BATCH_ROWS)
+        before += -(-rows // BATCH_ROWS)
     return np.concatenate(found)
 
 

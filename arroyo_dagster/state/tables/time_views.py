@@ -37,6 +37,7 @@ from arroyo_dagster.state.tables.live_rows import (
     StoredRows,
     at_time,
     equal_rows,
+    not_older,
     of_scalars,
     within,
 )
@@ -335,7 +336,7 @@ class UncachedKeyValueView(TimeView):
         self._files, self._cutoff_micros = tuple(files), cutoff_micros
 
     def get_all(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """All rows of this subtask's keys, in replay order, one file in memory at a time.
+        """All rows of this subtask's keys, in replay order, some ten thousand at a time.
 
         Where rows were deleted they come at once, for the deletes are to be applied. In
         generational tables every generation of a key comes; see `get_newest`.
@@ -347,16 +348,21 @@ class UncachedKeyValueView(TimeView):
             InputError: a name that is no column.
         """
         places = self._named(columns)
-        operations = self._table.read(self._files, self._keys, columns=())
-        if not all(part.inserts_only for part in operations):
+        if not all(part.inserts_only for part in self._stream(())):
             yield self._load(places)
             return
-        for file in self._files:
-            rows = self._table.load(
-                [file], self._keys, cutoff_micros=self._cutoff_micros, columns=places
-            )
+        time = self._table.timestamp_index
+        needed = sorted({*places, time})
+        for part in self._stream(needed):
+            fresh = not_older(part.rows.column(needed.index(time)), self._cutoff_micros)
+            rows = part.rows.filter(fresh).select([needed.index(place) for place in places])
             if rows.num_rows:
                 yield rows
+
+    def _stream(self, columns: Sequence[int]) -> Iterator[StoredRows]:
+        return self._table.stream(
+            self._files, self._keys, columns=columns, cutoff_micros=self._cutoff_micros
+        )
 
     def get_newest(self) -> pa.Table:
         """Of each storage key the row of its largest row generation.

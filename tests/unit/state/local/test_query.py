@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -12,9 +12,15 @@ import pytest
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_rows
+from arroyo_dagster.state.codec.bincode import codec_for
+from arroyo_dagster.state.codec.parquet import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    decode_file,
+    encode_rows,
+)
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from arroyo_dagster.state.connectors import TableSource
+from arroyo_dagster.state.local.hashes import find_hash_variant
 from arroyo_dagster.state.local.jobs import (
     find_job,
     list_epochs,
@@ -29,17 +35,28 @@ from arroyo_dagster.state.local.query import (
     load_epoch,
     read_rows,
 )
-from arroyo_dagster.state.model.checkpoints import CheckpointState, LegacyCheckpoint
-from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, WorkerGeneration
+from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.model.checkpoints import (
+    CheckpointState,
+    LegacyCheckpoint,
+    OperatorCheckpoint,
+)
+from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, TableName, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.model.types import SystemTimeNanos
 from arroyo_dagster.state.operators import Operator
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore, WriteProtected
+from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.catalogue import Catalogue, KnownTable
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
+from arroyo_dagster.state.tables.global_keyed import global_table_config
+from arroyo_dagster.state.tables.global_keys import first_entries
 from tests.jobs import run_word_job, word_job
 
 P = StatePath
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -420,16 +437,106 @@ def test_without_stored_types_entries_are_shown_in_hex(store: MemoryStore) -> No
     assert (named.known, named.problem) == (known, None)
 
 
-def test_a_value_that_is_not_of_its_stored_type_is_named(store: MemoryStore) -> None:
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_a_value_that_is_not_of_its_stored_type_is_shown_as_bytes_and_named(
+    store: MemoryStore, limit: int | None
+) -> None:
+    whole = read_rows(store, paths_of(store), "count", "counts", limit=limit)
     operator = load_epoch(store, paths_of(store)).operator("count")
     assert operator is not None
     rows = pa.Table.from_pydict(
-        {"key": [b"\x01a"], "value": [b"\xfd"]}, schema=GLOBAL_KEY_VALUE_SCHEMA
+        {"key": [b"\x01!"], "value": [b"\xfd"]}, schema=GLOBAL_KEY_VALUE_SCHEMA
     )
-    store.put(operator.paths[-1], encode_rows(rows))
-    with pytest.raises(FormatError, match="stored types") as caught:
-        read_rows(store, paths_of(store), "count", "counts")
-    assert caught.value.facts["key"] == "0161"
+    path = StatePath(f"{operator.paths[-1]}-damaged")
+    store.put(path, encode_rows(rows))
+    list_pairs_of(store, "count", "counts", path)
+    found = read_rows(WriteProtected(store), paths_of(store), "count", "counts", limit=limit)
+    assert found.rows[:-1] == whole.rows
+    assert found.rows[-1] == {"key_hex": "0121", "value_hex": "fd"}
+    assert found.problem is not None
+    assert "1 of the" in found.problem
+    assert "key 0121: not the bincode of" in found.problem
+
+
+def list_pairs_of(store: MemoryStore, operator: str, table: str, path: StatePath) -> None:
+    """Let the newest epoch list one more file of a global keyed table."""
+    ref = load_epoch(store, paths_of(store)).ref
+    manifest = metadata.decode_manifest(store.read(ref), ref)
+
+    def changed(one: OperatorCheckpoint) -> OperatorCheckpoint:
+        if one.operator != operator:
+            return one
+        name = TableName(table)
+        files = one.tables[name]
+        assert isinstance(files, GlobalKeyedFiles)
+        files = replace(files, files=(*files.files, path))
+        return replace(one, tables={**one.tables, name: files})
+
+    operators = tuple(map(changed, manifest.operators))
+    store.put(ref, metadata.encode_manifest(replace(manifest, operators=operators)))
+
+
+def test_a_far_off_time_of_a_known_table_is_a_number_and_no_error(store: MemoryStore) -> None:
+    """No Arrow column holds it: such a value is decoded by itself."""
+    far = codec_for(SystemTimeNanos).encode(10**9 * 2**60)
+    known = KnownTable(owner="test", holds="times", table="counts", key=str, value=SystemTimeNanos)
+    rows = pa.Table.from_pydict({"key": [b"\x01!"], "value": [far]}, schema=GLOBAL_KEY_VALUE_SCHEMA)
+    path = StatePath("words/main/far")
+    store.put(path, encode_rows(rows))
+    entries = first_entries(store, [path], 9).first
+    config = global_table_config("counts")
+    form = Catalogue([known]).form_of("count", config, entries)
+    assert form.problem is None
+    ((key, (_, value)),) = entries.items()
+    assert form.plain(key, value) == {"key": "!", "value": f"{10**9 * 2**60}ns since 1970"}
+
+
+def test_a_text_that_is_not_utf_8_is_shown_in_hex_and_told(store: MemoryStore) -> None:
+    operator = load_epoch(store, paths_of(store)).operator("keep")
+    assert operator is not None
+    path = operator.paths[-1]
+    rows, _ = decode_file(store.read(path), path)
+    place = rows.schema.types.index(pa.string())
+    broken = pa.array([b"\xff\xfe"] * rows.num_rows, pa.binary()).view(pa.string())
+    rows = rows.set_column(place, rows.schema.field(place), broken)
+    store.put(path, encode_rows(rows))
+    found = read_rows(WriteProtected(store), paths_of(store), "keep", "rows")
+    shown = [row[rows.schema.names[place]] for row in found.rows]
+    assert {"hex": "fffe"} in shown
+    assert any(isinstance(one, str) for one in shown)
+    assert found.problem is not None
+    assert "not of its column's type" in found.problem
+
+
+@pytest.mark.parametrize("verb", ["read", "read_range"])
+def test_a_store_that_fails_is_no_broken_file(store: MemoryStore, verb: str) -> None:
+    class Failing(Wrapper):
+        def _call(self, called: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
+            if called == verb and "table-" in path:
+                raise StorageError("the connection was lost", path=path)
+            return action()
+
+    failing, paths = Failing(store), paths_of(store)
+    calls: list[Callable[[], object]] = [
+        lambda: read_rows(failing, paths, "keep", "rows", limit=1),
+        lambda: read_rows(failing, paths, "count", "counts", limit=1),
+    ]
+    if verb == "read":
+        calls = [lambda: read_rows(failing, paths, "count", "counts")]
+    else:
+        calls += [
+            lambda: describe_epoch(failing, paths),
+            lambda: find_hash_variant(failing, load_epoch(failing, paths)),
+            lambda: verify_job(failing, paths),
+            lambda: verify_job(failing, paths, level=1),
+            lambda: ParquetBackend(failing, paths).prepare_checkpoint_load(
+                load_epoch(failing, paths).epoch
+            ),
+        ]
+    for call in calls:
+        with pytest.raises(StorageError) as caught:
+            call()
+        assert caught.value.retryable
 
 
 @pytest.mark.parametrize("data", [None, b"PAR1 cut off"])

@@ -160,7 +160,7 @@ def test_a_view_without_memory_reads_named_columns_only() -> None:
     counting = Counting(store)
     view = UncachedKeyValueView(ExpiringTimeKeyTable(config(), counting), lambda _: None, ALL_KEYS)
     view.go_on_from([file], 0)
-    (rows,) = view.get_all(["k"])
+    rows = pa.concat_tables(view.get_all(["k"]))
     assert rows.schema.names == ["k"]
     assert rows.num_rows == ROWS
     assert counting.bytes_read.total() < len(store.read(file.path)) / 2

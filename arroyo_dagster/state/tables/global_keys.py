@@ -1,0 +1,245 @@
+"""Which keys global keyed tables hold, exactly, with their values left in the files.
+
+What is in memory is the keys of the files, as bytes behind each other, never their values: a table
+of large values costs no more than one of small ones.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.codec.hashing import key_hashes
+from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, REMOVAL_SCHEMA
+from arroyo_dagster.state.codec.row_groups import DataFile
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.concurrency import ahead
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.grouping import group_codes
+from arroyo_dagster.state.tables.time_files import PIECE_ROWS, WHOLE_BYTES
+
+Places = npt.NDArray[np.int64]
+_BINARY = pa.binary()
+_DIGEST_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedFile:
+    """A data file of a global keyed table, opened.
+
+    Attributes:
+        removes: whether it removes its keys, instead of giving them values.
+        version: the state version of its values.
+        rows: how many keys it has.
+    """
+
+    path: StatePath
+    data: DataFile
+    places: tuple[int, int]
+    removes: bool
+    version: int
+    rows: int
+
+    def keys(self) -> pa.ChunkedArray:
+        """Its keys, in their order."""
+        return pa.chunked_array(
+            [chunk for rows in self._pieces(self.places[:1]) for chunk in rows.column(0).chunks],
+            _BINARY,
+        )
+
+    def seconds(self) -> Iterator[pa.ChunkedArray]:
+        """Its values, or the operations that remove, some thousand at a time."""
+        return (rows.column(0) for rows in self._pieces(self.places[1:]))
+
+    def _pieces(self, places: Sequence[int]) -> Iterator[pa.Table]:
+        for group in range(len(self.data.row_groups)):
+            yield from self.data.pieces(places, group, PIECE_ROWS)
+
+
+def open_keyed_files(store: ObjectStore, files: Sequence[StatePath]) -> Iterator[KeyedFile]:
+    """Open data files of a global keyed table, in the order given.
+
+    Raises:
+        FormatError: not such a file: columns other than key and value (or `_operation`), or types
+            other than binary.
+        NotFoundError: it is not there.
+    """
+    return ahead(lambda path: open_keyed_file(store, path), files)
+
+
+def open_keyed_file(store: ObjectStore, path: StatePath) -> KeyedFile:
+    """Open a data file of a global keyed table. Errors as `open_keyed_files`."""
+    source = store.open_input(path)
+    small = source.seek(0, io.SEEK_END) <= WHOLE_BYTES
+    source.seek(0)
+    data = DataFile(source.read() if small else source, path)
+    names = data.schema.names
+    second = "value" if "value" in names else "_operation"
+    for name in ("key", second):
+        if names.count(name) != 1 or data.schema.field(name).type != _BINARY:
+            raise FormatError(
+                f"a global keyed table has the columns {GLOBAL_KEY_VALUE_SCHEMA.names}, or "
+                f"{REMOVAL_SCHEMA.names}, of type binary; this file has {data.schema.to_string()}",
+                path=path,
+                next_step="keep the object; restore an epoch that does not list it",
+            )
+    return KeyedFile(
+        path=path,
+        data=data,
+        places=(names.index("key"), names.index(second)),
+        removes=second == "_operation",
+        version=data.version,
+        rows=sum(data.row_groups),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The entries of a global keyed table: how many, and the first of them.
+
+    Attributes:
+        count: of all keys that have a value.
+        first: by key the state version of the file and the value, in the order in which keys came.
+    """
+
+    count: int
+    first: dict[bytes, tuple[int, bytes]]
+
+
+def first_entries(store: ObjectStore, files: Sequence[StatePath], limit: int) -> Entries:
+    """Count the entries that `files`, in replay order, come to, and read the first `limit`.
+
+    Raises:
+        FormatError, NotFoundError: as `open_keyed_files`.
+    """
+    chunks: list[pa.Array] = []
+    rows, removes = [0], []
+    for file in open_keyed_files(store, files):
+        chunks += file.keys().chunks
+        rows.append(file.rows)
+        removes.append(file.removes)
+    keys = pa.chunked_array(chunks, _BINARY)
+    last, starts = _last_rows(keys), np.cumsum(rows)
+    in_file = np.searchsorted(starts, last, side="right") - 1
+    live = last[~np.array(removes, bool)[in_file]]
+    shown = live[:limit]
+    values: dict[int, tuple[int, bytes]] = {}
+    for path, (start, end) in zip(files, itertools.pairwise(starts), strict=True):
+        here = np.sort(shown[(shown >= start) & (shown < end)])
+        if len(here):
+            values.update(zip(here.tolist(), _values(store, path, here - start), strict=True))
+    names = keys.take(pa.array(shown)).to_pylist()
+    return Entries(
+        count=len(live),
+        first={key: values[row] for key, row in zip(names, shown.tolist(), strict=True)},
+    )
+
+
+def _values(store: ObjectStore, path: StatePath, rows: Places) -> list[tuple[int, bytes]]:
+    """The values of some rows of a file, which ascend, each with its state version."""
+    file = open_keyed_file(store, path)
+    found: list[bytes] = []
+    before = 0
+    for part in file.seconds():
+        here = rows[(rows >= before) & (rows < before + len(part))] - before
+        found += part.take(pa.array(here)).to_pylist()
+        before += len(part)
+        if len(found) == len(rows):
+            break
+    return [(file.version, value) for value in found]
+
+
+def _last_rows(keys: pa.ChunkedArray) -> Places:
+    """Of each key the row that has it last; keys in the order in which they came."""
+    order, starts = _grouped(keys)
+    ends = np.append(starts[1:], len(order)) - 1
+    return order[ends][np.argsort(order[starts])] if len(order) else order
+
+
+def _grouped(keys: pa.ChunkedArray) -> tuple[Places, Places]:
+    """The rows key by key, ascending within each, and where in that order each key begins."""
+    # Of the hash by which rows are routed, for it is fast and takes a word a row.
+    hashes = key_hashes([keys], len(keys)).to_numpy()
+    order = np.argsort(hashes, kind="stable")
+    same = np.zeros(len(order), bool)
+    same[1:] = hashes[order[1:]] == hashes[order[:-1]]
+    again = np.flatnonzero(same)
+    pairs = (keys.take(pa.array(order[again - back])) for back in (0, 1))
+    if not pc.all(pc.equal(*pairs), min_count=0).as_py():
+        codes = group_codes([keys], len(keys))  # two keys have one hash
+        order = np.argsort(codes, kind="stable")
+        same[1:] = codes[order[1:]] == codes[order[:-1]]
+    return order, np.flatnonzero(~same)
+
+
+# ---- keys that several subtasks wrote ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysOfSeveral:
+    """Keys that more than one of several groups of files have.
+
+    Attributes:
+        keys: how many.
+        differ: how many of them have other values, or are removed, in another group.
+        example: the first of them.
+        groups: those that have any of them, by their place.
+    """
+
+    keys: int
+    differ: int
+    example: bytes
+    groups: tuple[int, ...]
+
+
+def keys_of_several(groups: Sequence[Sequence[KeyedFile]]) -> KeysOfSeveral | None:
+    """Find the keys that files of several groups have; None if there are none."""
+    files = [(place, file) for place, group in enumerate(groups) for file in group]
+    chunks = [chunk for _, file in files for chunk in file.keys().chunks]
+    keys = pa.chunked_array(chunks, _BINARY)
+    group_of = np.repeat([place for place, _ in files], [file.rows for _, file in files])
+    order, starts = _grouped(keys)
+    if not len(order):
+        return None
+    sizes = np.diff(np.append(starts, len(order)))
+    writers = group_of[order]
+    several = np.minimum.reduceat(writers, starts) < np.maximum.reduceat(writers, starts)
+    if not several.any():
+        return None
+    rows = np.zeros(len(order), bool)
+    rows[order] = np.repeat(several, sizes)
+    codes = np.zeros(len(order), np.int64)
+    codes[order] = np.repeat(np.arange(len(starts)), sizes)
+    return KeysOfSeveral(
+        keys=int(several.sum()),
+        differ=_differing(files, codes, rows),
+        example=keys[int(np.argmax(rows))].as_py(),
+        groups=tuple(np.unique(group_of[rows]).tolist()),
+    )
+
+
+def _differing(files: Sequence[tuple[int, KeyedFile]], codes: Places, rows: Any) -> int:
+    """How many of the keys in `rows` have not one value in all of their rows."""
+    known: dict[int, bytes] = {}
+    differ: set[int] = set()
+    row = 0
+    for _, file in files:
+        for part in file.seconds():
+            here = np.flatnonzero(rows[row : row + len(part)])
+            seconds = part.take(pa.array(here)).to_pylist()
+            for code, second in zip(codes[row + here].tolist(), seconds, strict=True):
+                said = blake2b(second, digest_size=_DIGEST_BYTES).digest()
+                if known.setdefault(code, said) != said:
+                    differ.add(code)
+            row += len(part)
+    return len(differ)
