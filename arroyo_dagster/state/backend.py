@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from arroyo_dagster.errors import (
@@ -21,7 +22,7 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec import collecting, metadata, records
 from arroyo_dagster.state.codec.parquet import read_facts
 from arroyo_dagster.state.lease import Leased
 from arroyo_dagster.state.model.checkpoints import (
@@ -37,6 +38,7 @@ from arroyo_dagster.state.model.checkpoints import (
     Manifest,
     OperatorCheckpoint,
 )
+from arroyo_dagster.state.model.collecting import Retained
 from arroyo_dagster.state.model.compaction import CompactionRecord
 from arroyo_dagster.state.model.gc import ExpirePlan
 from arroyo_dagster.state.model.ids import (
@@ -539,7 +541,7 @@ class ParquetBackend:
             facts[answer.path] = self._fact(answer.path)
 
     def _fact(self, path: StatePath) -> recovery.Record | None:
-        record = self._optional(path, _decode_by_name)
+        record = self._optional(path, decode_by_name)
         # Only writers ask for facts; readers take what a later release wrote, and report it.
         recovery.check_versions(path, record)
         return record
@@ -764,7 +766,31 @@ class ParquetBackend:
         epochs = sorted(self.epochs(), reverse=True)
         kept = oldest_kept(epochs, min_epoch, self.paths.layout) if epochs else None
         history = self.load_history(kept) if epochs else []
-        return plan_expire(self.paths, history, min_epoch)
+        retained = self.retained()
+        return plan_expire(
+            self.paths,
+            history,
+            min_epoch,
+            pinned=retained.pinned,
+            needed=self._needed_aside(retained),
+        )
+
+    def retained(self) -> Retained:
+        """What stays besides the newest epochs: pins, and what lies in quarantine.
+
+        Raises:
+            FormatError: it does not decode; nothing may be deleted then.
+        """
+        return self._optional(self.paths.retained, collecting.decode_retained) or Retained()
+
+    def _needed_aside(self, retained: Retained) -> frozenset[StatePath]:
+        """What epochs in quarantine list and was not moved there with them."""
+        needed: set[StatePath] = set()
+        for name in retained.quarantines:
+            path = self.paths.quarantine / name / "index.json"
+            aside = self._read(path, partial(collecting.decode_quarantined, name=name))
+            needed.update(aside.needs.paths)
+        return frozenset(needed)
 
     def carry_out(
         self,
@@ -784,9 +810,9 @@ class ParquetBackend:
         for step in others:
             delete_all(self.store, step)
         if self.paths.layout is Layout.LEGACY and plan.epochs:
-            self._note_min_epoch(plan.keep_from)
+            self.note_min_epoch(plan.keep_from)
 
-    def _note_min_epoch(self, min_epoch: Epoch) -> None:
+    def note_min_epoch(self, min_epoch: Epoch) -> None:
         """Let the newest epoch say which is the oldest that is left, as Arroyo's cleanup does."""
         newest = self.paths.legacy_metadata(self.epochs()[-1])
         head = self._read(newest, metadata.decode_legacy_checkpoint)
@@ -854,7 +880,8 @@ def delete_all(store: ObjectStore, paths: Sequence[StatePath]) -> None:
             )
 
 
-def _decode_by_name(data: bytes, path: str) -> recovery.Record:
+def decode_by_name(data: bytes, path: str) -> recovery.Record:
+    """Decode a record of the protocol layout by what its name says it is."""
     name = path.rpartition("/")[2]
     if name == "checkpoint-manifest.pb":
         return metadata.decode_manifest(data, path)

@@ -206,7 +206,7 @@ def _configs(messages: Mapping[str, pb.TableConfig]) -> dict[TableName, TableCon
 
 
 def _config(name: str, message: pb.TableConfig) -> TableConfig:
-    kind = _kind(name, message.table_type)
+    kind = table_kind(name, message.table_type)
     config: GlobalKeyedConfig | ExpiringTimeKeyConfig
     if kind is TableKind.GLOBAL_KEYED:
         glob = part(pb.GlobalKeyedTableConfig, message.config, name)
@@ -250,7 +250,7 @@ def _schema(message: pb.ArroyoSchema) -> StoredSchema:
 
 
 def files_from(name: str, message: pb.TableCheckpointMetadata) -> TableFiles:
-    if _kind(name, message.table_type) is TableKind.GLOBAL_KEYED:
+    if table_kind(name, message.table_type) is TableKind.GLOBAL_KEYED:
         glob = part(pb.GlobalKeyedTableTaskCheckpointMetadata, message.data, name)
         return GlobalKeyedFiles(
             files=tuple(StatePath(path) for path in glob.files),
@@ -295,7 +295,7 @@ def subtask_from(message: pb.SubtaskCheckpointMetadata) -> SubtaskCheckpoint:
 
 
 def _report(name: str, message: pb.TableSubtaskCheckpointMetadata) -> TableReport:
-    if _kind(name, message.table_type) is TableKind.GLOBAL_KEYED:
+    if table_kind(name, message.table_type) is TableKind.GLOBAL_KEYED:
         glob = part(pb.GlobalKeyedTableSubtaskCheckpointMetadata, message.data, name)
         return GlobalKeyedReport(
             file=StatePath(glob.file) if glob.HasField("file") else None,
@@ -313,7 +313,7 @@ def _report(name: str, message: pb.TableSubtaskCheckpointMetadata) -> TableRepor
     )
 
 
-def _kind(name: str, number: int) -> TableKind:
+def table_kind(name: str, number: int) -> TableKind:
     try:
         return TableKind(number)
     except ValueError as error:

@@ -81,6 +81,21 @@ class JobPaths:
         """Who runs the job in the legacy layout, which has no worker generations: as `leases`."""
         return self.ours / "writers"
 
+    @property
+    def retained(self) -> StatePath:
+        """What stays besides the newest epochs: pins, and what lies in quarantine."""
+        return self.ours / "retained.json"
+
+    @property
+    def journal(self) -> StatePath:
+        """What was deleted, when, by whom, under which plan: a directory a run."""
+        return self.ours / "journal"
+
+    @property
+    def quarantine(self) -> StatePath:
+        """What was moved aside instead of deleted: a directory a run."""
+        return self.ours / "quarantine"
+
     def commit_note(self, epoch: Epoch) -> StatePath:
         """Legacy layout: both phases of the commit are done. Arroyo keeps that in its database."""
         return self.ours / "commits" / f"epoch-{epoch:07}.json"

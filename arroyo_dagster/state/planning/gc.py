@@ -6,7 +6,7 @@ crates/arroyo-state/src/parquet.rs, `cleanup_checkpoint`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -74,7 +74,14 @@ def oldest_kept(
     return min(min_epoch, *epochs[:2])
 
 
-def plan_expire(paths: JobPaths, history: Sequence[Checkpoint], min_epoch: Epoch) -> ExpirePlan:
+def plan_expire(
+    paths: JobPaths,
+    history: Sequence[Checkpoint],
+    min_epoch: Epoch,
+    *,
+    pinned: Collection[Epoch] = (),
+    needed: Collection[StatePath] = (),
+) -> ExpirePlan:
     """Choose what may go once `min_epoch` is the oldest epoch anyone will restore.
 
     A file stays while any kept checkpoint references it, whichever epoch wrote it. The newest
@@ -84,6 +91,8 @@ def plan_expire(paths: JobPaths, history: Sequence[Checkpoint], min_epoch: Epoch
         paths: the job.
         history: every checkpoint of the job, newest first, never empty.
         min_epoch: the oldest epoch to keep; itself kept.
+        pinned: older epochs that stay as well; what makes one exist stays of its parent too.
+        needed: files that stay for another reason.
 
     Raises:
         ProtocolError: `min_epoch` is newer than the newest checkpoint.
@@ -97,9 +106,13 @@ def plan_expire(paths: JobPaths, history: Sequence[Checkpoint], min_epoch: Epoch
         )
     epochs = [checkpoint.epoch for checkpoint in history]
     keep_from = oldest_kept(epochs, min_epoch, paths.layout)
-    expired = [checkpoint for checkpoint in reversed(history) if checkpoint.epoch < keep_from]
-    kept = {path for c in history if c.epoch >= keep_from for path in c.paths}
+    stays = [one for one in history if one.epoch >= keep_from or one.epoch in pinned]
+    staying = {one.epoch for one in stays}
+    expired = [checkpoint for checkpoint in reversed(history) if checkpoint.epoch not in staying]
+    kept = {path for one in stays for path in one.paths} | set(needed)
     doomed = {path for c in expired for path in c.paths} - kept
+    parents = {one.parent_ref for one in stays if one.epoch < keep_from}
+    expired = [one for one in expired if one.ref not in parents]
     records: list[StatePath] = []
     manifests: list[StatePath] = []
     for checkpoint in expired:

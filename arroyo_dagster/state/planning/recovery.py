@@ -24,7 +24,7 @@ from arroyo_dagster.state.model.checkpoints import (
     OperatorCheckpoint,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths, parse_manifest_path
+from arroyo_dagster.state.model.layout import JobPaths, ManifestAddress, parse_manifest_path
 
 Record = Manifest | EpochRecord | CommittedMarker | GenerationManifest | CurrentGeneration
 _R = TypeVar("_R", Manifest, EpochRecord, CommittedMarker, GenerationManifest, CurrentGeneration)
@@ -415,8 +415,8 @@ def _fact(facts: Facts, path: StatePath, kind: type[_R]) -> _R | Need | None:
     return found
 
 
-def expect_manifest_path(paths: JobPaths, ref: StatePath) -> None:
-    """Refuse a checkpoint reference that is not a manifest of this job.
+def expect_manifest_path(paths: JobPaths, ref: StatePath) -> ManifestAddress:
+    """Take a checkpoint reference apart; refuse one that is not a manifest of this job.
 
     Raises:
         ProtocolError: it lies elsewhere.
@@ -424,3 +424,4 @@ def expect_manifest_path(paths: JobPaths, ref: StatePath) -> None:
     address = parse_manifest_path(ref)
     if address is None or address.paths != paths:
         raise ProtocolError("a checkpoint reference leads out of its job", path=ref, job=paths.job)
+    return address

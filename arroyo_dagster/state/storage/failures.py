@@ -59,6 +59,10 @@ _SECRET = re.compile(
     r"|X-Amz-(?:Signature|Security-Token|Credential)|X-Goog-Signature)=[^&\s\"'\]>]+",
     re.IGNORECASE,
 )
+_LASTS = re.compile(
+    r"permission denied|credentials|AccessDenied|write-protected|read-only|refused the request"
+    r"|in another region|does not know this operation"
+)
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>|\(code: ([^)]{1,80})\)")
 
@@ -138,6 +142,11 @@ def explained(error: Exception) -> tuple[str, bool]:
     """Give the reason of a failure and whether trying again may help."""
     failure = understood(error)
     return failure.reason, failure.retryable
+
+
+def lasts(reason: str) -> bool:
+    """Whether a reason why an object was not deleted stays until somebody changes something."""
+    return _LASTS.search(reason) is not None
 
 
 def says_no_bucket(error: Exception) -> bool:

@@ -1,0 +1,103 @@
+"""What metadata refers to, and nothing else of it: a collector reads tens of thousands of them.
+
+As strict as `codec.metadata`: what that refuses is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.codec.metadata import table_kind
+from arroyo_dagster.state.codec.proto import state_pb2 as pb
+from arroyo_dagster.state.codec.wire import decoded, part
+from arroyo_dagster.state.model.collecting import References
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.tables import TableKind
+
+
+def manifest_references(data: bytes, path: str) -> References:
+    """Decode a `checkpoint-manifest.pb`. Errors as `codec.metadata.decode_manifest`."""
+    return decoded(data, path, pb.CheckpointManifest, _of_manifest)
+
+
+def operator_references(data: bytes, path: str) -> References:
+    """Decode an operator's `metadata`. Errors as `codec.metadata.decode_manifest`."""
+    return decoded(data, path, pb.OperatorCheckpointMetadata, _of_operator)
+
+
+def _of_manifest(message: pb.CheckpointManifest) -> References:
+    for operator in message.operators:
+        _check_operator(operator)
+    return References(
+        pipeline=PipelineId(message.pipeline_id),
+        job=JobId(message.job_id),
+        worker_generation=WorkerGeneration(message.generation),
+        epoch=Epoch(message.epoch),
+        min_epoch=Epoch(message.min_epoch),
+        start_time_micros=message.start_time,
+        finish_time_micros=message.finish_time,
+        needs_commit=message.needs_commit,
+        parent_ref=StatePath(message.parent_checkpoint_ref)
+        if message.HasField("parent_checkpoint_ref")
+        else None,
+        operators=tuple(_named(operator) for operator in message.operators),
+        ours=message.HasField("progress"),
+        files=_checked(message.operators),
+    )
+
+
+def _of_operator(message: pb.OperatorCheckpointMetadata) -> References:
+    _check_operator(message)
+    inner = message.operator_metadata
+    return References(
+        job=JobId(inner.job_id),
+        epoch=Epoch(inner.epoch),
+        min_epoch=Epoch(0),
+        start_time_micros=message.start_time,
+        finish_time_micros=message.finish_time,
+        needs_commit=_commits(message),
+        operators=(_named(message),),
+        files=_checked([message]),
+    )
+
+
+def _check_operator(message: pb.OperatorCheckpointMetadata) -> None:
+    if not message.HasField("operator_metadata"):
+        raise FormatError("operator metadata without its part operator_metadata")
+
+
+def _named(message: pb.OperatorCheckpointMetadata) -> tuple[OperatorId, int]:
+    inner = message.operator_metadata
+    return OperatorId(inner.operator_id), inner.parallelism
+
+
+def _commits(message: pb.OperatorCheckpointMetadata) -> bool:
+    for name in message.table_checkpoint_metadata:
+        config = message.table_configs.get(name)
+        if config is None or table_kind(name, config.table_type) is not TableKind.GLOBAL_KEYED:
+            continue
+        if part(pb.GlobalKeyedTableConfig, config.config, name).uses_two_phase_commit:
+            return True
+    return False
+
+
+def _checked(operators: Iterable[pb.OperatorCheckpointMetadata]) -> tuple[StatePath, ...]:
+    texts = dict.fromkeys(text for operator in operators for text in _listed(operator))
+    return tuple(StatePath(text) for text in texts)
+
+
+def _listed(operator: pb.OperatorCheckpointMetadata) -> Iterator[str]:
+    for name, table in operator.table_checkpoint_metadata.items():
+        if table_kind(name, table.table_type) is TableKind.GLOBAL_KEYED:
+            yield from part(pb.GlobalKeyedTableTaskCheckpointMetadata, table.data, name).files
+        else:
+            found = part(pb.ExpiringKeyedTimeTableCheckpointMetadata, table.data, name)
+            yield from (file.file for file in found.files)

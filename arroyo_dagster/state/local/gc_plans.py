@@ -1,0 +1,155 @@
+"""The three plans of one job, made of what the store and the directory of jobs say. Reads only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.local.directory import JobDirectory
+from arroyo_dagster.state.local.jobs import list_jobs
+from arroyo_dagster.state.local.roots import newest_root, read_roots
+from arroyo_dagster.state.local.survey import Progress, Survey, survey_job
+from arroyo_dagster.state.model.collecting import (
+    GRACE_MICROS,
+    GcPlan,
+    PlanKind,
+    Retention,
+    Roots,
+    checked_grace,
+)
+from arroyo_dagster.state.model.directory import JobAnswer
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.collecting import measured
+from arroyo_dagster.state.planning.dead_jobs import files_below, plan_dead_job
+from arroyo_dagster.state.planning.expiry import plan_expiry
+from arroyo_dagster.state.planning.orphans import plan_orphans, standing_of
+from arroyo_dagster.state.planning.permission import why_dead
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+Clock = Callable[[], int]
+
+
+def wall_clock() -> int:
+    """Microseconds since 1970, by this machine."""
+    return time.time_ns() // 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked of a collection: which plan, by which rule.
+
+    Attributes:
+        retention: of an expiry.
+        grace_micros: of the other two.
+        directory: who is asked what jobs are doing; nobody unless given.
+        others: the other jobs below the URL, for a dead job; listed unless given.
+    """
+
+    kind: PlanKind
+    retention: Retention | None = None
+    grace_micros: int = GRACE_MICROS
+    directory: JobDirectory = field(default_factory=JobDirectory)
+    others: Sequence[JobPaths] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind is PlanKind.EXPIRE) is not (self.retention is not None):
+            raise InputError("an expiry, and nothing else, needs to know how many epochs stay")
+        checked_grace(self.grace_micros)
+
+    def answer(self, paths: JobPaths) -> JobAnswer | None:
+        """What is known of a job now; None if nobody is asked."""
+        if not self.directory.sources:
+            return None
+        return self.directory.look_up([paths], checkpoints=True)[0]
+
+
+def plan_collection(
+    store: ObjectStore,
+    paths: JobPaths,
+    asked: Asked,
+    *,
+    now_micros: int | None = None,
+    progress: Progress = lambda done: None,
+    with_sizes: bool = True,
+) -> GcPlan:
+    """Make one plan of one job. Writes nothing: this is the dry run.
+
+    Args:
+        now_micros: the time, by the clock of the store if it is known; by this machine's unless
+            given.
+        with_sizes: list the job for sizes, times and etags. Without, an expiry reads metadata only,
+            lists nothing, and cannot be carried out.
+
+    Raises:
+        ProtocolError: what is there does not add up, or the job may not be touched now: refused,
+            with the evidence.
+        FormatError, NotFoundError: an object that is needed to know does not decode, or is missing.
+        InputError, ConflictError, StorageError: as everywhere.
+    """
+    now = wall_clock() if now_micros is None else now_micros
+    if asked.kind is PlanKind.EXPIRE and not with_sizes:
+        assert asked.retention is not None
+        roots = read_roots(store, paths)
+        return plan_expiry(roots, asked.retention, now_micros=now, answer=_needed(asked, roots))
+    survey, roots = survey_job(store, paths, progress)
+    if asked.kind is PlanKind.EXPIRE:
+        return _expiry(asked, survey, roots, now)
+    if asked.kind is PlanKind.ORPHANS:
+        return _orphans(asked, survey, roots, now)
+    return _dead_job(store, asked, survey, roots, now)
+
+
+def _needed(asked: Asked, roots: Roots) -> JobAnswer | None:
+    """What is known of a job of Arroyo's; of a job of ours nobody is asked."""
+    return None if roots.ours else asked.answer(roots.paths)
+
+
+def _expiry(asked: Asked, survey: Survey, roots: Roots, now: int) -> GcPlan:
+    assert asked.retention is not None
+    plan = plan_expiry(roots, asked.retention, now_micros=now, answer=_needed(asked, roots))
+    return measured(plan, survey.files, survey.metadata, survey.ours)
+
+
+def _orphans(asked: Asked, survey: Survey, roots: Roots, now: int) -> GcPlan:
+    answer = _needed(asked, roots)
+    standing = standing_of(
+        roots, survey.metadata, now_micros=now, grace_micros=asked.grace_micros, answer=answer
+    )
+    return plan_orphans(
+        standing,
+        survey.files,
+        survey.metadata,
+        survey.foreign,
+        listed=survey.listed,
+        answer=answer,
+    )
+
+
+def _dead_job(store: ObjectStore, asked: Asked, survey: Survey, roots: Roots, now: int) -> GcPlan:
+    paths = roots.paths
+    listed = list_jobs(store) if asked.others is None else asked.others
+    others = [one for one in listed if one != paths]
+    answer, *known = asked.directory.look_up([paths, *others])
+    why = why_dead(paths, answer, known, ours=roots.ours)
+    heads = concurrently(lambda other: newest_root(store, other), others)
+    needed = [
+        (other, path)
+        for other, head in zip(others, heads, strict=True)
+        if head is not None
+        for path in files_below(paths, [head])
+    ]
+    return plan_dead_job(
+        roots,
+        survey.files,
+        survey.metadata,
+        survey.foreign,
+        why=why,
+        needed_by_others=needed,
+        now_micros=now,
+        grace_micros=asked.grace_micros,
+        listed=survey.listed,
+        answer=answer,
+    )

@@ -1,0 +1,117 @@
+"""Pins: epochs that stay until they are unpinned. All that maintain a job honour them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec.collecting import encode_retained
+from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.local.gc_plans import Clock, wall_clock
+from arroyo_dagster.state.model.collecting import Pin, Retained
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage.store import ObjectStore
+
+
+def read_retained(store: ObjectStore, paths: JobPaths) -> Retained:
+    """What stays of a job besides its newest epochs.
+
+    Raises:
+        FormatError: it does not decode, so that nothing may be collected.
+    """
+    return ParquetBackend(store, paths).retained()
+
+
+def pin_epoch(
+    store: ObjectStore,
+    paths: JobPaths,
+    epoch: Epoch,
+    *,
+    reason: str = "",
+    owner: str = "arroyo-state pin",
+    clock: Clock = wall_clock,
+) -> Retained:
+    """Keep an epoch until it is unpinned, and prove that it is whole.
+
+    Raises:
+        NotFoundError: there is no such epoch. FormatError: it cannot be restored any more; neither
+            is pinned.
+        ConflictError: somebody else maintains the job, or removed the epoch meanwhile.
+    """
+    backend = ParquetBackend(store, paths)
+    backend.load_checkpoint_metadata(epoch)
+    pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=reason)
+
+    def add(found: Retained) -> Retained:
+        others = (one for one in found.pins if one.epoch != epoch)
+        return replace(found, pins=tuple(sorted((*others, pin), key=lambda one: one.epoch)))
+
+    found = change_retained(store, paths, add, owner=owner, clock=clock)
+    try:
+        backend.prepare_checkpoint_load(epoch)
+    except (NotFoundError, FormatError, ProtocolError):
+        unpin_epochs(store, paths, [epoch], owner=owner, clock=clock)
+        raise
+    return found
+
+
+def unpin_epochs(
+    store: ObjectStore,
+    paths: JobPaths,
+    epochs: Iterable[Epoch],
+    *,
+    owner: str = "arroyo-state unpin",
+    clock: Clock = wall_clock,
+) -> Retained:
+    """Let epochs go with the others. The next expiry takes them if they are old enough.
+
+    Raises:
+        NotFoundError: one is not pinned; nothing was changed.
+        ConflictError: somebody else maintains the job.
+    """
+    wanted = frozenset(epochs)
+
+    def remove(found: Retained) -> Retained:
+        unknown = sorted(wanted - found.pinned)
+        if unknown:
+            raise NotFoundError(
+                "this epoch is not pinned",
+                job=paths.root,
+                epoch=unknown[0],
+                next_step="list the pinned ones with `arroyo-state pins`; nothing was changed",
+            )
+        return replace(found, pins=tuple(one for one in found.pins if one.epoch not in wanted))
+
+    return change_retained(store, paths, remove, owner=owner, clock=clock)
+
+
+def change_retained(
+    store: ObjectStore,
+    paths: JobPaths,
+    change: Callable[[Retained], Retained],
+    *,
+    owner: str,
+    clock: Clock = wall_clock,
+) -> Retained:
+    """Change what stays, under the lease of the job: two changes never lose one another."""
+    with lease(store, paths, owner, clock=clock) as held:
+        return put_retained(held, paths, change)
+
+
+def put_retained(
+    held: ObjectStore, paths: JobPaths, change: Callable[[Retained], Retained]
+) -> Retained:
+    """Change what stays; the caller holds the lease, and `held` is the store it gave."""
+    found = change(read_retained(held, paths))
+    held.put(paths.retained, encode_retained(found))
+    if read_retained(held, paths) != found:
+        raise ConflictError(
+            "what stays reads back different from what was written",
+            job=paths.root,
+            path=paths.retained,
+            next_step="see who else writes there, then try again; nothing was deleted",
+        )
+    return found

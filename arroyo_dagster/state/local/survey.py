@@ -1,0 +1,205 @@
+"""Everything that lies below a job, listed once and sorted by what its name says it is.
+
+The listing comes first and the references are read afterwards: what is published in between is
+referenced by more, never by less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec.references import operator_references
+from arroyo_dagster.state.local.roots import NO_EPOCH, Reader, attempt, newest_root, read_roots
+from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.collecting import EpochRoot, PathsDigest, Roots
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.objects import (
+    ObjectKind,
+    Packed,
+    Stored,
+    object_name,
+)
+from arroyo_dagster.state.planning.reachable import check_listed, nested_root, refuse
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+Progress = Callable[[int], None]
+OUR_NAMES = frozenset(
+    {
+        *("stop-request.json", "retained.json", "compactions", "leases", "writers", "commits"),
+        *("journal", "quarantine"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """The objects below a job, as listed.
+
+    Attributes:
+        files: data files and subtask metadata: what may be an orphan.
+        metadata: what describes epochs and generations.
+        ours: what maintenance keeps for itself.
+        foreign: names that nobody here gives.
+        newest: the newest epoch when the listing began.
+    """
+
+    paths: JobPaths
+    files: Packed
+    metadata: Packed
+    ours: Packed
+    foreign: Packed
+    newest: Epoch
+
+    @property
+    def listed(self) -> int:
+        return len(self.files) + len(self.metadata) + len(self.ours) + len(self.foreign)
+
+
+def survey_job(
+    store: ObjectStore, paths: JobPaths, progress: Progress = lambda done: None
+) -> tuple[Survey, Roots]:
+    """List everything below a job, then read everything that refers to data files.
+
+    Args:
+        progress: told now and then how many objects were listed.
+
+    Raises:
+        ProtocolError: what was found does not add up: an empty listing or one that is cut short,
+            another job's objects within this one, objects of a newer release.
+        FormatError, NotFoundError, ConflictError: as `read_roots`.
+    """
+    newest = newest_root(store, paths)
+    if newest is None:
+        raise refuse(NO_EPOCH, paths)
+    found = _listed(store, paths, newest.epoch, progress)
+    if not found.listed:
+        raise refuse("the listing is empty, and an epoch is there", paths, path=newest.ref)
+    roots = read_roots(store, paths)
+    roots = _with_attempts(store, roots, found)
+    roots = replace(roots, compactions=_compactions(store, roots, found))
+    _check_complete(store, roots, found)
+    return found, roots
+
+
+def _listed(store: ObjectStore, paths: JobPaths, newest: Epoch, progress: Progress) -> Survey:
+    sorted_out: dict[str, list[Packed]] = {}
+    waiting: dict[str, list[Stored]] = {"files": [], "metadata": [], "ours": [], "foreign": []}
+    for count, info in enumerate(store.list(paths.root), start=1):
+        where = _shelf(paths, info.path, info.addressable)
+        shelf = waiting[where]
+        shelf.append(Stored(info.path, info.size_bytes, info.modified_micros, info.etag))
+        if len(shelf) == 1000:
+            sorted_out.setdefault(where, []).append(Packed(shelf))
+            shelf.clear()
+        if count % 10_000 == 0:
+            progress(count)
+    packed = {
+        name: Packed.joined([*sorted_out.get(name, ()), Packed(rest)])
+        for name, rest in waiting.items()
+    }
+    return Survey(paths=paths, newest=newest, **packed)
+
+
+def _shelf(paths: JobPaths, path: StatePath, addressable: bool) -> str:
+    if not addressable:
+        return "foreign"
+    kind = object_name(paths, path).kind
+    if kind is ObjectKind.FOREIGN:
+        if nested_root(paths, path):
+            raise refuse(
+                "objects of another job lie within this one: two deployments overlap",
+                paths,
+                path=path,
+                next_step="give each deployment a URL of its own; nothing was deleted",
+            )
+        return "foreign"
+    if kind is ObjectKind.OURS:
+        name = path.removeprefix(f"{paths.ours}/").partition("/")[0]
+        if name not in OUR_NAMES:
+            raise refuse(
+                f"a newer release keeps something here: {name}",
+                paths,
+                path=path,
+                next_step="use a release of arroyo-dagster that knows it; nothing was deleted",
+            )
+        return "ours"
+    return "files" if kind in (ObjectKind.DATA, ObjectKind.SUBTASK) else "metadata"
+
+
+def _with_attempts(store: ObjectStore, roots: Roots, found: Survey) -> Roots:
+    """Add what only the listing shows: manifests and operator metadata that own no epoch."""
+    known = PathsDigest(root.path for root in roots.read)
+    paths = roots.paths
+    more = [
+        one.path
+        for one in found.metadata
+        if object_name(paths, one.path).kind.lists_files and one.path not in known
+    ]
+    reader = Reader(store, paths)
+    attempts = concurrently(lambda path: _attempt(reader, path), more)
+    return replace(roots, attempts=(*roots.attempts, *(one for one in attempts if one is not None)))
+
+
+def _attempt(reader: Reader, path: StatePath) -> EpochRoot | None:
+    """An attempt at an epoch; None if it went after it was listed."""
+    kind = object_name(reader.paths, path).kind
+    if kind is ObjectKind.MANIFEST:
+        return attempt(reader, path)
+    if kind is not ObjectKind.OPERATOR:
+        return None  # an epoch of the legacy layout, collected meanwhile
+    found = reader.optional(path, operator_references)
+    if found is None:
+        return None
+    return EpochRoot(
+        epoch=found.epoch,
+        worker_generation=None,
+        ref=path,
+        parent_ref=None,
+        state=CheckpointState.UNCLAIMED,
+        min_epoch=found.min_epoch,
+        start_time_micros=found.start_time_micros,
+        finish_time_micros=found.finish_time_micros,
+        needs_commit=found.needs_commit,
+        operators=found.operators,
+        ours=False,
+        files=Packed.of_paths(found.files),
+        roots=reader.taken((path,)),
+    )
+
+
+def _compactions(store: ObjectStore, roots: Roots, found: Survey) -> dict[StatePath, Packed]:
+    """The files that waiting compactions touch. One that does not decode is refused."""
+    listed = [one.path for one in found.ours if one.path.parent == roots.paths.compactions]
+    reader = Reader(store, roots.paths)
+    read = concurrently(lambda p: reader.optional(p, records.decode_compaction_record), listed)
+    touched: dict[StatePath, Packed] = {}
+    for path, record in zip(listed, read, strict=True):
+        if record is None:
+            continue  # taken over meanwhile: an epoch lists what came of it, or nothing does
+        if (record.pipeline, record.job) != (roots.paths.pipeline, roots.paths.job):
+            raise FormatError("a compaction record of another job", path=path, job=record.job)
+        files = (p for one in record.merged for p in (*one.input_paths, *one.output_paths))
+        touched[path] = Packed.of_paths(files)
+    return touched
+
+
+def _check_complete(store: ObjectStore, roots: Roots, found: Survey) -> None:
+    listed = PathsDigest(one.path for one in found.metadata)
+    known = (root for one in roots.epochs if one.epoch <= found.newest for root in one.roots)
+    unlisted = [root.path for root in known if root.path not in listed]
+    there = concurrently(store.head, unlisted)
+    # What is not there any more was collected by somebody else since it was read.
+    check_listed(
+        roots.paths,
+        [path for path, info in zip(unlisted, there, strict=True) if info is not None],
+    )
+
+
+def matching(found: Iterable[Stored], wanted: PathsDigest) -> Iterator[Stored]:
+    """Those of the objects whose paths are wanted."""
+    return (one for one in found if one.path in wanted)

@@ -1,0 +1,224 @@
+"""What the name of an object below a job says of it, and many objects kept small in memory."""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from arroyo_dagster.state.model.ids import OUR_DIRECTORY, Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, Layout
+
+BATCH = 1000
+"""How many objects one request deletes, and one pack holds."""
+
+
+class ObjectKind(enum.Enum):
+    """What an object is, by its name alone. `FOREIGN` is every name that nobody here gives."""
+
+    DATA = "data file"
+    MANIFEST = "checkpoint manifest"
+    CHECKPOINT = "checkpoint metadata"
+    OPERATOR = "operator metadata"
+    SUBTASK = "subtask metadata"
+    MARKER = "commit marker"
+    RECORD = "epoch record"
+    GENERATION = "generation manifest"
+    FENCE = "current generation"
+    OURS = "maintenance"
+    FOREIGN = "foreign"
+
+    @property
+    def lists_files(self) -> bool:
+        """Whether objects of this kind list data files, so that each is a root."""
+        return self in (ObjectKind.MANIFEST, ObjectKind.CHECKPOINT, ObjectKind.OPERATOR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectName:
+    """The name of an object, taken apart.
+
+    Attributes:
+        epoch: the number of its directory, which need not be the epoch of what wrote it.
+        worker_generation: of its directory; None in the legacy layout.
+        compacted: a data file that was merged of others.
+    """
+
+    kind: ObjectKind
+    epoch: Epoch | None = None
+    worker_generation: WorkerGeneration | None = None
+    compacted: bool = False
+
+
+_IN_CHECKPOINT = (
+    (ObjectKind.DATA, re.compile(r"operator-.+/table-.*[^/]", re.DOTALL)),
+    (ObjectKind.SUBTASK, re.compile(r"operator-.+-\d+\.metadata", re.DOTALL)),
+    (ObjectKind.OPERATOR, re.compile(r"operator-.+/metadata", re.DOTALL)),
+)
+_DIRECTORY = re.compile(r"(?:generations/(\d+)/)?checkpoints/checkpoint-(\d{7,})/(.+)", re.DOTALL)
+_GENERATION = re.compile(r"generations/(\d+)/generation-manifest\.json")
+_RECORD = re.compile(r"epochs/epoch-(\d{7,})\.record")
+_WRITTEN_AS = re.compile(r"table-[^/]*-\d{3,}(?:-[^/]*)?", re.DOTALL)
+_FOREIGN = ObjectName(kind=ObjectKind.FOREIGN)
+
+
+def object_name(paths: JobPaths, path: str) -> ObjectName:
+    """Say what an object below the job at `paths` is; `FOREIGN` for every other path."""
+    root = f"{paths.root}/"
+    if not path.startswith(root):
+        return _FOREIGN
+    rest = path[len(root) :]
+    if rest.startswith(f"{OUR_DIRECTORY}/"):
+        return ObjectName(kind=ObjectKind.OURS)
+    found = _DIRECTORY.fullmatch(rest)
+    if found is not None:
+        return _in_checkpoint(paths.layout, found)
+    return _FOREIGN if paths.layout is Layout.LEGACY else _of_protocol(rest)
+
+
+def _in_checkpoint(layout: Layout, found: re.Match[str]) -> ObjectName:
+    generation, epoch, name = found.groups()
+    protocol = layout is Layout.PROTOCOL
+    if protocol is (generation is None):
+        return _FOREIGN
+    number = WorkerGeneration(int(generation)) if protocol else None
+    kind = _kind(name, protocol)
+    return ObjectName(
+        kind=kind,
+        epoch=Epoch(int(epoch)),
+        worker_generation=number,
+        compacted=kind is ObjectKind.DATA and name.endswith("-compacted"),
+    )
+
+
+def _kind(name: str, protocol: bool) -> ObjectKind:
+    whole = {"checkpoint-manifest.pb": ObjectKind.MANIFEST, "committed.json": ObjectKind.MARKER}
+    alone = whole if protocol else {"metadata": ObjectKind.CHECKPOINT}
+    if name in alone:
+        return alone[name]
+    for kind, pattern in _IN_CHECKPOINT:
+        if pattern.fullmatch(name):
+            last = name.rpartition("/")[2]
+            if kind is not ObjectKind.DATA or _WRITTEN_AS.fullmatch(last):
+                return kind
+    return ObjectKind.FOREIGN
+
+
+def _of_protocol(rest: str) -> ObjectName:
+    if rest == CURRENT_GENERATION:
+        return ObjectName(kind=ObjectKind.FENCE)
+    found = _GENERATION.fullmatch(rest)
+    if found is not None:
+        number = WorkerGeneration(int(found[1]))
+        return ObjectName(kind=ObjectKind.GENERATION, worker_generation=number)
+    found = _RECORD.fullmatch(rest)
+    if found is not None:
+        return ObjectName(kind=ObjectKind.RECORD, epoch=Epoch(int(found[1])))
+    return _FOREIGN
+
+
+# ---- many of them --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An object as it was listed. None: the store does not say, or nobody has looked."""
+
+    path: StatePath
+    size_bytes: int | None = None
+    modified_micros: int | None = None
+    etag: str | None = None
+
+
+class Packed:
+    """A sequence of objects in their order, packed by the thousand: some 20 bytes each.
+
+    Plans over millions of objects are values like any other, and small.
+    """
+
+    __slots__ = ("_count", "_packs", "size_bytes")
+
+    def __init__(self, objects: Iterable[Stored] = ()) -> None:
+        self._packs: tuple[bytes, ...]
+        packs, count, size = [], 0, 0
+        for batch in batched(objects):
+            packs.append(_pack(batch))
+            count += len(batch)
+            size += sum(one.size_bytes or 0 for one in batch)
+        self._packs, self._count = tuple(packs), count
+        self.size_bytes = size
+
+    @classmethod
+    def of_paths(cls, paths: Iterable[StatePath]) -> Packed:
+        """Objects of which the path alone is known."""
+        return cls(Stored(path) for path in paths)
+
+    @classmethod
+    def joined(cls, parts: Iterable[Packed]) -> Packed:
+        """Several, one after the other; nothing is packed anew."""
+        whole = cls()
+        for part in parts:
+            whole._packs += part._packs
+            whole._count += part._count
+            whole.size_bytes += part.size_bytes
+        return whole
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Stored]:
+        for batch in self.batches():
+            yield from batch
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Packed) and self._packs == other._packs
+
+    def __hash__(self) -> int:
+        return hash(self._packs)
+
+    def __repr__(self) -> str:
+        return f"Packed({self._count} objects, {self.size_bytes} bytes)"
+
+    def batches(self) -> Iterator[list[Stored]]:
+        """Up to a thousand objects at a time."""
+        return (_unpacked(pack) for pack in self._packs)
+
+    @property
+    def paths(self) -> Iterator[StatePath]:
+        """Their paths, in order."""
+        return (one.path for one in self)
+
+
+def batched(objects: Iterable[Stored], size: int = BATCH) -> Iterator[list[Stored]]:
+    """Lists of up to `size` objects, in order."""
+    batch: list[Stored] = []
+    for one in objects:
+        batch.append(one)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _pack(batch: list[Stored]) -> bytes:
+    columns = (
+        [one.path for one in batch],
+        [one.size_bytes for one in batch],
+        [one.modified_micros for one in batch],
+        [one.etag for one in batch],
+    )
+    return zlib.compress(json.dumps(columns, separators=(",", ":")).encode(), 1)
+
+
+def _unpacked(pack: bytes) -> list[Stored]:
+    paths, sizes, times, etags = json.loads(zlib.decompress(pack))
+    trusted = str.__new__  # checked when they were packed
+    found = (trusted(StatePath, path) for path in paths)
+    return [*map(Stored, found, sizes, times, etags)]
+
+
+NOTHING = Packed()

@@ -1,0 +1,305 @@
+"""Which objects of a job nothing refers to, and whether each may go: object by object, with why.
+
+A file that is not referenced may be about to be. Of a job whose writer may be at work it goes only
+if everything speaks for its being forgotten: arroyo-state.md 9.8.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.collecting import (
+    MARGIN_MICROS,
+    EpochRoot,
+    GcPlan,
+    PathsDigest,
+    PlanKind,
+    Roots,
+    checked_grace,
+)
+from arroyo_dagster.state.model.directory import JobAnswer
+from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import Layout, parse_manifest_path
+from arroyo_dagster.state.model.objects import ObjectKind, ObjectName, Packed, Stored, object_name
+from arroyo_dagster.state.planning.permission import at_rest, check_clock
+from arroyo_dagster.state.planning.reachable import prove, referenced_by
+
+FOREIGN_SHOWN = 1000
+
+
+class Reason(enum.Enum):
+    """Why an object stays, or may go."""
+
+    REFERENCED = "an epoch that stays lists it"
+    METADATA = "it describes epochs or generations that stay"
+    OURS = "maintenance keeps it"
+    FOREIGN = "nobody here gives such names"
+    NO_TIME = "the store does not say when it was written"
+    YOUNG = "it is younger than the grace period"
+    IN_FLIGHT = "it was not written before the newest epoch began"
+    MAY_COME_AGAIN = "its name may be written again"
+    MERGED_LATELY = "the next epochs may list what was merged"
+    RESTORED_FROM = "the run went on from its epoch, and may read it late"
+    ORPHAN = "nothing refers to it"
+    LOST = "another checkpoint owns its epoch"
+    OLD_GENERATION = "no start looks at so old a generation"
+
+    @property
+    def goes(self) -> bool:
+        """Whether an object may be collected for this reason."""
+        return self in (Reason.ORPHAN, Reason.LOST, Reason.OLD_GENERATION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """All that decides whether an object may go.
+
+    Attributes:
+        referenced: what epochs and attempts that stay, compactions, and quarantine refer to.
+        live: whether a writer may be at work.
+        began_micros: when the newest epoch began, by the clock of the store, with a margin.
+        newest_written: the highest number of a directory in which the newest epoch wrote.
+        owned: the directories of epochs that stay.
+        restored: the directory of the epoch that the run went on from.
+        lost: manifests that own no epoch and may go, with when they may.
+    """
+
+    roots: Roots
+    referenced: PathsDigest
+    live: bool
+    now_micros: int
+    grace_micros: int
+    began_micros: int
+    newest_written: Epoch | None
+    owned: frozenset[tuple[WorkerGeneration | None, Epoch]]
+    restored: tuple[WorkerGeneration, Epoch] | None
+    lost: frozenset[StatePath]
+
+
+def standing_of(
+    roots: Roots,
+    metadata: Iterable[Stored],
+    *,
+    now_micros: int,
+    grace_micros: int,
+    answer: JobAnswer | None = None,
+) -> Standing:
+    """Gather what decides about every object of a job.
+
+    Args:
+        metadata: the objects of its metadata, as listed.
+        now_micros: the time, by the clock of the store.
+
+    Raises:
+        InputError: a grace period below the floor, or in the future.
+        ProtocolError: it is not known what the job is doing, or a clock is wrong.
+    """
+    checked_grace(grace_micros)
+    live = not at_rest(roots, answer)
+    check_clock(roots, now_micros)
+    times = {one.path: one.modified_micros for one in metadata}
+    old = now_micros - grace_micros
+    lost = frozenset(
+        one.ref for one in roots.attempts if _may_go(roots, one, live, times.get(one.ref), old)
+    )
+    stays = [*roots.epochs, *(one for one in roots.attempts if one.ref not in lost)]
+    address = None if roots.restored is None else parse_manifest_path(roots.restored)
+    return Standing(
+        roots=roots,
+        referenced=referenced_by(roots, stays),
+        live=live,
+        now_micros=now_micros,
+        grace_micros=grace_micros,
+        began_micros=_began(roots.head, times.get(roots.head.ref)),
+        newest_written=_newest_written(roots),
+        owned=frozenset((one.worker_generation, one.epoch) for one in stays),
+        restored=None if address is None else (address.worker_generation, address.epoch),
+        lost=lost,
+    )
+
+
+def _may_go(
+    roots: Roots, one: EpochRoot, live: bool, modified_micros: int | None, old: int
+) -> bool:
+    """Whether a manifest that owns no epoch is of no use to anybody any more."""
+    if not modified_micros or modified_micros > old or one.worker_generation is None:
+        return False
+    if live and not roots.ours:
+        return False  # metadata of a running Arroyo is its own
+    read_by_a_start = any(root.path == one.ref for root in roots.more)
+    past = one.epoch <= roots.head.epoch and not read_by_a_start
+    fenced = roots.worker_generation is not None and one.worker_generation < roots.worker_generation
+    lost = one.state is CheckpointState.ORPHANED or one.state is CheckpointState.UNCLAIMED
+    return past and lost and (fenced or not live)
+
+
+def _began(head: EpochRoot, modified_micros: int | None) -> int:
+    """When the newest epoch began, no later than either clock says."""
+    began = head.start_time_micros
+    if modified_micros:
+        took = max(0, head.finish_time_micros - head.start_time_micros)
+        began = min(began, modified_micros - took)
+    return began - MARGIN_MICROS
+
+
+def _newest_written(roots: Roots) -> Epoch | None:
+    """The number of the directory in which the newest epoch wrote its own files; None: in none."""
+    before = frozenset(roots.epochs[1].files.paths) if len(roots.epochs) > 1 else frozenset()
+    own = (path for path in roots.head.files.paths if path not in before)
+    numbers = [object_name(roots.paths, path).epoch for path in own]
+    return max((number for number in numbers if number is not None), default=None)
+
+
+def reason_of(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+    """Say why an object stays, or may go.
+
+    Args:
+        name: what its name says; see `object_name`.
+    """
+    if name.kind is ObjectKind.FOREIGN:
+        return Reason.FOREIGN
+    if name.kind is ObjectKind.OURS:
+        return Reason.OURS
+    if name.kind is ObjectKind.DATA and one.path in standing.referenced:
+        return Reason.REFERENCED
+    if name.kind in (ObjectKind.DATA, ObjectKind.SUBTASK):
+        return _reason_of_file(standing, one, name)
+    if name.kind is ObjectKind.MANIFEST and one.path in standing.lost:
+        return Reason.LOST
+    if name.kind is ObjectKind.GENERATION:
+        return _reason_of_generation(standing, one, name)
+    return Reason.METADATA
+
+
+def _reason_of_file(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+    place = (name.worker_generation, name.epoch)
+    if name.kind is ObjectKind.SUBTASK and place in standing.owned:
+        return Reason.METADATA
+    young = _young(standing, one)
+    if young is not None:
+        return young
+    if place == standing.restored:
+        return Reason.RESTORED_FROM
+    return _reason_while_live(standing, one, name) if standing.live else Reason.ORPHAN
+
+
+def _young(standing: Standing, one: Stored) -> Reason | None:
+    if not one.modified_micros:
+        return Reason.NO_TIME
+    if one.modified_micros > standing.now_micros - standing.grace_micros:
+        return Reason.YOUNG
+    return None
+
+
+def _reason_while_live(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+    """The conditions of a job whose writer may be at work; arroyo-state.md 9.8."""
+    roots, head = standing.roots, standing.roots.head
+    assert one.modified_micros is not None
+    assert name.epoch is not None
+    if one.modified_micros >= standing.began_micros:
+        return Reason.IN_FLIGHT
+    if roots.paths.layout is Layout.LEGACY:
+        if standing.newest_written is None or name.epoch >= standing.newest_written:
+            return Reason.MAY_COME_AGAIN
+        if name.compacted and name.epoch > head.epoch - 2:
+            return Reason.MERGED_LATELY
+        return Reason.ORPHAN
+    # Every generation has directories of its own; only the newest one's are written to.
+    own = name.worker_generation == roots.worker_generation
+    published = head.worker_generation == roots.worker_generation
+    if own and (not published or name.epoch >= head.epoch):
+        return Reason.MAY_COME_AGAIN
+    return Reason.ORPHAN
+
+
+def _reason_of_generation(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+    oldest = standing.roots.resolved_from
+    assert name.worker_generation is not None
+    if oldest is None or name.worker_generation >= oldest:
+        return Reason.METADATA
+    if standing.live and not standing.roots.ours:
+        return Reason.METADATA
+    return _young(standing, one) or Reason.OLD_GENERATION
+
+
+# ---- the plan ------------------------------------------------------------------------------------
+
+
+def plan_orphans(
+    standing: Standing,
+    files: Iterable[Stored],
+    metadata: Iterable[Stored],
+    foreign: Iterable[Stored],
+    *,
+    listed: int,
+    answer: JobAnswer | None = None,
+) -> GcPlan:
+    """Choose what nothing refers to and may go.
+
+    Args:
+        files, metadata, foreign: the objects below the job, as listed, in order of name.
+        listed: how many there are altogether.
+    """
+    roots = standing.roots
+    stays: dict[str, Counter[str]] = {"objects": Counter(), "bytes": Counter()}
+    chosen = _chosen(standing, files, stays)
+    data, records = _split(roots, chosen)
+    gone_metadata = Packed(
+        sorted(_chosen(standing, metadata, stays), key=lambda one: _age(roots, one.path))
+    )
+    names = [one.path for one in foreign]
+    stays["objects"][Reason.FOREIGN.name.lower()] = len(names)
+    return GcPlan(
+        kind=PlanKind.ORPHANS,
+        pipeline=roots.paths.pipeline,
+        job=roots.paths.job,
+        made_at_micros=standing.now_micros,
+        rule={"grace_micros": standing.grace_micros},
+        proof=prove(roots, standing.referenced, answer, listed),
+        data=data,
+        records=records,
+        metadata=gone_metadata,
+        stays={
+            reason: (count, stays["bytes"][reason])
+            for reason, count in sorted(stays["objects"].items())
+            if count
+        },
+        foreign=tuple(names[:FOREIGN_SHOWN]),
+    )
+
+
+def _chosen(
+    standing: Standing, objects: Iterable[Stored], stays: Mapping[str, Counter[str]]
+) -> Iterator[Stored]:
+    for one in objects:
+        reason = reason_of(standing, one, object_name(standing.roots.paths, one.path))
+        if reason.goes:
+            yield one
+            continue
+        name = reason.name.lower()
+        stays["objects"][name] += 1
+        stays["bytes"][name] += one.size_bytes or 0
+
+
+def _split(roots: Roots, chosen: Iterable[Stored]) -> tuple[Packed, Packed]:
+    """Data files, and the subtask metadata among them, which goes after all data."""
+    records: list[Stored] = []
+
+    def data() -> Iterator[Stored]:
+        for one in chosen:
+            if object_name(roots.paths, one.path).kind is ObjectKind.DATA:
+                yield one
+            else:
+                records.append(one)
+
+    packed = Packed(data())
+    return packed, Packed(records)
+
+
+def _age(roots: Roots, path: StatePath) -> tuple[int, int, str]:
+    name = object_name(roots.paths, path)
+    return (name.epoch or 0, name.worker_generation or 0, path)

@@ -1,0 +1,215 @@
+"""What is referenced, proved complete: checks of what was read, and the proof a plan carries.
+
+Anything that does not add up is refused with the evidence, so that nothing is ever deleted on an
+incomplete view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.model.collecting import (
+    EpochRoot,
+    PathsDigest,
+    Proof,
+    Root,
+    Roots,
+)
+from arroyo_dagster.state.model.directory import JobAnswer
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.planning.recovery import marker_path
+
+NOTHING_DELETED = "look at it with `arroyo-state verify`; nothing was deleted"
+
+
+def refuse(reason: str, paths: JobPaths, **facts: object) -> ProtocolError:
+    """The error that says why nothing of a job is collected, with the evidence."""
+    next_step = facts.pop("next_step", NOTHING_DELETED)
+    assert isinstance(next_step, str)
+    known: dict[str, object] = {"job": paths.root, **facts}
+    return ProtocolError(f"refused to collect: {reason}", next_step=next_step, **known)  # type: ignore[arg-type]
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def check_roots(roots: Roots) -> None:
+    """Make sure that what was read of a job is whole and contradicts itself nowhere.
+
+    Raises:
+        ProtocolError: a cycle or a gap in the chain of epochs, an object that says it is another's,
+            a reference that leads out of the job, an epoch that should stay and is not whole.
+    """
+    if not roots.epochs:
+        raise refuse("the job has no epoch, so nothing says what is needed", roots.paths)
+    for one in (*roots.epochs, *roots.attempts):
+        _check_inside(roots.paths, one)
+    for newer, older in zip(roots.epochs, roots.epochs[1:], strict=False):
+        if older.epoch >= newer.epoch:
+            raise refuse(
+                f"the chain of epochs turns back: epoch {newer.epoch} follows epoch {older.epoch}",
+                roots.paths,
+                path=older.ref,
+            )
+        gap = older.epoch != newer.epoch - 1
+        if gap and not _may_follow_a_gap(roots, older.epoch):
+            raise refuse(
+                f"a gap in the chain of epochs: {older.epoch} is there, {older.epoch + 1} is not",
+                roots.paths,
+                path=older.ref,
+                newer=newer.ref,
+            )
+    missing = [pin.epoch for pin in roots.retained.pins if pin.epoch not in _numbers(roots)]
+    if missing:
+        raise refuse(
+            f"the pinned epoch {missing[0]} is not there",
+            roots.paths,
+            epoch=missing[0],
+            next_step="find out who removed it, or `arroyo-state unpin` it; nothing was deleted",
+        )
+
+
+def _numbers(roots: Roots) -> frozenset[Epoch]:
+    return frozenset(one.epoch for one in roots.epochs)
+
+
+def _may_follow_a_gap(roots: Roots, epoch: Epoch) -> bool:
+    """Whether what lies between this epoch and the next may have gone by right."""
+    pinned = roots.retained.pinned
+    # Below a pinned epoch lies its parent's metadata, and what a collection has not finished.
+    return any(pin >= epoch for pin in pinned)
+
+
+def _check_inside(paths: JobPaths, one: EpochRoot) -> None:
+    root = f"{paths.root}/"
+    outside = next((path for path in one.files.paths if not path.startswith(root)), None)
+    if outside is not None:
+        raise refuse(
+            f"epoch {one.epoch} lists a file outside of its job: two deployments may overlap",
+            paths,
+            path=one.ref,
+            reference=outside,
+        )
+
+
+def check_whole(roots: Roots, stays: Iterable[EpochRoot]) -> None:
+    """Make sure that of epochs which stay no object of their metadata is missing.
+
+    Raises:
+        ProtocolError: one is.
+    """
+    for one in stays:
+        if one.gone:
+            raise refuse(
+                f"epoch {one.epoch} is to stay, and {len(one.gone)} objects of it are missing",
+                roots.paths,
+                path=one.gone[0],
+                epoch=one.epoch,
+            )
+
+
+def check_listed(paths: JobPaths, unlisted: Sequence[StatePath]) -> None:
+    """Make sure that a listing shows what was read: one that is cut short proves nothing.
+
+    Args:
+        unlisted: what was there before the listing, is there now, and was not listed.
+
+    Raises:
+        ProtocolError: there is such an object.
+    """
+    if unlisted:
+        raise refuse(
+            f"the listing is incomplete: {len(unlisted)} objects of metadata are there and were "
+            "not listed",
+            paths,
+            path=unlisted[0],
+            next_step="check the store, or what lies between it and here, then try again",
+        )
+
+
+def nested_root(paths: JobPaths, path: str) -> bool:
+    """Whether an object below a job belongs to another job that lies within it."""
+    rest = path.removeprefix(f"{paths.root}/").split("/")
+    for at, name in enumerate(rest):
+        if name == "current-generation.json" and at:
+            return True
+        follows = rest[at + 1 : at + 2]
+        nested = name == "checkpoints" and follows and follows[0].startswith("checkpoint-")
+        own = at == 0 or (at == 2 and rest[0] == "generations")
+        if nested and not own:
+            return "operator-" not in "/".join(rest[:at])
+    return bool(rest) and rest[0] == "checkpoints" and paths.layout is Layout.PROTOCOL
+
+
+# ---- the objects of an epoch ---------------------------------------------------------------------
+
+
+def records_of(paths: JobPaths, one: EpochRoot) -> Iterator[StatePath]:
+    """What says something about an epoch and lists nothing."""
+    for name, parallelism in one.operators:
+        for index in range(parallelism if one.ours else 0):
+            yield paths.subtask_metadata(name, index, one.epoch, one.worker_generation)
+    if paths.layout is Layout.PROTOCOL:
+        if one.needs_commit:
+            yield marker_path(one.ref)
+        yield paths.epoch_record(one.epoch)
+    elif one.ours and one.needs_commit:
+        yield paths.commit_note(one.epoch)
+
+
+def metadata_of(paths: JobPaths, one: EpochRoot) -> Iterator[StatePath]:
+    """What lists the files of an epoch, what makes it exist last."""
+    if paths.layout is Layout.LEGACY:
+        for name, _ in one.operators:
+            yield paths.operator_metadata(name, one.epoch)
+    yield one.ref
+
+
+# ---- the proof -----------------------------------------------------------------------------------
+
+
+def referenced_by(roots: Roots, stays: Iterable[EpochRoot]) -> PathsDigest:
+    """Every data file that something which stays refers to.
+
+    Args:
+        stays: the epochs and attempts that stay.
+    """
+    found = PathsDigest()
+    before: frozenset[StatePath] = frozenset()
+    for one in stays:
+        files = frozenset(one.files.paths)
+        found.add(files - before)
+        before = files
+    for packed in roots.compactions.values():
+        found.add(packed.paths)
+    for aside in roots.quarantined:
+        found.add(aside.needs.paths)
+    return found
+
+
+def prove(
+    roots: Roots,
+    referenced: PathsDigest,
+    answer: JobAnswer | None = None,
+    listed: int | None = None,
+) -> Proof:
+    """Say how it is known what is referenced."""
+    facts = None if answer is None else answer.facts
+    said = None if facts is None else f"{facts.condition.value} ({facts.source})"
+    return Proof(
+        roots=tuple(sorted(roots.read, key=_by_path)),
+        epochs=len(roots.epochs),
+        referenced=len(referenced),
+        digest=referenced.hexdigest,
+        head=roots.head.ref,
+        worker_generation=roots.worker_generation,
+        run_id=None if facts is None else facts.run_id,
+        condition=said,
+        listed=listed,
+    )
+
+
+def _by_path(root: Root) -> str:
+    return root.path
