@@ -15,14 +15,15 @@
 Every service is one job, `{namespace}.{dataflow}` / `{service}`: exactly once, fencing, compaction
 and gc are those of every job. Its operators, by their ids:
 
-| id | what | its tables |
-|---|---|---|
-| `topics` | all sources of the service as one, with the engine's clock (`service_source.ServiceSource`) | the runtime's `offsets` |
-| `records` | sources' transforms, transforms, windows, assign-key | `metrics`; of windows `watermark` |
-| `states` | keyed by `_key`: partition's transforms, update-state | one a state, `metrics`, `schemas` |
-| `flush` | one subtask: flush, once a closed window | `<state>.flushed`, `metrics` |
-| `to.<topic>` | a sink's transforms and converter | `metrics` |
-| `sink.<topic>` | the sink that was bound | its own |
+`topics`: all sources of the service as one, with the engine's clock (`service_source`); the
+    runtime keeps their `offsets`.
+`records`: sources' transforms, transforms, windows, assign-key; tables `metrics`, of windows
+    `watermark` and `windows`.
+`states`: keyed by `_key`, partition's transforms and update-state; a table for each state,
+    `metrics`, `schemas`, of windows `watermark`.
+`flush`: one subtask, flush once a closed window; tables `<state>.flushed`, `windows`, `metrics`.
+`to.<topic>`: a sink's transforms and converter; table `metrics`.
+`sink.<topic>`: the sink that was bound, with tables of its own.
 
 A topic of the YAML needs a source where a service reads it, and may have a sink where one writes
 it; what is put out to a topic without a sink goes nowhere. How one service's sink becomes another's
@@ -33,14 +34,42 @@ Reading goes on beside: `view.view(store, dataflow, "service.state")`; see there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.ids import checked_name
 from arroyo_dagster.state.operators import Sink, Source
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.sdf.definition import Dataflow, Package
+from arroyo_dagster.state.pipeline import Pipeline, Stream
+from arroyo_dagster.state.sdf.boundary import VALUE
+from arroyo_dagster.state.sdf.builder import StatesOperator
+from arroyo_dagster.state.sdf.converters import Converter
+from arroyo_dagster.state.sdf.definition import (
+    Dataflow,
+    Endpoint,
+    Package,
+    PartitionDef,
+    ServiceDef,
+    StateForm,
+    StepDef,
+    ValueKind,
+)
+from arroyo_dagster.state.sdf.delivering import DeliverOperator
+from arroyo_dagster.state.sdf.faults import Unsupported
+from arroyo_dagster.state.sdf.flushing import FlushOperator
+from arroyo_dagster.state.sdf.functions import FunctionPlan, Library, load
+from arroyo_dagster.state.sdf.operators import PartitionPlan, ServicePlan, TopicPlan
+from arroyo_dagster.state.sdf.records import RecordsOperator
+from arroyo_dagster.state.sdf.scope import Scope
+from arroyo_dagster.state.sdf.service_source import CLOCK, ServiceSource
+from arroyo_dagster.state.sdf.snapshots import FLUSH, STATES
+from arroyo_dagster.state.sdf.sql import KEY
+from arroyo_dagster.state.sdf.state_tables import flushed_config, state_config
+from arroyo_dagster.state.sdf.view import Clock, now_ms, service_paths
 from arroyo_dagster.state.storage.store import ObjectStore
+
+SKIP, FAIL = "skip", "fail"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,26 +92,269 @@ class Bindings:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How services run.
+
+    Attributes:
+        parallelism, keep_epochs: of every pipeline.
+        on_error: `skip` a record whose function fails, or `fail` the run.
+        migrate: let a state have more columns than it was stored with.
+        flush_open: close open windows when every source has ended.
+        clock: the engine's, in epoch milliseconds; asked once an epoch.
+    """
+
+    parallelism: int = 1
+    keep_epochs: int | None = None
+    on_error: str = SKIP
+    migrate: bool = False
+    flush_open: bool = False
+    clock: Clock = now_ms
+
+    def __post_init__(self) -> None:
+        if self.on_error not in (SKIP, FAIL):
+            raise InputError(
+                f"on_error is `{SKIP}` or `{FAIL}`, not {self.on_error!r}",
+                next_step="choose one of the two",
+            )
+
+
 def build_dataflow(
     dataflow: Dataflow,
     store: ObjectStore,
     *,
     bindings: Bindings,
-    parallelism: int = 1,
-    keep_epochs: int | None = None,
-    on_error: str = "skip",
-    migrate: bool = False,
+    options: RunOptions | None = None,
 ) -> list[Pipeline]:
     """Every service of a dataflow as a pipeline, owners of states before those who read them.
 
     Args:
         store: where the states lie; services read each other's from there.
-        parallelism, keep_epochs: of every pipeline.
-        on_error: `skip` a record whose function fails, or `fail` the run.
-        migrate: let a state have more columns than it was stored with.
 
     Raises:
         InputError: a topic that is read has no source, a source gives other columns; a function
-            is not bound (E26) or not to be found.
+            is not bound (E26), cannot be loaded or does not fit (E27); a name cannot be kept.
     """
-    raise NotImplementedError
+    return [
+        build_service(dataflow, service, store, bindings=bindings, options=options)
+        for service in service_order(dataflow)
+    ]
+
+
+def build_service(
+    dataflow: Dataflow,
+    service: str,
+    store: ObjectStore,
+    *,
+    bindings: Bindings,
+    options: RunOptions | None = None,
+) -> Pipeline:
+    """One service as a pipeline. Arguments and errors as `build_dataflow`."""
+    chosen = options or RunOptions()
+    if service not in dataflow.services:
+        raise InputError(
+            f"the dataflow has no service `{service}`", services=sorted(dataflow.services)
+        )
+    plan = _Planning(dataflow, dataflow.services[service], store, bindings, chosen).plan()
+    paths = service_paths(dataflow, checked_name(service, "service"))
+    pipeline = Pipeline(
+        str(paths.pipeline),
+        job=service,
+        parallelism=chosen.parallelism,
+        keep_epochs=chosen.keep_epochs,
+    )
+    _connect(pipeline, plan, bindings, chosen)
+    return pipeline
+
+
+def _connect(
+    pipeline: Pipeline, plan: ServicePlan, bindings: Bindings, options: RunOptions
+) -> None:
+    source = ServiceSource(
+        {topic.name: bindings.sources[topic.name] for topic in plan.sources},
+        store=plan.store,
+        owners={owner: plan.paths[owner] for owner in plan.owners},
+        raw={topic.name for topic in plan.sources if topic.converter.name == "raw"},
+        ticks=plan.window is not None,
+        idleness_ms=None if plan.window is None else plan.window.idleness_ms,
+        flush_open=options.flush_open,
+        clock=options.clock,
+    )
+    rows = pipeline.source("topics", source, timestamp=CLOCK)
+    if plan.window is not None:
+        rows = rows.key_by()  # which records are late depends on the order of all of them
+    rows = rows.apply("records", RecordsOperator(plan))
+    if plan.partition is not None or plan.window is not None:
+        rows = rows.key_by(KEY).apply(STATES, StatesOperator(plan))
+    if plan.window is not None:
+        rows = rows.key_by().apply(FLUSH, FlushOperator(plan))
+    for topic in plan.sinks:
+        _deliver(rows, plan, topic, bindings.sinks.get(topic.name))
+
+
+def _deliver(rows: Stream, plan: ServicePlan, topic: TopicPlan, sink: Sink | None) -> None:
+    name = checked_name(topic.name, "topic")
+    written = rows.apply(f"to.{name}", DeliverOperator(plan, topic))
+    if sink is not None:
+        written.sink(f"sink.{name}", sink)
+
+
+def service_order(dataflow: Dataflow) -> list[str]:
+    """The services, owners of states before their readers, and writers of topics before theirs.
+
+    Where topics lead in a circle the order is that of the names.
+    """
+    writers: dict[str, list[str]] = {}
+    for name, service in sorted(dataflow.services.items()):
+        for sink in service.sinks:
+            if sink.id is not None:
+                writers.setdefault(sink.id, []).append(name)
+    found: dict[str, None] = {}
+    entered: set[str] = set()
+
+    def visit(name: str) -> None:
+        if name in entered:
+            return
+        entered.add(name)
+        service = dataflow.services[name]
+        owners = (state.owner for state in service.states.values() if state.ref is not None)
+        upstream = (one for source in service.sources for one in writers.get(source.id or "", ()))
+        for before in (*sorted(owners), *sorted(upstream)):
+            visit(before)
+        found[name] = None
+
+    for name in sorted(dataflow.services):
+        visit(name)
+    return list(found)
+
+
+class _Planning:
+    """Makes the plan of one service: every function found, every table possible."""
+
+    def __init__(
+        self,
+        dataflow: Dataflow,
+        service: ServiceDef,
+        store: ObjectStore,
+        bindings: Bindings,
+        options: RunOptions,
+    ) -> None:
+        self._dataflow = dataflow
+        self._service = service
+        self._store = store
+        self._bindings = bindings
+        self._options = options
+        self._library = Library(
+            dataflow=dataflow, functions=bindings.functions, packages=bindings.packages
+        )
+        imported = {
+            name: one
+            for package in bindings.packages.values()
+            for name, one in package.types.items()
+        }
+        self._types = Scope.of(dataflow.types, imported)
+
+    def plan(self) -> ServicePlan:
+        """The plan."""
+        service = self._service
+        self._check_sources()
+        windowed = service.windowed
+        partition = service.partition if windowed is None else windowed.partition
+        states = dict(service.states)
+        owners = {state.owner for state in states.values() if state.ref is not None}
+        plan = ServicePlan(
+            name=service.name,
+            store=self._store,
+            sources=tuple(self._topic(one) for one in service.sources),
+            sinks=tuple(self._topic(one) for one in service.sinks if one.id is not None),
+            transforms=self._functions(service.transforms),
+            window=None if windowed is None else windowed.window,
+            assign_timestamp=None
+            if windowed is None
+            else self._function(windowed.assign_timestamp),
+            window_transforms=() if windowed is None else self._functions(windowed.transforms),
+            flush=None
+            if windowed is None or windowed.flush is None
+            else self._function(windowed.flush),
+            partition=None if partition is None else self._partition(partition),
+            states=states,
+            paths={
+                owner: service_paths(self._dataflow, owner) for owner in {service.name, *owners}
+            },
+            owners=tuple(sorted(owners)),
+            env=dict(self._bindings.env),
+            fatal=self._options.on_error == FAIL,
+            migrate=self._options.migrate,
+        )
+        self._check_states(plan)
+        return plan
+
+    def _check_sources(self) -> None:
+        for source in self._service.sources:
+            if source.id not in self._bindings.sources:
+                raise InputError(
+                    f"service `{self._service.name}` reads the {source.kind} `{source.id}`, and no "
+                    "source is bound to it",
+                    bound=sorted(self._bindings.sources),
+                    next_step=f"bind one: --source {source.id}=jsonl:PATH",
+                )
+
+    def _check_states(self, plan: ServicePlan) -> None:
+        for state in plan.states.values():
+            if state.form is StateForm.SYSTEM:
+                raise Unsupported(
+                    f"state `{state.name}` is a system state: that is not supported",
+                    number="E17",
+                    path=state.path,
+                    next_step="take it out, or declare a state of your own",
+                )
+            if state.value_kind is ValueKind.DOCUMENT or state.value_kind is None:
+                raise Unsupported(
+                    f"the values of state `{state.name}` are of a kind, or a package, that is not "
+                    "known here",
+                    number="E13",
+                    path=state.path,
+                    next_step="make them scalars or arrow-rows; load the package",
+                )
+            state_config(state)
+            if state.window is not None:
+                flushed_config(state)
+
+    def _topic(self, endpoint: Endpoint) -> TopicPlan:
+        assert endpoint.id is not None
+        topic = self._dataflow.topics.get(endpoint.id)
+        return TopicPlan(
+            name=endpoint.id,
+            converter=Converter(
+                name=self._converter_name(endpoint.id),
+                type=None if topic is None else topic.value,
+                key_type=None if topic is None else topic.key,
+                types=self._types,
+                snake_case=self._dataflow.api_version == "0.5.0",
+            ),
+            transforms=self._functions(endpoint.transforms),
+        )
+
+    def _converter_name(self, topic: str) -> str:
+        config = self._dataflow.kept.get("config")
+        default = None if config is None else config.value.get("converter")
+        known = self._dataflow.topics.get(topic)
+        settings = {} if known is None else known.settings.value
+        value = (settings.get("schema") or {}).get(VALUE) or {}
+        return str(value.get("converter") or settings.get("converter") or default or "json")
+
+    def _partition(self, partition: PartitionDef) -> PartitionPlan:
+        update = partition.update_state
+        return PartitionPlan(
+            assign_key=self._function(partition.assign_key),
+            transforms=self._functions(partition.transforms),
+            update_state=None if update is None else self._function(update),
+        )
+
+    def _functions(self, steps: Iterable[StepDef]) -> tuple[FunctionPlan, ...]:
+        return tuple(self._function(step) for step in steps)
+
+    def _function(self, step: StepDef) -> FunctionPlan:
+        plan = self._library.plan(self._service.name, step)
+        load(plan, {})  # what cannot be loaded is told before anything runs
+        return plan
