@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
+from arroyo_dagster.spark.query_log import batch_offsets, query_id
 from arroyo_dagster.spark.session import get_session
 from arroyo_dagster.spark.worker import (
     CHUNK_DDL,
@@ -221,19 +222,19 @@ class SparkRun:
         if self._done:
             raise _Finished
         session = chunks.sparkSession
-        query_id, ends = self._identity(session, batch_id)
+        query, ends = self._identity(session, batch_id)
         offsets = json.dumps(ends, sort_keys=True)
-        verdict = self.job.verdict(query_id, batch_id, offsets, adopt=self._adopt)
+        verdict = self.job.verdict(query, batch_id, offsets, adopt=self._adopt)
         if verdict is BatchVerdict.REPEAT:
             return
         self._adopt = False
-        self._epoch(chunks, ends, query_id, batch_id, stop=self.job.stop_requested())
+        self._epoch(chunks, ends, query, batch_id, stop=self.job.stop_requested())
 
     def _epoch(
         self,
         chunks: DataFrame,
         ends: Mapping[OperatorId, Offset],
-        query_id: str,
+        query: str,
         batch_id: int,
         *,
         stop: bool,
@@ -242,7 +243,7 @@ class SparkRun:
         last = self._max_epochs is not None and self._count + 1 >= self._max_epochs
         plan = self.job.plan(then_stop=stop or exhausted or last)
         progress = StreamProgress(
-            query_id=query_id,
+            query_id=query,
             batch_id=batch_id,
             offsets=json.dumps(ends, sort_keys=True),
             checkpoint_location=self._location,
@@ -284,10 +285,10 @@ class SparkRun:
     def _final_epoch(self, session: SparkSession) -> None:
         """Asked to stop while nothing was new: a last epoch without rows, of the same batch."""
         progress = self.job.base.progress if self.job.base else None
-        query_id, batch_id = (progress.query_id, progress.batch_id) if progress else ("", 0)
+        query, batch_id = (progress.query_id, progress.batch_id) if progress else ("", 0)
         nudges = list(chunk_batches(_nudges(self._pipeline)))
         rows = pa.Table.from_batches(nudges, CHUNK_SCHEMA)
-        self._epoch(session.createDataFrame(rows), self._offsets, query_id, batch_id, stop=True)
+        self._epoch(session.createDataFrame(rows), self._offsets, query, batch_id, stop=True)
 
     def _exhausted(self, offsets: Mapping[OperatorId, Offset]) -> bool:
         return all(
@@ -298,9 +299,7 @@ class SparkRun:
         self, session: SparkSession, batch_id: int
     ) -> tuple[str, dict[OperatorId, Offset]]:
         """The query's id, and where each source stands behind the batch, from Spark's own log."""
-        head = json.loads(_read_text(session, f"{self._location}/metadata"))
-        lines = _read_text(session, f"{self._location}/offsets/{batch_id}").splitlines()
-        offsets = [json.loads(line) for line in lines[2:] if line != "-"]
+        offsets = batch_offsets(session, self._location, batch_id)
         if len(offsets) != len(self._pipeline.sources):
             raise ProtocolError(
                 f"Spark's log of batch {batch_id} holds {len(offsets)} offsets for "
@@ -308,7 +307,7 @@ class SparkRun:
                 path=f"{self._location}/offsets/{batch_id}",
                 next_step="report this with your version of Spark; nothing was written",
             )
-        return head["id"], dict(zip(self._pipeline.sources, offsets, strict=True))
+        return query_id(session, self._location), dict(zip(self._pipeline.sources, offsets, strict=True))
 
 
 def _nudges(pipeline: Pipeline) -> Iterator[Chunk]:
@@ -326,13 +325,3 @@ def _default_location(pipeline: Pipeline, store: ObjectStore) -> str:
         )
     return f"{store.url}/{pipeline.paths.ours}/spark/{uuid.uuid4().hex[:16]}"
 
-
-def _read_text(session: SparkSession, path: str) -> str:
-    jvm: Any = session.sparkContext._jvm
-    hadoop = jvm.org.apache.hadoop.fs.Path(path)
-    files = hadoop.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
-    stream = files.open(hadoop)
-    try:
-        return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-    finally:
-        stream.close()

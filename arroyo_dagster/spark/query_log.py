@@ -1,0 +1,32 @@
+"""What a streaming query writes down of itself at its checkpoint location."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def query_id(session: SparkSession, location: str) -> str:
+    """The id of the query that began at a checkpoint location; it outlives restarts."""
+    return str(json.loads(_read_text(session, f"{location}/metadata"))["id"])
+
+
+def batch_offsets(session: SparkSession, location: str, batch: int) -> list[Any]:
+    """Where each source stands behind a batch, written before the batch runs; a source that had
+    no offset yet is left out."""
+    lines = _read_text(session, f"{location}/offsets/{batch}").splitlines()
+    return [json.loads(line) for line in lines[2:] if line != "-"]
+
+
+def _read_text(session: SparkSession, path: str) -> str:
+    jvm: Any = session.sparkContext._jvm
+    hadoop = jvm.org.apache.hadoop.fs.Path(path)
+    files = hadoop.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
+    stream = files.open(hadoop)
+    try:
+        return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+    finally:
+        stream.close()
