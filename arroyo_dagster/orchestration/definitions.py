@@ -1,8 +1,10 @@
 """Everything together: one call gives what a code location needs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -33,11 +35,20 @@ from arroyo_dagster.orchestration.schedules import (
     build_clock_schedule,
     build_due_schedule,
 )
+from arroyo_dagster.orchestration.sdf import (
+    SdfOptions,
+    StatesTold,
+    build_sdf_assets,
+    build_sdf_job,
+    load_graph,
+)
+from arroyo_dagster.orchestration.sdf_graph import SdfGraph
 from arroyo_dagster.orchestration.sensors import SensorOptions, build_checkpoint_sensor
 from arroyo_dagster.orchestration.translator import (
     DagsterArroyoTranslator,
     Naming,
 )
+from arroyo_dagster.state.sdf.definition import Dataflow
 
 STORE = "arroyo_store"
 SPARK = "arroyo_spark"
@@ -49,6 +60,7 @@ class ScheduleOptions:
     """When what has no event of its own is done, as cron; times of day in `timezone`."""
 
     fleet: str = FLEET_CRON
+    states: str = FLEET_CRON
     sync: str = SYNC_CRON
     refresh: str = REFRESH_CRON
     compaction: str = COMPACTION_CRON
@@ -69,6 +81,8 @@ def build_arroyo_definitions(
     schedules: ScheduleOptions | None = None,
     schedules_running: bool = False,
     recent: timedelta = RECENT,
+    dataflows: Sequence[str | Path | Dataflow | SdfGraph] = (),
+    sdf: SdfOptions | None = None,
 ) -> dg.Definitions:
     """Build the assets, checks, jobs, sensor, schedules and resources of one deployment.
 
@@ -86,6 +100,12 @@ def build_arroyo_definitions(
         sensor_running, schedules_running: on from the start; off by default, so that installing
             starts nothing.
         recent: how old the newest epoch of a job that is not at rest may be.
+        dataflows: SDF dataflows whose states lie there, each a dataflow.yaml: their states become
+            assets.
+        sdf: how those are looked at.
+
+    Raises:
+        InvalidDefinition: a dataflow.yaml has mistakes.
     """
     naming = Naming(
         translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
@@ -107,15 +127,24 @@ def build_arroyo_definitions(
     compaction_job = build_maintenance_job("arroyo_compaction", naming, compacted)
     gc_job = build_maintenance_job("arroyo_gc", naming, retained)
     session = spark or SparkSessionResource()
+    graphs = [one if isinstance(one, SdfGraph) else load_graph(one) for one in dataflows]
+    sdf_jobs = [build_sdf_job(graph) for graph in graphs]
+    told = StatesTold(graphs, sdf) if graphs else None
     timed = partial(build_clock_schedule, running=schedules_running, timezone=clock.timezone)
     return dg.Definitions(
-        assets=[checkpoint_spec(naming), catalogue, fleet, compacted, retained],
+        assets=[
+            *(checkpoint_spec(naming), catalogue, fleet, compacted, retained),
+            *(asset for graph in graphs for asset in build_sdf_assets(graph, sdf)),
+        ],
         asset_checks=[fleet_checks],
-        jobs=[refresh_job, fleet_job, sync_job, compaction_job, gc_job],
-        sensors=[build_checkpoint_sensor(naming, options=sensor, running=sensor_running)],
+        jobs=[refresh_job, fleet_job, sync_job, compaction_job, gc_job, *sdf_jobs],
+        sensors=[
+            build_checkpoint_sensor(naming, options=sensor, states=told, running=sensor_running)
+        ],
         schedules=[
             timed("arroyo_fleet_schedule", fleet_job, clock.fleet),
             timed("arroyo_sync_schedule", sync_job, clock.sync),
+            *(timed(f"{job.name}_schedule", job, clock.states) for job in sdf_jobs),
             build_due_schedule(
                 "arroyo_refresh_schedule",
                 refresh_job,

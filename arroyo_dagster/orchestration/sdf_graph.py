@@ -108,6 +108,11 @@ class SdfGraph:
         return f"{self.dataflow.namespace}.{self.dataflow.name}"
 
     @property
+    def op_name(self) -> str:
+        """A name for an op or a job, of letters, digits and underscores."""
+        return "sdf_" + re.sub(r"\W", "_", self.name)
+
+    @property
     def owned(self) -> tuple[StateDef, ...]:
         """The states that its services define."""
         return tuple(
@@ -120,6 +125,10 @@ class SdfGraph:
     def key_of(self, state: StateDef) -> dg.AssetKey:
         """The key of a state's asset."""
         return self.state_spec(state).key
+
+    def service_key(self, service: str) -> dg.AssetKey:
+        """The key of a service's asset."""
+        return self._key(SERVICE, service)
 
     def state_spec(self, state: StateDef) -> dg.AssetSpec:
         """The asset of a state: made by the service that owns it."""
@@ -139,7 +148,14 @@ class SdfGraph:
         return [self.state_spec(state) for state in self.owned]
 
     def outer_specs(self) -> list[dg.AssetSpec]:
-        """What lies outside of Dagster: topics and services."""
+        """What lies outside of Dagster: topics and services.
+
+        Services may pass records round in a circle, assets may not: the dependency that would
+        close one is left out.
+        """
+        return _without_circles(self._outer(), fixed=self.state_specs())
+
+    def _outer(self) -> list[dg.AssetSpec]:
         services = self.dataflow.services.values()
         written: dict[str, list[dg.AssetKey]] = {}
         for service in services:
@@ -178,3 +194,31 @@ class SdfGraph:
 def _topics(endpoints: tuple[Endpoint, ...]) -> list[str]:
     found = [one.id for one in endpoints if one.kind == "topic" and one.id is not None]
     return list(dict.fromkeys(found))
+
+
+def _without_circles(specs: list[dg.AssetSpec], *, fixed: list[dg.AssetSpec]) -> list[dg.AssetSpec]:
+    above = {spec.key: {dep.asset_key for dep in spec.deps} for spec in fixed}
+    above.update({spec.key: set() for spec in specs})
+    for spec in specs:
+        for dep in spec.deps:
+            if not _reaches(above, dep.asset_key, spec.key):
+                above[spec.key].add(dep.asset_key)
+    return [
+        spec.replace_attributes(deps=[dep for dep in spec.deps if dep.asset_key in above[spec.key]])
+        for spec in specs
+    ]
+
+
+def _reaches(
+    above: dict[dg.AssetKey, set[dg.AssetKey]], start: dg.AssetKey, goal: dg.AssetKey
+) -> bool:
+    """Whether `goal` is `start`, or one of what `start` is made of."""
+    seen, left = {start}, [start]
+    while left:
+        one = left.pop()
+        if one == goal:
+            return True
+        fresh = above.get(one, set()) - seen
+        seen |= fresh
+        left.extend(fresh)
+    return False

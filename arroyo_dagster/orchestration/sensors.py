@@ -15,6 +15,7 @@ import dagster as dg
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.orchestration.partitions import job_of, key_problem, usable_keys
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.sdf import StatesTold
 from arroyo_dagster.orchestration.shown import known, seconds, timestamp
 from arroyo_dagster.orchestration.translator import CHECKPOINT, Naming
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -55,9 +56,17 @@ class SensorOptions:
 
 
 def build_checkpoint_sensor(
-    naming: Naming, *, options: SensorOptions | None = None, running: bool = False
+    naming: Naming,
+    *,
+    options: SensorOptions | None = None,
+    states: StatesTold | None = None,
+    running: bool = False,
 ) -> dg.SensorDefinition:
-    """The sensor of a deployment; stopped unless `running`, since installing starts nothing."""
+    """The sensor of a deployment; stopped unless `running`, since installing starts nothing.
+
+    Args:
+        states: what to say of dataflows whose services are among the jobs.
+    """
     chosen = options or SensorOptions()
     footers: list[Footers] = []  # lives as long as the code server: no footer is read twice
 
@@ -74,7 +83,7 @@ def build_checkpoint_sensor(
 
         if not footers:
             footers.append(Footers())
-        tick = _Tick(context, arroyo_store.reading(), naming, chosen, footers[0])
+        tick = _Tick(context, arroyo_store.reading(), naming, chosen, footers[0], states)
         return tick.result(arroyo_store.chosen_layout())
 
     return arroyo_checkpoint_sensor
@@ -94,7 +103,9 @@ class _Tick:
     naming: Naming
     options: SensorOptions
     footers: "Footers"
+    states: StatesTold | None = None
     events: list[dg.AssetMaterialization] = field(default_factory=list)
+    told: list[dg.AssetMaterialization] = field(default_factory=list)
     advanced: list[str] = field(default_factory=list)
     left: list[JobPaths] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
@@ -120,9 +131,10 @@ class _Tick:
             return dg.SensorResult(skip_reason=dg.SkipReason(f"nothing there yet: {error}"))
         for job in news.jobs:
             self._tell(job)
+        self._tell_states()
         self._warn(news)
         return dg.SensorResult(
-            asset_events=self.events,
+            asset_events=[*self.events, *self.told],
             cursor=self._next_cursor(cursor, news),
             dynamic_partitions_requests=self._requests(news),
             skip_reason=dg.SkipReason(self._words(news)),
@@ -156,6 +168,16 @@ class _Tick:
         if fresh:
             self.advanced.append(key)
             self.events.extend(self._events(job, fresh))
+
+    def _tell_states(self) -> None:
+        """A state of a dataflow that cannot be read is told of in words: its job is seen anyhow."""
+        if self.states is None:
+            return
+        jobs = [job_of(key) for key in self.advanced]
+        try:
+            self.told.extend(self.states.events(self.context.instance, self.store, jobs))
+        except ArroyoStateError as error:
+            self.context.log.warning(f"states are not shown: {error}")
 
     def _told_already(self, key: str) -> set[tuple[str | None, object]]:
         """The epochs of a job that the instance has: a tick cut short is repeated."""
@@ -239,6 +261,7 @@ class _Tick:
         said = [
             f"{_count(len(self.events), 'new epoch')} of {len(self.advanced)} of "
             f"{_count(news.known, 'job')}",
+            f"{_count(len(self.told), 'event')} of dataflows" if self.told else "",
             _list("appeared", appeared),
             f"{_count(left, 'job')} left for the next tick" if left else "",
             _list("vanished", [paths.root for paths in news.vanished]),

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -307,7 +307,9 @@ class SparkRun:
                 path=f"{self._location}/offsets/{batch_id}",
                 next_step="report this with your version of Spark; nothing was written",
             )
-        return query_id(session, self._location), dict(zip(self._pipeline.sources, offsets, strict=True))
+        return query_id(session, self._location), dict(
+            zip(self._pipeline.sources, offsets, strict=True)
+        )
 
 
 def _nudges(pipeline: Pipeline) -> Iterator[Chunk]:
@@ -324,4 +326,3 @@ def _default_location(pipeline: Pipeline, store: ObjectStore) -> str:
             next_step="say where with --spark-checkpoint: any path that this Spark can write to",
         )
     return f"{store.url}/{pipeline.paths.ours}/spark/{uuid.uuid4().hex[:16]}"
-
