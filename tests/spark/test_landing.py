@@ -1,0 +1,180 @@
+"""Streaming sources of Spark landed in files: every record once, whatever dies when."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from arroyo_dagster.errors import InputError, ProtocolError, StorageError
+from arroyo_dagster.spark.landing import (
+    LandedSource,
+    Landing,
+    SparkTopic,
+    landed_batches,
+    list_path,
+    value_type,
+)
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.open import open_store
+
+DIRECTORY = StatePath("landed/words")
+
+
+class Place:
+    """A folder of JSON lines that Spark reads, and where its records land."""
+
+    def __init__(self, session: Any, root: Path) -> None:
+        self.session = session
+        self.root = root
+        self.input = root / "in"
+        self.input.mkdir()
+        self.store = open_store(str(root / "out"))
+        self.topic = SparkTopic(
+            topic="words",
+            format="json",
+            options={"path": str(self.input), "maxFilesPerTrigger": "1"},
+            schema="word string, count long, at timestamp",
+        )
+
+    def write(self, name: str, *words: str) -> None:
+        lines = [json.dumps({"word": word, "count": at}) for at, word in enumerate(words)]
+        (self.input / name).write_text("\n".join(lines) + "\n")
+
+    def land(self, log: str = "log", store: Any = None) -> None:
+        frame = self.topic.frame(self.session)
+        landing = Landing(
+            "words", store or self.store, DIRECTORY, value_type(frame), str(self.root / log)
+        )
+        query = landing.start(frame, follow=False)
+        query.awaitTermination()
+
+    @property
+    def source(self) -> LandedSource:
+        return LandedSource(
+            "words", self.store, DIRECTORY, value=value_type(self.topic.frame(self.session))
+        )
+
+    def words(self, start: dict[str, Any] | None = None) -> list[str]:
+        source = self.source
+        begin = start or source.initial_offset()
+        end = source.latest_offset(begin)
+        batches = [batch for one in source.partitions(begin, end) for batch in source.read(one)]
+        return [row["value"]["word"] for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.fixture
+def place(session: Any, tmp_path: Path) -> Place:
+    return Place(session, tmp_path)
+
+
+def test_what_a_source_of_spark_has_lands_once_and_goes_on_where_it_stopped(place: Place) -> None:
+    place.write("a.json", "to", "be")
+    place.land()
+    assert place.words() == ["to", "be"]
+    first = place.source.latest_offset(place.source.initial_offset())
+    place.write("b.json", "or")
+    place.write("c.json", "not")
+    place.land()
+    assert landed_batches(place.store, DIRECTORY) == [0, 1, 2]
+    assert sorted(place.words(first)) == ["not", "or"]
+    place.land()
+    assert landed_batches(place.store, DIRECTORY) == [0, 1, 2]
+
+
+def test_records_are_numbered_in_the_order_they_are_read_in(place: Place) -> None:
+    for name in "abc":
+        place.write(f"{name}.json", *"xyz")
+    place.land()
+    source = place.source
+    end = source.latest_offset(source.initial_offset())
+    batches = [
+        batch
+        for one in source.partitions(source.initial_offset(), end)
+        for batch in source.read(one)
+    ]
+    offsets = [offset for batch in batches for offset in batch["offset"].to_pylist()]
+    assert len(offsets) == 9
+    assert offsets == sorted(set(offsets))
+
+
+class FailsOnce:
+    """A store whose first creation of a list fails: before it happens, or behind it."""
+
+    def __init__(self, inner: Any, *, behind: bool) -> None:
+        self._inner, self._behind, self._failed = inner, behind, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def create(self, path: StatePath, data: bytes) -> bool:
+        if self._failed or not path.endswith(".json"):
+            return bool(self._inner.create(path, data))
+        self._failed = True
+        if self._behind:
+            self._inner.create(path, data)
+        raise StorageError("lost", path=path)
+
+    def __reduce__(self) -> Any:
+        return (lambda inner: inner), (self._inner,)  # workers only put
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["not-written", "answer-lost"])
+def test_a_batch_whose_list_failed_lands_once_when_it_is_repeated(
+    place: Place, behind: bool
+) -> None:
+    place.write("a.json", "to", "be")
+    with pytest.raises(Exception, match="lost"):
+        place.land(store=FailsOnce(place.store, behind=behind))
+    place.write("b.json", "or")
+    place.land()
+    assert sorted(place.words()) == ["be", "or", "to"]
+
+
+def test_another_log_of_spark_is_refused_and_nothing_is_taken_for_landed(place: Place) -> None:
+    place.write("a.json", "to")
+    place.land()
+    place.write("b.json", "be")
+    with pytest.raises(Exception, match="another one than the one its records landed with"):
+        place.land(log="recreated")
+    place.land()
+    assert place.words() == ["to", "be"]
+
+
+def test_what_an_epoch_has_taken_can_be_forgotten_and_is_then_named_when_missed(
+    place: Place,
+) -> None:
+    place.write("a.json", "to")
+    place.land()
+    source = place.source
+    taken = source.latest_offset(source.initial_offset())
+    place.write("b.json", "be")
+    place.land()
+    source.forget(taken)
+    assert landed_batches(place.store, DIRECTORY) == [1]
+    assert place.words(taken) == ["be"]
+    with pytest.raises(ProtocolError, match="gone") as found:
+        source.partitions(source.initial_offset(), taken)
+    assert found.value.facts["path"] == list_path(DIRECTORY, 0)
+
+
+def test_values_have_the_types_that_a_dataflow_knows(session: Any, tmp_path: Path) -> None:
+    def type_of(name: str, schema: str | None = None, **options: str) -> Any:
+        topic = SparkTopic(topic="t", format=name, options=options, schema=schema)
+        return value_type(topic.frame(session))
+
+    assert type_of("text", path=str(tmp_path)) is None
+    assert type_of("rate") == pa.int64()
+    columns = {"n": pa.int64(), "at": pa.timestamp("us"), "l": pa.list_(pa.float32())}
+    assert type_of("json", "n long, at timestamp, l array<float>", path=str(tmp_path)) == (
+        pa.struct(columns)
+    )
+
+
+def test_a_format_that_spark_does_not_know_is_named_with_what_to_do(session: Any) -> None:
+    with pytest.raises(InputError, match="cannot read this source") as found:
+        SparkTopic(topic="t", format="kafka", options={"subscribe": "t"}).frame(session)
+    assert "spark.jars.packages" in str(found.value)
