@@ -8,13 +8,14 @@
 | `ARROYO_DEPLOYMENT` | tells several deployments of one Dagster instance apart |
 | `ARROYO_RUNNING` | `1`: sensor and schedules are on from the start |
 | `ARROYO_SENSOR_SECONDS` | between two ticks of the sensor, 30 by default |
-| `ARROYO_REFRESH_CRON`, `ARROYO_FLEET_CRON` | when new epochs are catalogued, the fleet looked at |
+| `ARROYO_REFRESH_CRON`, `ARROYO_FLEET_CRON` | when new epochs are catalogued, the fleet and states checked |
 | `ARROYO_COMPACTION_CRON`, `ARROYO_GC_CRON` | when jobs are compacted, old epochs expired |
 | `ARROYO_COMPACT_AFTER_FILES` | a job is compacted once so many files were never merged |
 | `ARROYO_COMPACTION_POLICY` | `bin-pack` or `full`, for scheduled runs |
 | `ARROYO_KEEP_EPOCHS` | how many epochs scheduled expiry keeps, 10 by default |
 | `ARROYO_DELETE` | `1`: scheduled expiry deletes; otherwise it shows what would go |
 | `ARROYO_ENGINE` | `spark` or `in-process`: who merges and deletes |
+| `ARROYO_DATAFLOWS` | paths of dataflow.yaml files, with `:` between: their states as assets |
 | `ARROYO_SPARK_MASTER` | where Spark runs, `local[*]` by default |
 """
 
@@ -51,12 +52,14 @@ def _build(given: Mapping[str, str]) -> dg.Definitions:
         sensor_running=running,
         schedules=_schedules(given),
         schedules_running=running,
+        dataflows=[one for one in given.get("ARROYO_DATAFLOWS", "").split(os.pathsep) if one],
     )
 
 
 def _schedules(given: Mapping[str, str]) -> ScheduleOptions:
     return ScheduleOptions(
         fleet=given.get("ARROYO_FLEET_CRON", ScheduleOptions.fleet),
+        states=given.get("ARROYO_FLEET_CRON", ScheduleOptions.states),
         refresh=given.get("ARROYO_REFRESH_CRON", ScheduleOptions.refresh),
         compaction=given.get("ARROYO_COMPACTION_CRON", ScheduleOptions.compaction),
         gc=given.get("ARROYO_GC_CRON", ScheduleOptions.gc),

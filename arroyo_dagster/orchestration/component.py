@@ -21,6 +21,9 @@ class ScheduleTimes(dg.Model, dg.Resolvable):
     """When what has no event of its own is done."""
 
     fleet: str = Field(default=ScheduleOptions.fleet, description="Cron of the fleet overview.")
+    states: str = Field(
+        default=ScheduleOptions.states, description="Cron of the checks of dataflows' states."
+    )
     sync: str = Field(default=ScheduleOptions.sync, description="Cron of the partition keys.")
     refresh: str = Field(
         default=ScheduleOptions.refresh, description="Cron of the catalogue of epochs."
@@ -77,6 +80,10 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
     sensor_running: bool = Field(default=False, description="The sensor is on from the start.")
     schedules: ScheduleTimes = Field(default_factory=ScheduleTimes)
     maintenance: Maintenance = Field(default_factory=Maintenance)
+    dataflows: list[str] = Field(
+        default_factory=list,
+        description="SDF dataflows whose states lie there: dataflow.yaml files, seen from here.",
+    )
     translation: Annotated[
         TranslationFn[str] | None,
         TranslationFnResolver(template_vars_for_translation_fn=lambda table: {"table": table}),
@@ -104,6 +111,7 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
             sensor_running=self.sensor_running,
             schedules=ScheduleOptions(
                 fleet=times.fleet,
+                states=times.states,
                 sync=times.sync,
                 refresh=times.refresh,
                 compaction=times.compaction,
@@ -111,6 +119,7 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
                 timezone=times.timezone,
             ),
             schedules_running=times.running,
+            dataflows=[context.path / one for one in self.dataflows],
         )
 
 
