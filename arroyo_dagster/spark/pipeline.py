@@ -28,6 +28,7 @@ from arroyo_dagster.spark.worker import (
     FAILURE,
     LevelRunner,
     PackedPipeline,
+    RunId,
     TaskReport,
     chunk_batches,
 )
@@ -107,7 +108,12 @@ class _Finished(Exception):
 
 
 class SparkRun:
-    """One run on Spark. The driver's side; nothing of it travels."""
+    """One run on Spark. The driver's side; nothing of it travels.
+
+    Args:
+        application: the same for runs that share workers and go on together; others forget the
+            subtasks that workers hold. The rest as for `run_pipeline`.
+    """
 
     def __init__(
         self,
@@ -119,6 +125,7 @@ class SparkRun:
         follow: bool,
         adopt: bool,
         on_epoch: OnEpoch | None,
+        application: str | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._store = store
@@ -128,7 +135,7 @@ class SparkRun:
         self._packed = PackedPipeline.pack(pipeline)
         # Before the start: a refused one must not fence the run that may be under way.
         self.job = JobRun(store, pipeline, accept=self._check_progress)
-        self._run_id = uuid.uuid4().hex
+        self._run_id = RunId(application or uuid.uuid4().hex, pipeline.paths.root)
         self._max_epochs = max_epochs
         self._follow = follow
         self._on_epoch = on_epoch

@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -88,10 +88,11 @@ class PackedPipeline:
 
     def unpack(self) -> Pipeline:
         """The pipeline; the same object at every call in one process."""
-        if self.digest not in _PIPELINES:
-            _PIPELINES.clear()
-            _PIPELINES[self.digest] = pickle.loads(self.data)
-        return _PIPELINES[self.digest]
+        found = _PIPELINES.pop(self.digest, None) or pickle.loads(self.data)
+        _PIPELINES[self.digest] = found  # the last one used is the last to be forgotten
+        while len(_PIPELINES) > _REMEMBERED_PIPELINES:
+            del _PIPELINES[next(iter(_PIPELINES))]
+        return found
 
 
 def _modules_not_installed() -> list[ModuleType]:
@@ -108,8 +109,16 @@ def _modules_not_installed() -> list[ModuleType]:
     ]
 
 
+class RunId(NamedTuple):
+    """One run of one job. `application`: shared by the runs that go on together."""
+
+    application: str
+    job: str
+
+
+_REMEMBERED_PIPELINES = 64
 _PIPELINES: dict[str, Pipeline] = {}
-_TASKS: dict[tuple[str, int, int], LevelTask] = {}
+_TASKS: dict[tuple[RunId, int, int], LevelTask] = {}
 
 
 def chunk_batches(chunks: Iterable[Chunk]) -> Iterator[pa.RecordBatch]:
@@ -154,12 +163,12 @@ class LevelRunner:
     """Runs one level of one epoch in a worker, as the function of `mapInArrow`.
 
     Attributes:
-        run_id: differs for every run, so that no run meets the subtasks of another.
+        run_id: so that no run meets the subtasks of another; those of other applications go.
     """
 
     packed: PackedPipeline
     store: ObjectStore
-    run_id: str
+    run_id: RunId
     level: int
     plan: EpochPlan
 
@@ -185,7 +194,7 @@ class LevelRunner:
     def _level(self, chunks: list[Chunk]) -> Iterator[Chunk]:
         index = chunks[0].subtask
         pipeline = self.packed.unpack()
-        for known in [key for key in _TASKS if key[0] != self.run_id]:
+        for known in [key for key in _TASKS if key[0].application != self.run_id.application]:
             del _TASKS[known]
         key = (self.run_id, self.level, index)
         task = _TASKS.pop(key, None) or LevelTask(pipeline, self.level, index, self.store)

@@ -1,0 +1,175 @@
+"""Several pipelines in one Spark application: services of a dataflow, owners before readers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.spark.pipeline import SparkRun
+from arroyo_dagster.spark.session import get_session
+from arroyo_dagster.state.coordinator import finished, request_stop
+from arroyo_dagster.state.local.pipeline import RunOutcome
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.storage.store import ObjectStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ASK_AGAIN_SECONDS = 0.5
+OnServiceEpoch = Callable[[Pipeline, Checkpoint], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkOptions:
+    """How pipelines run on Spark.
+
+    Attributes:
+        master: where; `local[*]` by default. An active session is used as it is.
+        conf: Spark settings.
+        checkpoint_location: where Spark keeps its logs of batches, a directory for each job in it;
+            by default below the jobs when those lie on local disk.
+        interval_seconds: the least time between two epochs of a job.
+        adopt: go on from the offsets recorded with the states, as new streaming queries.
+    """
+
+    master: str | None = None
+    conf: Mapping[str, str] | None = None
+    checkpoint_location: str | None = None
+    interval_seconds: float = 0.0
+    adopt: bool = False
+
+
+def run_pipelines(
+    pipelines: Sequence[Pipeline],
+    store: ObjectStore,
+    *,
+    options: SparkOptions | None = None,
+    follow: bool = False,
+    on_epoch: OnServiceEpoch | None = None,
+    session: SparkSession | None = None,
+) -> dict[str, RunOutcome]:
+    """Run pipelines of one application, from their newest checkpoints on.
+
+    Args:
+        pipelines: those that others read from first.
+        follow: all at once, until each was asked to stop; else one after the other, again and
+            again until none of them has anything new.
+        on_epoch: called with every epoch once it is published and committed; from one thread at a
+            time.
+        session: the session to use; started, and stopped at the end, unless given.
+
+    Returns:
+        By the job's root, how its run ended.
+
+    Raises:
+        ArroyoStateError: what the first run to fail raised, as `run_pipeline`; the others were
+            asked to stop with a checkpoint, and did.
+    """
+    chosen = options or SparkOptions()
+    found, ours = (session, False) if session else get_session(chosen.master, chosen.conf)
+    try:
+        together = _Together(found, store, chosen, follow, on_epoch)
+        return together.all_at_once(pipelines) if follow else together.in_turn(pipelines)
+    finally:
+        if ours:
+            found.stop()
+
+
+class _Together:
+    def __init__(
+        self,
+        session: SparkSession,
+        store: ObjectStore,
+        options: SparkOptions,
+        follow: bool,
+        on_epoch: OnServiceEpoch | None,
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._options = options
+        self._follow = follow
+        self._on_epoch = on_epoch
+        self._told = threading.Lock()
+        self._application = uuid.uuid4().hex
+
+    def in_turn(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
+        """Rounds over all of them, until a round in which nothing was new."""
+        outcomes: dict[str, RunOutcome] = {}
+        news = True
+        while news:
+            news = False
+            for pipeline in pipelines:
+                root = pipeline.paths.root
+                before = outcomes.get(root)
+                if before is not None and not has_news(pipeline, before.newest):
+                    continue
+                outcome = self._run(pipeline)
+                news = news or outcome.epochs > 0
+                written = outcome.epochs + (before.epochs if before else 0)
+                outcomes[root] = RunOutcome(
+                    epochs=written, newest=outcome.newest, exhausted=outcome.exhausted
+                )
+        return outcomes
+
+    def all_at_once(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
+        """A thread each; when one fails the others stop with a checkpoint."""
+        with ThreadPoolExecutor(max(1, len(pipelines)), "arroyo-service") as pool:
+            runs: dict[str, Future[RunOutcome]] = {
+                one.paths.root: pool.submit(self._run, one) for one in pipelines
+            }
+            _, going = wait(runs.values(), return_when=FIRST_EXCEPTION)
+            self._stop([one for one in pipelines if runs[one.paths.root] in going], runs)
+        return {root: run.result() for root, run in runs.items()}
+
+    def _stop(self, pipelines: Sequence[Pipeline], runs: Mapping[str, Future[RunOutcome]]) -> None:
+        """Ask runs to stop; again and again, since one may not have begun yet."""
+        for pipeline in pipelines:
+            run = runs[pipeline.paths.root]
+            while not run.done():
+                with contextlib.suppress(NotFoundError):
+                    request_stop(self._store, pipeline.paths, time.time_ns() // 1000)
+                wait([run], timeout=_ASK_AGAIN_SECONDS)
+
+    def _run(self, pipeline: Pipeline) -> RunOutcome:
+        if (newest := finished(self._store, pipeline)) is not None:
+            return RunOutcome(epochs=0, newest=newest, exhausted=True)
+        location = self._options.checkpoint_location
+        run = SparkRun(
+            pipeline,
+            self._store,
+            checkpoint_location=None if location is None else f"{location}/{pipeline.paths.root}",
+            max_epochs=None,
+            follow=self._follow,
+            adopt=self._options.adopt,
+            on_epoch=lambda checkpoint: self._tell(pipeline, checkpoint),
+            application=self._application,
+        )
+        try:
+            return run.run(self._session, self._options.interval_seconds)
+        finally:
+            run.job.close()
+
+    def _tell(self, pipeline: Pipeline, checkpoint: Checkpoint) -> None:
+        if self._on_epoch is not None:
+            with self._told:
+                self._on_epoch(pipeline, checkpoint)
+
+
+def has_news(pipeline: Pipeline, newest: Checkpoint | None) -> bool:
+    """Whether a source of a pipeline has more than its newest epoch took; so if it has none."""
+    if newest is None or newest.progress is None:
+        return True
+    taken = json.loads(newest.progress.offsets)
+    return any(
+        name not in taken or node.source.latest_offset(taken[name]) != taken[name]
+        for name, node in pipeline.sources.items()
+    )
