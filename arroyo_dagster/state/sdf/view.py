@@ -278,6 +278,11 @@ class Views:
         """The epoch of every owner; None = none yet."""
         return {owner: head.epoch if head else None for owner, head in self._heads.items()}
 
+    def head(self, owner: str) -> Checkpoint | None:
+        """The epoch of an owner that its states are seen at; None = it has none yet, or owns no
+        state."""
+        return self._heads.get(owner)
+
     def view(self, state: str, *, live: bool = False) -> StateView:
         """The view of a state.
 

@@ -1,0 +1,93 @@
+"""Services of a dataflow in one Spark application: equal to those in process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.spark.pipelines import run_pipelines
+from arroyo_dagster.state.coordinator import request_stop
+from arroyo_dagster.state.sdf.view import Views, service_paths
+from arroyo_dagster.state.storage.open import open_store
+from tests.dataflows import (
+    kept,
+    plain_counts,
+    random_words,
+    run_words,
+    states_of,
+    words_dataflow,
+    words_services,
+)
+
+ASKED = ["w1", "w2", "nobody", "w1"]
+
+
+def everything(store: Any) -> list[Any]:
+    return [states_of(store), kept(store, "look-up", "answers"), kept(store, "windowed", "tops")]
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_the_same_dataflow_gives_equal_states_and_outputs_in_process_and_on_spark(
+    session: Any, tmp_path: Path, seed: int
+) -> None:
+    words = random_words(100, seed)
+    plain, spark = (open_store(f"{tmp_path}/{name}") for name in ("plain", "spark"))
+    run_words(plain, words, ASKED)
+    told: list[str] = []
+    outcomes = run_pipelines(
+        words_services(spark, words, ASKED),
+        spark,
+        on_epoch=lambda pipeline, checkpoint: told.append(pipeline.job),
+        session=session,
+    )
+    assert all(outcome.exhausted for outcome in outcomes.values())
+    assert told.index("count") < told.index("look-up")  # owners before readers
+    assert everything(spark) == everything(plain)
+    counts = {key: (n, last) for key, last, n in states_of(spark)["count.last-seen"]}
+    assert counts == plain_counts(words)
+
+
+def test_all_at_once_they_go_on_until_they_are_asked_to_stop(session: Any, tmp_path: Path) -> None:
+    words = random_words(60, 3)
+    store = open_store(f"{tmp_path}/state")
+    services = words_services(store, [*words], ["w1"], parallelism=1)[:1]
+
+    def ask() -> None:
+        views = Views(store, words_dataflow())
+        while len(views.view("count.counts").pairs()) < len(plain_counts(words)):
+            time.sleep(0.2)
+            views.refresh()
+        request_stop(store, service_paths(words_dataflow(), "count"), time.time_ns() // 1000)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    (outcome,) = run_pipelines(services, store, follow=True, session=session).values()
+    asking.join()
+    assert outcome.newest is not None
+    assert dict(states_of(store)["count.counts"]) == {
+        text: n for text, (n, _) in plain_counts(words).items()
+    }
+
+
+def test_when_one_service_fails_the_others_stop_with_a_checkpoint(
+    session: Any, tmp_path: Path
+) -> None:
+    store = open_store(f"{tmp_path}/state")
+    good, *_ = words_services(store, random_words(20, 4), parallelism=1)
+    bad = words_services(store, [{"text": "x", "at": 1}], parallelism=1)[0]
+    bad.name = "other"
+    bad.sources["topics"].source.read = _fails  # type: ignore[union-attr,method-assign,assignment,index]
+    with pytest.raises(ArroyoStateError, match="on purpose"):
+        run_pipelines([good, bad], store, follow=True, session=session)
+    newest = Views(store, words_dataflow()).head("count")
+    assert newest is not None
+    assert newest.progress is not None
+
+
+def _fails(partition: Any) -> Any:
+    raise ArroyoStateError("on purpose")
