@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from arroyo_dagster import state
 
 PACKAGE = Path(__file__).parents[1] / "arroyo_dagster"
 OURS = "arroyo_dagster"
@@ -120,3 +123,54 @@ def test_an_import_loads_nothing_heavy(imported: str, banned: set[str]) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
     )
     assert not banned & set(answer.stdout.split())
+
+
+# ---- what people read ----------------------------------------------------------------------------
+
+# Names that the description of Arroyo gave us: whoever knows it finds what each stands for.
+OF_ARROYO = (
+    *("BackingStore", "ParquetBackend", "StateBackend", "TableManager", "TaskInfo"),
+    *("GlobalKeyedTable", "GlobalKeyedTableCheckpointer", "GlobalKeyedView", "MigratableState"),
+    *("ExpiringTimeKeyTable", "ExpiringTimeKeyView", "KeyTimeView", "UncachedKeyValueView"),
+    *("global_table_config", "global_table_config_with_version", "timestamp_table_config"),
+    *("hash_key", "server_for_hash", "range_for_server", "JobPaths", "CheckpointMessage"),
+)
+
+
+def _members(name: str) -> Iterator[tuple[str, object]]:
+    """A public name of the state package, and what is public of it."""
+    found = getattr(state, name)
+    yield name, found
+    for member, value in vars(found).items() if inspect.isclass(found) else ():
+        function = value.fget if isinstance(value, property) else value
+        function = getattr(function, "__func__", function)
+        if not member.startswith("_") and inspect.isfunction(function):
+            yield f"{name}.{member}", function
+
+
+@pytest.mark.parametrize("name", state.__all__)
+def test_every_public_name_says_what_it_promises(name: str) -> None:
+    found = getattr(state, name)
+    if not inspect.isclass(found) and not inspect.isfunction(found):
+        return  # a value, or another name for a type; its module speaks of it
+    for member, value in _members(name):
+        text = inspect.cleandoc(value.__doc__ or "")
+        made_up = text.startswith(f"{name}(")  # what `dataclass` writes where nobody did
+        assert text, f"{member} has no docstring"
+        assert not made_up, f"{member} has no docstring"
+        first = text.partition("\n\n")[0]
+        assert first[0].isupper() or first[0] in "`_*", member
+        assert first.rstrip().endswith((".", ":", "?")), f"{member}: {first!r} is no sentence"
+
+
+@pytest.mark.parametrize("name", OF_ARROYO)
+def test_names_of_arroyo_say_which_source_they_obey(name: str) -> None:
+    found = getattr(state, name)
+    module = sys.modules[found.__module__]
+    assert "Source:" in f"{found.__doc__}{module.__doc__}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_every_module_says_what_it_is(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree) or not tree.body

@@ -60,6 +60,10 @@ if TYPE_CHECKING:
         describe_epoch,
         read_rows,
     )
+    from arroyo_dagster.state.local.verify import (
+        JobVerdict,
+        verify_job,
+    )
     from arroyo_dagster.state.model.checkpoints import (
         Checkpoint,
         CheckpointState,
@@ -121,6 +125,7 @@ if TYPE_CHECKING:
         GlobalKeyedTableCheckpointer,
         GlobalKeyedView,
         MigratableState,
+        VersionInfo,
         global_table_config,
         global_table_config_with_version,
     )
@@ -165,6 +170,7 @@ __all__ = [
     "Insert",
     "JobId",
     "JobPaths",
+    "JobVerdict",
     "KeyRange",
     "KeyTimeView",
     "KnownTable",
@@ -197,6 +203,7 @@ __all__ = [
     "TableSource",
     "TaskInfo",
     "UncachedKeyValueView",
+    "VersionInfo",
     "WorkerGeneration",
     "WriteProtected",
     "codec_for",
@@ -223,6 +230,7 @@ __all__ = [
     "server_for_hash",
     "summarise_jobs",
     "timestamp_table_config",
+    "verify_job",
 ]
 
 _PUBLIC: dict[str, tuple[str, ...]] = {
@@ -270,6 +278,10 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "local.query": (
         "describe_epoch",
         "read_rows",
+    ),
+    "local.verify": (
+        "JobVerdict",
+        "verify_job",
     ),
     "model.checkpoints": (
         "Checkpoint",
@@ -332,6 +344,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "GlobalKeyedTableCheckpointer",
         "GlobalKeyedView",
         "MigratableState",
+        "VersionInfo",
         "global_table_config",
         "global_table_config_with_version",
     ),

@@ -935,4 +935,7 @@ def legacy_checkpoint(
 
 
 StateBackend = ParquetBackend
-"""The backend of this package, by the name that Arroyo gives its own."""
+"""The backend that the runtime keeps its state in, by the name that Arroyo gives its own.
+
+Source: crates/arroyo-state/src/lib.rs, `StateBackend`.
+"""

@@ -21,7 +21,7 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint, legacy_checkpoint
+from arroyo_dagster.state.backend import StateBackend, as_checkpoint, legacy_checkpoint
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.lease import LEASE_SECONDS, lease, newest_token
 from arroyo_dagster.state.model.checkpoints import (
@@ -121,7 +121,7 @@ class JobRun:
         self.store = store
         self.pipeline = pipeline
         self.clock = clock
-        self.backend = ParquetBackend(store, pipeline.paths, clock=clock)
+        self.backend = StateBackend(store, pipeline.paths, clock=clock)
         self._sinks = pipeline.sinks()
         self._accept = accept
         self._unfinished: Epoch | None = None
@@ -186,7 +186,7 @@ class JobRun:
     def _check_layout(self) -> None:
         other = self.pipeline.other_layout
         try:
-            there = ParquetBackend(self.store, other).epochs()
+            there = StateBackend(self.store, other).epochs()
         except NotFoundError:
             return
         if there:
@@ -529,7 +529,7 @@ def finished(store: ObjectStore, pipeline: Pipeline) -> Checkpoint | None:
     Then no run need be started: it would only take a worker generation. None = start one.
     """
     try:
-        newest = ParquetBackend(store, pipeline.paths).load()
+        newest = StateBackend(store, pipeline.paths).load()
     except NotFoundError:
         return None
     progress = newest.progress

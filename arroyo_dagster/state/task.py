@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.backend import StateBackend
 from arroyo_dagster.state.exchange import Arrived, Chunk, operator_chunks, rechunk
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint, SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, WorkerGeneration
@@ -80,7 +80,7 @@ class OperatorSubtask:
         self._template = node.operator
         self._schema = node.operator.output_schema
         self.node = node
-        backend = ParquetBackend(store, paths, generation=plan.generation)
+        backend = StateBackend(store, paths, generation=plan.generation)
         task = TaskInfo(
             pipeline=paths.pipeline,
             job=paths.job,

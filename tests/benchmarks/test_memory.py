@@ -174,9 +174,7 @@ def test_memory_for_a_table_of_a_gigabyte(big: tuple[str, str]) -> None:
     url, table = big
     size = sum(path.stat().st_size for path in Path(url).rglob("table-*")) / MEGABYTE
     whole, rows = look(url, "read files whole", table)
-    print(
-        f"\ntable {table}, {size:.0f} MB, {rows} rows; one of its files read whole: {whole:.0f} MB"
-    )
+    print(f"\ntable {table}, {size:.0f} MB, {rows} rows; one file read whole: {whole:.0f} MB")
     for what, floor, goal in (("show", 0.1, 0.05), ("rows", 0.5, 0.25), ("verify", 0.5, 0.25)):
         taken, seen = look(url, what, table)
         print(

@@ -38,6 +38,10 @@ class DataFile:
             self.schema: pa.Schema = self._file.schema_arrow
             self._leaves = list(_leaves(self.schema))
 
+    def close(self) -> None:
+        """Close the file it was given; nothing can be read any more."""
+        self._source.close()
+
     @property
     def version(self) -> int:
         """The state version of its values; 0 where it is not said."""

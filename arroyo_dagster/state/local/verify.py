@@ -6,7 +6,7 @@ depends on the number of files, never on their size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -17,11 +17,11 @@ from arroyo_dagster.state.local.jobs import stored_sizes
 from arroyo_dagster.state.local.verify_keys import find_shared_keys, find_variant
 from arroyo_dagster.state.local.verify_metadata import JobMetadata, read_job_metadata
 from arroyo_dagster.state.local.verify_rows import FileToRead, Look, read_file_facts
-from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.keys import key_range_size
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig, TableFiles
 from arroyo_dagster.state.planning.findings import KEEP_AND_REPORT, Finding, Verdict, error
 from arroyo_dagster.state.planning.health import config_findings
 from arroyo_dagster.state.planning.query import RestorePlan, TableRead, restore_plan
@@ -159,35 +159,48 @@ def _chosen(store: ObjectStore, paths: JobPaths, epochs: list[Epoch], epoch: int
 
 
 def _judge(store: ObjectStore, paths: JobPaths, found: JobMetadata, look: Look) -> JobVerdict:
-    findings = list(found.findings)
-    restore: tuple[SubtaskRestore, ...] = ()
-    files: _Files = {}
-    if found.checkpoint is not None:
-        plan = restore_plan(found.checkpoint, look.parallelism)
-        tables = _tables_of(found.checkpoint, plan)
-        listed = tables.files
-        files = _read(store, listed, plan, look)
-        findings += tables.findings
-        findings += _of_files(paths, found.checkpoint, listed, files)
-        # What is another's cannot be compared with its neighbours.
-        if not any(one.code == "metadata-of-another" for one in found.findings):
-            findings += across_findings(found.history)
-        findings += _waiting(store, paths, found.checkpoint)
-        findings += _of_values(store, found.checkpoint, listed, files, look)
-        if look.level == MAX_LEVEL:
-            told = {one.object for one in findings}
-            findings += owner_findings(plan, files, told)
-            findings += unkeyed_findings(found.checkpoint, files)
-            restore = subtask_restores(plan, files)
+    data = _Data() if found.checkpoint is None else _of_data(store, paths, found, look)
     return JobVerdict(
         paths=paths,
         epoch=found.epoch,
         level=look.level,
         parallelism=look.parallelism,
-        verdict=Verdict(findings=tuple(findings), looked_at=found.objects + len(files)),
-        restore=restore,
+        verdict=Verdict(
+            findings=(*found.findings, *data.findings), looked_at=found.objects + data.looked_at
+        ),
+        restore=data.restore,
         epochs=tuple(one.epoch for one in found.history),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Data:
+    """What the data files of an epoch say, beside its neighbours."""
+
+    findings: tuple[Finding, ...] = ()
+    restore: tuple[SubtaskRestore, ...] = ()
+    looked_at: int = 0
+
+
+def _of_data(store: ObjectStore, paths: JobPaths, found: JobMetadata, look: Look) -> _Data:
+    checkpoint = found.checkpoint
+    assert checkpoint is not None
+    plan = restore_plan(checkpoint, look.parallelism)
+    tables = _tables_of(checkpoint, plan)
+    files = _read(store, tables.files, plan, look)
+    findings = [*tables.findings, *_of_files(paths, checkpoint, tables.files, files)]
+    # What is another's cannot be compared with its neighbours.
+    if not any(one.code == "metadata-of-another" for one in found.findings):
+        findings += across_findings(found.history)
+    findings += _waiting(store, paths, checkpoint)
+    findings += _of_values(store, checkpoint, tables.files, files, look)
+    if look.level < MAX_LEVEL:
+        return _Data(findings=tuple(findings), looked_at=len(files))
+    told = {one.object for one in (*found.findings, *findings)}
+    findings += owner_findings(plan, files, told)
+    findings += unkeyed_findings(checkpoint, files)
+    restore = subtask_restores(plan, files)
+    return _Data(findings=tuple(findings), restore=restore, looked_at=len(files))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,28 +220,41 @@ def _tables_of(checkpoint: Checkpoint, plan: RestorePlan) -> _Tables:
         for name, files in operator.tables.items():
             config = operator.configs.get(name)
             if config is None or config.kind is not files.kind:
-                continue
+                continue  # told above
             try:
-                forms = table_forms(config)
+                own = _listed_files(checkpoint, operator, config, files, opened)
             except FormatError as problem:
                 evidence = f"table {name} of operator {operator.operator}: {problem.message}"
                 findings.append(
                     error("table-configuration", checkpoint.ref, evidence, KEEP_AND_REPORT)
                 )
                 continue
-            bounds = {} if isinstance(files, GlobalKeyedFiles) else {f.path: f for f in files.files}
-            for path in files.paths:
-                file = ListedFile(
-                    path=path,
-                    operator=operator.operator,
-                    config=config,
-                    forms=forms,
-                    bounds=bounds.get(path),
-                    opened=path in opened,
-                    ours=checkpoint.progress is not None,
-                )
-                listed.setdefault(path, file)
+            for file in own:
+                listed.setdefault(file.path, file)
     return _Tables(files=listed, findings=tuple(findings))
+
+
+def _listed_files(
+    checkpoint: Checkpoint,
+    operator: OperatorCheckpoint,
+    config: TableConfig,
+    files: TableFiles,
+    opened: Container[StatePath],
+) -> list[ListedFile]:
+    forms = table_forms(config)
+    bounds = {} if isinstance(files, GlobalKeyedFiles) else {one.path: one for one in files.files}
+    return [
+        ListedFile(
+            path=path,
+            operator=operator.operator,
+            config=config,
+            forms=forms,
+            bounds=bounds.get(path),
+            opened=path in opened,
+            ours=checkpoint.progress is not None,
+        )
+        for path in files.paths
+    ]
 
 
 def _read(

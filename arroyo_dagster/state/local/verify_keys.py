@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -62,12 +64,14 @@ def _shared(
     by_subtask: dict[int, list[StatePath]],
 ) -> SharedKeys | None:
     subtasks = sorted(by_subtask)
-    try:
-        found = keys_of_several(
-            [list(open_keyed_files(store, by_subtask[one])) for one in subtasks]
-        )
-    except (FormatError, NotFoundError):
-        return None  # it went, or changed, since it was looked at
+    with ExitStack() as opened:
+        try:
+            groups = [list(open_keyed_files(store, by_subtask[one])) for one in subtasks]
+            for file in itertools.chain(*groups):
+                opened.enter_context(closing(file.data))
+            found = keys_of_several(groups)
+        except (FormatError, NotFoundError):
+            return None  # it went, or changed, since it was looked at
     if found is None:
         return None
     return SharedKeys(

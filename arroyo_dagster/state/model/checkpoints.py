@@ -81,6 +81,7 @@ class ExpiringTimeKeyReport:
 
     @property
     def paths(self) -> tuple[StatePath, ...]:
+        """The files it names, in replay order."""
         return tuple(file.path for file in self.files)
 
 
@@ -142,6 +143,7 @@ class OperatorCheckpoint:
 
     @property
     def paths(self) -> tuple[StatePath, ...]:
+        """Every data file that its tables list; one listed twice comes twice."""
         return tuple(path for files in self.tables.values() for path in files.paths)
 
     def commit_data(self) -> dict[TableName, Mapping[int, bytes]]:
@@ -218,13 +220,16 @@ class Checkpoint:
 
     @property
     def paths(self) -> tuple[StatePath, ...]:
+        """Every data file that its operators list; one listed twice comes twice."""
         return tuple(path for operator in self.operators for path in operator.paths)
 
     @property
     def needs_commit(self) -> bool:
+        """Whether some table commits in two phases."""
         return any(operator.needs_commit for operator in self.operators)
 
     def operator(self, operator: str) -> OperatorCheckpoint | None:
+        """One operator by its id; None if the epoch has no such operator."""
         return next((o for o in self.operators if o.operator == operator), None)
 
 

@@ -49,16 +49,19 @@ class JobPaths:
 
     @property
     def layout(self) -> Layout:
+        """Which of the two layouts: of a job with a pipeline the protocol one."""
         return Layout.LEGACY if self.pipeline is None else Layout.PROTOCOL
 
     @property
     def root(self) -> StatePath:
+        """The job's own directory: `{job}`, or `{pipeline}/{job}`."""
         return StatePath(self.job if self.pipeline is None else f"{self.pipeline}/{self.job}")
 
     # ---- ours, in both layouts -------------------------------------------------------------------
 
     @property
     def ours(self) -> StatePath:
+        """The directory of what is ours alone; Arroyo never looks there."""
         return self.root / OUR_DIRECTORY
 
     @property
@@ -104,43 +107,54 @@ class JobPaths:
 
     @property
     def current_generation(self) -> StatePath:
+        """The fence: which worker generation may write."""
         return self.root / CURRENT_GENERATION
 
     @property
     def generations(self) -> StatePath:
+        """The directory of all worker generations."""
         return self.root / "generations"
 
     @property
     def epochs(self) -> StatePath:
+        """The directory of the epoch records."""
         return self.root / "epochs"
 
     def generation(self, generation: WorkerGeneration) -> StatePath:
+        """The directory of one worker generation; its number is not padded."""
         return self.generations / str(generation)
 
     def generation_manifest(self, generation: WorkerGeneration) -> StatePath:
+        """What one worker generation started from, and wrote last."""
         return self.generation(generation) / "generation-manifest.json"
 
     def epoch_record(self, epoch: Epoch) -> StatePath:
+        """The record that says which checkpoint owns an epoch."""
         return self.epochs / f"epoch-{epoch:07}.record"
 
     def manifest(self, generation: WorkerGeneration, epoch: Epoch) -> StatePath:
+        """The manifest of an epoch that a worker generation wrote."""
         return self.checkpoint(epoch, generation) / "checkpoint-manifest.pb"
 
     def committed(self, generation: WorkerGeneration, epoch: Epoch) -> StatePath:
+        """The marker of a commit that is done."""
         return self.checkpoint(epoch, generation) / "committed.json"
 
     # ---- both ------------------------------------------------------------------------------------
 
     def checkpoints(self, generation: WorkerGeneration | None = None) -> StatePath:
+        """The directory of checkpoints; None = of the legacy layout."""
         base = self.root if generation is None else self.generation(generation)
         return base / "checkpoints"
 
     def checkpoint(self, epoch: Epoch, generation: WorkerGeneration | None = None) -> StatePath:
+        """The directory of one epoch, its number padded to 7 digits or more."""
         return self.checkpoints(generation) / f"checkpoint-{epoch:07}"
 
     def operator(
         self, operator: OperatorId, epoch: Epoch, generation: WorkerGeneration | None = None
     ) -> StatePath:
+        """The directory of one operator at one epoch."""
         return self.checkpoint(epoch, generation) / f"operator-{operator}"
 
     def data_file(
@@ -170,9 +184,11 @@ class JobPaths:
     def operator_metadata(
         self, operator: OperatorId, epoch: Epoch, generation: WorkerGeneration | None = None
     ) -> StatePath:
+        """The merged metadata of one operator at one epoch."""
         return self.operator(operator, epoch, generation) / "metadata"
 
     def legacy_metadata(self, epoch: Epoch) -> StatePath:
+        """The object that makes an epoch exist in the legacy layout."""
         return self.checkpoint(epoch) / "metadata"
 
 

@@ -108,16 +108,19 @@ class TableConfig:
 
     @property
     def table(self) -> TableName:
+        """The name of the table."""
         return self.config.table
 
     @property
     def kind(self) -> TableKind:
+        """Which of the two kinds."""
         if isinstance(self.config, GlobalKeyedConfig):
             return TableKind.GLOBAL_KEYED
         return TableKind.EXPIRING_TIME_KEY
 
     @property
     def uses_two_phase_commit(self) -> bool:
+        """Whether what it holds is committed in two phases."""
         return isinstance(self.config, GlobalKeyedConfig) and self.config.uses_two_phase_commit
 
 
@@ -159,6 +162,7 @@ class GlobalKeyedFiles:
 
     @property
     def paths(self) -> tuple[StatePath, ...]:
+        """The files, in replay order."""
         return self.files
 
 
@@ -174,6 +178,7 @@ class ExpiringTimeKeyFiles:
 
     @property
     def paths(self) -> tuple[StatePath, ...]:
+        """The paths of the files, in replay order."""
         return tuple(file.path for file in self.files)
 
 

@@ -48,6 +48,7 @@ class ExpiringTimeKeyTable:
 
     @property
     def timestamp_index(self) -> int:
+        """The place of `_timestamp` among the columns."""
         return self.config.schema.timestamp_index
 
     def cutoff_micros(self, watermark_micros: int | None) -> int:
@@ -56,6 +57,7 @@ class ExpiringTimeKeyTable:
 
     @property
     def key_indices(self) -> tuple[int, ...]:
+        """The places of the storage key; none if rows have no key."""
         return self.config.schema.key_indices or ()
 
     def read(

@@ -245,6 +245,19 @@ class _Entries(Generic[V]):
     encoded: dict[bytes, bytes] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    """The state versions of a table's values.
+
+    Attributes:
+        version: what the operator reads and writes.
+        stored: what the files had that were read, ascending; older values were migrated.
+    """
+
+    version: int
+    stored: tuple[int, ...]
+
+
 class GlobalKeyedView(Generic[K, V]):
     """All entries of a global keyed table in memory, changed by this subtask.
 
@@ -267,6 +280,7 @@ class GlobalKeyedView(Generic[K, V]):
         self._send = send
         self._entries: _Entries[V] = _Entries()
         self._behind: list[StatePath] = []
+        self._stored_versions: set[int] = set()
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -293,6 +307,15 @@ class GlobalKeyedView(Generic[K, V]):
             raise InputError(
                 "keys of this type cannot be the keys of a dict; use get", table=self._name
             ) from error
+
+    def version_info(self) -> VersionInfo:
+        """The state version of the table, and those of the files it was read from.
+
+        Source: crates/arroyo-state/src/tables/global_keyed_map.rs, `version_info`.
+        """
+        self._catch_up()
+        version = self._table.config.state_version
+        return VersionInfo(version, tuple(sorted(self._stored_versions)))
 
     def __contains__(self, key: K) -> bool:
         self._catch_up()
@@ -381,6 +404,7 @@ class GlobalKeyedView(Generic[K, V]):
     def reload(self, files: Sequence[StatePath]) -> None:
         """Forget every entry, and read `files`, all of the table's, when it is next asked."""
         self._entries = _Entries()
+        self._stored_versions.clear()
         self._behind = list(files)
 
     def _catch_up(self) -> None:
@@ -399,6 +423,7 @@ class GlobalKeyedView(Generic[K, V]):
                     self._entries.encoded.pop(key, None)
                 continue
             values = self._migrated(file)
+            self._stored_versions.add(file.version)
             self._entries.encoded.update(zip(file.keys, values, strict=True))
 
     def _migrated(self, file: GlobalKeyedFile) -> Sequence[bytes]:

@@ -6,9 +6,9 @@ of large values costs no more than one of small ones.
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.concurrency import ahead
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.grouping import group_codes
-from arroyo_dagster.state.tables.time_files import PIECE_ROWS, WHOLE_BYTES
+from arroyo_dagster.state.tables.time_files import PIECE_ROWS, open_data_file
 
 Places = npt.NDArray[np.int64]
 _BINARY = pa.binary()
@@ -79,10 +79,7 @@ def open_keyed_files(store: ObjectStore, files: Sequence[StatePath]) -> Iterator
 
 def open_keyed_file(store: ObjectStore, path: StatePath) -> KeyedFile:
     """Open a data file of a global keyed table. Errors as `open_keyed_files`."""
-    source = store.open_input(path)
-    small = source.seek(0, io.SEEK_END) <= WHOLE_BYTES
-    source.seek(0)
-    data = DataFile(source.read() if small else source, path)
+    data = open_data_file(store, path)
     names = data.schema.names
     second = "value" if "value" in names else "_operation"
     for name in ("key", second):
@@ -125,7 +122,8 @@ def first_entries(store: ObjectStore, files: Sequence[StatePath], limit: int) ->
     chunks: list[pa.Array] = []
     rows, removes = [0], []
     for file in open_keyed_files(store, files):
-        chunks += file.keys().chunks
+        with closing(file.data):
+            chunks += file.keys().chunks
         rows.append(file.rows)
         removes.append(file.removes)
     keys = pa.chunked_array(chunks, _BINARY)
@@ -150,12 +148,13 @@ def _values(store: ObjectStore, path: StatePath, rows: Places) -> list[tuple[int
     file = open_keyed_file(store, path)
     found: list[bytes] = []
     before = 0
-    for part in file.seconds():
-        here = rows[(rows >= before) & (rows < before + len(part))] - before
-        found += part.take(pa.array(here)).to_pylist()
-        before += len(part)
-        if len(found) == len(rows):
-            break
+    with closing(file.data):
+        for part in file.seconds():
+            here = rows[(rows >= before) & (rows < before + len(part))] - before
+            found += part.take(pa.array(here)).to_pylist()
+            before += len(part)
+            if len(found) == len(rows):
+                break
     return [(file.version, value) for value in found]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from arroyo_dagster.errors import InputError, ProtocolError
-from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.backend import StateBackend
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     OperatorCheckpoint,
@@ -119,7 +119,7 @@ class TableManager:
     @classmethod
     def load(
         cls,
-        backend: ParquetBackend,
+        backend: StateBackend,
         task: TaskInfo,
         configs: Mapping[TableName, TableConfig],
         restored: OperatorCheckpoint | None,

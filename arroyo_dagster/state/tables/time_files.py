@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,19 +75,21 @@ class TimeFileReader:
         Whatever the files hold, little more than a piece is in memory. Record batches are numbered
         within a piece, and none goes on in the next.
         """
-        opened = ahead(lambda file: (file, self._open_lazily(file)), _wanted(files, part))
-        for file, data in opened:
-            where = self._places(data, file, part)
-            for group in self._groups(data, file, part):
-                for rows in data.pieces(where.places, group, PIECE_ROWS):
-                    batches = _batches([rows.num_rows]) if part.batches else None
-                    yield self._stored(rows, where, part, batches)
+        wanted = _wanted(files, part)
+        opened = ahead(lambda file: open_data_file(self._store, file.path), wanted)
+        for file, data in zip(wanted, opened, strict=True):
+            with closing(data):
+                where = self._places(data, file, part)
+                for group in self._groups(data, file, part):
+                    for rows in data.pieces(where.places, group, PIECE_ROWS):
+                        batches = _batches([rows.num_rows]) if part.batches else None
+                        yield self._stored(rows, where, part, batches)
 
     def _read_file(self, file: TimeFile, part: Part) -> StoredRows:
-        data = self._open(file, part)
-        where, groups = self._places(data, file, part), self._groups(data, file, part)
-        batches = _batches([data.row_groups[at] for at in groups]) if part.batches else None
-        return self._stored(data.read(where.places, groups), where, part, batches)
+        with closing(self._open(file, part)) as data:
+            where, groups = self._places(data, file, part), self._groups(data, file, part)
+            batches = _batches([data.row_groups[at] for at in groups]) if part.batches else None
+            return self._stored(data.read(where.places, groups), where, part, batches)
 
     def _places(self, data: DataFile, file: TimeFile, part: Part) -> _Places:
         sources = self._sources(data.schema, file)
@@ -123,15 +126,7 @@ class TimeFileReader:
     def _open(self, file: TimeFile, part: Part) -> DataFile:
         if not self._may_skip(file, part):
             return DataFile(self._store.read(file.path), file.path)
-        return self._open_lazily(file)
-
-    def _open_lazily(self, file: TimeFile) -> DataFile:
-        source = self._store.open_input(file.path)
-        if source.seek(0, io.SEEK_END) > WHOLE_BYTES:
-            return DataFile(source, file.path)
-        source.seek(0)
-        with source:
-            return DataFile(source.read(), file.path)
+        return open_data_file(self._store, file.path)
 
     def _may_skip(self, file: TimeFile, part: Part) -> bool:
         """Whether a part of the file may do. A file has more than one row group, some of them
@@ -209,6 +204,21 @@ class _Places:
 def _wanted(files: Iterable[TimeFile], part: Part) -> list[TimeFile]:
     keys = part.keys
     return [one for one in files if keys.intersects(one.min_routing_key, one.max_routing_key)]
+
+
+def open_data_file(store: ObjectStore, path: StatePath) -> DataFile:
+    """Open a data file of which parts are to be read; a small one is read at once.
+
+    Raises:
+        NotFoundError: it is not there.
+        FormatError: it is not Parquet.
+    """
+    source = store.open_input(path)
+    if source.seek(0, io.SEEK_END) > WHOLE_BYTES:
+        return DataFile(source, path)
+    with source:
+        source.seek(0)
+        return DataFile(source.read(), path)
 
 
 def in_range(hashes: pa.ChunkedArray, keys: KeyRange) -> pa.ChunkedArray:

@@ -28,6 +28,7 @@ from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.global_keyed import (
     GlobalKeyedTable,
     GlobalKeyedView,
+    VersionInfo,
     decode_global_keyed_file,
     decode_pair,
     global_table_config,
@@ -381,6 +382,8 @@ def test_values_of_every_older_version_are_migrated_step_by_step(store: MemorySt
         "mid": Third("Turing", 4),
         "new": Third("Hopper", 5),
     }
+    assert view.version_info() == VersionInfo(2, (0, 1, 2))
+    assert versioned(store, Third, 2).view.version_info() == VersionInfo(2, ())
 
 
 def test_a_version_that_nobody_can_migrate_stops_the_restore(store: MemoryStore) -> None:
