@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.errors import (
+from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
     FormatError,
     InputError,
     ProtocolError,
