@@ -10,10 +10,6 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
-    FormatError,
-    InputError,
-    ProtocolError,
-)
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.local.collecting import Pace, collect
