@@ -117,8 +117,7 @@ class LiveRows:
                 self.remove(of_scalars(self.rows(), indices, scalars))
             return
         both = [
-            pa.chunked_array([*keys.column(at).chunks, *rows.column(at).chunks])
-            for at in indices
+            pa.chunked_array([*keys.column(at).chunks, *rows.column(at).chunks]) for at in indices
         ]
         codes = group_codes(both, keys.num_rows + rows.num_rows)
         gone = np.isin(codes[keys.num_rows :], codes[: keys.num_rows])
