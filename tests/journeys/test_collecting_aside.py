@@ -124,7 +124,7 @@ def test_a_pinned_epoch_that_somebody_removed_stops_every_collection() -> None:
     store.delete_many([PATHS.epoch_record(Epoch(2))])
     with pytest.raises(ProtocolError, match="pinned epoch 2 is not there"):
         expired(store, clock)
-    restorable(store, PATHS, 5, 6)
+    whole(store, PATHS, 5, 6)
 
 
 # ---- quarantine ----------------------------------------------------------------------------------
