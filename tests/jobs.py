@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -247,10 +248,21 @@ def output_of(store: ObjectStore) -> Counter[Any]:
     return found
 
 
-def copied(store: MemoryStore) -> MemoryStore:
-    """A new store with the same objects."""
-    twin = MemoryStore()
+def copied(
+    store: MemoryStore, *, clock: Callable[[], int] | None = None, keep_times: bool = False
+) -> MemoryStore:
+    """A new store with the same objects.
+
+    Args:
+        clock: of the new store; the usual one unless given.
+        keep_times: whether objects were written when those they are copies of were.
+    """
+    times: list[int] = []
+    usual = clock or (lambda: time.time_ns() // 1000)
+    twin = MemoryStore(clock=lambda: times.pop() if times else usual())
     for info in store.list():
+        if keep_times and info.modified_micros is not None:
+            times.append(info.modified_micros)
         twin.put(info.path, store.read(info.path))
     return twin
 

@@ -40,6 +40,7 @@ def encode_retained(retained: Retained) -> bytes:
                     "owner": pin.owner,
                     "pinned_at_micros": pin.pinned_at_micros,
                     "reason": pin.reason,
+                    "released": pin.released,
                 }
                 for pin in retained.pins
             ],
@@ -58,6 +59,7 @@ def decode_retained(data: bytes, path: str) -> Retained:
                     owner=str(pin["owner"]),
                     pinned_at_micros=number_of(pin["pinned_at_micros"]),
                     reason=str(pin.get("reason", "")),
+                    released=bool(pin.get("released", False)),
                 )
                 for pin in fields["pins"]
             ),

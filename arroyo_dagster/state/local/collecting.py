@@ -17,8 +17,9 @@ from arroyo_dagster.state.lease import Leased, lease
 from arroyo_dagster.state.local.gc_plans import Asked, Clock, plan_collection, wall_clock
 from arroyo_dagster.state.local.journal import Journal, finish_open_runs
 from arroyo_dagster.state.local.quarantine import Aside
+from arroyo_dagster.state.local.retained import forget_released
 from arroyo_dagster.state.model.collecting import GcPlan, PathsDigest, PlanKind
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import BATCH, ObjectKind, Packed, Stored, object_name
 from arroyo_dagster.state.planning.collecting import (
@@ -142,8 +143,9 @@ def collect(
         run = _Run(held, chosen, asked, journal, moving, delete, pace or Pace(), progress)
         run.carry_out()
         journal.end({"deleted": run.deleted, "size_bytes": run.size_bytes})
-        if chosen.kind is PlanKind.EXPIRE and paths.layout is Layout.LEGACY:
-            _note_min_epoch(held, paths, chosen)
+        if chosen.kind is PlanKind.EXPIRE and chosen.keep_from is not None:
+            forget_released(held, paths, chosen.keep_from)
+            _note_min_epoch(held, paths, chosen.keep_from, chosen)
     return GcOutcome(
         plan=chosen,
         done=True,
@@ -169,11 +171,10 @@ def _checked(held: ObjectStore, plan: GcPlan, fresh: GcPlan) -> GcPlan:
     return what_is_left(plan, fresh)
 
 
-def _note_min_epoch(held: ObjectStore, paths: JobPaths, plan: GcPlan) -> None:
+def _note_min_epoch(held: ObjectStore, paths: JobPaths, oldest: Epoch, plan: GcPlan) -> None:
     """Let the newest epoch of a job of ours say which is the oldest, as Arroyo's cleanup does."""
-    backend = ParquetBackend(held, paths)
-    if plan.proof.condition is None and plan.keep_from is not None:
-        backend.note_min_epoch(plan.keep_from)
+    if paths.layout is Layout.LEGACY and plan.proof.condition is None:
+        ParquetBackend(held, paths).note_min_epoch(oldest)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ As long as it is there, what its epochs list and was not moved with them stays, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, NotFoundError
@@ -235,13 +235,14 @@ def _epoch_of(paths: JobPaths, one: Moved) -> Epoch | None:
     return name.epoch if name.kind in (ObjectKind.RECORD, ObjectKind.CHECKPOINT) else None
 
 
-def _pinned(kept: Retained, epochs: Iterable[Epoch], owner: str, now_micros: int) -> Retained:
+def _pinned(kept: Retained, epochs: Sequence[Epoch], owner: str, now_micros: int) -> Retained:
     more = (
         Pin(epoch=epoch, owner=owner, pinned_at_micros=now_micros, reason="brought back")
         for epoch in epochs
         if epoch not in kept.pinned
     )
-    return replace(kept, pins=tuple(sorted((*kept.pins, *more), key=lambda pin: pin.epoch)))
+    still = (pin for pin in kept.pins if not pin.released or pin.epoch not in epochs)
+    return replace(kept, pins=tuple(sorted((*still, *more), key=lambda pin: pin.epoch)))
 
 
 def _lies_there(store: ObjectStore, one: Moved) -> bool:

@@ -83,7 +83,12 @@ def unpin_epochs(
                 epoch=unknown[0],
                 next_step="list the pinned ones with `arroyo-state pins`; nothing was changed",
             )
-        return replace(found, pins=tuple(one for one in found.pins if one.epoch not in wanted))
+        return replace(
+            found,
+            pins=tuple(
+                replace(one, released=True) if one.epoch in wanted else one for one in found.pins
+            ),
+        )
 
     return change_retained(store, paths, remove, owner=owner, clock=clock)
 
@@ -115,3 +120,15 @@ def put_retained(
             next_step="see who else writes there, then try again; nothing was deleted",
         )
     return found
+
+
+def forget_released(held: ObjectStore, paths: JobPaths, before: Epoch) -> None:
+    """Forget epochs that were unpinned and have gone: those before this one.
+
+    Args:
+        held: the store, under the lease.
+    """
+    found = read_retained(held, paths)
+    stays = tuple(one for one in found.pins if not one.released or one.epoch >= before)
+    if stays != found.pins:
+        put_retained(held, paths, lambda kept: replace(kept, pins=stays))

@@ -201,7 +201,7 @@ def _protocol(reader: Reader) -> Roots | None:
         if again is not None and again[0].ref == head.ref:
             raise refuse("the parent of the newest epoch is missing", paths, path=head.parent_ref)
         return None
-    for pin in sorted(retained.pinned, reverse=True):
+    for pin in sorted(retained.ever_pinned, reverse=True):
         if pin < epochs[-1].epoch:
             epochs += _pinned(reader, pin)
     data = reader.store.read(paths.current_generation)
@@ -438,8 +438,10 @@ def attempt(reader: Reader, ref: StatePath) -> EpochRoot | None:
         return None
     path = reader.paths.epoch_record(manifest.epoch)
     claim = reader.optional(path, records.decode_epoch_record)
-    lost = claim is not None and claim.checkpoint_ref != ref
-    state = CheckpointState.ORPHANED if lost else CheckpointState.UNCLAIMED
+    state = CheckpointState.UNCLAIMED
+    if claim is not None:
+        owns = claim.checkpoint_ref == ref
+        state = CheckpointState.READY if owns else CheckpointState.ORPHANED
     return _epoch_root(ref, manifest, state, reader.taken((ref, path)))
 
 

@@ -23,7 +23,7 @@ from arroyo_dagster.state.model.objects import (
     Stored,
     object_name,
 )
-from arroyo_dagster.state.planning.reachable import check_listed, nested_root, refuse
+from arroyo_dagster.state.planning.reachable import check_listed, check_roots, nested_root, refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -81,6 +81,7 @@ def survey_job(
         raise refuse("the listing is empty, and an epoch is there", paths, path=newest.ref)
     roots = read_roots(store, paths)
     roots = _with_attempts(store, roots, found)
+    check_roots(roots)
     roots = replace(roots, compactions=_compactions(store, roots, found))
     _check_complete(store, roots, found)
     return found, roots

@@ -5,11 +5,12 @@ Each object is read once; what does not decode is a fact, not an error.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
+from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, StorageError
 from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint, legacy_checkpoint
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.model.checkpoints import (
@@ -27,7 +28,7 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerG
 from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, Layout
 from arroyo_dagster.state.planning import recovery
 from arroyo_dagster.state.planning.findings import Finding
-from arroyo_dagster.state.planning.gc import LEGACY_EPOCHS_BEFORE_NEWEST
+from arroyo_dagster.state.planning.gc import LEGACY_EPOCHS_BEFORE_NEWEST, behind_pinned
 from arroyo_dagster.state.planning.verify_legacy import LegacyFacts, legacy_findings
 from arroyo_dagster.state.planning.verify_protocol import (
     NextStart,
@@ -74,10 +75,23 @@ def read_job_metadata(
         StorageError: the store failed.
     """
     looked_at = tuple(one for one in epochs if one <= epoch)[-history - 1 :]
+    if any(later - earlier > 1 for earlier, later in itertools.pairwise(looked_at)):
+        looked_at = _without_pinned(store, paths, looked_at)
     reader = _Reader(store, paths)
     if paths.layout is Layout.LEGACY:
         return _legacy(reader, looked_at, newest=epochs[-1])
     return _protocol(reader, looked_at, newest=epochs[-1])
+
+
+def _without_pinned(
+    store: ObjectStore, paths: JobPaths, epochs: tuple[Epoch, ...]
+) -> tuple[Epoch, ...]:
+    """The epochs since the last one whose follower expired while it was pinned."""
+    try:
+        pinned = ParquetBackend(store, paths).retained().ever_pinned
+    except FormatError:
+        return epochs  # a gap that nothing explains is told as one
+    return behind_pinned(epochs, pinned)
 
 
 @dataclass(slots=True)

@@ -119,12 +119,15 @@ class Pin:
 
     Attributes:
         owner, reason: for people to read.
+        released: it was unpinned, and goes with the next expiry. Until then it is known that the
+            gap between it and newer epochs is none that should worry anybody.
     """
 
     epoch: Epoch
     owner: str
     pinned_at_micros: int
     reason: str = ""
+    released: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +165,11 @@ class Retained:
 
     @property
     def pinned(self) -> frozenset[Epoch]:
+        return frozenset(pin.epoch for pin in self.pins if not pin.released)
+
+    @property
+    def ever_pinned(self) -> frozenset[Epoch]:
+        """Those that were unpinned and have not gone yet included."""
         return frozenset(pin.epoch for pin in self.pins)
 
 

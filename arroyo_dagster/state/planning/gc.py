@@ -6,6 +6,7 @@ crates/arroyo-state/src/parquet.rs, `cleanup_checkpoint`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
@@ -72,6 +73,19 @@ def oldest_kept(
     if layout is Layout.LEGACY:
         min_epoch = min(min_epoch, Epoch(max(0, epochs[0] - LEGACY_EPOCHS_BEFORE_NEWEST)))
     return min(min_epoch, *epochs[:2])
+
+
+def behind_pinned(epochs: Sequence[Epoch], pinned: Collection[Epoch]) -> tuple[Epoch, ...]:
+    """The epochs that follow each other, without the pinned ones that were left behind them.
+
+    Args:
+        epochs: those that exist, ascending.
+    """
+    start = 0
+    for at, (earlier, later) in enumerate(itertools.pairwise(epochs), start=1):
+        if later - earlier > 1 and earlier in pinned:
+            start = at
+    return tuple(epochs[start:])
 
 
 def plan_expire(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import (
     EpochRoot,
     PathsDigest,
@@ -44,8 +45,23 @@ def check_roots(roots: Roots) -> None:
     """
     if not roots.epochs:
         raise refuse("the job has no epoch, so nothing says what is needed", roots.paths)
+    missing = sorted(roots.retained.pinned - _numbers(roots))
+    if missing:
+        raise refuse(
+            f"the pinned epoch {missing[0]} is not there",
+            roots.paths,
+            epoch=missing[0],
+            next_step="find out who removed it, or `arroyo-state unpin` it; nothing was deleted",
+        )
     for one in (*roots.epochs, *roots.attempts):
         _check_inside(roots.paths, one)
+    for one in roots.attempts:
+        if one.state is CheckpointState.READY:
+            raise refuse(
+                f"a gap in the chain of epochs: nothing leads to epoch {one.epoch}, which is there",
+                roots.paths,
+                path=one.ref,
+            )
     for newer, older in zip(roots.epochs, roots.epochs[1:], strict=False):
         if older.epoch >= newer.epoch:
             raise refuse(
@@ -61,14 +77,6 @@ def check_roots(roots: Roots) -> None:
                 path=older.ref,
                 newer=newer.ref,
             )
-    missing = [pin.epoch for pin in roots.retained.pins if pin.epoch not in _numbers(roots)]
-    if missing:
-        raise refuse(
-            f"the pinned epoch {missing[0]} is not there",
-            roots.paths,
-            epoch=missing[0],
-            next_step="find out who removed it, or `arroyo-state unpin` it; nothing was deleted",
-        )
 
 
 def _numbers(roots: Roots) -> frozenset[Epoch]:
@@ -77,7 +85,7 @@ def _numbers(roots: Roots) -> frozenset[Epoch]:
 
 def _may_follow_a_gap(roots: Roots, epoch: Epoch) -> bool:
     """Whether what lies between this epoch and the next may have gone by right."""
-    pinned = roots.retained.pinned
+    pinned = roots.retained.ever_pinned
     # Below a pinned epoch lies its parent's metadata, and what a collection has not finished.
     return any(pin >= epoch for pin in pinned)
 

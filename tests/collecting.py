@@ -1,0 +1,150 @@
+"""What tests of garbage collection share: a clock, jobs, and the truth by brute force."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
+from arroyo_dagster.state.local.gc_plans import Asked
+from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.model.collecting import GRACE_MICROS, PlanKind, Retention
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected
+from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.jobs import run_word_job, word_job
+
+T = TypeVar("T")
+DAY = 86_400 * 1_000_000
+JOB: dict[str, Any] = {
+    "rows": 24,
+    "rows_per_epoch": 2,
+    "keep_epochs": None,
+    "merge_files_after": 99,
+}
+PATHS = word_job(MemoryStore(), **JOB).paths
+
+
+class Clock:
+    """The time of a store and of who looks at it; goes on only when it is told to."""
+
+    def __init__(self) -> None:
+        self.micros = time.time_ns() // 1000
+
+    def __call__(self) -> int:
+        self.micros += 1
+        return self.micros
+
+    def days(self, count: float) -> None:
+        """Let so much time go by."""
+        self.micros += int(count * DAY)
+
+
+def begun(epochs: int, clock: Clock | None = None, **changes: Any) -> MemoryStore:
+    """A job of ours with so many epochs."""
+    store = MemoryStore(clock=clock or Clock())
+    run_word_job(store, **{**JOB, **changes}, max_epochs=epochs)
+    return store
+
+
+def expiry(keep: int | None = None, micros: int | None = None, **said: str) -> Asked:
+    """An expiry that keeps so many epochs, or those so young."""
+    retention = Retention(keep_epochs=keep, keep_micros=micros)
+    return Asked(kind=PlanKind.EXPIRE, retention=retention, directory=directory(**said))
+
+
+def orphans(grace_micros: int = GRACE_MICROS, **said: str) -> Asked:
+    """A collection of what nothing refers to."""
+    return Asked(kind=PlanKind.ORPHANS, grace_micros=grace_micros, directory=directory(**said))
+
+
+def dead(grace_micros: int = GRACE_MICROS, **said: str) -> Asked:
+    """The removal of a job."""
+    return Asked(kind=PlanKind.DEAD_JOB, grace_micros=grace_micros, directory=directory(**said))
+
+
+def directory(**said: str) -> JobDirectory:
+    """Who knows about jobs: the user, if anything is said."""
+    return JobDirectory([SaidJobs(said)] if said else [])
+
+
+# ---- the truth -----------------------------------------------------------------------------------
+
+
+def reachable(store: ObjectStore, paths: JobPaths) -> set[StatePath]:
+    """Every data file that any metadata object below a job lists, by looking at all of them."""
+    found: set[StatePath] = set()
+    for info in store.list(paths.root):
+        found.update(_listed(store, info.path))
+    return found
+
+
+def _listed(store: ObjectStore, path: StatePath) -> Iterable[StatePath]:
+    name = path.name
+    if "/_arroyo_dagster/" in path:
+        if "/compactions/" in path:
+            record = records.decode_compaction_record(store.read(path), path)
+            return [p for one in record.merged for p in (*one.input_paths, *one.output_paths)]
+        return []
+    if name == "checkpoint-manifest.pb":
+        manifest = metadata.decode_manifest(store.read(path), path)
+        return [p for operator in manifest.operators for p in operator.paths]
+    if name == "metadata" and "/operator-" in path:
+        return metadata.decode_operator(store.read(path), path).paths
+    return []
+
+
+def data_files(store: ObjectStore, paths: JobPaths) -> set[StatePath]:
+    """Every data file below a job."""
+    return {info.path for info in store.list(paths.root) if info.path.name.startswith("table-")}
+
+
+def restorable(store: ObjectStore, paths: JobPaths, *epochs: int) -> None:
+    """Prove that epochs can be restored, by simulating it."""
+    for epoch in epochs:
+        verdict = verify_job(WriteProtected(store), paths, Epoch(epoch), level=4).verdict
+        assert verdict.errors == (), (epoch, verdict.errors)
+
+
+def whole(store: ObjectStore, paths: JobPaths, *epochs: int) -> None:
+    """Prove that every file of these epochs is there and can be opened."""
+    for epoch in epochs:
+        ParquetBackend(store, paths).prepare_checkpoint_load(Epoch(epoch))
+
+
+class Interrupted(Wrapper):
+    """A store where something happens just before its k-th call, of any verb.
+
+    Args:
+        at: which call, from 1; None only counts them in `calls`.
+    """
+
+    def __init__(
+        self, store: ObjectStore, at: int | None = None, then: Callable[[], object] = lambda: None
+    ) -> None:
+        super().__init__(store)
+        self.calls = 0
+        self._at = at
+        self._then = then
+        self._guard = threading.RLock()
+
+    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
+        with self._guard:
+            self.calls += 1
+            if self.calls == self._at:
+                self._then()
+        return action()
+
+
+def without_ours(store: ObjectStore) -> dict[StatePath, bytes]:
+    """Every object but what maintenance keeps for itself."""
+    return {
+        info.path: store.read(info.path)
+        for info in store.list()
+        if "/_arroyo_dagster/" not in info.path
+    }

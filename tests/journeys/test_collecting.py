@@ -1,0 +1,158 @@
+"""Garbage collection of one job: what stays is whole, whatever goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from arroyo_dagster.errors import (
+    StorageError,
+)
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.local.collecting import Pace, collect
+from arroyo_dagster.state.local.gc_plans import plan_collection
+from arroyo_dagster.state.local.jobs import list_jobs
+from arroyo_dagster.state.local.journal import list_runs, read_journal
+from arroyo_dagster.state.local.roots import read_roots
+from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.planning.reachable import referenced_by
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, WriteProtected
+from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.wrappers import Counting
+from tests.collecting import (
+    PATHS,
+    Clock,
+    begun,
+    data_files,
+    expiry,
+    reachable,
+    restorable,
+    whole,
+    without_ours,
+)
+from tests.compat.arroyo import ARCHIVES, unpack
+from tests.jobs import copied, run_word_job
+
+QUICK = Pace(sleep=lambda seconds: None)
+
+
+# ---- expire --------------------------------------------------------------------------------------
+
+
+def test_an_expiry_keeps_what_it_says_and_a_second_one_finds_nothing() -> None:
+    clock = Clock()
+    store = begun(8, clock)
+    planned = plan_collection(WriteProtected(store), PATHS, expiry(3), now_micros=clock())
+    assert planned.epochs == (1, 2, 3, 4, 5)
+    outcome = collect(store, PATHS, expiry(3), yes=True, clock=clock)
+    assert outcome.done
+    assert (outcome.deleted, outcome.size_bytes) == (planned.objects, planned.size_bytes)
+    assert outcome.plan.digest == planned.digest
+    restorable(store, PATHS, 6, 7, 8)
+    again = collect(store, PATHS, expiry(3), yes=True, clock=clock)
+    assert (again.done, again.plan.objects) == (False, 0)
+    assert data_files(store, PATHS) == reachable(store, PATHS)
+    run_word_job(store, rows=24, rows_per_epoch=2, keep_epochs=None, merge_files_after=99)
+
+
+@pytest.mark.parametrize("archive", ARCHIVES)
+def test_what_is_reachable_is_what_brute_force_finds(archive: str, tmp_path: Path) -> None:
+    store = WriteProtected(open_store(unpack(archive, tmp_path)))
+    for paths in list_jobs(store):
+        roots = read_roots(store, paths)
+        found = referenced_by(roots, (*roots.epochs, *roots.attempts))
+        expected = reachable(store, paths)
+        assert len(found) == len(expected)
+        assert all(path in found for path in expected)
+
+
+@pytest.mark.parametrize("archive", ARCHIVES)
+def test_an_expiry_to_the_newest_two_leaves_both_restorable(archive: str, tmp_path: Path) -> None:
+    store = open_store(unpack(archive, tmp_path))
+    for paths in list_jobs(store):
+        before = ParquetBackend(store, paths).epochs()
+        newest = before[-2:]
+        said = {str(paths.root): "stopped"}
+        outcome = collect(store, paths, expiry(2, **said), yes=True)
+        restorable(store, paths, *newest)
+        assert reachable(store, paths) <= data_files(store, paths)
+        if paths.layout is Layout.PROTOCOL:
+            assert outcome.done
+            assert ParquetBackend(store, paths).epochs() == newest
+        else:
+            # Arroyo's own cleanup needs the ten before either of the two newest.
+            left = ParquetBackend(store, paths).epochs()
+            assert left[0] == max(before[0], newest[0] - 10)
+
+
+def test_an_expiry_without_sizes_lists_nothing_and_reads_every_object_once() -> None:
+    store = Counting(WriteProtected(begun(9)))
+    reads: Counter[str] = Counter()
+    store.read = lambda path: (reads.update([path]), Counting.read(store, path))[1]  # type: ignore[method-assign,misc]
+    plan = plan_collection(store, PATHS, expiry(3), with_sizes=False)
+    assert plan.epochs == (1, 2, 3, 4, 5, 6)
+    assert store.calls["list"] == store.calls["list_dir"] == 0
+    assert {path for path, count in reads.items() if count > 1} <= {PATHS.current_generation}
+    full = plan_collection(WriteProtected(store), PATHS, expiry(3))
+    assert list(plan.data.paths) == sorted(full.data.paths, key=list(plan.data.paths).index)
+
+
+def test_age_count_and_both_say_which_epochs_stay() -> None:
+    clock = Clock()
+    store = begun(8, clock)
+    roots = read_roots(store, PATHS)
+    finished = {one.epoch: one.finish_time_micros for one in roots.epochs}
+    now = finished[8] + 10
+    young = now - finished[5]
+
+    def kept(**asked: Any) -> int | None:
+        return plan_collection(store, PATHS, expiry(**asked), now_micros=now).keep_from
+
+    assert kept(micros=young) == 5
+    assert kept(keep=3) == 6
+    assert kept(keep=3, micros=young) == 5
+    assert kept(keep=6, micros=young) == 3
+    assert kept(micros=0) == 7, "the newest and its parent stay"
+
+
+@pytest.mark.parametrize(
+    ("mode", "crash"),
+    [("before", False), ("after", False), ("after", True), ("partial", True)],
+    ids=["failure", "answer-lost", "crash", "crash-half-way"],
+)
+@pytest.mark.parametrize("aside", [False, True], ids=["deleted", "moved-aside"])
+def test_a_fault_at_any_change_leaves_what_stays_whole_and_the_next_run_finishes(
+    mode: Literal["before", "after", "partial"], crash: bool, aside: bool
+) -> None:
+    clock = Clock()
+    start = begun(5, clock, sinks=0, parallelism=1)
+
+    def run(store: Any) -> Any:
+        later = Clock()
+        later.micros = clock.micros
+        return collect(
+            store, PATHS, expiry(2), yes=True, aside=aside, clock=later, pace=QUICK, owner="one"
+        )
+
+    def fresh() -> MemoryStore:
+        return copied(start, clock=clock)
+
+    counted = FaultInjecting(fresh())
+    run(counted)
+    clean = without_ours(counted)
+    assert counted.changes > 8
+    for at in range(1, counted.changes + 1):
+        store = fresh()
+        faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
+        with contextlib.suppress(Crash, StorageError):
+            run(faulty)
+        whole(store, PATHS, 4, 5)
+        run(store)
+        assert without_ours(store) == clean, f"fault at change {at}: not finished by the next run"
+        outcomes = {entry.outcome.partition(":")[0] for entry in read_journal(store, PATHS)}
+        assert "unknown" not in outcomes, f"fault at change {at}"
+        assert all(one.ended for one in list_runs(store, PATHS)), f"fault at change {at}"

@@ -1,0 +1,353 @@
+"""What stays besides the newest epochs: pinned ones, and what was moved aside and can come back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import (
+    ConflictError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+)
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.codec.collecting import decode_gc_plan, gc_plan_to_json
+from arroyo_dagster.state.local.collecting import Pace, collect
+from arroyo_dagster.state.local.gc_plans import plan_collection
+from arroyo_dagster.state.local.journal import list_runs, read_journal
+from arroyo_dagster.state.local.quarantine import list_quarantines, purge, undelete
+from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from tests.collecting import (
+    JOB,
+    PATHS,
+    Clock,
+    begun,
+    data_files,
+    dead,
+    expiry,
+    orphans,
+    reachable,
+    restorable,
+    whole,
+    without_ours,
+)
+from tests.fleets import Written, legacy_job, protocol_job
+from tests.jobs import copied, run_word_job
+
+QUICK = Pace(sleep=lambda seconds: None)
+SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
+
+
+def expired(store: Any, clock: Clock, keep: int = 2, **options: Any) -> Any:
+    return collect(store, PATHS, expiry(keep), yes=True, clock=clock, pace=QUICK, **options)
+
+
+# ---- pins ----------------------------------------------------------------------------------------
+
+
+def test_a_pinned_epoch_stays_restorable_whoever_expires_its_neighbours() -> None:
+    clock = Clock()
+    store = begun(9, clock, sinks=1, parallelism=1)
+    pin_epoch(store, PATHS, Epoch(3), reason="before the migration", clock=clock)
+    outcome = expired(store, clock)
+    assert outcome.plan.epochs == (1, 4, 5, 6, 7)
+    restorable(store, PATHS, 3, 8, 9)
+    again = expired(store, clock)
+    assert again.plan.objects == 0
+    # The job's own expiry honours it as well.
+    run_word_job(store, **{**JOB, "sinks": 1, "parallelism": 1, "keep_epochs": 2}, max_epochs=2)
+    assert 3 in ParquetBackend(store, PATHS).epochs()
+    ParquetBackend(store, PATHS).cleanup_checkpoint(Epoch(10))
+    restorable(store, PATHS, 3, 10, 11)
+    unpin_epochs(store, PATHS, [Epoch(3)], clock=clock)
+    expired(store, clock)
+    assert ParquetBackend(store, PATHS).epochs() == [10, 11]
+    assert data_files(store, PATHS) == reachable(store, PATHS)
+
+
+def test_a_pinned_epoch_of_arroyo_s_legacy_layout_stays() -> None:
+    clock = Clock()
+    paths = legacy_job("j")
+    store = MemoryStore(clock=clock)
+    Written(store, paths, start=clock.micros).epochs(20)
+    pin_epoch(store, paths, Epoch(4), clock=clock)
+    said = expiry(2, j="stopped")
+    assert collect(store, paths, said, yes=True, clock=clock).plan.epochs == (
+        *(1, 2, 3),
+        *(5, 6, 7, 8),
+    )
+    whole(store, paths, 4, *range(9, 21))
+    assert not collect(store, paths, said, yes=True, clock=clock).done
+
+
+def test_only_a_whole_epoch_can_be_pinned() -> None:
+    clock = Clock()
+    store = begun(5, clock, **SMALL)
+    with pytest.raises(NotFoundError, match="epoch 9 does not exist"):
+        pin_epoch(store, PATHS, Epoch(9), clock=clock)
+    lost = ParquetBackend(store, PATHS).load(Epoch(2)).paths[0]
+    store.delete_many([lost])
+    with pytest.raises(FormatError, match="cannot be restored"):
+        pin_epoch(store, PATHS, Epoch(2), clock=clock)
+    assert read_retained(store, PATHS).pinned == frozenset()
+    with pytest.raises(NotFoundError, match="not pinned"):
+        unpin_epochs(store, PATHS, [Epoch(3)], clock=clock)
+
+
+def test_an_older_epoch_that_nothing_leads_to_is_a_gap() -> None:
+    clock = Clock()
+    store = begun(8, clock, **SMALL)
+    pin_epoch(store, PATHS, Epoch(2), clock=clock)
+    expired(store, clock)
+    store.delete_many([PATHS.retained])
+    for asked in (expiry(2), orphans()):
+        with pytest.raises(ProtocolError, match="nothing leads to epoch"):
+            collect(store, PATHS, asked, yes=True, clock=clock)
+    whole(store, PATHS, 2, 7, 8)
+
+
+def test_a_pinned_epoch_that_somebody_removed_stops_every_collection() -> None:
+    clock = Clock()
+    store = begun(6, clock, **SMALL)
+    pin_epoch(store, PATHS, Epoch(2), clock=clock)
+    expired(store, clock)
+    store.delete_many([PATHS.epoch_record(Epoch(2))])
+    with pytest.raises(ProtocolError, match="pinned epoch 2 is not there"):
+        expired(store, clock)
+    whole(store, PATHS, 5, 6)
+
+
+# ---- quarantine ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["ours", "protocol", "legacy"])
+def test_what_was_moved_aside_comes_back_byte_for_byte(kind: str) -> None:
+    clock = Clock()
+    paths: JobPaths = {"ours": PATHS, "protocol": protocol_job("p"), "legacy": legacy_job("j")}[
+        kind
+    ]
+    if kind == "ours":
+        store = begun(6, clock, sinks=1, parallelism=1)
+    else:
+        store = MemoryStore(clock=clock)
+        Written(store, paths, start=clock.micros).epochs(16)
+    before = without_ours(store)
+    epochs = ParquetBackend(store, paths).epochs()
+    asked = expiry(2) if kind == "ours" else expiry(2, **{str(paths.root): "stopped"})
+    outcome = collect(store, paths, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+    assert outcome.quarantine is not None
+    assert len(without_ours(store)) == len(before) - outcome.deleted
+    # What stays of the epochs in quarantine survives the next expiries.
+    other = undelete(store, paths, outcome.quarantine)
+    assert {one.path for one in other} == set(before) - set(without_ours(store))
+    undelete(store, paths, outcome.quarantine, yes=True, clock=clock)
+    assert without_ours(store) == before
+    whole(store, paths, *epochs)
+    assert {pin.epoch for pin in read_retained(store, paths).pins} == set(outcome.plan.epochs)
+    undelete(store, paths, outcome.quarantine, yes=True, clock=clock)
+    assert without_ours(store) == before
+
+
+def test_what_epochs_in_quarantine_need_stays_until_they_are_purged() -> None:
+    clock = Clock()
+    store = begun(4, clock, **SMALL)
+    aside = expired(store, clock, aside=True).quarantine
+    needed = {path for one, _ in list_quarantines(store, PATHS) for path in one.needs.paths}
+    assert needed
+    # Merged by the job itself: the newest epochs list none of it any more.
+    run_word_job(store, **{**JOB, **SMALL, "merge_files_after": 2}, max_epochs=4)
+    kept = {*ParquetBackend(store, PATHS).load().paths, *ParquetBackend(store, PATHS).load().paths}
+    assert needed - kept, "the newest epoch lists all of it still: this test shows nothing"
+    expired(store, clock)
+    ParquetBackend(store, PATHS).cleanup_checkpoint(Epoch(7))
+    clock.days(9)
+    collect(store, PATHS, orphans(), yes=True, clock=clock, pace=QUICK)
+    assert needed <= data_files(store, PATHS)
+    undelete(store, PATHS, str(aside), yes=True, clock=clock)
+    whole(store, PATHS, 1, 2, 7, 8)
+    unpin_epochs(store, PATHS, [Epoch(1), Epoch(2)], clock=clock)
+    assert [one.name for one in purge(store, PATHS, yes=True, clock=clock)] == [aside]
+    expired(store, clock)
+    assert data_files(store, PATHS) == reachable(store, PATHS)
+
+
+def test_a_purge_waits_for_its_time_and_can_be_stopped_anywhere() -> None:
+    clock = Clock()
+    start = begun(4, clock, **SMALL)
+    expired(start, clock, aside=True)
+    assert purge(start, PATHS, yes=True, clock=clock) == []
+    with pytest.raises(InputError, match="less than an hour"):
+        purge(start, PATHS, older_than_micros=5, clock=clock)
+    clock.days(8)
+    assert len(purge(start, PATHS, clock=clock)) == 1
+    counted = FaultInjecting(copied(start, clock=clock))
+    purge(counted, PATHS, yes=True, clock=clock)
+    assert read_retained(counted, PATHS).quarantines == ()
+    assert not [one.path for one in counted.list(PATHS.quarantine)]
+    assert {entry.outcome for entry in read_journal(counted, PATHS) if entry.kind == "purge"} == {
+        "deleted"
+    }
+    for at in range(1, counted.changes + 1):
+        store = copied(start, clock=clock)
+        with contextlib.suppress(Crash):
+            purge(FaultInjecting(store, fail_at=at, crash=True), PATHS, yes=True, clock=clock)
+        whole(store, PATHS, 3, 4)
+        clock.micros += 120_000_000
+        purge(store, PATHS, yes=True, clock=clock)
+        assert read_retained(store, PATHS).quarantines == (), f"crash at change {at}"
+        expired(store, clock)
+
+
+def test_what_lies_where_it_was_is_not_overwritten() -> None:
+    clock = Clock()
+    store = begun(4, clock, **SMALL)
+    outcome = expired(store, clock, aside=True)
+    moved = undelete(store, PATHS, str(outcome.quarantine))
+    store.put(moved[0].path, b"somebody else's")
+    with pytest.raises(ConflictError, match="something else lies"):
+        undelete(store, PATHS, str(outcome.quarantine), yes=True, clock=clock)
+    assert store.read(moved[0].path) == b"somebody else's"
+    assert store.head(moved[1].path) is None
+    with pytest.raises(NotFoundError, match="no such quarantine"):
+        undelete(store, PATHS, "none")
+
+
+def test_a_copy_that_was_changed_does_not_come_back() -> None:
+    clock = Clock()
+    store = begun(4, clock, **SMALL)
+    outcome = expired(store, clock, aside=True)
+    moved = undelete(store, PATHS, str(outcome.quarantine))
+    store.put(moved[0].copy, b"rotten")
+    with pytest.raises(FormatError, match="not what was moved"):
+        undelete(store, PATHS, str(outcome.quarantine), yes=True, clock=clock)
+
+
+# ---- journal, orphans, dead jobs -----------------------------------------------------------------
+
+
+def test_the_journal_names_who_when_what_and_what_became_of_it() -> None:
+    clock = Clock()
+    store = begun(6, clock, **SMALL)
+    before = {info.path: info for info in store.list()}
+    outcome = expired(store, clock, owner="ada")
+    entries = list(read_journal(store, PATHS))
+    assert len(entries) == outcome.deleted
+    for entry in entries:
+        info = before[entry.path]
+        assert (entry.size_bytes, entry.etag) == (info.size_bytes, info.etag)
+        assert (entry.owner, entry.kind, entry.outcome) == ("ada", "expire", "deleted")
+        assert entry.plan == outcome.plan.digest
+        assert entry.run == outcome.run
+    (run,) = list_runs(store, PATHS)
+    assert (run.objects, run.size_bytes, run.ended) == (outcome.deleted, outcome.size_bytes, True)
+    order = [entry.path.name for entry in entries]
+    last_data = max(at for at, name in enumerate(order) if name.startswith("table-"))
+    assert all("table-" not in name for name in order[last_data + 1 :])
+    manifests = [at for at, name in enumerate(order) if name == "checkpoint-manifest.pb"]
+    assert manifests == list(range(len(order) - 4, len(order)))
+
+
+def lose_an_attempt(store: MemoryStore, epoch: int, generation: int = 1) -> Any:
+    path = PATHS.data_file(
+        OperatorId("count"),
+        TableName("counts"),
+        0,
+        Epoch(epoch),
+        WorkerGeneration(generation),
+        attempt=f"lost{generation}",
+    )
+    store.put(path, b"x" * 100)
+    return path
+
+
+def test_orphans_of_a_job_of_ours_go_once_they_are_old_and_an_epoch_is_newer() -> None:
+    clock = Clock()
+    store = begun(4, clock, **SMALL)
+    lost = lose_an_attempt(store, 3)
+    store.put(PATHS.root / "notes.txt", b"of a person")
+
+    def plan() -> Any:
+        return plan_collection(store, PATHS, orphans(), now_micros=clock())
+
+    assert plan().stays["young"][0] >= 1
+    clock.days(4)
+    assert plan().objects == 0, "the newest epoch began before it was written"
+    assert plan().stays["in_flight"][0] == 1
+    run_word_job(store, **{**JOB, **SMALL}, max_epochs=1)
+    ref = ParquetBackend(store, PATHS).load().ref
+    manifest = metadata.decode_manifest(store.read(ref), ref)
+    now = clock()
+    store.put(
+        ref,
+        metadata.encode_manifest(replace(manifest, start_time_micros=now, finish_time_micros=now)),
+    )
+    found = plan()
+    assert list(found.data.paths) == [lost]
+    assert found.foreign == ("words/main/notes.txt",)
+    outcome = collect(store, PATHS, orphans(), yes=True, clock=clock, pace=QUICK)
+    old = PATHS.generation_manifest(WorkerGeneration(1))
+    assert {one.path for one in read_journal(store, PATHS)} == {lost, old}
+    assert outcome.deleted == 2
+    assert store.head(PATHS.root / "notes.txt") is not None
+    restorable(store, PATHS, 4, 5)
+
+
+def test_a_dead_job_goes_whole_and_can_come_back() -> None:
+    clock = Clock()
+    store = begun(4, clock, sinks=0, parallelism=1)
+    store.put(PATHS.root / "notes.txt", b"of a person")
+    before = without_ours(store)
+    root = str(PATHS.root)
+    with pytest.raises(ProtocolError, match="within the grace period"):
+        collect(store, PATHS, dead(**{root: "gone"}), yes=True, clock=clock)
+    clock.days(4)
+    for said, why in ({}, "nothing proves|known to no server"), ({root: "stopped"}, "is there"):
+        with pytest.raises(ProtocolError, match=why):
+            collect(store, PATHS, dead(**said), yes=True, clock=clock)
+    assert without_ours(store) == before
+    outcome = collect(
+        store, PATHS, dead(**{root: "gone"}), yes=True, aside=True, clock=clock, pace=QUICK
+    )
+    assert list(without_ours(store)) == ["words/main/notes.txt"]
+    assert outcome.plan.proof.condition == "gone (the user)"
+    undelete(store, PATHS, str(outcome.quarantine), yes=True, clock=clock)
+    assert without_ours(store) == before
+    restorable(store, PATHS, 1, 2, 3, 4)
+    clock.days(4)
+    with pytest.raises(ProtocolError, match="pinned"):
+        collect(store, PATHS, dead(**{root: "gone"}), yes=True, clock=clock)
+
+
+def test_a_stored_plan_is_carried_out_if_it_still_fits_and_refused_if_not() -> None:
+    clock = Clock()
+    store = begun(6, clock, **SMALL)
+    plan = plan_collection(store, PATHS, expiry(3), now_micros=clock())
+    text = json.dumps(gc_plan_to_json(plan)).encode()
+    assert decode_gc_plan(text, "plan.json") == plan
+    changed = json.loads(text)
+    changed["data"].append([ParquetBackend(store, PATHS).load().paths[0], 1, 1, "e"])
+    with pytest.raises(FormatError, match="digest"):
+        decode_gc_plan(json.dumps(changed).encode(), "plan.json")
+    run_word_job(store, **{**JOB, **SMALL}, max_epochs=2)
+    outcome = collect(
+        store, PATHS, expiry(3), yes=True, plan=decode_gc_plan(text, "p"), clock=clock, pace=QUICK
+    )
+    assert outcome.plan.epochs == (1, 2, 3)
+    assert ParquetBackend(store, PATHS).epochs() == [4, 5, 6, 7, 8]
+    # Whatever is pinned since then refuses it.
+    plan = plan_collection(store, PATHS, expiry(3), now_micros=clock())
+    pin_epoch(store, PATHS, Epoch(5), clock=clock)
+    before = without_ours(store)
+    with pytest.raises(ConflictError, match="no longer fits"):
+        collect(store, PATHS, expiry(3), yes=True, plan=plan, clock=clock, pace=QUICK)
+    assert without_ours(store) == before

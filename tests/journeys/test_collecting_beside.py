@@ -1,0 +1,210 @@
+"""Garbage collection beside others: a writer that goes on, a second collector, one that died."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import ArroyoStateError, ConflictError, ProtocolError
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.local.collecting import Pace, collect
+from arroyo_dagster.state.local.compaction import compact_job
+from arroyo_dagster.state.local.gc_plans import plan_collection
+from arroyo_dagster.state.local.pipeline import LocalRun
+from arroyo_dagster.state.local.roots import read_roots
+from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.storage import MemoryStore
+from tests.collecting import (
+    JOB,
+    PATHS,
+    Clock,
+    Interrupted,
+    begun,
+    data_files,
+    expiry,
+    orphans,
+    reachable,
+    restorable,
+    whole,
+)
+from tests.jobs import copied, output_of, run_word_job, state_of, word_job
+
+QUICK = Pace(sleep=lambda seconds: None)
+SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
+
+
+def run_of(store: MemoryStore, **changes: Any) -> LocalRun:
+    return LocalRun(word_job(store, **{**JOB, **SMALL, **changes}), store)
+
+
+@pytest.mark.parametrize("asked", ["expire", "orphans"])
+def test_a_writer_may_publish_between_any_two_calls_of_a_collector(asked: str) -> None:
+    clock = Clock()
+    start = begun(5, clock, **SMALL)
+    lost = PATHS.data_file("count", "counts", 0, 2, 1, attempt="lost")  # type: ignore[arg-type]
+    start.put(lost, b"an attempt that nobody waits for")
+    clock.days(4)
+    run_word_job(start, **{**JOB, **SMALL}, max_epochs=1)
+    wanted = expiry(2) if asked == "expire" else orphans()
+
+    def collected(store: Any) -> None:
+        collect(store, PATHS, wanted, yes=True, clock=clock, pace=QUICK)
+
+    counted = Interrupted(copied(start, clock=clock, keep_times=True))
+    collected(counted)
+    assert counted.calls > 40
+    for at in range(1, counted.calls + 1, 3):
+        store = copied(start, clock=clock, keep_times=True)
+        running = run_of(store)
+        running.step()
+        collected(Interrupted(store, at, running.step))
+        newest = ParquetBackend(store, PATHS).epochs()[-1]
+        assert newest == 8
+        whole(store, PATHS, 7, 8)
+        assert reachable(store, PATHS) <= data_files(store, PATHS), f"before call {at}"
+        running.step()
+        whole(store, PATHS, 9)
+
+
+def test_the_parent_of_the_newest_epoch_may_vanish_while_it_is_looked_for() -> None:
+    """Epochs come and go while the chain is walked: what was read is then read again."""
+    clock = Clock()
+    start = begun(3, clock, **SMALL)
+    counted = Interrupted(copied(start))
+    read_roots(counted, PATHS)
+    for at in range(1, counted.calls + 1):
+        store = copied(start, clock=clock)
+        running = run_of(store, keep_epochs=2)
+
+        def go_on(running: LocalRun = running, store: MemoryStore = store) -> None:
+            for _ in range(3):
+                running.step()
+            ParquetBackend(store, PATHS).cleanup_checkpoint(6)  # type: ignore[arg-type]
+
+        try:
+            roots = read_roots(Interrupted(store, at, go_on), PATHS)
+        except ConflictError:
+            continue  # too fast for it: looked three times, and nothing was decided
+        assert len(roots.epochs) >= 2, f"before call {at}"
+        assert roots.head.epoch in (3, 6)
+
+
+def test_a_parent_that_is_missing_for_good_is_refused() -> None:
+    store = begun(4, **SMALL)
+    parent = ParquetBackend(store, PATHS).load().parent_ref
+    assert parent is not None
+    store.delete_many([parent])
+    with pytest.raises(ProtocolError, match="refused"):
+        plan_collection(store, PATHS, expiry(2))
+
+
+def test_of_two_collectors_at_once_one_waits_for_its_turn() -> None:
+    clock = Clock()
+    store = begun(6, clock, **SMALL)
+    refused: list[ArroyoStateError] = []
+    ended: list[int] = []
+    together = threading.Barrier(2)
+
+    def run(owner: str) -> None:
+        together.wait()
+        try:
+            ended.append(
+                collect(store, PATHS, expiry(2), yes=True, clock=clock, owner=owner).deleted
+            )
+        except ConflictError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ended) + len(refused) == 2
+    assert sum(count > 0 for count in ended) == 1
+    assert all(error.retryable for error in refused)
+    restorable(store, PATHS, 5, 6)
+
+
+def test_while_somebody_else_maintains_the_job_nothing_is_deleted() -> None:
+    clock = Clock()
+    store = begun(5, clock, **SMALL)
+    before = data_files(store, PATHS)
+    with (
+        lease(store, PATHS, "a compaction", clock=clock),
+        pytest.raises(ConflictError, match="somebody else maintains"),
+    ):
+        collect(store, PATHS, expiry(2), yes=True, clock=clock)
+    assert data_files(store, PATHS) == before
+
+
+def test_a_lock_left_by_a_dead_run_is_taken_once_it_has_run_out() -> None:
+    clock = Clock()
+    store = begun(5, clock, **SMALL)
+    held = lease(store, PATHS, "dead", clock=clock, seconds=60)
+    dead = held.__enter__()  # its process ends here: nobody gives it back
+    with pytest.raises(ConflictError, match="runs out in"):
+        collect(store, PATHS, expiry(2), yes=True, clock=clock)
+    clock.micros += 61_000_000
+    assert collect(store, PATHS, expiry(2), yes=True, clock=clock).done
+    with pytest.raises(ConflictError):
+        dead.delete_many([PATHS.current_generation])
+    assert store.head(PATHS.current_generation) is not None
+
+
+def test_a_collector_that_lost_its_lease_deletes_nothing_more() -> None:
+    clock = Clock()
+    start = begun(5, clock, **SMALL)
+    counted = Interrupted(copied(start, clock=clock))
+    collect(counted, PATHS, expiry(2), yes=True, clock=clock)
+    for at in range(5, counted.calls, 4):
+        store = copied(start, clock=clock)
+        seen: list[set[str]] = []
+
+        def take(store: MemoryStore = store, seen: list[set[str]] = seen) -> None:
+            clock.micros += 120_000_000
+            with lease(store, PATHS, "another", clock=clock):
+                seen.append({*map(str, data_files(store, PATHS))})
+
+        try:
+            collect(Interrupted(store, at, take), PATHS, expiry(2), yes=True, clock=clock)
+        except ConflictError:
+            assert {*map(str, data_files(store, PATHS))} == seen[0], f"before call {at}"
+        whole(store, PATHS, 4, 5)
+
+
+def test_what_a_compaction_has_merged_and_nobody_lists_yet_stays() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    running = run_of(store)
+    for _ in range(5):
+        running.step()
+    compact_job(store, PATHS, CompactionSettings(policy=CompactionPolicy.FULL), clock=clock)
+    clock.days(30)
+    plan = plan_collection(store, PATHS, orphans(GRACE_FLOOR_MICROS), now_micros=clock())
+    assert plan.objects == 0
+    assert plan.stays["referenced"][0] == len(reachable(store, PATHS))
+    running.step()
+    whole(store, PATHS, 6)
+
+
+def test_an_expired_and_collected_job_ends_as_one_that_was_left_alone() -> None:
+    clock = Clock()
+    store, plain = MemoryStore(clock=clock), MemoryStore()
+    running = run_of(store, sinks=1)
+    for _ in range(8):
+        running.step()
+        collect(store, PATHS, expiry(2), yes=True, clock=clock)
+        clock.days(4)
+        collect(store, PATHS, orphans(), yes=True, clock=clock)
+    for one in (store, plain):
+        run_word_job(one, **{**JOB, **SMALL, "sinks": 1})
+    job = word_job(store, **{**JOB, **SMALL, "sinks": 1})
+    found, expected = state_of(store, job), state_of(plain, job)
+    for one in (found, expected):
+        one.pop("")
+    assert found == expected
+    assert output_of(store) == output_of(plain)

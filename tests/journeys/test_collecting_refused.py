@@ -1,0 +1,461 @@
+"""What a collector refuses, with the evidence, and what it must not take for garbage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.local.collecting import Pace, collect
+from arroyo_dagster.state.local.gc_plans import Asked, plan_collection
+from arroyo_dagster.state.local.roots import read_roots
+from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS, PlanKind, Retention
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.storage import MemoryStore, WriteProtected
+from arroyo_dagster.state.storage.store import Listing, ObjectInfo
+from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.collecting import (
+    PATHS,
+    Clock,
+    begun,
+    data_files,
+    dead,
+    directory,
+    expiry,
+    orphans,
+    reachable,
+    restorable,
+    whole,
+    without_ours,
+)
+from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
+
+QUICK = Pace(sleep=lambda seconds: None)
+SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
+FOREVER = 400
+
+
+def arroyo(
+    paths: JobPaths, epochs: int, clock: Clock, store: MemoryStore | None = None, **options: Any
+) -> tuple[MemoryStore, Written]:
+    """A job of Arroyo's with so many epochs, a second apart."""
+    found = store or MemoryStore(clock=clock)
+    job = Written(found, paths, start=clock.micros, **options)
+    for _ in range(epochs):
+        clock.micros += 1_000_000
+        job.write()
+    return found, job
+
+
+def planned(store: Any, paths: JobPaths, asked: Asked, clock: Clock) -> Any:
+    return plan_collection(WriteProtected(store), paths, asked, now_micros=clock())
+
+
+def refused(store: Any, paths: JobPaths, asked: Asked, clock: Clock, match: str) -> None:
+    """Nothing is planned and nothing goes, and the error says why and what to do."""
+    whole_store = getattr(store, "inner", store)
+    before = without_ours(whole_store)
+    for act in (
+        lambda: planned(store, paths, asked, clock),
+        lambda: collect(store, paths, asked, yes=True, clock=clock, pace=QUICK),
+    ):
+        kinds = (ProtocolError, FormatError, InputError, ConflictError)
+        with pytest.raises(kinds, match=match) as found:
+            act()
+        assert found.value.next_step
+    assert without_ours(whole_store) == before
+
+
+STOPPED = {"p/main": "stopped", "j": "stopped"}
+PROTOCOL = protocol_job("p")
+LEGACY = legacy_job("j")
+
+
+# ---- the condition of a job ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])
+def test_a_job_of_arroyo_s_in_unknown_condition_is_not_touched(paths: JobPaths) -> None:
+    clock = Clock()
+    store, _ = arroyo(paths, 15, clock)
+    clock.days(5)
+    for asked in (expiry(2), orphans()):
+        refused(store, paths, asked, clock, "unknown: nobody was asked")
+    said = {str(paths.root): "Recovering"}
+    refused(store, paths, expiry(2, **said), clock, "changing its state")
+    refused(store, paths, orphans(**said), clock, "changing its state")
+    refused(store, paths, expiry(2, **{str(paths.root): "running"}), clock, "Arroyo itself expires")
+    refused(store, paths, expiry(2, **{str(paths.root): "gone"}), clock, "said to be gone")
+
+
+def test_a_run_id_that_is_not_the_newest_generation_is_refused() -> None:
+    clock = Clock()
+    store, _ = arroyo(PROTOCOL, 5, clock)
+    said: Any = {"p/main": {"condition": "stopped", "run_id": 4}}
+    asked = Asked(
+        kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2), directory=directory(**said)
+    )
+    refused(store, PROTOCOL, asked, clock, "worker generation 1, the user speaks of run 4")
+
+
+def test_an_epoch_that_the_database_knows_and_the_store_does_not_is_refused() -> None:
+    clock = Clock()
+    store, _ = arroyo(LEGACY, 15, clock)
+    said: Any = {"j": {"condition": "stopped", "epoch": 17}}
+    asked = Asked(
+        kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2), directory=directory(**said)
+    )
+    refused(store, LEGACY, asked, clock, "knows epoch 17")
+
+
+def test_a_job_of_arroyo_s_whose_commit_is_not_finished_is_refused() -> None:
+    clock = Clock()
+    store, job = arroyo(PROTOCOL, 4, clock)
+    job.write(committing=True)
+    refused(store, PROTOCOL, expiry(2, **STOPPED), clock, "commit of the newest epoch")
+    job.commit()
+    assert planned(store, PROTOCOL, expiry(2, **STOPPED), clock).epochs == (1, 2, 3)
+
+
+def test_a_job_that_starts_while_it_is_collected_stops_the_collection() -> None:
+    clock = Clock()
+    store, _ = arroyo(PROTOCOL, 8, clock)
+    words = iter(["stopped"] * 2 + ["running"] * 9)
+
+    class Changing:
+        source = "the controller"
+
+        def look_up(self, jobs: Any, *, checkpoints: bool = False) -> Any:
+            word = next(words)
+            return directory(**{"p/main": word}).sources[0].look_up(jobs)
+
+    asked = expiry(2)
+    asked = replace(asked, directory=type(asked.directory)([Changing()]))
+    with pytest.raises(ProtocolError, match="is running"):
+        collect(store, PROTOCOL, asked, yes=True, clock=clock, pace=QUICK)
+    whole(store, PROTOCOL, 7, 8)
+    assert ParquetBackend(store, PROTOCOL).epochs() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+# ---- what cannot be read, or does not add up -----------------------------------------------------
+
+
+def garble(store: MemoryStore, path: StatePath) -> None:
+    store.put(path, b"\xff\xff\xff")
+
+
+@pytest.mark.parametrize("epoch", [2, 5])
+def test_metadata_that_does_not_decode_is_refused_whether_it_expires_or_stays(epoch: int) -> None:
+    clock = Clock()
+    store = begun(5, clock, **SMALL)
+    garble(store, ParquetBackend(store, PATHS).load_checkpoint_metadata(Epoch(epoch)).ref)
+    for asked in (expiry(2), orphans()):
+        refused(store, PATHS, asked, clock, "not what its format says")
+
+
+@pytest.mark.parametrize("number", [2, 14])
+def test_operator_metadata_that_does_not_decode_is_refused(number: int) -> None:
+    clock = Clock()
+    store, _ = arroyo(LEGACY, 15, clock)
+    garble(store, LEGACY.operator_metadata(OPERATOR, Epoch(number)))
+    for asked in (expiry(2, **STOPPED), orphans(**STOPPED)):
+        refused(store, LEGACY, asked, clock, "not what its format says")
+
+
+def test_pins_and_compactions_that_do_not_decode_are_refused() -> None:
+    for path in (PATHS.retained, PATHS.compactions / "0000004-x.json"):
+        clock = Clock()
+        store = begun(5, clock, **SMALL)
+        store.put(path, b'{"version":2}')
+        refused(store, PATHS, orphans(), clock, "version|field")
+    store = begun(5, clock, **SMALL)
+    store.put(PATHS.retained, b"{")
+    with pytest.raises(FormatError):
+        ParquetBackend(store, PATHS).cleanup_checkpoint(Epoch(4))
+    whole(store, PATHS, 1, 2, 3)
+
+
+def test_a_gap_in_the_chain_is_refused() -> None:
+    clock = Clock()
+    store, _ = arroyo(LEGACY, 15, clock)
+    store.delete_many([LEGACY.legacy_metadata(Epoch(8))])
+    refused(store, LEGACY, expiry(2, **STOPPED), clock, "a gap in the chain of epochs: 7")
+    store = begun(6, clock, **SMALL)
+    manifest = ParquetBackend(store, PATHS).load_checkpoint_metadata(Epoch(3)).ref
+    store.delete_many([manifest])
+    refused(store, PATHS, expiry(2), clock, "has a record and no manifest")
+
+
+def test_a_cycle_in_the_chain_is_refused() -> None:
+    clock = Clock()
+    store = begun(6, clock, **SMALL)
+    backend = ParquetBackend(store, PATHS)
+    refs = {epoch: backend.load_checkpoint_metadata(Epoch(epoch)).ref for epoch in (2, 5)}
+    manifest = metadata.decode_manifest(store.read(refs[2]), refs[2])
+    store.put(refs[2], metadata.encode_manifest(replace(manifest, parent_ref=refs[5])))
+    refused(store, PATHS, expiry(2), clock, "goes back to|says that it is epoch|turns back")
+
+
+def test_a_newer_version_is_refused() -> None:
+    clock = Clock()
+    store = begun(5, clock, **SMALL)
+    path = PATHS.epoch_record(Epoch(2))
+    fields = json.loads(store.read(path)) | {"version": 2}
+    store.put(path, json.dumps(fields).encode())
+    refused(store, PATHS, expiry(2), clock, "version 2")
+    store = begun(5, clock, **SMALL)
+    store.put(PATHS.ours / "snapshots" / "x.json", b"{}")
+    refused(store, PATHS, orphans(), clock, "a newer release keeps something here: snapshots")
+
+
+class Cut(Wrapper):
+    """A store whose listings end early, as one behind a broken proxy: 200, and garbage."""
+
+    def __init__(self, store: MemoryStore, after: int) -> None:
+        super().__init__(store)
+        self._after = after
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        found = [*self.inner.list(prefix, start_after=start_after)]
+        return iter(found[: self._after])
+
+    def list_dir(self, prefix: str = "") -> Listing:
+        found = self.inner.list_dir(prefix)
+        return Listing(objects=found.objects[: self._after], prefixes=found.prefixes[: self._after])
+
+
+@pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])
+@pytest.mark.parametrize("after", [0, 1, 7, 20])
+def test_a_listing_that_is_cut_short_is_refused(paths: JobPaths, after: int) -> None:
+    clock = Clock()
+    store, _ = arroyo(paths, 15, clock)
+    said = {str(paths.root): "stopped"}
+    clock.days(5)
+    for asked in (expiry(2, **said), orphans(**said)):
+        refused(Cut(store, after), paths, asked, clock, r"refused to collect|maintains")
+
+
+def test_two_deployments_below_one_url_are_refused() -> None:
+    clock = Clock()
+    store, _ = arroyo(LEGACY, 15, clock)
+    arroyo(protocol_job("j", "inner"), 2, clock, store)
+    refused(store, LEGACY, expiry(2, **STOPPED), clock, "two deployments overlap")
+
+
+def listing_elsewhere(store: MemoryStore, paths: JobPaths, epoch: int, path: str) -> None:
+    """Let an epoch list a file at another path."""
+    ref = paths.manifest(WorkerGeneration(1), Epoch(epoch))
+    manifest = metadata.decode_manifest(store.read(ref), ref)
+    files = GlobalKeyedFiles(files=(StatePath(path),))
+    operator = replace(manifest.operators[0], tables={TABLE: files})
+    store.put(ref, metadata.encode_manifest(replace(manifest, operators=(operator,))))
+
+
+@pytest.mark.parametrize("epoch", [1, 8])
+def test_a_reference_that_leads_out_of_the_job_is_refused(epoch: int) -> None:
+    clock = Clock()
+    store, _ = arroyo(PROTOCOL, 8, clock)
+    store.put(StatePath("p/other/table-x-000"), b"of somebody else")
+    listing_elsewhere(store, PROTOCOL, epoch, "p/other/table-x-000")
+    refused(store, PROTOCOL, expiry(2, **STOPPED), clock, "lists a file outside of its job")
+
+
+@pytest.mark.parametrize("hostile", ["../x/table-a-000", "/etc/passwd", "p/main/%2e%2e/table-a"])
+def test_a_hostile_reference_is_refused(hostile: str) -> None:
+    clock = Clock()
+    store, _ = arroyo(PROTOCOL, 8, clock)
+    ref = PROTOCOL.manifest(WorkerGeneration(1), Epoch(2))
+    path = PROTOCOL.data_file(OPERATOR, TABLE, 0, Epoch(2), WorkerGeneration(1), attempt="x")
+    data = store.read(ref)
+    assert len(hostile) < len(path)
+    evil = hostile + "x" * (len(path) - len(hostile))
+    store.put(ref, data.replace(path.encode(), evil.encode()))
+    refused(store, PROTOCOL, expiry(2, **STOPPED), clock, "not what its format says")
+
+
+# ---- clocks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grace", [-1, 0, GRACE_FLOOR_MICROS - 1])
+def test_a_grace_period_in_the_future_or_below_the_floor_is_refused(grace: int) -> None:
+    with pytest.raises(InputError, match=r"future|younger than an hour"):
+        orphans(grace)
+    with pytest.raises(InputError):
+        expiry(micros=-1)
+
+
+def test_a_collector_whose_clock_is_not_the_store_s_refuses() -> None:
+    clock = Clock()
+    store = begun(5, clock, **SMALL)
+    ahead = Clock()
+    ahead.micros = clock.micros + 5 * 86_400_000_000
+    with pytest.raises(ProtocolError, match="clocks of the store and of this machine"):
+        collect(store, PATHS, orphans(), yes=True, clock=ahead)
+
+
+def test_a_writer_whose_clock_is_ahead_of_the_store_s_is_refused() -> None:
+    clock = Clock()
+    store, job = arroyo(PROTOCOL, 3, clock)
+    job._start += 3_600_000_000
+    job.write()
+    refused(store, PROTOCOL, orphans(**{"p/main": "running"}), clock, "in the future")
+
+
+def test_a_file_without_a_time_is_kept() -> None:
+    clock = Clock()
+    store = begun(5, clock, **SMALL)
+    lost = PATHS.data_file(
+        OperatorId("count"), TableName("counts"), 0, Epoch(2), WorkerGeneration(1), attempt="lost"
+    )
+    store.put(lost, b"x")
+    clock.days(9)
+
+    class NoTimes(Wrapper):
+        def list(self, prefix: str = "", *, start_after: str | None = None) -> Any:
+            for info in self.inner.list(prefix, start_after=start_after):
+                yield replace(info, modified_micros=None if info.path == lost else 0)
+
+    plan = planned(NoTimes(store), PATHS, orphans(), clock)
+    assert plan.objects == 0
+    assert plan.stays["no_time"][0] == 1
+
+
+# ---- what is not garbage -------------------------------------------------------------------------
+
+
+def test_half_collected_epochs_are_finished() -> None:
+    """A run that died between any two deletes; here by hand, record by record."""
+    clock = Clock()
+    store = begun(6, clock, **SMALL)
+    backend = ParquetBackend(store, PATHS)
+    oldest = backend.load_checkpoint_metadata(Epoch(1))
+    second = backend.load_checkpoint_metadata(Epoch(2))
+    store.delete_many([PATHS.epoch_record(Epoch(1)), PATHS.epoch_record(Epoch(3)), oldest.ref])
+    staying = {path for epoch in (5, 6) for path in backend.load(Epoch(epoch)).paths}
+    gone = [path for path in second.paths if path not in staying]
+    assert gone
+    store.delete_many(gone)
+    outcome = collect(store, PATHS, expiry(2), yes=True, clock=clock, pace=QUICK)
+    assert outcome.plan.epochs == (2, 3, 4)
+    restorable(store, PATHS, 5, 6)
+    assert data_files(store, PATHS) == reachable(store, PATHS)
+    manifests = [info.path for info in store.list() if info.path.name == "checkpoint-manifest.pb"]
+    assert len(manifests) == 2
+
+
+@pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])
+def test_a_file_that_skips_epochs_stays_while_any_that_stays_lists_it(paths: JobPaths) -> None:
+    clock = Clock()
+    store, job = arroyo(paths, 2, clock, keep=1)
+    first = job._listed[0]
+    for _ in range(12):
+        clock.micros += 1_000_000
+        job.write()
+    job._keep = 2
+    job._listed = [first]
+    job.write()
+    job._listed = [first]
+    job._keep = 2
+    job.write()
+    said = {str(paths.root): "stopped"}
+    plan = planned(store, paths, expiry(2, **said), clock)
+    assert first not in set(plan.data.paths)
+    assert plan.epochs
+    collect(store, paths, expiry(2, **said), yes=True, clock=clock, pace=QUICK)
+    whole(store, paths, *ParquetBackend(store, paths).epochs())
+    assert store.head(first) is not None
+
+
+def test_names_used_again_after_ignore_state_are_never_taken() -> None:
+    """The new run writes into old directories, under old names, while it runs."""
+    clock = Clock()
+    store, _ = arroyo(LEGACY, 8, clock)
+    second = Written(store, LEGACY, start=clock.micros, keep=12)
+    for number in range(9, 21):
+        clock.micros += 1_000_000
+        second.epoch = Epoch(number - 9)  # the worker counts from 1 again…
+        legacy_path = LEGACY.data_file(OPERATOR, TABLE, 0, Epoch(number - 8), None, attempt="x")
+        store.put(legacy_path, b"written again")
+        second._listed = [*second._listed, legacy_path]
+        second.epoch = Epoch(number - 1)  # …the coordinator does not
+        second._files = False
+        listed = second._listed
+        second.write()
+        second._listed = listed
+        ref = LEGACY.operator_metadata(OPERATOR, Epoch(number))
+        operator = metadata.decode_operator(store.read(ref), ref)
+        tables = {TABLE: GlobalKeyedFiles(files=tuple(listed))}
+        store.put(ref, metadata.encode_operator(replace(operator, tables=tables)))
+    leftover = LEGACY.data_file(OPERATOR, TABLE, 7, Epoch(13), None, attempt="x")
+    store.put(leftover, b"of the old run, in a directory that the new one will reach")
+    clock.days(30)
+    store.put(LEGACY.legacy_metadata(Epoch(20)), store.read(LEGACY.legacy_metadata(Epoch(20))))
+    plan = planned(store, LEGACY, orphans(j="running"), clock)
+    assert plan.objects == 0
+    assert reachable(store, LEGACY) <= data_files(store, LEGACY)
+    stopped = planned(store, LEGACY, expiry(2, **STOPPED), clock)
+    kept = read_roots(store, LEGACY)
+    staying = {p for one in kept.epochs if one.epoch not in stopped.epochs for p in one.files.paths}
+    assert not staying & set(stopped.data.paths)
+
+
+def test_jobs_whose_names_begin_alike_do_not_touch_each_other() -> None:
+    clock = Clock()
+    store, _ = arroyo(legacy_job("job_1"), 15, clock)
+    arroyo(legacy_job("job_10"), 15, clock, store)
+    arroyo(protocol_job("pl", "job_1"), 6, clock, store)
+    arroyo(protocol_job("pl", "job_10"), 6, clock, store)
+    clock.days(9)
+    before = without_ours(store)
+    for paths in (legacy_job("job_1"), protocol_job("pl", "job_1")):
+        said = {str(paths.root): "stopped"}
+        assert planned(store, paths, orphans(**said), clock).objects == 0
+        assert collect(store, paths, expiry(2, **said), yes=True, clock=clock, pace=QUICK).done
+        dying = replace(dead(), directory=directory(**{str(paths.root): "gone"}))
+        assert collect(store, paths, dying, yes=True, clock=clock, pace=QUICK).done
+        assert not data_files(store, paths)
+    after = without_ours(store)
+    others = {p: d for p, d in before.items() if p.startswith(("job_10/", "pl/job_10/"))}
+    assert after == others
+
+
+def test_names_that_are_percent_encoded_in_the_store_are_the_same_files() -> None:
+    clock = Clock()
+    store = begun(4, clock, **SMALL)
+    operator = OperatorId("SessionWindow<30s>")
+    lost = PATHS.data_file(
+        operator, TableName("s"), 0, Epoch(2), WorkerGeneration(1), attempt="lost"
+    )
+    store.put(lost, b"x")
+    assert "%3C" not in lost
+    ref = ParquetBackend(store, PATHS).load(Epoch(3)).ref
+    listed = PATHS.data_file(
+        operator, TableName("s"), 0, Epoch(3), WorkerGeneration(1), attempt="l"
+    )
+    store.put(listed, b"x")
+    manifest = metadata.decode_manifest(store.read(ref), ref)
+    tables = {**manifest.operators[0].tables, TableName("s"): GlobalKeyedFiles(files=(listed,))}
+    changed = replace(manifest.operators[0], tables=tables)
+    store.put(
+        ref,
+        metadata.encode_manifest(replace(manifest, operators=(changed, *manifest.operators[1:]))),
+    )
+    clock.days(9)
+    store.put(ref, store.read(ref))
+    head = ParquetBackend(store, PATHS).load(Epoch(4))
+    fresh = metadata.decode_manifest(store.read(head.ref), head.ref)
+    now = replace(fresh, start_time_micros=clock(), finish_time_micros=clock())
+    store.put(head.ref, metadata.encode_manifest(now))
+    plan = planned(store, PATHS, orphans(), clock)
+    assert list(plan.data.paths) == [lost]
+    collect(store, PATHS, orphans(), yes=True, clock=clock, pace=QUICK)
+    assert store.head(lost) is None
+    assert store.head(listed) is not None
