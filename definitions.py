@@ -8,7 +8,8 @@
 | `ARROYO_DEPLOYMENT` | tells several deployments of one Dagster instance apart |
 | `ARROYO_RUNNING` | `1`: sensor and schedules are on from the start |
 | `ARROYO_SENSOR_SECONDS` | between two ticks of the sensor, 30 by default |
-| `ARROYO_REFRESH_CRON`, `ARROYO_FLEET_CRON` | when new epochs are catalogued, the fleet and states checked |
+| `ARROYO_REFRESH_CRON` | when new epochs are catalogued |
+| `ARROYO_FLEET_CRON` | when the fleet is looked at, and the states of dataflows |
 | `ARROYO_COMPACTION_CRON`, `ARROYO_GC_CRON` | when jobs are compacted, old epochs expired |
 | `ARROYO_COMPACT_AFTER_FILES` | a job is compacted once so many files were never merged |
 | `ARROYO_COMPACTION_POLICY` | `bin-pack` or `full`, for scheduled runs |

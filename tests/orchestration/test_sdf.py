@@ -19,7 +19,7 @@ from arroyo_dagster.orchestration.sdf_graph import SdfGraph
 from arroyo_dagster.state.local.pipeline import run_pipeline
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.sdf.mistakes import InvalidDefinition
-from tests.dataflows import WORDS, random_words, run_words, words_dataflow, words_services
+from tests.word_services import WORDS, random_words, run_words, words_dataflow, words_services
 
 FLOW = "tests.words"
 COUNTS = dg.AssetKey(["sdf", FLOW, "state", "count", "counts"])

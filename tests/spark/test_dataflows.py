@@ -14,7 +14,7 @@ from arroyo_dagster.spark.pipelines import run_pipelines
 from arroyo_dagster.state.coordinator import request_stop
 from arroyo_dagster.state.sdf.view import Views, service_paths
 from arroyo_dagster.state.storage.open import open_store
-from tests.dataflows import (
+from tests.word_services import (
     kept,
     plain_counts,
     random_words,
