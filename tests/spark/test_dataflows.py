@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.pipelines import run_pipelines
+from arroyo_dagster.spark.states import _for_spark, register_states, state_frame
 from arroyo_dagster.state.coordinator import request_stop
 from arroyo_dagster.state.sdf.view import Views, service_paths
 from arroyo_dagster.state.storage.open import open_store
@@ -91,3 +94,31 @@ def test_when_one_service_fails_the_others_stop_with_a_checkpoint(
 
 def _fails(partition: Any) -> Any:
     raise ArroyoStateError("on purpose")
+
+
+def test_states_are_frames_and_views_of_spark_at_one_epoch(session: Any, tmp_path: Path) -> None:
+    words = random_words(100, 5)
+    store = open_store(f"{tmp_path}/state")
+    run_words(store, words[:50])
+    before = state_frame(session, store, words_dataflow(), "count.counts")
+    epochs = register_states(session, store, words_dataflow())
+    assert epochs["count"] is not None
+    run_words(store, words)  # the sources have more: a newer epoch
+    first, every = plain_counts(words[:50]), plain_counts(words)
+    assert {row._key: row.value for row in before.collect()} == {
+        text: n for text, (n, _) in first.items()
+    }
+    rows = session.sql("select _key, n, last from last_seen order by _key").collect()
+    assert {row._key: (row.n, row.last) for row in rows} == first
+    now = state_frame(session, store, words_dataflow(), "last-seen")
+    assert {row._key: (row.n, row.last) for row in now.collect()} == every
+    assert dict(now.dtypes)["n"] == "bigint"  # u32
+
+
+def test_numbers_that_spark_does_not_have_keep_their_values(session: Any) -> None:
+    frame = pl.DataFrame(
+        {"_key": ["a"], "u64": [2**64 - 1], "u8": [255], "at": [datetime(2026, 1, 1)]},
+        schema={"_key": pl.String, "u64": pl.UInt64, "u8": pl.UInt8, "at": pl.Datetime("ms")},
+    )
+    (row,) = session.createDataFrame(_for_spark(frame)).collect()
+    assert (row.u64, row.u8) == (2**64 - 1, 255)

@@ -71,11 +71,23 @@ class SnapshotReader:
     Frames have `_window_start` and `_window_end` (epoch milliseconds, where there are windows),
     `_key`, the columns by name, `_updated_at`; of a primitive state `_key` and `value`. They are
     sorted by window, then key.
+
+    Args:
+        live: of a windowed state the open windows, not the one that closed last.
+        keys: of an arrow-row the routing keys to read; a primitive state is read whole.
     """
 
-    def __init__(self, store: ObjectStore, state: StateDef, *, live: bool = False) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        state: StateDef,
+        *,
+        live: bool = False,
+        keys: KeyRange = EVERY_KEY,
+    ) -> None:
         self._store = store
         self.state = state
+        self._keys = keys
         self._where = Where.of(state, live=live)
         self._read: tuple[Any, ...] = ()
         self._config: TableConfig | None = None
@@ -124,8 +136,8 @@ class SnapshotReader:
             before = before.filter(ends)
         if not files:
             return before
-        touched = table.read(files, EVERY_KEY, columns=table.key_indices)
-        rows = table.load(files, EVERY_KEY, cutoff_micros=cutoff_micros)
+        touched = table.read(files, self._keys, columns=table.key_indices)
+        rows = table.load(files, self._keys, cutoff_micros=cutoff_micros)
         layout = RowLayout.of(table.config, table.memory_schema, ours=True)
         fresh = frame_of_rows(self.state, newest(rows, layout))
         if before.height:

@@ -283,6 +283,10 @@ class Views:
         state."""
         return self._heads.get(owner)
 
+    def state(self, state: str) -> StateDef:
+        """The definition of a state, named as for `view`. Errors as `view`."""
+        return self.states[self._named(state)]
+
     def view(self, state: str, *, live: bool = False) -> StateView:
         """The view of a state.
 
