@@ -29,6 +29,8 @@ from arroyo_dagster.cli.shown import (
     seconds,
     state_words,
 )
+from arroyo_dagster.errors import ArroyoStateError, FormatError
+from arroyo_dagster.state.codec.hashing import HashVariant
 from arroyo_dagster.state.codec.plain import iso_micros
 from arroyo_dagster.state.local import query
 from arroyo_dagster.state.local.hashes import HashEvidence, find_hash_variant
@@ -43,6 +45,7 @@ from arroyo_dagster.state.local.jobs import (
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.directory import JobAnswer
 from arroyo_dagster.state.planning.query import job_watermark_micros
+from arroyo_dagster.state.storage import ObjectStore
 
 
 @main.command()
@@ -186,14 +189,24 @@ def show(
     store = open_to_read(url)
     paths = find_job(store, job)
     found = query.describe_epoch(store, paths, epoch)
-    hashed = find_hash_variant(store, found.checkpoint)
+    hashed, damage = _hashing(store, found.checkpoint)
     asked = ask(directory, [paths], checkpoints=True)
     if as_json:
         hashing = {"key_hash": hashed.variant.value if hashed.variant else None}
         print_json(_description_json(found) | hashing | answer_json(asked.answers[0], asked))
     else:
         _print_description(found, hashed, asked)
-    report([*asked.problems, version_problem(found.checkpoint)])
+    report([*asked.problems, version_problem(found.checkpoint), damage])
+
+
+def _hashing(
+    store: ObjectStore, checkpoint: Checkpoint
+) -> tuple[HashEvidence, ArroyoStateError | None]:
+    """By which hash rows are routed; a damaged file says nothing, and hides nothing else."""
+    try:
+        return find_hash_variant(store, checkpoint), None
+    except FormatError as error:
+        return HashEvidence(possible=tuple(HashVariant)), error
 
 
 def _print_description(found: query.EpochDescription, hashed: HashEvidence, asked: Asked) -> None:

@@ -41,10 +41,10 @@ BATCH_ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What the footer of a data file says."""
+    """What the footer of a data file says; `row_groups` the rows of each."""
 
     rows: int
-    row_groups: int
+    row_groups: tuple[int, ...]
     schema: pa.Schema
     version: int
     bounds: Mapping[str, tuple[int, int]]
@@ -119,7 +119,7 @@ def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> Fi
         file = _opened(data)
         return FileFacts(
             rows=file.metadata.num_rows,
-            row_groups=file.metadata.num_row_groups,
+            row_groups=tuple(group.num_rows for group in _groups(file.metadata)),
             schema=file.schema_arrow,
             version=state_version(file),
             bounds=_bounds(data, file.metadata) if bounds else {},
@@ -174,9 +174,13 @@ def open_pages(
 def rows_at_once(footer: pq.FileMetaData, most: int) -> int:
     """How many rows to read at once so that some megabytes are in memory: whole record batches of
     Arroyo's, 1024 to `most`."""
-    groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
-    widest = max((one.total_byte_size // max(1, one.num_rows) for one in groups), default=0)
+    sizes = (one.total_byte_size // max(1, one.num_rows) for one in _groups(footer))
+    widest = max(sizes, default=0)
     return min(most, max(1, _PIECE_BYTES // max(1, widest) // BATCH_ROWS) * BATCH_ROWS)
+
+
+def _groups(footer: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
+    return [footer.row_group(at) for at in range(footer.num_row_groups)]
 
 
 def _opened(data: bytes | BinaryIO) -> pq.ParquetFile:

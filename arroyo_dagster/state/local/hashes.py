@@ -94,10 +94,11 @@ def find_hash_variant(store: ObjectStore, checkpoint: Checkpoint) -> HashEvidenc
 def _hashed_files(checkpoint: Checkpoint) -> Iterator[tuple[StatePath, ExpiringTimeKeyConfig]]:
     for operator in shown_operators(checkpoint):
         for name, files in sorted(operator.tables.items()):
-            config = operator.configs[name].config
+            config = operator.configs[name].config if name in operator.configs else None
             if not isinstance(files, ExpiringTimeKeyFiles):
                 continue
-            assert isinstance(config, ExpiringTimeKeyConfig)
+            if not isinstance(config, ExpiringTimeKeyConfig):
+                continue  # damaged: `verify` tells it
             if config.schema.hashed_indices:  # without a key every build gives 0
                 yield from ((file.path, config) for file in files.files)
 

@@ -33,6 +33,7 @@ from arroyo_dagster.state.model.layout import (
 from arroyo_dagster.state.model.tables import (
     GlobalKeyedFiles,
     TableConfig,
+    TableFiles,
     TableKind,
 )
 from arroyo_dagster.state.planning.query import (
@@ -157,7 +158,7 @@ def describe_epoch(
             parallelism=operator.parallelism,
             watermark_micros=operator.min_watermark_micros,
             tables=tuple(
-                _table_summary(operator, operator.configs[name], files.paths, facts)
+                _table_summary(operator, name, files, facts)
                 for name, files in sorted(operator.tables.items())
             ),
         )
@@ -176,18 +177,20 @@ def _file_facts(store: ObjectStore, path: StatePath) -> tuple[int, int]:
 
 def _table_summary(
     operator: OperatorCheckpoint,
-    config: TableConfig,
-    paths: Sequence[StatePath],
+    name: TableName,
+    files: TableFiles,
     facts: Mapping[StatePath, tuple[int, int]],
 ) -> TableSummary:
+    config = operator.configs.get(name)
+    known = None if config is None else default_catalogue().owner_of(operator.operator, config)
     return TableSummary(
-        table=config.table,
-        kind=config.kind,
-        description=config.config.description,
-        owner=default_catalogue().owner_of(operator.operator, config),
-        files=len(paths),
-        rows=sum(facts[path][0] for path in paths),
-        size_bytes=sum(facts[path][1] for path in paths),
+        table=name,
+        kind=files.kind,
+        description="" if config is None else config.config.description,
+        owner=known,
+        files=len(files.paths),
+        rows=sum(facts[path][0] for path in files.paths),
+        size_bytes=sum(facts[path][1] for path in files.paths),
     )
 
 

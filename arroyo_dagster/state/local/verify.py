@@ -349,7 +349,9 @@ def _of_values(
 def _commit_data(checkpoint: Checkpoint, catalogue: Catalogue) -> Iterator[Finding]:
     for operator in checkpoint.operators:
         for name, by_subtask in operator.commit_data().items():
-            config = operator.configs[name]
+            config = operator.configs.get(name)
+            if config is None:
+                continue  # told as the fault of the configuration
             typed = any(one.commit for one in catalogue.find(operator.operator, config))
             for subtask, data in by_subtask.items():
                 if not data or not typed:

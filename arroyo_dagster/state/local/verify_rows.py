@@ -21,7 +21,6 @@ from arroyo_dagster.state.codec.operations import INSERT, decode_operation
 from arroyo_dagster.state.codec.parquet import FileFacts as FooterFacts
 from arroyo_dagster.state.codec.parquet import decoding, open_pages, read_facts, rows_at_once
 from arroyo_dagster.state.local.health import columns_of, stored_form
-from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.tables import (
     KEY_HASH_COLUMN,
     TIMESTAMP_COLUMN,
@@ -32,6 +31,7 @@ from arroyo_dagster.state.model.types import Type
 from arroyo_dagster.state.planning.verify_files import FileFacts, Footer, ListedFile, RowScan
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.catalogue import Catalogue
+from arroyo_dagster.state.tables.time_files import WHOLE_BYTES
 
 _MOST_ROWS = 8192
 _NANOS_PER_MICRO = 1000
@@ -81,7 +81,10 @@ def read_file_facts(store: ObjectStore, file: FileToRead, look: Look) -> FileFac
             if size == 0:
                 return FileFacts(size_bytes=0)
             try:
-                return _facts(source, size, file, look)
+                with decoding(path):
+                    small = look.level > 1 and size <= WHOLE_BYTES
+                    read = io.BytesIO(source.read()) if small else source
+                return _facts(read, size, file, look)
             except FormatError as error:
                 return FileFacts(size_bytes=size, problem=error.message)
     except NotFoundError:
@@ -91,7 +94,7 @@ def read_file_facts(store: ObjectStore, file: FileToRead, look: Look) -> FileFac
 def _facts(source: BinaryIO, size: int, file: FileToRead, look: Look) -> FileFacts:
     path = file.listed.path
     facts = read_facts(source, path, bounds=look.level > 1)
-    footer = _footer(facts, _row_groups(source, path))
+    footer = _footer(facts)
     sources = file.listed.reading(footer).sources
     rows = None
     if look.level > 1 and sources:
@@ -99,11 +102,11 @@ def _facts(source: BinaryIO, size: int, file: FileToRead, look: Look) -> FileFac
     return FileFacts(size_bytes=size, footer=footer, rows=rows)
 
 
-def _footer(facts: FooterFacts, row_groups: tuple[int, ...]) -> Footer:
+def _footer(facts: FooterFacts) -> Footer:
     keys, times = facts.bounds.get(KEY_HASH_COLUMN), facts.bounds.get(TIMESTAMP_COLUMN)
     return Footer(
         rows=facts.rows,
-        row_groups=row_groups,
+        row_groups=facts.row_groups,
         columns=columns_of(facts.schema),
         schema_json=stored_form(facts.schema),
         state_version=facts.version,
@@ -111,13 +114,6 @@ def _footer(facts: FooterFacts, row_groups: tuple[int, ...]) -> Footer:
         max_routing_key=None if keys is None else keys[1],
         max_timestamp_micros=None if times is None else times[1] // _NANOS_PER_MICRO,
     )
-
-
-def _row_groups(source: BinaryIO, path: StatePath) -> tuple[int, ...]:
-    with decoding(path):
-        source.seek(0)
-        footer = open_pages(source).metadata
-        return tuple(footer.row_group(at).num_rows for at in range(footer.num_row_groups))
 
 
 # ---- rows ----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import (
     OUR_DIRECTORY,
@@ -366,6 +366,7 @@ def find_table(
 
     Raises:
         NotFoundError: there is no such operator or table; says which there are.
+        FormatError: the table has no configuration, or one of the other kind.
     """
     operator = checkpoint.operator(operator_name)
     if operator is None:
@@ -379,7 +380,7 @@ def find_table(
         )
     for name, files in operator.tables.items():
         if name == table_name:
-            return operator, operator.configs[name], files
+            return operator, _config_of(checkpoint, operator, name, files), files
     raise NotFoundError(
         "the operator has no such table at this epoch",
         job=checkpoint.job,
@@ -389,3 +390,20 @@ def find_table(
         tables=", ".join(operator.tables) or "none",
         next_step="choose one of the tables there are",
     )
+
+
+def _config_of(
+    checkpoint: Checkpoint, operator: OperatorCheckpoint, name: TableName, files: TableFiles
+) -> TableConfig:
+    config = operator.configs.get(name)
+    if config is None or config.kind is not files.kind:
+        raise FormatError(
+            f"the metadata holds a {files.kind.label} table without its configuration",
+            job=checkpoint.job,
+            epoch=checkpoint.epoch,
+            operator=operator.operator,
+            table=name,
+            path=checkpoint.ref,
+            next_step="choose another epoch; `arroyo-state verify` says what else is wrong",
+        )
+    return config

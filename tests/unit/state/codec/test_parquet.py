@@ -36,7 +36,7 @@ def test_a_file_of_pairs_looks_like_one_of_arroyo() -> None:
 def test_a_file_without_pairs_has_no_row_group() -> None:
     data = encode_pairs([], [], GLOBAL_KEY_VALUE_SCHEMA, version=0)
     facts = read_facts(data, "p")
-    assert (facts.rows, facts.row_groups, facts.version) == (0, 0, 0)
+    assert (facts.rows, facts.row_groups, facts.version) == (0, (), 0)
     assert decode_file(data, "p")[0].num_rows == 0
 
 
