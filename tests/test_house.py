@@ -99,7 +99,10 @@ def test_a_room_imports_what_its_row_of_the_table_allows(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=_name)
 def test_only_the_doors_read_the_environment(path: Path) -> None:
     # The session writes PYSPARK_PYTHON, for the workers; clients' own credentials lie there.
-    doors = {"cli.looking", "orchestration.resources", "spark.session", "state.storage.credentials"}
+    doors = {
+        *("cli.gc", "cli.looking", "orchestration.resources"),
+        *("spark.session", "state.storage.credentials"),
+    }
     if _name(path) not in doors:
         text = path.read_text()
         assert "os.environ" not in text

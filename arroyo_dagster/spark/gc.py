@@ -1,21 +1,57 @@
-"""Expiry of one job with its data files deleted by Spark: planned and checked as in process."""
+"""Garbage collection of one job with its data files deleted by Spark's workers.
+
+Planned, checked, journalled and read back as in process; few objects are deleted there, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.spark.tasks import run_items
-from arroyo_dagster.state.backend import DELETE_BATCH, delete_all
+from arroyo_dagster.state.local.collecting import Delete, GcOutcome, Pace, collect, delete_here
 from arroyo_dagster.state.local.gc import ExpireOutcome, expire_job
-from arroyo_dagster.state.model.gc import ExpirePlan
+from arroyo_dagster.state.local.gc_plans import Asked
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+FROM_OBJECTS = 20_000
+"""A start of Spark takes longer than so many deletes in bulk."""
+
+BATCHES_AT_ONCE = 200
+
+
+def collect_on_spark(
+    session: Callable[[], SparkSession],
+    store: ObjectStore,
+    paths: JobPaths,
+    asked: Asked,
+    *,
+    from_objects: int = FROM_OBJECTS,
+    pace: Pace | None = None,
+    **options: Any,
+) -> GcOutcome:
+    """As `state.local.collecting.collect`, the data files deleted by Spark's workers.
+
+    Args:
+        session: gives the session; called only if there is enough to delete.
+        store: must be one that workers can open as well.
+        from_objects: fewer data files in flight at once are deleted in this process.
+    """
+    return collect(
+        store,
+        paths,
+        asked,
+        delete=deleting_on_spark(session, from_objects),
+        pace=_wide(pace),
+        **options,
+    )
 
 
 def expire_job_on_spark(
@@ -23,23 +59,31 @@ def expire_job_on_spark(
     store: ObjectStore,
     paths: JobPaths,
     *,
-    keep_epochs: int,
-    yes: bool = False,
-    plan: ExpirePlan | None = None,
-    owner: str = "arroyo-state gc",
+    from_objects: int = FROM_OBJECTS,
+    pace: Pace | None = None,
+    **options: Any,
 ) -> ExpireOutcome:
-    """As `state.local.gc.expire_job`, the data files deleted in batches by Spark's workers.
+    """As `state.local.gc.expire_job`, the data files deleted as by `collect_on_spark`."""
+    delete = deleting_on_spark(session, from_objects)
+    return expire_job(store, paths, delete=delete, pace=_wide(pace), **options)
 
-    Args:
-        session: gives the session; called only if there is something to delete.
-        store: must be one that workers can open as well.
-    """
 
-    def delete(held: ObjectStore, files: Sequence[StatePath]) -> None:
-        batches = [files[at : at + DELETE_BATCH] for at in range(0, len(files), DELETE_BATCH)]
-        if batches:
-            run_items(session(), partial(delete_all, held), batches, [len(b) for b in batches])
+def _wide(pace: Pace | None) -> Pace:
+    return replace(pace or Pace(), in_flight=BATCHES_AT_ONCE)
 
-    return expire_job(
-        store, paths, keep_epochs=keep_epochs, yes=yes, plan=plan, delete=delete, owner=owner
-    )
+
+def deleting_on_spark(session: Callable[[], SparkSession], from_objects: int) -> Delete:
+    """What deletes batches on Spark, or here where they are few."""
+
+    def delete(held: ObjectStore, batches: Sequence[Sequence[StatePath]]) -> list[DeleteOutcome]:
+        sizes = [len(batch) for batch in batches]
+        if sum(sizes) < from_objects:
+            return delete_here(held, batches)
+        return run_items(session(), partial(delete_batch, held), list(batches), sizes)
+
+    return delete
+
+
+def delete_batch(store: ObjectStore, batch: Sequence[StatePath]) -> DeleteOutcome:
+    """Delete one batch, in a worker."""
+    return store.delete_many(batch)

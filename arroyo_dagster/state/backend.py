@@ -792,22 +792,13 @@ class ParquetBackend:
             needed.update(aside.needs.paths)
         return frozenset(needed)
 
-    def carry_out(
-        self,
-        plan: ExpirePlan,
-        delete: Callable[[ObjectStore, Sequence[StatePath]], None] | None = None,
-    ) -> None:
+    def carry_out(self, plan: ExpirePlan) -> None:
         """Delete what a plan says, each step complete before the next.
-
-        Args:
-            delete: deletes the data files, the first step and the bulk; here unless given.
 
         Raises:
             StorageError: objects could not be deleted; what refers to them is still there.
         """
-        first, *others = plan.steps
-        (delete or delete_all)(self.store, first)
-        for step in others:
+        for step in plan.steps:
             delete_all(self.store, step)
         if self.paths.layout is Layout.LEGACY and plan.epochs:
             self.note_min_epoch(plan.keep_from)

@@ -128,7 +128,7 @@ def test_a_job_of_arroyo_s_whose_commit_is_not_finished_is_refused() -> None:
 def test_a_job_that_starts_while_it_is_collected_stops_the_collection() -> None:
     clock = Clock()
     store, _ = arroyo(PROTOCOL, 8, clock)
-    words = iter(["stopped"] * 2 + ["running"] * 9)
+    words = iter(["stopped"] * 3 + ["running"] * 9)
 
     class Changing:
         source = "the controller"

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec.collecting import decode_gc_plan, decode_retained
 from arroyo_dagster.state.codec.control import decode_control
 from arroyo_dagster.state.codec.operations import decode_operation
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows, read_facts
-from arroyo_dagster.state.codec.plans import decode_expire_plan
+from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.codec.schema import schema_from_json
 from arroyo_dagster.state.model.control import (
     CheckpointCompleted,
@@ -42,6 +43,8 @@ def control(kind: type[Any]) -> Decode:
 
 
 PROTOBUF: dict[str, Decode] = {
+    "references of a manifest": named(manifest_references),
+    "references of an operator": named(operator_references),
     "manifest": named(metadata.decode_manifest),
     "checkpoint": named(metadata.decode_legacy_checkpoint),
     "operator": named(metadata.decode_operator),
@@ -57,7 +60,8 @@ JSON: dict[str, Decode] = {
     "marker": named(records.decode_committed_marker),
     "commit note": named(records.decode_commit_note),
     "compaction record": named(records.decode_compaction_record),
-    "expire plan": named(decode_expire_plan),
+    "gc plan": named(decode_gc_plan),
+    "pins": named(decode_retained),
     "type": lambda data: records.decode_type(data.decode(errors="replace")),
     "schema": lambda data: schema_from_json(data.decode(errors="replace")),
 }

@@ -52,10 +52,12 @@ def test_compacted_and_expired_on_spark_the_job_goes_on_as_if_nothing_had_been(
     after = newest(store, pipeline)
     assert tables_of(store, after) == content == tables_of(twin, newest(twin, pipeline))
     assert len(set(after.paths)) == outcome.files_after < len(set(before.paths))
-    expired = expire_job_on_spark(lambda: session, store, pipeline.paths, keep_epochs=2, yes=True)
+    expired = expire_job_on_spark(
+        lambda: session, store, pipeline.paths, keep_epochs=2, yes=True, from_objects=1
+    )
     assert expired.done
     assert ParquetBackend(store, pipeline.paths).epochs() == [9, 10]
-    assert not any(store.head(path) for path in expired.plan.data)
+    assert not any(store.head(path) for path in expired.plan.data.paths)
     _run(tmp_path / "compacted", None)
     assert tables_of(store, newest(store, pipeline)) == tables_of(
         undisturbed, newest(undisturbed, pipeline)

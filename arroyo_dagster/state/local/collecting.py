@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.lease import Leased, lease
-from arroyo_dagster.state.local.gc_plans import Asked, Clock, plan_collection, wall_clock
+from arroyo_dagster.state.local.gc_plans import (
+    Asked,
+    Clock,
+    check_allowed,
+    plan_collection,
+    wall_clock,
+)
 from arroyo_dagster.state.local.journal import Journal, finish_open_runs
 from arroyo_dagster.state.local.quarantine import Aside
 from arroyo_dagster.state.local.retained import forget_released
@@ -130,6 +136,7 @@ def collect(
     if not yes:
         found = plan or plan_collection(store, paths, asked, now_micros=clock())
         return GcOutcome(plan=found, done=False, deleted=found.objects, size_bytes=found.size_bytes)
+    check_allowed(store, paths, asked)
     with lease(store, paths, owner, clock=clock) as held:
         now = _store_clock(held, paths, clock)
         opened = finish_open_runs(held, paths)

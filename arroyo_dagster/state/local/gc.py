@@ -1,23 +1,15 @@
-"""Expiry of a job's old epochs: planned, checked against fresh facts, carried out here or by
-whoever is given the deletes."""
+"""Expiry of a job's old epochs by their number: the plan that most people want, in one call."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.backend import ParquetBackend, delete_all
-from arroyo_dagster.state.lease import lease
-from arroyo_dagster.state.model.gc import ExpirePlan
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.local.collecting import Delete, Pace, collect, delete_here
+from arroyo_dagster.state.local.gc_plans import Asked, Clock, plan_collection, wall_clock
+from arroyo_dagster.state.model.collecting import GcPlan, PlanKind, Retention
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.planning.gc import check_expire, min_epoch_to_keep
-from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
-
-Delete = Callable[[ObjectStore, Sequence[StatePath]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,31 +19,35 @@ class ExpireOutcome:
     Attributes:
         done: False for a dry run, and where there was nothing to do.
         kept_epochs: how many epochs stay.
-        files, size_bytes: the data files that went, or would go; those that were there.
+        files, size_bytes: the data files that went, or would go.
+        run: the name of the run in the journal; None if nothing was done.
     """
 
-    plan: ExpirePlan
+    plan: GcPlan
     done: bool
     kept_epochs: int
     files: int
     size_bytes: int
+    run: str | None = None
 
 
-def plan_expiry(store: ObjectStore, paths: JobPaths, keep_epochs: int) -> ExpirePlan:
-    """Plan to keep the newest epochs only. Writes nothing: this is the dry run.
+def to_keep(keep_epochs: int) -> Asked:
+    """The question of an expiry that keeps so many of the newest epochs.
 
     Raises:
-        InputError: fewer than two are to be kept, or the job is Arroyo's.
-        NotFoundError, FormatError: an object of an epoch that stays is missing or broken.
+        InputError: fewer than two are to be kept.
     """
-    backend = ParquetBackend(store, paths)
-    if backend.load().progress is None:
-        raise InputError(
-            "this is a job of Arroyo's: its epochs are not expired from outside yet",
-            job=paths.root,
-            next_step="let Arroyo's own controller clean up",
-        )
-    return backend.expire_plan(min_epoch_to_keep(backend.epochs(), keep_epochs))
+    return Asked(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=keep_epochs))
+
+
+def plan_expiry(store: ObjectStore, paths: JobPaths, keep_epochs: int) -> GcPlan:
+    """Plan to keep the newest epochs, and pinned ones. Writes nothing: this is the dry run.
+
+    Raises:
+        InputError: fewer than two are to be kept.
+        ProtocolError, FormatError, NotFoundError: as `plan_collection`.
+    """
+    return plan_collection(store, paths, to_keep(keep_epochs))
 
 
 def expiry_backlog(store: ObjectStore, paths: JobPaths, keep_epochs: int) -> int:
@@ -61,7 +57,10 @@ def expiry_backlog(store: ObjectStore, paths: JobPaths, keep_epochs: int) -> int
     if len(epochs) <= keep_epochs:
         return 0
     newest = backend.load_checkpoint_metadata(epochs[-1])
-    return 0 if newest.progress is None else len(epochs) - keep_epochs
+    if newest.progress is None:
+        return 0
+    pinned = backend.retained().pinned
+    return sum(epoch not in pinned for epoch in epochs[: len(epochs) - keep_epochs])
 
 
 def expire_job(
@@ -70,12 +69,13 @@ def expire_job(
     *,
     keep_epochs: int,
     yes: bool = False,
-    plan: ExpirePlan | None = None,
-    delete: Delete = delete_all,
+    plan: GcPlan | None = None,
+    delete: Delete = delete_here,
+    pace: Pace | None = None,
     owner: str = "arroyo-state gc",
-    clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    clock: Clock = wall_clock,
 ) -> ExpireOutcome:
-    """Remove the epochs of a job but the newest ones: data, then records, then manifests.
+    """Remove the epochs of a job but the newest and the pinned ones: `collect` with a count.
 
     Safe beside a running job, and beside its own expiry. Stopped anywhere, every epoch that
     stays is whole, and the next run finishes the rest.
@@ -83,43 +83,28 @@ def expire_job(
     Args:
         keep_epochs: how many of the newest epochs stay, at least two.
         yes: delete; without it the outcome says what would go.
-        plan: carry out this one, made earlier, if it still fits.
-        delete: deletes the data files; in this process unless given.
-        owner: who asks, for the lease.
+        plan, delete, pace, owner: as of `collect`.
 
     Raises:
-        ConflictError: somebody else maintains the job, or `plan` no longer fits.
-        StorageError: objects could not be deleted; what refers to them is still there.
-        InputError, NotFoundError, FormatError: as `plan_expiry`.
+        InputError, ConflictError, ProtocolError, StorageError: as `collect`.
     """
-    if not yes:
-        return _outcome(store, paths, plan or plan_expiry(store, paths, keep_epochs), done=False)
-    with lease(store, paths, owner, clock=clock) as held:
-        backend = ParquetBackend(held, paths, clock=clock)
-        fresh = plan_expiry(held, paths, keep_epochs)
-        chosen = fresh
-        if plan is not None:
-            _check(backend, plan)
-            chosen = plan
-        outcome = _outcome(held, paths, chosen, done=bool(chosen.epochs))
-        backend.carry_out(chosen, delete)
-    return outcome
-
-
-def _check(backend: ParquetBackend, plan: ExpirePlan) -> None:
-    fresh = backend.expire_plan(plan.min_epoch)
-    staying = (epoch for epoch in backend.epochs() if epoch >= fresh.keep_from)
-    history = concurrently(backend.load_checkpoint_metadata, staying)
-    check_expire(plan, fresh, (path for checkpoint in history for path in checkpoint.paths))
-
-
-def _outcome(store: ObjectStore, paths: JobPaths, plan: ExpirePlan, *, done: bool) -> ExpireOutcome:
-    found = [info for info in concurrently(store.head, plan.data) if info is not None]
-    kept = [e for e in ParquetBackend(store, paths).epochs() if e >= plan.keep_from]
-    return ExpireOutcome(
+    outcome = collect(
+        store,
+        paths,
+        to_keep(keep_epochs),
+        yes=yes,
         plan=plan,
-        done=done,
-        kept_epochs=len(kept),
-        files=len(found),
-        size_bytes=sum(info.size_bytes for info in found),
+        delete=delete,
+        pace=pace,
+        owner=owner,
+        clock=clock,
+    )
+    chosen = outcome.plan
+    return ExpireOutcome(
+        plan=chosen,
+        done=outcome.done,
+        kept_epochs=chosen.proof.epochs - len(chosen.epochs),
+        files=len(chosen.data),
+        size_bytes=chosen.data.size_bytes,
+        run=outcome.run,
     )

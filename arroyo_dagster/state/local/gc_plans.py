@@ -25,7 +25,7 @@ from arroyo_dagster.state.planning.collecting import measured
 from arroyo_dagster.state.planning.dead_jobs import files_below, plan_dead_job
 from arroyo_dagster.state.planning.expiry import plan_expiry
 from arroyo_dagster.state.planning.orphans import plan_orphans, standing_of
-from arroyo_dagster.state.planning.permission import why_dead
+from arroyo_dagster.state.planning.permission import at_rest, why_dead
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -64,6 +64,20 @@ class Asked:
         if not self.directory.sources:
             return None
         return self.directory.look_up([paths], checkpoints=True)[0]
+
+
+def check_allowed(store: ObjectStore, paths: JobPaths, asked: Asked) -> None:
+    """Refuse what is refused whatever the store holds, before anything is written there.
+
+    Raises:
+        ProtocolError: nobody knows what the job is doing, or it may not be touched now.
+    """
+    if asked.kind is PlanKind.DEAD_JOB:
+        return
+    head = newest_root(store, paths)
+    if head is not None and not head.ours:
+        # Which generation it is of is looked at with the rest.
+        at_rest(Roots(paths=paths, worker_generation=None, epochs=(head,)), asked.answer(paths))
 
 
 def plan_collection(

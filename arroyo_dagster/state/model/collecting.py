@@ -303,14 +303,21 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.keep_epochs is None and self.keep_micros is None:
-            raise InputError("say how many epochs stay, or for how long")
+            raise InputError(
+                "nothing says which epochs stay",
+                next_step="say how many of the newest, for how long, or both",
+            )
         if self.keep_epochs is not None and self.keep_epochs < 2:
             raise InputError(
                 "at least 2 epochs are kept: recovery needs the newest and its parent",
                 keep_epochs=self.keep_epochs,
             )
         if self.keep_micros is not None and self.keep_micros < 0:
-            raise InputError("the time that epochs stay lies in the future")
+            raise InputError(
+                "the time that epochs stay lies in the future",
+                keep_seconds=self.keep_micros // 1_000_000,
+                next_step="give a length of time, as in 7 days",
+            )
 
 
 def checked_grace(grace_micros: int) -> int:

@@ -7,9 +7,9 @@ crates/arroyo-state/src/parquet.rs, `cleanup_checkpoint`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
-from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
+from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.gc import ExpirePlan
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -17,44 +17,6 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.recovery import marker_path
 
 LEGACY_EPOCHS_BEFORE_NEWEST = 10
-
-
-def check_expire(plan: ExpirePlan, fresh: ExpirePlan, kept: Iterable[StatePath]) -> None:
-    """Make sure that a plan made earlier may still be carried out.
-
-    Args:
-        fresh: what would be planned now, for the same `min_epoch`.
-        kept: every file that an epoch which stays lists now.
-
-    Raises:
-        ConflictError: something in it is needed, or an epoch of it would stay.
-    """
-    needed = set(plan.data) & set(kept)
-    staying = [epoch for epoch in plan.epochs if epoch >= fresh.keep_from]
-    if needed or staying:
-        reason = f"epoch {staying[0]} stays" if staying else f"{len(needed)} files are needed"
-        raise ConflictError(
-            f"the plan no longer fits: {reason}",
-            path=min(needed) if needed else None,
-            next_step="make a new plan; nothing was deleted",
-        )
-
-
-def min_epoch_to_keep(epochs: Sequence[Epoch], keep_epochs: int) -> Epoch:
-    """The oldest of the `keep_epochs` newest epochs.
-
-    Args:
-        epochs: every epoch of the job, in any order, never empty.
-
-    Raises:
-        InputError: fewer than two are to be kept: recovery needs the newest and its parent.
-    """
-    if keep_epochs < 2:
-        raise InputError(
-            "at least 2 epochs are kept: recovery needs the newest and its parent",
-            keep_epochs=keep_epochs,
-        )
-    return sorted(epochs, reverse=True)[:keep_epochs][-1]
 
 
 def oldest_kept(

@@ -44,6 +44,7 @@ class Reason(enum.Enum):
     MAY_COME_AGAIN = "its name may be written again"
     MERGED_LATELY = "the next epochs may list what was merged"
     RESTORED_FROM = "the run went on from its epoch, and may read it late"
+    UNDECIDED = "nothing refers to it, and whether it may go is not known"
     ORPHAN = "nothing refers to it"
     LOST = "another checkpoint owns its epoch"
     OLD_GENERATION = "no start looks at so old a generation"

@@ -1,0 +1,385 @@
+"""`gc plan | run | explain | journal | undelete | purge`, and `pin | unpin | pins`.
+
+Nothing is deleted until --yes; without it credentials that can read are enough.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory_options
+from arroyo_dagster.cli.gc_shown import (
+    entry_json,
+    moved_json,
+    outcome_json,
+    print_outcome,
+    print_reasons,
+    reasons_json,
+    retained_json,
+    show_progress,
+)
+from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.shown import bytes_words, clock, print_json, print_table
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.codec.collecting import decode_gc_plan, gc_plan_to_json
+from arroyo_dagster.state.codec.records import encode_json
+from arroyo_dagster.state.local.collecting import GcOutcome, Pace, collect
+from arroyo_dagster.state.local.explain import explain_directory, explain_object, job_of_path
+from arroyo_dagster.state.local.gc_plans import Asked
+from arroyo_dagster.state.local.jobs import find_job, list_jobs
+from arroyo_dagster.state.local.journal import read_journal
+from arroyo_dagster.state.local.quarantine import list_quarantines, purge, undelete
+from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.model.collecting import (
+    GRACE_MICROS,
+    PURGE_MICROS,
+    GcPlan,
+    PlanKind,
+    Retention,
+)
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage.store import ObjectStore
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|d|w)[a-z]*\s*")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg] # generic in some releases only
+    """A length of time, as `3d`, `12 hours` or `90m`, in microseconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Give microseconds for a text; what is a number already stays."""
+        if isinstance(value, int):
+            return value
+        found = _DURATION.fullmatch(str(value).lower())
+        if found is None:
+            self.fail(f"{value!r} is no length of time; write it as 3d, 12h or 90m", param, ctx)
+        return int(float(found[1]) * _SECONDS[found[2]] * 1_000_000)
+
+
+@main.group()
+def gc() -> None:
+    """Free what nothing needs: expired epochs, orphans, dead jobs. Dry run until --yes.
+
+    A plan is refused, with the evidence, wherever it cannot be proved that nothing which stays
+    refers to what would go.
+    """
+
+
+def _plan_options(command: _F) -> _F:
+    options = (
+        click.argument("kind", type=click.Choice([kind.value for kind in PlanKind])),
+        click.argument("job"),
+        click.option("--keep", type=click.IntRange(2), help="expire: so many newest epochs stay."),
+        click.option("--keep-for", type=Duration(), help="expire: younger epochs stay, as in 7d."),
+        click.option(
+            "--older-than",
+            type=Duration(),
+            default=GRACE_MICROS,
+            show_default="3d",
+            help="orphans, dead-job: what is younger stays; at least 1h.",
+        ),
+        directory_options,
+        store_options,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _asked(
+    kind: str,
+    keep: int | None,
+    keep_for: int | None,
+    older_than: int,
+    api: str | None,
+    database: str | None,
+    say: tuple[str, ...],
+) -> Asked:
+    chosen = PlanKind(kind)
+    if chosen is not PlanKind.EXPIRE and (keep is not None or keep_for is not None):
+        raise click.UsageError("--keep and --keep-for are for `expire`")
+    retention = None
+    if chosen is PlanKind.EXPIRE:
+        retention = Retention(keep_epochs=keep, keep_micros=keep_for)
+    directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
+    return Asked(kind=chosen, retention=retention, grace_micros=older_than, directory=directory)
+
+
+@gc.command("plan")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Store the plan for `gc run`."
+)
+@_plan_options
+def plan_command(
+    kind: str, job: str, out: Path | None, url: str | None, as_json: bool, **asked: Any
+) -> None:
+    """Say what would go: KIND is expire, orphans or dead-job. Writes nothing to the store."""
+    store = open_to_read(url)
+    outcome = collect(store, find_job(store, job), _asked(kind, **_renamed(asked)))
+    if out is not None:
+        out.write_bytes(encode_json(gc_plan_to_json(outcome.plan)))
+    if as_json:
+        print_json(gc_plan_to_json(outcome.plan))
+    else:
+        print_outcome(outcome, yes=False)
+
+
+@gc.command("run")
+@click.option("--yes", is_flag=True, help="Do it; without it the plan is shown.")
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Carry out this stored plan, if everything in it may still go.",
+)
+@click.option("--quarantine", is_flag=True, help="Move aside instead; `gc undelete` brings back.")
+@click.option("--spark", is_flag=True, help="Let Spark's workers delete where there is much.")
+@click.option(
+    "--rate", type=click.FloatRange(0, min_open=True), help="At most so many requests a second."
+)
+@_plan_options
+def run_command(
+    kind: str,
+    job: str,
+    yes: bool,
+    plan_file: Path | None,
+    quarantine: bool,
+    spark: bool,
+    rate: float | None,
+    url: str | None,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Collect: data first, then records, then metadata, read back and journalled."""
+    store = open_url(url) if yes else open_to_read(url)
+    paths = find_job(store, job)
+    options: dict[str, Any] = {
+        "yes": yes,
+        "plan": None if plan_file is None else _stored_plan(plan_file, paths),
+        "aside": quarantine,
+        "pace": Pace(batches_per_second=rate),
+        "progress": show_progress(as_json=as_json),
+    }
+    outcome = _carried_out(store, paths, _asked(kind, **_renamed(asked)), options, spark and yes)
+    if as_json:
+        print_json(outcome_json(outcome))
+    else:
+        print_outcome(outcome, yes=yes)
+
+
+def _renamed(asked: dict[str, Any]) -> dict[str, Any]:
+    return {name: asked[name] for name in ("keep", "keep_for", "older_than", "api", "say")} | {
+        "database": asked["database"]
+    }
+
+
+def _stored_plan(path: Path, paths: JobPaths) -> GcPlan:
+    plan = decode_gc_plan(path.read_bytes(), str(path))
+    if plan.paths != paths:
+        raise InputError("the stored plan is of another job", job=paths.root, found=plan.paths.root)
+    return plan
+
+
+def _carried_out(
+    store: ObjectStore, paths: JobPaths, asked: Asked, options: dict[str, Any], spark: bool
+) -> GcOutcome:
+    if not spark:
+        return collect(store, paths, asked, **options)
+    from arroyo_dagster.spark.gc import collect_on_spark
+    from arroyo_dagster.spark.session import get_session
+
+    return collect_on_spark(lambda: get_session()[0], store, paths, asked, **options)
+
+
+# ---- looking -------------------------------------------------------------------------------------
+
+
+@gc.command()
+@click.argument("path")
+@click.option("--older-than", type=Duration(), default=GRACE_MICROS, show_default="3d")
+@directory_options
+@store_options
+def explain(
+    path: str,
+    older_than: int,
+    url: str | None,
+    as_json: bool,
+    api: str | None,
+    database: str | None,
+    say: tuple[str, ...],
+) -> None:
+    """Say why an object stays or may go; of a directory (ending in /) how much for which reason.
+
+    PATH is relative to the URL, as metadata or as the store has it.
+    """
+    store = open_to_read(url)
+    path = path.removeprefix(f"{store.url.rstrip('/')}/")
+    paths = job_of_path(list_jobs(store), path)
+    directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
+    asked = Asked(kind=PlanKind.ORPHANS, grace_micros=older_than, directory=directory)
+    if path.endswith("/") or path.rstrip("/") == paths.root:
+        reasons = explain_directory(store, paths, path, asked)
+        if as_json:
+            print_json(reasons_json(reasons))
+        else:
+            print_reasons(reasons)
+        return
+    found = explain_object(store, paths, path, asked)
+    if as_json:
+        document = {
+            "path": found.path,
+            "kind": found.kind.value,
+            "size_bytes": found.size_bytes,
+            "modified_micros": found.modified_micros,
+            "referenced_by": list(found.by),
+            "reason": found.reason.name.lower(),
+            "deletable": found.reason.goes,
+            "undecided": found.undecided,
+        }
+        print_json(document)
+        return
+    click.echo(
+        f"{found.path}: {found.kind.value}, {bytes_words(found.size_bytes)}, "
+        f"written {clock(found.modified_micros) or 'nobody knows when'}"
+    )
+    verdict = "may go" if found.reason.goes else "stays"
+    click.echo(f"{verdict}: {found.undecided or found.reason.value}")
+    if found.by:
+        click.echo(f"referenced by {', '.join(found.by)}")
+
+
+@gc.command()
+@click.argument("job")
+@click.option("--run", help="Of this run only.")
+@store_options
+def journal(job: str, run: str | None, url: str | None, as_json: bool) -> None:
+    """List what was deleted or moved aside: when, by whom, under which plan, what became of it."""
+    store = open_to_read(url)
+    entries = list(read_journal(store, find_job(store, job), run))
+    if as_json:
+        print_json([entry_json(entry) for entry in entries])
+        return
+    columns = ("when", "who", "plan", "outcome", "bytes", "object")
+    print_table(
+        columns,
+        [
+            (clock(e.at_micros), e.owner, e.kind, e.outcome, e.size_bytes, str(e.path))
+            for e in entries
+        ],
+    )
+
+
+# ---- back, and for good --------------------------------------------------------------------------
+
+
+@gc.command("undelete")
+@click.argument("job")
+@click.argument("quarantine", required=False)
+@click.option("--yes", is_flag=True, help="Do it; without it the answer says what would come back.")
+@store_options
+def undelete_command(
+    job: str, quarantine: str | None, yes: bool, url: str | None, as_json: bool
+) -> None:
+    """Bring back what was moved aside, byte for byte; without a name list what there is."""
+    store = open_url(url) if yes else open_to_read(url)
+    paths = find_job(store, job)
+    if quarantine is None:
+        found = list_quarantines(store, paths)
+        lines = [
+            (one.name, clock(one.moved_at_micros), len(moved), sum(m.size_bytes for m in moved))
+            for one, moved in found
+        ]
+        columns = ("quarantine", "moved", "objects", "bytes")
+        if as_json:
+            print_json([dict(zip(columns, line, strict=True)) for line in lines])
+        else:
+            print_table(columns, lines)
+        return
+    moved = undelete(store, paths, quarantine, yes=yes)
+    if as_json:
+        print_json({"done": yes, "objects": [moved_json(one) for one in moved]})
+        return
+    size = bytes_words(sum(one.size_bytes for one in moved))
+    came = "came back" if yes else "would come back; nothing was changed, --yes does it"
+    click.echo(f"{paths.root}: {len(moved)} objects, {size} {came}")
+
+
+@gc.command("purge")
+@click.argument("job")
+@click.option("--older-than", type=Duration(), default=PURGE_MICROS, show_default="7d")
+@click.option("--yes", is_flag=True, help="Do it; without it the answer says what would go.")
+@store_options
+def purge_command(job: str, older_than: int, yes: bool, url: str | None, as_json: bool) -> None:
+    """Delete for good what has been in quarantine for long enough."""
+    store = open_url(url) if yes else open_to_read(url)
+    paths = find_job(store, job)
+    gone = purge(store, paths, older_than_micros=older_than, yes=yes)
+    if as_json:
+        print_json({"done": yes, "quarantines": [one.name for one in gone]})
+        return
+    went = "went" if yes else "would go; nothing was deleted, --yes does it"
+    click.echo(f"{paths.root}: {len(gone)} quarantines {went}")
+
+
+# ---- pins ----------------------------------------------------------------------------------------
+
+
+@main.command("pin")
+@click.argument("job")
+@click.argument("epoch", type=click.IntRange(0))
+@click.option("--reason", default="", help="For people to read.")
+@store_options
+def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: bool) -> None:
+    """Keep an epoch until it is unpinned, and prove that it is whole."""
+    store = open_url(url)
+    found = pin_epoch(store, find_job(store, job), Epoch(epoch), reason=reason)
+    _print_pins(retained_json(found), as_json)
+
+
+@main.command("unpin")
+@click.argument("job")
+@click.argument("epoch", type=click.IntRange(0))
+@store_options
+def unpin_command(job: str, epoch: int, url: str | None, as_json: bool) -> None:
+    """Let an epoch go with the others."""
+    store = open_url(url)
+    found = unpin_epochs(store, find_job(store, job), [Epoch(epoch)])
+    _print_pins(retained_json(found), as_json)
+
+
+@main.command("pins")
+@click.argument("job")
+@store_options
+def pins_command(job: str, url: str | None, as_json: bool) -> None:
+    """List the epochs that are pinned."""
+    store = open_to_read(url)
+    _print_pins(retained_json(read_retained(store, find_job(store, job))), as_json)
+
+
+def _print_pins(pins: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(pins)
+        return
+    if not pins:
+        click.echo("no epoch is pinned")
+        return
+    print_table(
+        ("epoch", "pinned", "by", "reason"),
+        [
+            (pin["epoch"], clock(pin["pinned_at_micros"]), pin["owner"], pin["reason"])
+            for pin in pins
+        ],
+    )

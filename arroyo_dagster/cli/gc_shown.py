@@ -1,0 +1,137 @@
+"""How plans, outcomes, reasons and journals of garbage collection are shown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from arroyo_dagster.cli.shown import bytes_words, print_table
+from arroyo_dagster.state.codec.collecting import gc_plan_to_json
+from arroyo_dagster.state.local.collecting import GcOutcome, GcProgress
+from arroyo_dagster.state.local.explain import Reasons
+from arroyo_dagster.state.local.journal import Entry
+from arroyo_dagster.state.model.collecting import GcPlan, Moved, PlanKind, Retained
+
+PROGRESS_SECONDS = 5.0
+
+
+def outcome_json(outcome: GcOutcome) -> dict[str, Any]:
+    return {
+        "plan": gc_plan_to_json(outcome.plan),
+        "done": outcome.done,
+        "deleted": outcome.deleted,
+        "size_bytes": outcome.size_bytes,
+        "run": outcome.run,
+        "quarantine": outcome.quarantine,
+    }
+
+
+def print_outcome(outcome: GcOutcome, *, yes: bool) -> None:
+    plan = outcome.plan
+    root = plan.paths.root
+    if plan.stays:
+        print_table(
+            ("stays because", "objects", "bytes"),
+            [(reason, count, bytes_words(size)) for reason, (count, size) in plan.stays.items()],
+        )
+    proof = plan.proof
+    click.echo(
+        f"{root}: {len(proof.roots)} roots of {proof.epochs} epochs read; {proof.referenced} files "
+        f"referenced by what stays, digest {proof.digest}"
+    )
+    for path in plan.foreign[:5]:
+        click.echo(f"foreign, never deleted: {path}")
+    click.echo(f"{root}: {_words(plan, outcome, yes=yes)}")
+
+
+def _words(plan: GcPlan, outcome: GcOutcome, *, yes: bool) -> str:
+    if not plan.objects:
+        return "nothing to collect"
+    epochs = f"{len(plan.epochs)} epochs, " if plan.kind is PlanKind.EXPIRE else ""
+    what = f"{epochs}{outcome.deleted} objects, {bytes_words(outcome.size_bytes)}"
+    if not yes:
+        return f"{what} would go; plan {plan.digest}; nothing was deleted, --yes does it"
+    if outcome.quarantine is not None:
+        return f"{what} were moved aside to {outcome.quarantine}; `gc undelete` brings them back"
+    return f"{what} went; journal {outcome.run}"
+
+
+def show_progress(*, as_json: bool) -> Callable[[GcProgress], None]:
+    """Tell on stderr how far a run has come, every five seconds."""
+    last = time.monotonic()
+
+    def show(state: GcProgress) -> None:
+        nonlocal last
+        if as_json or time.monotonic() - last < PROGRESS_SECONDS:
+            return
+        last = time.monotonic()
+        left = "" if state.left_seconds is None else f", about {state.left_seconds:.0f} s left"
+        click.echo(f"{state.step}: {state.done} of {state.total} objects{left}", err=True)
+
+    return show
+
+
+def reasons_json(reasons: Reasons) -> dict[str, Any]:
+    return {
+        "reasons": {
+            reason.name.lower(): {
+                "objects": count,
+                "size_bytes": size,
+                "deletable": reason.goes,
+            }
+            for reason, (count, size) in reasons.counts.items()
+        },
+        "reclaimable_bytes": reasons.reclaimable_bytes,
+        "undecided": reasons.undecided,
+    }
+
+
+def print_reasons(reasons: Reasons) -> None:
+    print_table(
+        ("", "objects", "bytes", "why"),
+        [
+            ("may go" if reason.goes else "stays", count, bytes_words(size), reason.value)
+            for reason, (count, size) in reasons.counts.items()
+        ],
+    )
+    if reasons.undecided:
+        click.echo(f"not decided: {reasons.undecided}")
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    return {
+        "run": entry.run,
+        "owner": entry.owner,
+        "at_micros": entry.at_micros,
+        "kind": entry.kind,
+        "plan": entry.plan,
+        "path": entry.path,
+        "size_bytes": entry.size_bytes,
+        "etag": entry.etag,
+        "outcome": entry.outcome,
+    }
+
+
+def moved_json(one: Moved) -> dict[str, Any]:
+    return {
+        "path": one.path,
+        "copy": one.copy,
+        "size_bytes": one.size_bytes,
+        "digest": one.digest,
+    }
+
+
+def retained_json(found: Retained) -> list[dict[str, Any]]:
+    return [
+        {
+            "epoch": pin.epoch,
+            "owner": pin.owner,
+            "pinned_at_micros": pin.pinned_at_micros,
+            "reason": pin.reason,
+        }
+        for pin in found.pins
+        if not pin.released
+    ]
