@@ -24,6 +24,7 @@ from arroyo_dagster.state.codec.bincode_columns import RowBroken, column_type, d
 from arroyo_dagster.state.codec.bincode_decoding import Reading, decoder_of
 from arroyo_dagster.state.codec.bincode_encoding import encoder_of
 from arroyo_dagster.state.codec.bincode_faults import ENCODE_ERRORS, locate
+from arroyo_dagster.state.codec.bincode_scalars import encode_texts, encode_unsigned_ints
 from arroyo_dagster.state.codec.bincode_shapes import (
     MAX_EMPTY_ITEMS,
     Broken,
@@ -36,7 +37,7 @@ from arroyo_dagster.state.codec.bincode_shapes import (
     struct_values,
     type_name,
 )
-from arroyo_dagster.state.model.types import MAX_DEPTH, MapOf, SetOf, Type, describe
+from arroyo_dagster.state.model.types import MAX_DEPTH, MapOf, Primitive, SetOf, Type, describe
 
 __all__ = [
     "MAX_EMPTY_ITEMS",
@@ -49,6 +50,18 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_MANY = 16
+_UNSIGNED_BITS = {"u16": 16, "u32": 32, "u64": 64}
+
+
+def _quickly(described: Type, values: list[Any] | tuple[Any, ...]) -> list[bytes] | None:
+    """The bytes of values of the commonest types; None where they have to be looked at singly."""
+    if not isinstance(described, Primitive) or len(values) < _MANY:
+        return None
+    if described.name == "string":
+        return encode_texts(values)
+    bits = _UNSIGNED_BITS.get(described.name)
+    return None if bits is None else encode_unsigned_ints(values, bits)
 
 
 class Codec(Generic[_T]):
@@ -85,6 +98,9 @@ class Codec(Generic[_T]):
             InputError: as `encode`.
         """
         values = values if isinstance(values, list | tuple) else list(values)
+        quickly = _quickly(self.type, values)
+        if quickly is not None:
+            return quickly
         try:
             return list(map(self._encode, values))
         except ENCODE_ERRORS:

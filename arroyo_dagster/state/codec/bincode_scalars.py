@@ -6,6 +6,7 @@ Source: the crate bincode 2, `config::standard()`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,8 @@ from arroyo_dagster.state.codec.bincode_shapes import Broken, Decoder, Encoder, 
 __all__ = [
     "check_int",
     "decode_length",
+    "encode_texts",
+    "encode_unsigned_ints",
     "primitive_decoder",
     "primitive_encoder",
     "varint",
@@ -40,6 +43,24 @@ _pack_64 = partial(struct.Struct("<BQ").pack, 0xFD)
 _unpack_16 = struct.Struct("<H").unpack_from
 _unpack_32 = struct.Struct("<I").unpack_from
 _unpack_64 = struct.Struct("<Q").unpack_from
+
+
+# --- many at once ---------------------------------------------------------------------------------
+
+
+def encode_texts(values: Sequence[Any]) -> list[bytes] | None:
+    """Encode texts shorter than 251 bytes; None where that is not what they are."""
+    try:
+        return [_ONE_BYTE[len(text)] + text for text in map(str.encode, values)]
+    except (TypeError, UnicodeEncodeError, IndexError):
+        return None
+
+
+def encode_unsigned_ints(values: Sequence[Any], bits: int) -> list[bytes] | None:
+    """Encode ints of so many bits, not negative; None where that is not what they are."""
+    if set(map(type, values)) != {int} or min(values) < 0 or max(values) >> bits:
+        return None
+    return list(map(_ONE_BYTE.__getitem__ if max(values) < 251 else varint, values))
 
 
 # --- integers ------------------------------------------------------------------------------------

@@ -140,8 +140,6 @@ class StatesOperator(ServiceOperator):
             return
         key_types = self.plan.key_types
         arrived = Arrived(batch, self.plan.topics, key_types[0] if key_types else None)
-        for store in self._stores:
-            store.fetch(arrived.keys)
         with self._place.entered():
             if self._windowed or self._steps or self._update is None:
                 self._fold(arrived, collector)
@@ -161,38 +159,31 @@ class StatesOperator(ServiceOperator):
 
     def _fold_plainly(self, arrived: Arrived, update: Function) -> None:
         """Records straight into update-state, as most builders have it."""
-        body, takes_key, place, slots = update.body, update.takes_key, self._place, self._slots
-        failed = 0
+        place, takes_key, failed = self._place, update.takes_key, 0
+        body = update.body
         rows = zip(arrived.keys, arrived.native_keys, arrived.values, strict=True)
-        for at, (key, native, value) in enumerate(rows):
-            place.key = native
-            for slot in slots:
-                slot.key = key
+        for at, (text, key, value) in enumerate(rows):
+            place.text = text
+            place.key = key
+            place.serial += 1
             try:
-                result = body(native, value) if takes_key else body(value)
+                result = body(key, value) if takes_key else body(value)
                 if result is not None:
                     raise _not_none(update, result)
             except Exception as error:
                 failed += 1
-                for slot in slots:
-                    slot.discard()
-                self.failures.note(update.plan.name, error, value, arrived.place(at))
-            else:
-                for slot in slots:
-                    slot.keep()
+                self._failed(update.plan.name, error, value, arrived, at)
         self.metrics.count(update.plan.name, succeeded=len(arrived.keys) - failed)
 
     def _fold(self, arrived: Arrived, collector: Collector) -> None:
         """Records through the partition's transforms, then into update-state, one by one."""
-        place, slots = self._place, self._slots
+        place = self._place
         put_out: list[tuple[int, Any, Any]] = []
         counts: dict[str, int] = {}
         for at, (key, native, value) in enumerate(
             zip(arrived.keys, arrived.native_keys, arrived.values, strict=True)
         ):
-            place.key = native
-            for slot in slots:
-                slot.key = key
+            place.text, place.key = key, native
             if self._windowed:
                 self._enter(arrived.windows[at])
             found = [(native, value)]
@@ -219,6 +210,7 @@ class StatesOperator(ServiceOperator):
     def _step(
         self, step: Step, pair: tuple[Any, Any], at: int, arrived: Arrived, counts: dict[str, int]
     ) -> list[tuple[Any, Any]]:
+        self._place.serial += 1
         try:
             found = step.one(*pair)
             for _, value in found:
@@ -226,7 +218,7 @@ class StatesOperator(ServiceOperator):
         except Exception as error:
             self._failed(step.name, error, pair[1], arrived, at)
             return []
-        self._kept(step.name, counts)
+        counts[step.name] = counts.get(step.name, 0) + 1
         return found
 
     def _updated(
@@ -237,6 +229,7 @@ class StatesOperator(ServiceOperator):
         arrived: Arrived,
         counts: dict[str, int],
     ) -> None:
+        self._place.serial += 1
         try:
             result = update.body(*pair) if update.takes_key else update.body(pair[1])
             if result is not None:
@@ -244,12 +237,7 @@ class StatesOperator(ServiceOperator):
         except Exception as error:
             self._failed(update.plan.name, error, pair[1], arrived, at)
         else:
-            self._kept(update.plan.name, counts)
-
-    def _kept(self, name: str, counts: dict[str, int]) -> None:
-        counts[name] = counts.get(name, 0) + 1
-        for slot in self._slots:
-            slot.keep()
+            counts[update.plan.name] = counts.get(update.plan.name, 0) + 1
 
     def _failed(self, name: str, error: Exception, value: Any, arrived: Arrived, at: int) -> None:
         for slot in self._slots:

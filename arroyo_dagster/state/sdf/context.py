@@ -34,6 +34,8 @@ class Invocation:
 
     Attributes:
         key: of the current record; None outside a partition.
+        text: the same as states have it.
+        serial: of the current record: handles of an earlier one are of no use.
         window: the global one outside of windows.
         running: whether a function is being called right now.
     """
@@ -48,6 +50,8 @@ class Invocation:
         self._tables = tables
         self.env = dict(env)
         self.key: str | int | bool | None = None
+        self.text = ""
+        self.serial = 0
         self.window = GLOBAL_WINDOW
         self.running = False
 

@@ -1,14 +1,14 @@
 """Rows and cells: what user code changes a state through, one key at a time.
 
-A slot stands between user code and the entries of one state. Within one invocation it hands out
-handles to the entry of the current key, remembers what they wrote, and keeps it only when the
-function has returned.
+A slot stands between user code and the entries of one state: it hands out handles to the entry of
+the current key, and takes back what they wrote when the function fails.
 
 Source: sdf-states.md 3.2, 6.2 and 6.3; errors E41, E43, E44.
 """
 
 from __future__ import annotations
 
+from sys import getrefcount
 from typing import Any
 
 from arroyo_dagster.state.sdf.context import Invocation
@@ -20,19 +20,23 @@ from arroyo_dagster.state.sdf.values import check_of, value_error
 Stored = dict[str, Any]
 """Entries by the text of their key: a scalar, or the values of a row and when it was updated."""
 
-_DELETED: tuple[Any, ...] = (object(),)
+DELETED: tuple[Any, ...] = ("deleted",)
+"""In place of an entry that was removed; told apart by identity."""
 
 
 class Slot:
     """Where handles to one owned state come from.
 
+    What a handle writes is there at once, for whoever reads the entry again; when its function
+    fails it is taken back.
+
     Args:
         state: whose.
 
     Attributes:
-        place: says whether a function is running; set before any is.
-        key: the text of the current key.
-        stored, changed: the entries of the current window, and which of them changed.
+        place: says which record is being worked on; set before any is.
+        stored: the entries of the current window, as of the last barrier.
+        fresh: those written since; `DELETED` in place of one that is gone.
         now_ms: the engine's clock, of which updates are.
     """
 
@@ -40,22 +44,34 @@ class Slot:
 
     def __init__(self, state: StateDef) -> None:
         self.state = state
-        self.key = ""
         self.stored: Stored = {}
-        self.changed: set[str] = set()
+        self.fresh: Stored = {}
         self.now_ms = 0
+        self._wrote = -1
+        self._before: Any = None
 
     def access(self) -> Any:
         """What the accessor gives: a handle to the current key's entry."""
         raise NotImplementedError
 
-    def keep(self) -> None:
-        """Keep what was written: the function has returned."""
-        raise NotImplementedError
+    def write(self, entry: Any) -> None:
+        """Store an entry that was checked; what was written before is kept for `discard`."""
+        place, fresh = self.place, self.fresh
+        key = place.text
+        if self._wrote != place.serial:
+            self._wrote = place.serial
+            self._before = fresh.get(key)
+        fresh[key] = entry
 
     def discard(self) -> None:
-        """Forget what was written: the function has failed."""
-        raise NotImplementedError
+        """Take back what was written for the current record: its function has failed."""
+        if self._wrote != self.place.serial:
+            return
+        if self._before is None:
+            del self.fresh[self.place.text]
+        else:
+            self.fresh[self.place.text] = self._before
+        self._wrote = -1
 
     def outside(self) -> StateAccessError:
         """The error for a use outside an invocation."""
@@ -85,29 +101,23 @@ class CellSlot(Slot):
         self.default = self.scalar.default
         self.is_integer = self.scalar.is_integer
         self.low, self.high = self.scalar.bounds or (0, 0)
-        self.cell: Cell | None = None
+        self._cell = Cell(self)
 
     def access(self) -> Cell:
-        cell = self.cell
-        if cell is None:
-            if not self.place.running:
-                raise self.outside()
-            cell = self.cell = Cell(self, self.stored.get(self.key, self.default))
+        place = self.place
+        if not place.running:
+            raise self.outside()
+        cell = self._cell
+        if getrefcount(cell) > _ALONE:  # somebody keeps the last one, which must not come to life
+            cell = self._cell = Cell(self)
+        cell._serial = place.serial
         return cell
 
-    def keep(self) -> None:
-        cell = self.cell
-        if cell is not None:
-            self.cell = None
-            if cell._written:
-                self.stored[self.key] = cell._value
-                self.changed.add(self.key)
-            cell._slot = None
-
-    def discard(self) -> None:
-        if self.cell is not None:
-            self.cell._slot = None
-            self.cell = None
+    def read(self) -> Any:
+        """The value of the current key."""
+        key = self.place.text
+        found = self.fresh.get(key)
+        return self.stored.get(key, self.default) if found is None else found
 
 
 class Cell:
@@ -116,31 +126,33 @@ class Cell:
     What the type cannot hold is refused (E41), and changes nothing.
     """
 
-    __slots__ = ("_slot", "_value", "_written")
+    __slots__ = ("_serial", "_slot")
 
-    def __init__(self, slot: CellSlot, value: Any) -> None:
-        self._slot: CellSlot | None = slot
-        self._value = value
-        self._written = False
+    def __init__(self, slot: CellSlot) -> None:
+        self._slot = slot
+        self._serial = -1
 
     def get(self) -> Any:
         """The value; a key never seen has its type's default."""
-        return self._value
+        return self._alive().read()
 
     def set(self, value: Any) -> None:
         """Replace the value."""
         slot = self._alive()
-        self._value = _checked(slot, slot.scalar, value, None)
-        self._written = True
+        slot.write(_checked(slot, slot.scalar, value, None))
 
     def increment(self, by: int = 1) -> Any:
         """Add to the value, and give the sum."""
         slot = self._slot
-        if slot is not None and slot.is_integer and type(by) is int:
-            value = self._value + by
-            if slot.low <= value <= slot.high:
-                self._value = value
-                self._written = True
+        place = slot.place
+        if self._serial == place.serial and slot.is_integer and type(by) is int:
+            key, fresh = place.text, slot.fresh
+            before = fresh.get(key)
+            value = by + (slot.stored.get(key, 0) if before is None else before)
+            if slot.low <= value <= slot.high and place.running:
+                if slot._wrote != self._serial:
+                    slot._wrote, slot._before = self._serial, before
+                fresh[key] = value
                 return value
         return self._increment_carefully(by)
 
@@ -153,14 +165,14 @@ class Cell:
                 state=slot.state.name,
             )
         if isinstance(by, bool) or not isinstance(by, int | float):
-            raise value_error(slot.scalar, by, state=slot.state.name, key=slot.key)
-        self.set(self._value + by)
-        return self._value
+            raise value_error(slot.scalar, by, state=slot.state.name, key=slot.place.text)
+        self.set(self.get() + by)
+        return self.get()
 
     @property
     def value(self) -> Any:
         """The value, to read and to assign."""
-        return self._value
+        return self.get()
 
     @value.setter
     def value(self, value: Any) -> None:
@@ -171,12 +183,27 @@ class Cell:
         self._alive()
 
     def __repr__(self) -> str:
-        return f"Cell({self._value!r})"
+        return f"Cell({self.get()!r})"
 
     def _alive(self) -> CellSlot:
-        if self._slot is None:
-            raise access_error("E43", "a cell was used after the invocation it was made for")
-        return self._slot
+        slot = self._slot
+        if self._serial != slot.place.serial or not slot.place.running:
+            raise slot.outside()
+        return slot
+
+
+class _Holder:
+    """Stands in for a slot, to learn how many references an object has that nobody else keeps."""
+
+    def __init__(self) -> None:
+        self._cell = object()
+
+    def references(self) -> int:
+        cell = self._cell
+        return getrefcount(cell)
+
+
+_ALONE = _Holder().references()
 
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -192,47 +219,27 @@ class RowSlot(Slot):
         self.checks = [(column.attribute, check_of(column.type)) for column in state.columns]
         self.defaults = tuple(column.type.default for column in state.columns)
         self.ttl_ms = state.ttl_ms
-        self.pending: tuple[Any, ...] | None = None
-        self.serial = 0
         self._class = _row_class(self.attributes)
 
     def access(self) -> Row:
         if not self.place.running:
             raise self.outside()
-        values = self.live(self.key) if self.pending is None else self.pending
-        if values is None or values is _DELETED:
-            row = self._class(self, False)
-            values = self.defaults
-        else:
-            row = self._class(self, True)
+        stored = self.live(self.place.text)
+        row = self._class(self, stored is not None)
+        values = self.defaults if stored is None else stored
         vars(row).update(zip(self.attributes, values, strict=False))
         return row
 
     def live(self, key: str) -> tuple[Any, ...] | None:
-        """The stored row of a key, unless it has expired."""
-        stored: tuple[Any, ...] | None = self.stored.get(key)
-        if stored is None or self.ttl_ms is None or self.now_ms - stored[-1] < self.ttl_ms:
-            return stored
+        """The row of a key, unless it was deleted or has expired."""
+        found: tuple[Any, ...] | None = self.fresh.get(key)
+        if found is None:
+            found = self.stored.get(key)
+        elif found is DELETED:
+            return None
+        if found is None or self.ttl_ms is None or self.now_ms - found[-1] < self.ttl_ms:
+            return found
         return None
-
-    def keep(self) -> None:
-        self.serial += 1
-        values = self.pending
-        if values is None:
-            return
-        self.pending = None
-        key = self.key
-        self.changed.add(key)
-        if values is _DELETED:
-            self.stored.pop(key, None)
-            return
-        if self.ttl_ms is not None:
-            self.stored.pop(key, None)  # so that the oldest rows stay in front
-        self.stored[key] = (*values, self.now_ms)
-
-    def discard(self) -> None:
-        self.serial += 1
-        self.pending = None
 
 
 class Row:
@@ -245,7 +252,7 @@ class Row:
 
     def __init__(self, slot: RowSlot, exists: bool) -> None:
         self.__slot = slot
-        self.__serial = slot.serial
+        self.__serial = slot.place.serial
         self.__exists = exists
 
     @property
@@ -269,7 +276,8 @@ class Row:
         values = vars(self)
         try:
             if len(values) == len(slot.checks):
-                slot.pending = tuple([check(values[name]) for name, check in slot.checks])
+                checked = [check(values[name]) for name, check in slot.checks]
+                slot.write((*checked, slot.now_ms))
                 return
         except (ValueError, KeyError):
             pass
@@ -277,7 +285,7 @@ class Row:
 
     def delete(self) -> None:
         """Remove the row; a later access starts from defaults."""
-        self.__alive().pending = _DELETED
+        self.__alive().write(DELETED)
 
     def __getitem__(self, column: str) -> Any:
         return getattr(self, self.__attribute(column))
@@ -305,10 +313,8 @@ class Row:
 
     def __alive(self) -> RowSlot:
         slot = self.__slot
-        if slot.serial != self.__serial or not slot.place.running:
-            raise access_error(
-                "E43", "a row was used after the invocation it was made for", state=slot.state.name
-            )
+        if slot.place.serial != self.__serial or not slot.place.running:
+            raise slot.outside()
         return slot
 
     def __refuse(self, slot: RowSlot, values: dict[str, Any]) -> None:
@@ -340,5 +346,5 @@ def _checked(slot: Slot, scalar: ScalarType, value: Any, column: str | None) -> 
         return check_of(scalar)(value)
     except ValueError:
         raise value_error(
-            scalar, value, state=slot.state.name, key=slot.key, column=column
+            scalar, value, state=slot.state.name, key=slot.place.text, column=column
         ) from None

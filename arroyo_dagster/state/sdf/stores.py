@@ -5,7 +5,7 @@ Source: sdf-states.md 2.8, 3.5 (W11, W12), 6.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from arroyo_dagster.state.operators import OperatorContext
 from arroyo_dagster.state.sdf.definition import StateDef, ValueKind
-from arroyo_dagster.state.sdf.handles import CellSlot, RowSlot, Slot
+from arroyo_dagster.state.sdf.handles import DELETED, CellSlot, RowSlot, Slot
 from arroyo_dagster.state.sdf.sql import KEY
 from arroyo_dagster.state.sdf.state_tables import VALUE, WindowKey, entries_of, rows_of
 from arroyo_dagster.state.sdf.values import arrow_type, bincode_type
@@ -21,32 +21,29 @@ from arroyo_dagster.state.sdf.windows import GLOBAL_WINDOW, Window
 
 
 class Store:
-    """The entries of one state by window, those that changed since the last barrier noted."""
+    """The entries of one state by window, and apart from them those written since the barrier."""
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
         self.state: StateDef = slot.state
         self._entries: dict[Window, dict[str, Any]] = {}
-        self._changed: dict[Window, set[str]] = {}
+        self._fresh: dict[Window, dict[str, Any]] = {}
         self.enter(GLOBAL_WINDOW)
 
     def enter(self, window: Window) -> None:
         """Work on the entries of a window."""
         self.slot.stored = self._entries.setdefault(window, {})
-        self.slot.changed = self._changed.setdefault(window, set())
-
-    def fetch(self, keys: Sequence[str]) -> None:
-        """Have the entries of these keys at hand."""
+        self.slot.fresh = self._fresh.setdefault(window, {})
 
     def close(self, window: Window) -> pa.Table:
         """Give the content of a window that closes, and forget it.
 
         Columns as `rows_of` gives them, or `_key` and `value`; by key.
         """
-        entries = self._entries.pop(window, {})
-        self._changed.pop(window, None)
+        entries = self._entries.pop(window, {}) | self._fresh.pop(window, {})
         self.enter(GLOBAL_WINDOW)
-        return self._content(window, sorted(entries.items()))
+        live = [(key, entry) for key, entry in sorted(entries.items()) if entry is not DELETED]
+        return self._content(window, live)
 
     def _content(self, window: Window, entries: list[tuple[str, Any]]) -> pa.Table:
         raise NotImplementedError
@@ -74,19 +71,13 @@ class CellStore(Store):
             self.state.name, WindowKey if windowed else str, value
         )
         self._stored_in: dict[Window, set[str]] = {}
-        if self.state.window is not None:
-            for key, stored in self._view.get_all().items():
-                window = Window(key.window_start, key.window_end)
-                self._entries.setdefault(window, {})[key.key] = stored
-                self._stored_in.setdefault(window, set()).add(key.key)
-
-    def fetch(self, keys: Sequence[str]) -> None:
-        if self.state.window is not None or not len(self._view):
+        if not windowed:
+            self._entries[GLOBAL_WINDOW].update(self._view.get_all())
             return
-        known = self._entries[GLOBAL_WINDOW]
-        missing = [key for key in dict.fromkeys(keys) if key not in known]
-        found = zip(missing, self._view.get_many(missing), strict=True)
-        known.update((key, value) for key, value in found if value is not None)
+        for key, stored in self._view.get_all().items():
+            window = Window(key.window_start, key.window_end)
+            self._entries.setdefault(window, {})[key.key] = stored
+            self._stored_in.setdefault(window, set()).add(key.key)
 
     def _content(self, window: Window, entries: list[tuple[str, Any]]) -> pa.Table:
         assert self.state.scalar_type is not None
@@ -102,19 +93,15 @@ class CellStore(Store):
         )
 
     def write(self, generation: int) -> int:
-        self._view.insert_many(self._pairs())
-        for window, keys in self._changed.items():
+        for window, fresh in self._fresh.items():
+            keys: list[Any] = list(fresh)
             if self.state.window is not None:
                 self._stored_in.setdefault(window, set()).update(keys)
-            keys.clear()
+                keys = [WindowKey(*window, key) for key in keys]
+            self._view.insert_columns(keys, list(fresh.values()))
+            self._entries[window].update(fresh)
+            fresh.clear()
         return 0
-
-    def _pairs(self) -> Iterator[tuple[Any, Any]]:
-        for window, keys in self._changed.items():
-            entries = self._entries[window]
-            for key in keys:
-                stored_key = key if self.state.window is None else WindowKey(*window, key)
-                yield stored_key, entries[key]
 
 
 class RowStore(Store):
@@ -136,19 +123,30 @@ class RowStore(Store):
         return made[0] if made else self._view.schema.empty_table()
 
     def write(self, generation: int) -> int:
-        live: dict[Window, Iterable[tuple[str, Any]]] = {}
-        gone: dict[Window, Iterable[tuple[str, Any]]] = {}
-        for window, keys in self._changed.items():
-            entries = self._entries[window]
-            live[window] = [(key, entries[key]) for key in keys if key in entries]
-            carrier = (*self._rows.defaults, self._rows.now_ms)
-            gone[window] = [(key, carrier) for key in sorted(keys) if key not in entries]
-            keys.clear()
+        carrier = (*self._rows.defaults, self._rows.now_ms)
+        live: dict[Window, Sequence[tuple[str, Any]]] = {}
+        gone: dict[Window, Sequence[tuple[str, Any]]] = {}
+        for window, fresh in self._fresh.items():
+            deleted = [key for key, entry in fresh.items() if entry is DELETED]
+            gone[window] = [(key, carrier) for key in sorted(deleted)]
+            for key in deleted:
+                del fresh[key]
+            live[window] = list(fresh.items())
+            self._merge(self._entries[window], fresh, deleted)
+            fresh.clear()
         for rows in rows_of(self.state, live, generation):
             self._view.insert(rows)
         for rows in rows_of(self.state, gone, generation):
             self._view.delete_keys(rows)
         return self._expire()
+
+    def _merge(
+        self, entries: dict[str, Any], fresh: dict[str, Any], deleted: Sequence[str]
+    ) -> None:
+        # With a ttl the rows updated last stay behind the others.
+        for key in deleted if self.state.ttl_ms is None else (*deleted, *fresh):
+            entries.pop(key, None)
+        entries.update(fresh)
 
     def _expire(self) -> int:
         """Drop rows past their ttl from memory: those updated first come first."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import pyarrow as pa
 
@@ -215,8 +215,7 @@ class GlobalKeyedTableCheckpointer:
         self, watermark_micros: int | None, listed: Sequence[TimeFile]
     ) -> tuple[GlobalKeyedReport, int]:
         """Write what changed; where nothing did, no file. A table of this kind always reports."""
-        removed = [key for key, value in self._pending.items() if value is None]
-        inserted = {key: value for key, value in self._pending.items() if value is not None}
+        removed, inserted = _told_apart(self._pending)
         size, file, removals = 0, None, None
         version = self._table.config.state_version
         if removed:
@@ -235,6 +234,16 @@ class GlobalKeyedTableCheckpointer:
         path = self._files.name_file(suffix)
         self._store.put(path, data)
         return path
+
+
+def _told_apart(
+    pending: dict[bytes, bytes | None],
+) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """The keys that are removed, and what is inserted."""
+    if None not in pending.values():
+        return [], cast(dict[bytes, bytes], pending)
+    removed = [key for key, value in pending.items() if value is None]
+    return removed, {key: value for key, value in pending.items() if value is not None}
 
 
 @dataclass(slots=True)
@@ -351,15 +360,21 @@ class GlobalKeyedView(Generic[K, V]):
     def insert_many(self, pairs: Iterable[tuple[K, V]]) -> None:
         """Set many values; the last of one key wins. Errors as `insert`."""
         listed = list(pairs)
-        if not listed:
+        self.insert_columns([key for key, _ in listed], [value for _, value in listed])
+
+    def insert_columns(self, keys: Sequence[K], values: Sequence[V]) -> None:
+        """As `insert_many`, of keys and of as many values."""
+        if not keys:
             return
-        keys = self._keys.encode_many([key for key, _ in listed])
-        values = self._values.encode_many([value for _, value in listed])
+        encoded = self._keys.encode_many(keys)
+        pairs = dict(zip(encoded, self._values.encode_many(values), strict=True))
         self._catch_up()
-        self._send(TableData(self._name, KeyedData(list(zip(keys, values, strict=True)))))
-        for key, (_, value) in zip(keys, listed, strict=True):
-            self._entries.encoded.pop(key, None)
-            self._entries.decoded[key] = value
+        self._send(TableData(self._name, KeyedData(pairs.items())))
+        entries = self._entries
+        if entries.encoded:
+            for key in pairs:
+                entries.encoded.pop(key, None)
+        entries.decoded.update(zip(encoded, values, strict=True))
 
     def remove(self, key: K) -> bool:
         """Remove `key`. Returns whether it was there."""

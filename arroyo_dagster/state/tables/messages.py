@@ -5,7 +5,7 @@ Source: crates/arroyo-state/src/lib.rs, `StateMessage`, `TableData`, `Checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 class KeyedData:
     """Pairs of a global keyed table, encoded; None in place of a value removes the key."""
 
-    pairs: Sequence[tuple[bytes, bytes | None]]
+    pairs: Collection[tuple[bytes, bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
