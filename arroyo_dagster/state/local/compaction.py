@@ -232,7 +232,7 @@ def _carried_out(
             paths=paths,
             epoch=facts.checkpoint.epoch,
             worker_generation=facts.checkpoint.worker_generation,
-            parallelism=operators[merge.operator].parallelism,
+            parallelism=plan.parallelism or operators[merge.operator].parallelism,
             config=operators[merge.operator].configs[merge.table],
             merge=merge,
         )

@@ -411,6 +411,7 @@ class MergeOutcome:
         rows_out: rows in the outputs.
         dropped: how many rows are in no output, by reason.
         before, after: what a restore would load of the inputs, and of the outputs read back.
+        input_rows: how many rows each input was found to have, whichever ranges they lie in.
     """
 
     merged: Merged
@@ -421,6 +422,7 @@ class MergeOutcome:
     size_bytes_out: int = 0
     before: RowsDigest = RowsDigest()
     after: RowsDigest = RowsDigest()
+    input_rows: Mapping[StatePath, int] = field(default_factory=dict)
 
     @property
     def same(self) -> bool:

@@ -58,6 +58,11 @@ class ExpiringTimeKeyTable:
     def key_indices(self) -> tuple[int, ...]:
         return self.config.schema.key_indices or ()
 
+    @property
+    def is_divisible(self) -> bool:
+        """Whether rows that act on each other, having one storage key, have one routing key."""
+        return set(self.config.schema.hashed_indices) <= set(self.key_indices)
+
     def read(
         self,
         files: Iterable[TimeFile],
