@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.model.compaction import (
+    MEBIBYTE,
     Merge,
     MergedRows,
     MergeOutcome,
     PairsMerge,
     RowsDigest,
+    RowsMerge,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.keys import KeyRange, server_for_hash
@@ -36,6 +38,7 @@ class MergeTask:
     Attributes:
         epoch, worker_generation: the checkpoint whose directory gets the new files.
         parallelism: whose subtask owns a key range, for the names of files.
+        part_bytes: a merge of more bytes is carried out in parts; see `parts`.
     """
 
     paths: JobPaths
@@ -44,6 +47,7 @@ class MergeTask:
     parallelism: int
     config: TableConfig
     merge: Merge
+    part_bytes: int = 256 * MEBIBYTE
 
     def namer(self, subtask: int) -> Callable[[str], StatePath]:
         """Names files that no other attempt has: tasks are tried again, and go on beside it."""
@@ -91,13 +95,13 @@ def run_part(
     return merge_rows(table, store, merge, name, on_bytes)
 
 
-def parts(task: MergeTask, part_bytes: int) -> list[MergeTask]:
+def parts(task: MergeTask) -> list[MergeTask]:
     """Part a task that is too big, so that several can carry it out; see `combined`."""
     config = task.config.config
     divisible = isinstance(config, ExpiringTimeKeyConfig) and set(
         config.schema.hashed_indices
     ) <= set(config.schema.key_indices or ())
-    found = parts_of(task.merge, part_bytes, divisible=divisible)
+    found = parts_of(task.merge, task.part_bytes, divisible=divisible)
     return [replace(task, merge=merge) for merge in found]
 
 
@@ -129,7 +133,12 @@ def combined(task: MergeTask, outcomes: Sequence[MergeOutcome]) -> MergeOutcome:
     merged = first.merged
     if isinstance(merged, MergedRows):
         of_rows = [one.merged for one in outcomes if isinstance(one.merged, MergedRows)]
-        merged = replace(merged, outputs=tuple(file for one in of_rows for file in one.outputs))
+        merged = MergedRows(
+            operator=merged.operator,
+            table=merged.table,
+            inputs=task.merge.inputs if isinstance(task.merge, RowsMerge) else (),
+            outputs=tuple(file for one in of_rows for file in one.outputs),
+        )
     return MergeOutcome(
         merged=merged,
         rows_in=rows_in,
