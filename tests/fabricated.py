@@ -9,6 +9,7 @@ import pyarrow as pa
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.hashing import key_hashes
 from arroyo_dagster.state.codec.operations import INSERT
+from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
 from arroyo_dagster.state.model.checkpoints import Manifest, OperatorCheckpoint, StreamProgress
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -18,7 +19,7 @@ from arroyo_dagster.state.model.ids import (
     StatePath,
 )
 from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import REMOVED, JobPaths
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     TableConfig,
@@ -27,6 +28,7 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
+from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
 from arroyo_dagster.state.tables.range_files import routes
 from arroyo_dagster.state.tables.time_files import write_time_file
 
@@ -118,3 +120,25 @@ def publish(
         )
     )
     return paths
+
+
+def pair_files(
+    store: ObjectStore,
+    config: TableConfig,
+    epochs: Iterable[tuple[Mapping[bytes, bytes | None], int]],
+) -> tuple[StatePath, ...]:
+    """Write the changes of each epoch, of a state version each: removals (None), then inserts."""
+    found = []
+    for number, (writes, version) in enumerate(epochs, 1):
+        removed = [key for key, value in writes.items() if value is None]
+        pairs = {key: value for key, value in writes.items() if value is not None}
+        path = f"{PATHS.root}/data/e{number}/table-{config.table}-000-x"
+        if removed:
+            found.append(StatePath(path + REMOVED))
+            data = GlobalKeyedTable(config, store).encode_removals(removed)
+            store.put(found[-1], data)
+        if pairs:
+            found.append(StatePath(path))
+            data = encode_pairs(pairs, pairs.values(), GLOBAL_KEY_VALUE_SCHEMA, version=version)
+            store.put(found[-1], data)
+    return tuple(found)

@@ -49,6 +49,9 @@ _UNKNOWN_BYTES = 1 << 20
 _UNPACKED = 3
 """How many bytes of rows a byte of a file is at a first guess."""
 
+_MOST_PIECES = 16
+"""As a first guess; those that turn out too big are parted further."""
+
 OnBytes = Callable[[int], None]
 _Decode = Callable[[TimeFile, "bytes | BinaryIO", int], Iterator[pa.Table]]
 _Chunks = Generator[tuple[TimeFile, pa.Table], None, None]
@@ -206,7 +209,7 @@ class _RowsMerging:
         count = 1
         if self._table.is_divisible:
             bytes_of_range = self._merge.size_bytes * _UNPACKED // len(self._merge.ranges)
-            count = 1 + bytes_of_range // self._merge.form.memory_bytes
+            count = min(_MOST_PIECES, 1 + bytes_of_range // self._merge.form.memory_bytes)
         for at, keys in enumerate(self._merge.ranges):
             left = list(reversed(pieces(keys, count)))
             while left:
