@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.spark.tasks import run_items
 from arroyo_dagster.state.local.compaction import CompactionOutcome, compact_job
-from arroyo_dagster.state.model.compaction import CompactionSettings, MergeOutcome
+from arroyo_dagster.state.local.merges import merge_here
+from arroyo_dagster.state.model.compaction import MEBIBYTE, CompactionSettings, MergeOutcome
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.merging import MergeTask, run_merge
+from arroyo_dagster.state.tables.merging import MergeTask, combined, parts, run_part
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from arroyo_dagster.state.tables.merging_rows import OnBytes
+
+IN_PROCESS_BYTES = 64 * MEBIBYTE
+_BYTES_OF_A_FILE = 4096
+"""What opening a file is worth, in bytes read."""
 
 
 def compact_job_on_spark(
@@ -22,18 +29,36 @@ def compact_job_on_spark(
     store: ObjectStore,
     paths: JobPaths,
     settings: CompactionSettings | None = None,
+    *,
+    in_process_bytes: int = IN_PROCESS_BYTES,
     **options: Any,
 ) -> CompactionOutcome:
-    """As `state.local.compaction.compact_job`, each merge a part of a Spark task.
+    """As `state.local.compaction.compact_job`, each merge, or part of one, an item of a Spark task.
 
     Args:
-        session: gives the session; called only if there is something to merge.
+        session: gives the session; called only if there is enough to merge.
         store: must be one that workers can open as well.
+        in_process_bytes: less than that is merged in this process, by the same code: a session
+            takes seconds to start.
         options: as of `compact_job`.
     """
 
-    def run(held: ObjectStore, tasks: Sequence[MergeTask]) -> Iterable[MergeOutcome]:
-        weights = [task.merge.size_bytes + len(task.merge.paths) * 4096 for task in tasks]
-        return run_items(session(), partial(run_merge, held), tasks, weights)
+    def run(
+        held: ObjectStore, tasks: Sequence[MergeTask], on_bytes: OnBytes
+    ) -> Iterable[MergeOutcome]:
+        if sum(task.merge.size_bytes for task in tasks) < in_process_bytes:
+            return merge_here(held, tasks, on_bytes)
+        return _on_spark(session(), held, tasks, on_bytes)
 
     return compact_job(store, paths, settings, run=run, **options)
+
+
+def _on_spark(
+    session: SparkSession, store: ObjectStore, tasks: Sequence[MergeTask], on_bytes: OnBytes
+) -> Iterator[MergeOutcome]:
+    pieces = [parts(task) for task in tasks]
+    items = [part for piece in pieces for part in piece]
+    weights = [one.merge.size_bytes + len(one.merge.paths) * _BYTES_OF_A_FILE for one in items]
+    found = iter(run_items(session, partial(run_part, store), items, weights, on_bytes))
+    for task, piece in zip(tasks, pieces, strict=True):
+        yield combined(task, [next(found) for _ in piece])

@@ -9,10 +9,12 @@ from __future__ import annotations
 import heapq
 import pickle
 import re
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -30,6 +32,7 @@ _RESULTS = pa.schema([("item", pa.int32()), ("payload", pa.binary())])
 _PYTHON_ERROR = re.compile(r"[A-Za-z_]+(Error|Exception): ")
 ATTEMPTS = 3
 TASKS_PER_SLOT = 3
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ def run_items(
     function: Callable[[I], R],
     items: Sequence[I],
     weights: Sequence[int],
+    on_weight: Callable[[int], None] = lambda weight: None,
 ) -> list[R]:
     """`[function(item) for item in items]` on Spark's workers.
 
@@ -49,6 +53,8 @@ def run_items(
         function: a module-level function, or a `functools.partial` of one; may raise errors of
             ours. Those that are retryable are tried again, the items that failed alone.
         weights: how much work each item is; heavy ones come first and apart.
+        on_weight: told of the weight of what is done, as tasks end; where the session cannot say
+            so (Spark Connect), when all have.
 
     Returns:
         Results in the order of `items`.
@@ -62,7 +68,8 @@ def run_items(
         left = [index for index in range(len(items)) if index not in results]
         if not left:
             break
-        found = _attempt(session, function, {index: items[index] for index in left}, weights)
+        wanted = {index: items[index] for index in left}
+        found = _attempt(session, function, wanted, weights, on_weight)
         failures = {i: error for i, error in found.items() if isinstance(error, ArroyoStateError)}
         for index, done in found.items():
             if isinstance(done, _Done):
@@ -74,7 +81,11 @@ def run_items(
 
 
 def _attempt(
-    session: SparkSession, function: Callable[[I], R], items: dict[int, I], weights: Sequence[int]
+    session: SparkSession,
+    function: Callable[[I], R],
+    items: dict[int, I],
+    weights: Sequence[int],
+    on_weight: Callable[[int], None],
 ) -> dict[int, _Done[R] | ArroyoStateError]:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -88,8 +99,10 @@ def _attempt(
     columns = [list(column) for column in zip(*rows, strict=True)]
     frame = session.createDataFrame(pa.table(columns, schema=_SCHEMA))
     spread = frame.repartitionById(len(tasks), "task")
+    total = sum(weights[index] for index in items)
     try:
-        collected = spread.mapInArrow(_worker(function), _DDL).collect()
+        with _watched(session, len(tasks), total, on_weight):
+            collected = spread.mapInArrow(_worker(function), _DDL).collect()
     except (PySparkException, Py4JError) as error:
         raise StorageError(
             f"Spark lost tasks and gave up ({_reason(error)})",
@@ -97,6 +110,44 @@ def _attempt(
             next_step="look at Spark's log, then run it again; what was written is not listed",
         ) from error
     return {row.item: pickle.loads(row.payload) for row in collected}
+
+
+@contextmanager
+def _watched(
+    session: SparkSession, tasks: int, weight: int, on_weight: Callable[[int], None]
+) -> Iterator[None]:
+    """Tell of tasks as they end, each for its share of the weight."""
+    told, ended = [0], threading.Event()
+
+    def tell(done: int) -> None:
+        now = weight * min(done, tasks) // tasks
+        if now > told[0]:
+            on_weight(now - told[0])
+            told[0] = now
+
+    def watch() -> None:
+        while not ended.wait(_LOOK_SECONDS):
+            tell(_ended_tasks(tracker, tasks))
+
+    try:
+        tracker = session.sparkContext.statusTracker()
+    except Exception:  # Spark Connect has no context
+        yield
+    else:
+        thread = threading.Thread(target=watch, name="arroyo-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+    tell(tasks)
+
+
+def _ended_tasks(tracker: Any, tasks: int) -> int:
+    """How many tasks of the stage with so many have ended, of those that run now."""
+    infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    return max((one.numCompletedTasks for one in infos if one and one.numTasks == tasks), default=0)
 
 
 def _reason(error: Exception) -> str:

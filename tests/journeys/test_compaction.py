@@ -13,8 +13,9 @@ import pytest
 from arroyo_dagster.errors import ConflictError, FormatError, ProtocolError, StorageError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.lease import lease
-from arroyo_dagster.state.local.compaction import compact_job, merge_here, plan_job
+from arroyo_dagster.state.local.compaction import compact_job, plan_job
 from arroyo_dagster.state.local.jobs import list_jobs
+from arroyo_dagster.state.local.merges import merge_here
 from arroyo_dagster.state.local.pipeline import LocalRun
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
@@ -28,6 +29,7 @@ from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, Obj
 from arroyo_dagster.state.storage.open import open_store
 from arroyo_dagster.state.storage.wrappers import Counting, WriteProtected
 from arroyo_dagster.state.tables.merging import MergeTask
+from arroyo_dagster.state.tables.merging_rows import OnBytes
 from tests.compat.arroyo import unpack
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
 
@@ -224,7 +226,9 @@ def test_a_fault_at_any_change_of_a_compaction_loses_and_doubles_nothing(
 def test_a_job_that_is_started_meanwhile_wins() -> None:
     store = begun(6)
 
-    def start_the_job(held: ObjectStore, tasks: Sequence[MergeTask]) -> Iterable[MergeOutcome]:
+    def start_the_job(
+        held: ObjectStore, tasks: Sequence[MergeTask], on_bytes: OnBytes
+    ) -> Iterable[MergeOutcome]:
         yield from merge_here(held, tasks)
         run_word_job(store, **JOB, max_epochs=1)
 
@@ -238,7 +242,9 @@ def test_a_merge_that_would_not_restore_the_same_is_not_published() -> None:
     store = begun(6)
     before = content(store), ParquetBackend(store, PATHS).epochs()
 
-    def lose_a_row(held: ObjectStore, tasks: Sequence[MergeTask]) -> Iterable[MergeOutcome]:
+    def lose_a_row(
+        held: ObjectStore, tasks: Sequence[MergeTask], on_bytes: OnBytes
+    ) -> Iterable[MergeOutcome]:
         for outcome in merge_here(held, tasks):
             yield replace(outcome, after=RowsDigest(outcome.after.rows - 1, 7))
 

@@ -15,7 +15,8 @@ from arroyo_dagster.orchestration.maintenance import CompactionConfig, GcConfig,
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRunner
 from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.compaction import compact_job, merge_here
+from arroyo_dagster.state.local.compaction import compact_job
+from arroyo_dagster.state.local.merges import merge_here
 from arroyo_dagster.state.model.compaction import RowsDigest
 from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.storage.open import open_store
@@ -124,7 +125,7 @@ class Lossy(InProcessRunner):
     """Loses a row on the way."""
 
     def compact(self, store: Any, paths: Any, settings: Any, **options: Any) -> Any:
-        def lose(held: Any, tasks: Any) -> Any:
+        def lose(held: Any, tasks: Any, on_bytes: Any) -> Any:
             for outcome in merge_here(held, tasks):
                 yield replace(outcome, after=RowsDigest(outcome.after.rows - 1, 5))
 

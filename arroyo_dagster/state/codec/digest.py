@@ -6,8 +6,7 @@ For telling whether a rewrite lost, changed or doubled a row; not against an adv
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,14 @@ _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _BASE = np.uint64(0xD6E8FEB86659FD93)
 _NULL = np.uint64(0xA0761D6478BD642F)
-_SLICE_ROWS = 1 << 17
-_SLICE_BYTES = 1 << 23
-_LONG = 1 << 16
+_SHIFTS = (np.uint64(32), np.uint64(29))
+_MIXING = (np.uint64(30), np.uint64(27), np.uint64(31))
+_BLOCK_ROWS = 1 << 13
+"""So many rows at once: their hashes then stay in the cache of a core."""
+_LONG = 512
+"""A longer value is hashed alone."""
+_WORD = 8
+_MASKS = np.array([2 ** (8 * count) - 1 for count in range(_WORD + 1)], np.uint64)
 
 
 def digest_rows(table: pa.Table) -> RowsDigest:
@@ -32,20 +36,66 @@ def digest_rows(table: pa.Table) -> RowsDigest:
 
     Nested values, dictionaries and every width count; a NaN equals a NaN of the same bits.
     """
-    total = RowsDigest(table.num_rows if table.num_columns == 0 else 0)
-    for batch in table.to_batches(max_chunksize=_SLICE_ROWS):
-        hashes = np.zeros(batch.num_rows, np.uint64)
-        for column in batch.columns:
-            hashes = _mixed(hashes * _STEP + _hashed(column))
-        total += RowsDigest(batch.num_rows, int(hashes.sum(dtype=np.uint64)))
-    return total
+    if not table.num_columns:
+        return RowsDigest(table.num_rows, 0)
+    total = 0
+    for batch in table.to_batches():
+        # A dictionary is shared by all blocks of a batch, and hashed once.
+        shared = {
+            at: _hashed(column)
+            for at, column in enumerate(batch.columns)
+            if pa.types.is_dictionary(column.type)
+        }
+        for start in range(0, batch.num_rows, _BLOCK_ROWS):
+            block = batch.slice(start, _BLOCK_ROWS)
+            hashes = np.zeros(block.num_rows, np.uint64)
+            for at, column in enumerate(block.columns):
+                hashes *= _STEP
+                known = shared.get(at)
+                hashes += _hashed(column) if known is None else known[start : start + len(column)]
+            total += int(_mixed(hashes).sum(dtype=np.uint64))
+    return RowsDigest(table.num_rows, total % 2**64)
+
+
+def key_codes(column: pa.ChunkedArray) -> _Hashes:
+    """A hash of every value: equal values have equal ones, and others hardly ever."""
+    blocks = [
+        _mixed(_hashed(chunk.slice(start, _BLOCK_ROWS)))
+        for chunk in column.chunks
+        for start in range(0, len(chunk), _BLOCK_ROWS)
+    ]
+    return np.concatenate([np.zeros(0, np.uint64), *blocks])
+
+
+def row_codes(keys: _Hashes, columns: Sequence[pa.ChunkedArray]) -> _Hashes:
+    """A hash of every row: its key's, and its values in other columns."""
+    hashes = keys.copy()
+    for column in columns:
+        hashes *= _STEP
+        hashes += key_codes(column)
+    return _mixed(hashes)
 
 
 def _mixed(values: _Hashes) -> _Hashes:
-    """Spread every bit over all others (the finaliser of splitmix64)."""
-    values = (values ^ (values >> np.uint64(30))) * _FIRST
-    values = (values ^ (values >> np.uint64(27))) * _SECOND
-    return values ^ (values >> np.uint64(31))
+    """Spread every bit over all others (the finaliser of splitmix64); changes what it is given."""
+    shifted = values >> _MIXING[0]
+    values ^= shifted
+    values *= _FIRST
+    np.right_shift(values, _MIXING[1], out=shifted)
+    values ^= shifted
+    values *= _SECOND
+    np.right_shift(values, _MIXING[2], out=shifted)
+    values ^= shifted
+    return values
+
+
+def _spread(values: _Hashes) -> _Hashes:
+    """As `_mixed`, half as thorough and without changing anything: for what is mixed once more."""
+    spread = values >> _SHIFTS[0]
+    spread ^= values
+    spread *= _FIRST
+    spread ^= spread >> _SHIFTS[1]
+    return spread
 
 
 def _hashed(array: pa.Array) -> _Hashes:
@@ -74,15 +124,19 @@ def _of_values(array: pa.Array) -> _Hashes:
         for index in range(kind.num_fields):
             hashes = _mixed(hashes * _STEP + _hashed(array.field(index)))
         return hashes
-    if pa.types.is_fixed_size_list(kind):
+    if pa.types.is_fixed_size_list(kind) or _is_list_view(kind):
         return _of_values(array.cast(pa.list_(kind.value_type)))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
         return _of_lists(array)
     if pa.types.is_boolean(kind):
-        return _mixed(array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64))
+        return _spread(array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64))
     if _is_text(kind):
         return _of_bytes(array)
     return _of_fixed_width(array)
+
+
+def _is_list_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -105,67 +159,107 @@ def _of_fixed_width(array: pa.Array) -> _Hashes:
     data = array.buffers()[1]
     if data is None or not len(array):
         return np.zeros(len(array), np.uint64)
+    if width in (1, 2, 4, 8):
+        of_width = np.dtype(f"<u{width}")
+        numbers = np.frombuffer(data, of_width, len(array), array.offset * width)
+        return _spread(numbers.astype(np.uint64, copy=False))
     raw = np.frombuffer(data, np.uint8, len(array) * width, array.offset * width)
-    words = -(-width // 8)
-    padded = np.zeros((len(array), words * 8), np.uint8)
+    words = -(-width // _WORD)
+    padded = np.zeros((len(array), words * _WORD), np.uint8)
     padded[:, :width] = raw.reshape(len(array), width)
     parts = padded.view(np.uint64)
     hashes = np.full(len(array), np.uint64(width))
     for index in range(words):
-        hashes = _mixed(hashes * _STEP + parts[:, index])
-    return hashes
+        hashes *= _STEP
+        hashes += _spread(parts[:, index])
+    return _spread(hashes)
 
 
 def _of_bytes(array: pa.Array) -> _Hashes:
-    large = array.cast(pa.large_binary())
-    offsets = np.frombuffer(large.buffers()[1], np.int64, len(large) + 1, large.offset * 8)
-    data = large.buffers()[2]
-    raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    hashes = np.empty(len(large), np.uint64)
-    for start, end in _slices(offsets):
-        hashes[start:end] = _of_slice(raw, offsets[start : end + 1])
+    if not len(array):
+        return np.zeros(0, np.uint64)
+    raw, offsets = _bytes_of(array)
+    lengths = np.diff(offsets)
+    width = int(lengths[0])
+    if width <= _LONG and (lengths == width).all():
+        return _of_one_length(raw, len(lengths), width)
+    long = np.flatnonzero(lengths > _LONG)
+    if not len(long):
+        return _of_words(raw, offsets[:-1], lengths)
+    short = np.flatnonzero(lengths <= _LONG)
+    hashes = np.empty(len(lengths), np.uint64)
+    hashes[short] = _of_words(raw, offsets[short], lengths[short])
+    for at in long:
+        value = raw[offsets[at] : offsets[at + 1]]
+        digest = hashlib.blake2b(value.tobytes(), digest_size=_WORD).digest()
+        hashes[at] = int.from_bytes(digest, "little")
     return hashes
 
 
-def _slices(offsets: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Rows in slices of a few million bytes, since the arithmetic takes eight bytes for each; a
-    long value comes alone."""
-    long = np.flatnonzero(np.diff(offsets) > _LONG)
-    edges = np.unique(np.concatenate([[0], long, long + 1, [len(offsets) - 1]]))
-    for first, last in itertools.pairwise(edges.tolist()):
-        start = first
-        while start < last:
-            end = int(np.searchsorted(offsets, offsets[start] + _SLICE_BYTES, side="right")) - 1
-            end = min(last, max(start + 1, end))
-            yield start, end
-            start = end
+def _bytes_of(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """The bytes of all values with a word of zeros behind them, and where each value begins."""
+    kind = array.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        _, places, data = array.buffers()
+        offsets = np.frombuffer(places, np.int32, len(array) + 1, array.offset * 4)
+    else:
+        large = array.cast(pa.large_binary())
+        _, places, data = large.buffers()
+        offsets = np.frombuffer(places, np.int64, len(large) + 1, large.offset * 8)
+    raw = np.zeros(int(offsets[-1] - offsets[0]) + _WORD, np.uint8)
+    if data is not None:
+        raw[:-_WORD] = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    return raw, offsets.astype(np.int64) - int(offsets[0])
 
 
-def _of_slice(raw: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> _Hashes:
-    lengths = np.diff(offsets)
-    longest = int(lengths.max(initial=0))
-    if longest > _LONG:
-        return np.array([_of_long(raw[offsets[0] : offsets[1]])])
-    data = raw[offsets[0] : offsets[-1]].astype(np.uint64)
-    places = np.arange(len(data)) - np.repeat(offsets[:-1] - offsets[0], lengths)
-    powers = np.multiply.accumulate(np.full(longest + 1, _BASE))
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum((data + _STEP) * powers[places])])
-    local = offsets - offsets[0]
-    return _mixed((sums[local[1:]] - sums[local[:-1]]) ^ (lengths.astype(np.uint64) * _STEP))
+def _of_one_length(raw: npt.NDArray[np.uint8], count: int, length: int) -> _Hashes:
+    """As `_of_words`, where all values are equally long: nothing is looked up."""
+    hashes = np.full(count, np.uint64(length)) * _STEP
+    for at in range(0, length, _WORD):
+        word: _Hashes = np.ndarray((count,), np.dtype("<u8"), raw, offset=at, strides=(length,))
+        if length - at < _WORD:
+            word = word & _MASKS[length - at]
+        hashes *= _STEP
+        hashes += _spread(word)
+    return _spread(hashes)
 
 
-def _of_long(value: npt.NDArray[np.uint8]) -> np.uint64:
-    digest = hashlib.blake2b(value.tobytes(), digest_size=8).digest()
-    return np.uint64(int.from_bytes(digest, "little"))
+def _of_words(
+    raw: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> _Hashes:
+    """Hash values word by word: the first words of all, then the second of those that go on."""
+    words: _Hashes = np.ndarray((len(raw) - _WORD + 1,), np.dtype("<u8"), raw, strides=(1,))
+    hashes = lengths.astype(np.uint64)
+    hashes *= _STEP
+    rows: npt.NDArray[np.intp] | None = None  # None = all of them
+    at = 0
+    while True:
+        if rows is None and (more := lengths > at).all():
+            found, of_them, left = hashes, starts, lengths
+        else:
+            rows = np.flatnonzero(more) if rows is None else rows[lengths[rows] > at]
+            found, of_them, left = hashes[rows], starts[rows], lengths[rows]
+        if not len(found):
+            return _spread(hashes)
+        word = words[of_them + at]
+        if int(left.min()) < at + _WORD:
+            word &= _MASKS[np.minimum(left - at, _WORD)]
+        found *= _STEP
+        found += _spread(word)
+        if rows is not None:
+            hashes[rows] = found
+        at += _WORD
 
 
 def _of_lists(array: Any) -> _Hashes:
     """A list is its length and its elements in order; a map is a list of pairs."""
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+    values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+    offsets -= int(offsets[0])
     valid = array.is_valid().to_numpy(zero_copy_only=False)
     lengths = np.where(valid, np.diff(offsets), 0)  # a null may still span elements
     places = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    inner = _hashed(array.values)[np.repeat(offsets[:-1], lengths) + places]
+    inner = _hashed(values)[np.repeat(offsets[:-1], lengths) + places]
     powers = np.multiply.accumulate(np.full(int(lengths.max(initial=0)) + 1, _BASE))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(_mixed(inner) * powers[places])])
     ends = np.cumsum(lengths)

@@ -15,6 +15,8 @@ from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec.parquet import decoding, open_pages, rows_at_once, state_version
 
 _UNSIGNED = 2**64 - 1
+_FETCHED_BYTES = 1 << 26
+_TEXTS = (pa.string(), pa.binary())
 
 
 class DataFile:
@@ -96,6 +98,61 @@ class DataFile:
         places = [wanted.index(column) for column in columns]
         fields = [self.schema.field(column) for column in columns]
         return pa.Table.from_arrays([rows.column(at) for at in places], schema=pa.schema(fields))
+
+    def stream(self, batch_rows: int, *, dictionaries: bool = False) -> Iterator[pa.Table]:
+        """All rows in order, so many at a time, without more of the file in memory than that.
+
+        Args:
+            dictionaries: give columns of text as dictionaries where the file has them so.
+        """
+        texts = self._dictionaries() if dictionaries else []
+        if self.rows <= batch_rows and not texts:
+            with decoding(self._path):
+                rows = self._file.read(use_threads=False)
+            yield rows
+            return
+        leaves = [leaf for column in self._leaves for leaf in column]
+        for group in range(len(self.row_groups)):
+            batches = self._reader(group, texts).reader.iter_batches(
+                batch_size=batch_rows, row_groups=[group], column_indices=leaves, use_threads=False
+            )
+            while (batch := self._next(batches)) is not None:
+                yield pa.Table.from_batches([batch])
+
+    def _reader(self, group: int, dictionaries: list[str]) -> pq.ParquetFile:
+        # What is fetched before it is asked for stays in memory as long as its row group is read.
+        fetched = self._file.metadata.row_group(group).total_byte_size <= _FETCHED_BYTES
+        if fetched and not dictionaries:
+            return self._file
+        with decoding(self._path):
+            return pq.ParquetFile(
+                self._source,
+                metadata=self._file.metadata,
+                read_dictionary=dictionaries,
+                pre_buffer=fetched,
+                buffer_size=0 if fetched else 1 << 20,
+                page_checksum_verification=True,
+            )
+
+    def _dictionaries(self) -> list[str]:
+        """The columns of text that have a dictionary in every row group."""
+        footer = self._file.metadata
+        groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
+        return [
+            field.name
+            for field, leaves in zip(self.schema, self._leaves, strict=True)
+            if field.type in _TEXTS
+            and all(group.column(leaves.start).has_dictionary_page for group in groups)
+        ]
+
+    def _next(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+        with decoding(self._path):
+            return next(batches, None)
+
+    @property
+    def rows(self) -> int:
+        """How many rows the file has."""
+        return int(self._file.metadata.num_rows)
 
     def groups_within(
         self, column: int, low: int | None, high: int | None, groups: Sequence[int]

@@ -9,13 +9,14 @@ next worker generation, next epoch, same content, shorter lists.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.lease import Leased, lease
 from arroyo_dagster.state.local.jobs import newest_generation
+from arroyo_dagster.state.local.merges import Meter, OnProgress, RunMerges, merge_here
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, Manifest
 from arroyo_dagster.state.model.compaction import (
     CompactionPlan,
@@ -32,15 +33,9 @@ from arroyo_dagster.state.planning.health import row_parity
 from arroyo_dagster.state.planning.query import is_at_rest
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.merging import MergeTask, run_merge
+from arroyo_dagster.state.tables.merging import MergeTask
 
-RunMerges = Callable[[ObjectStore, Sequence[MergeTask]], Iterable[MergeOutcome]]
 _POLL_SECONDS = 0.5
-
-
-def merge_here(store: ObjectStore, tasks: Sequence[MergeTask]) -> Iterable[MergeOutcome]:
-    """Carry out merges in this process, one after the other."""
-    return (run_merge(store, task) for task in tasks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +154,7 @@ def compact_job(
     dry_run: bool = False,
     clock: Callable[[], int] = lambda: time.time_ns() // 1000,
     on_merge: Callable[[MergeOutcome, int], None] = lambda outcome, left: None,
+    on_progress: OnProgress = lambda progress: None,
 ) -> CompactionOutcome:
     """Merge small files of a job, verify what a restore would load, publish the result.
 
@@ -172,6 +168,7 @@ def compact_job(
         wait_seconds: how long to wait for a writer to take over what was merged.
         dry_run: plan, and change nothing.
         on_merge: called with every merge that is done, before it is judged, and how many are left.
+        on_progress: told now and then how many bytes are read, perhaps by another thread.
 
     Raises:
         ConflictError: somebody else maintains the job, or it was started or changed meanwhile.
@@ -196,7 +193,7 @@ def compact_job(
         plan = _plan(facts, settings)
         if not _worth_it(plan, facts):
             return _nothing(plan)
-        outcomes = _carried_out(held, paths, facts, plan, run, on_merge)
+        outcomes = _carried_out(held, paths, facts, plan, settings, run, on_merge, on_progress)
         backend = ParquetBackend(held, paths, clock=clock)
         if facts.at_rest:
             outcome = _publish_epoch(backend, facts, plan, outcomes)
@@ -223,8 +220,10 @@ def _carried_out(
     paths: JobPaths,
     facts: _Facts,
     plan: CompactionPlan,
+    settings: CompactionSettings,
     run: RunMerges,
     on_merge: Callable[[MergeOutcome, int], None],
+    on_progress: OnProgress,
 ) -> tuple[MergeOutcome, ...]:
     operators = {operator.operator: operator for operator in facts.checkpoint.operators}
     tasks = [
@@ -232,14 +231,16 @@ def _carried_out(
             paths=paths,
             epoch=facts.checkpoint.epoch,
             worker_generation=facts.checkpoint.worker_generation,
-            parallelism=operators[merge.operator].parallelism,
+            parallelism=plan.parallelism or operators[merge.operator].parallelism,
             config=operators[merge.operator].configs[merge.table],
             merge=merge,
+            part_bytes=settings.part_bytes,
         )
         for merge in plan.merges
     ]
+    meter = Meter(sum(merge.size_bytes for merge in plan.merges), on_progress)
     outcomes: list[MergeOutcome] = []
-    for outcome in run(store, tasks) if tasks else ():
+    for outcome in run(store, tasks, meter.add) if tasks else ():
         outcomes.append(outcome)
         on_merge(outcome, len(tasks) - len(outcomes))
         _check_same(paths, plan, outcome)

@@ -129,7 +129,8 @@ class CompactionSettings:
         deduplicate: whether rows of generational tables go that a newer generation hides.
         memory_bytes: how many bytes of rows a merge keeps in memory, decoded. What needs all rows
             of a key range at once takes the range in pieces of that size.
-        part_bytes: a merge of more bytes is carried out in parts, by key range.
+        part_bytes: a merge of more bytes is carried out in parts: by files, or by key range where
+            all rows of a key are needed at once.
 
     Raises:
         InputError: a number out of its range.
@@ -145,7 +146,7 @@ class CompactionSettings:
     sort: SortOrder = SortOrder.REPLAY
     deduplicate: bool = True
     budget: Budget = Budget()
-    memory_bytes: int = 96 * MEBIBYTE
+    memory_bytes: int = 64 * MEBIBYTE
     part_bytes: int = 256 * MEBIBYTE
 
     def __post_init__(self) -> None:
@@ -195,7 +196,7 @@ class OutputForm:
     sort: SortOrder = SortOrder.REPLAY
     file_bytes: int = 128 * MEBIBYTE
     row_group_rows: int = 1 << 20
-    memory_bytes: int = 96 * MEBIBYTE
+    memory_bytes: int = 64 * MEBIBYTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,6 +412,7 @@ class MergeOutcome:
         rows_out: rows in the outputs.
         dropped: how many rows are in no output, by reason.
         before, after: what a restore would load of the inputs, and of the outputs read back.
+        input_rows: how many rows each input was found to have, whichever ranges they lie in.
     """
 
     merged: Merged
@@ -421,6 +423,7 @@ class MergeOutcome:
     size_bytes_out: int = 0
     before: RowsDigest = RowsDigest()
     after: RowsDigest = RowsDigest()
+    input_rows: Mapping[StatePath, int] = field(default_factory=dict)
 
     @property
     def same(self) -> bool:

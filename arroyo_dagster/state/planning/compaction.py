@@ -8,7 +8,7 @@ merged apart, and each file that comes of it belongs to one subtask.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import InputError
@@ -458,20 +458,23 @@ def _within(budget: Budget, merges: Sequence[Merge]) -> tuple[list[Merge], list[
 
 
 def parts_of(merge: Merge, part_bytes: int, *, divisible: bool) -> list[Merge]:
-    """Part a merge by key range, so that several may carry it out, each with so many bytes.
+    """Part a merge of an expiring table, so that several may carry it out.
 
-    Each part reads every input, but keeps only its key ranges.
+    Where rows only move, each part takes neighbours of the inputs. Where all rows of a key are
+    needed, each takes a key range, and reads every input for it.
 
     Args:
         divisible: whether the range of one subtask may be parted too: rows that act on each other
             have one routing key.
 
     Returns:
-        Merges of the same inputs whose ranges are those of `merge`, each in one of them, in order.
-        One merge where parting it gives nothing.
+        Merges whose outputs, in their order, are those of `merge`; just that one where it is small.
     """
     if isinstance(merge, PairsMerge) or merge.size_bytes <= part_bytes:
         return [merge]
+    by_key = merge.form.sort is SortOrder.KEY
+    if merge.generations is Generations.ALL and merge.sizes and not by_key:
+        return list(_by_inputs(merge, part_bytes))
     wanted = -(-merge.size_bytes // part_bytes)
     ranges = list(merge.ranges)
     if divisible and wanted > len(ranges):
@@ -483,6 +486,24 @@ def parts_of(merge: Merge, part_bytes: int, *, divisible: bool) -> list[Merge]:
         replace(merge, ranges=tuple(ranges[start:end]), size_bytes=merge.size_bytes // groups)
         for start, end in itertools.pairwise(edges)
     ]
+
+
+def _by_inputs(merge: RowsMerge, part_bytes: int) -> Iterator[RowsMerge]:
+    start = 0
+    while start < len(merge.inputs):
+        end, size = start + 1, merge.sizes[start]
+        while end < len(merge.inputs) and size + merge.sizes[end] <= part_bytes:
+            size += merge.sizes[end]
+            end += 1
+        yield replace(
+            merge,
+            inputs=merge.inputs[start:end],
+            sizes=merge.sizes[start:end],
+            size_bytes=size,
+            # Deletes of a later part stay rows: what they act on is in another.
+            from_oldest=merge.from_oldest and start == 0,
+        )
+        start = end
 
 
 def pieces(keys: KeyRange, count: int) -> list[KeyRange]:

@@ -1,10 +1,14 @@
-"""Many store calls at once, results in order."""
+"""Many store calls at once, results in order; and what goes on while its results are used."""
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 _A = TypeVar("_A")
@@ -44,3 +48,80 @@ def ahead(call: Callable[[_A], _B], items: Iterable[_A]) -> Iterator[_B]:
         finally:
             for one in waiting:
                 one.cancel()
+
+
+def read_ahead(
+    call: Callable[[_A], _B], items: Iterable[tuple[_A, int]], most: int
+) -> Iterator[_B]:
+    """`call(item)` for each item in order, begun before it is asked for.
+
+    Args:
+        items: each with its weight.
+        most: so much weight at once is on its way or not yet taken, or one item if that is more.
+
+    Raises:
+        What `call` raised, when it is that item's turn.
+    """
+    waiting: deque[tuple[Future[_B], int]] = deque()
+    weight = 0
+    with ThreadPoolExecutor(CONCURRENCY, "arroyo-ahead") as pool:
+        try:
+            for item, heavy in items:
+                while waiting and weight + heavy > most:
+                    done, light = waiting.popleft()
+                    weight -= light
+                    yield done.result()
+                waiting.append((pool.submit(call, item), heavy))
+                weight += heavy
+            while waiting:
+                yield waiting.popleft()[0].result()
+        finally:
+            for left, _ in waiting:
+                left.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    error: BaseException | None
+
+
+def in_background(items: Iterator[_A], most: int = 2) -> Generator[_A, None, None]:
+    """`items`, made by another thread: up to `most` of them before they are asked for.
+
+    Raises:
+        What making them raised.
+    """
+    made: queue.Queue[_A | _Ended] = queue.Queue(most)
+    stopped = threading.Event()
+
+    def put(item: _A | _Ended) -> None:
+        while not stopped.is_set():
+            with suppress(queue.Full):
+                made.put(item, timeout=0.1)
+                break
+
+    def make() -> None:
+        error: BaseException | None = None
+        try:
+            for item in items:
+                put(item)
+                if stopped.is_set():
+                    break
+        except BaseException as raised:
+            error = raised
+        finally:
+            close = getattr(items, "close", None)
+            if close is not None:
+                close()
+        put(_Ended(error))
+
+    thread = threading.Thread(target=make, name="arroyo-background", daemon=True)
+    thread.start()
+    try:
+        while not isinstance(item := made.get(), _Ended):
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        stopped.set()
+        thread.join()

@@ -60,6 +60,11 @@ class ExpiringTimeKeyTable:
         """The places of the storage key; none if rows have no key."""
         return self.config.schema.key_indices or ()
 
+    @property
+    def is_divisible(self) -> bool:
+        """Whether rows that act on each other, having one storage key, have one routing key."""
+        return set(self.config.schema.hashed_indices) <= set(self.key_indices)
+
     def read(
         self,
         files: Iterable[TimeFile],

@@ -24,6 +24,7 @@ from arroyo_dagster.state.tables.grouping import group_codes
 ACCUMULATORS = "accumulator_state"
 BATCHES = "batch_state"
 _COUNT = "count"
+_NEVER = 2**63 - 1
 
 
 class Role(enum.Enum):
@@ -96,13 +97,40 @@ def newest(rows: pa.Table, layout: RowLayout) -> pa.Table:
 
 
 def _newest_at(rows: pa.Table, layout: RowLayout) -> npt.NDArray[np.int64]:
-    codes = group_codes([rows.column(index) for index in layout.keys], rows.num_rows)
-    generations = rows.column(layout.generation).to_numpy().astype(np.uint64)
-    # Stable: of equal generations the first row stays first.
-    order = np.lexsort((~generations, codes))
+    order, codes = _by_generation(rows, layout)
     first_of_key = np.ones(len(order), bool)
     first_of_key[1:] = codes[order][1:] != codes[order][:-1]
     return np.sort(order[first_of_key])
+
+
+def _by_generation(
+    rows: pa.Table, layout: RowLayout
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The places of the rows by key, newest first; and the number of each row's key."""
+    codes = group_codes([rows.column(index) for index in layout.keys], rows.num_rows)
+    generations = rows.column(layout.generation).to_numpy().astype(np.uint64)
+    # Stable: of equal generations the first row stays first.
+    return np.lexsort((~generations, codes)), codes
+
+
+def newest_at_any_cutoff(rows: pa.Table, layout: RowLayout) -> pa.Table:
+    """Of each storage key the rows that `newest` gives, now or after rows have expired one by one.
+
+    A row goes if another of its key has a larger generation (of equals: comes before it) and is not
+    older: whenever this one is kept, so is that one. What is left stays in replay order.
+    """
+    if not rows.num_rows:
+        return rows
+    order, codes = _by_generation(rows, layout)
+    # A row without event time never expires, so it counts as the latest.
+    times = rows.column(layout.timestamp).cast(pa.int64()).fill_null(_NEVER).to_numpy()
+    ranks = np.unique(times, return_inverse=True)[1].astype(np.int64)[order]
+    # Numbers of keys ascend, so the latest time so far begins anew with every key.
+    of_key = codes[order] * len(ranks)
+    latest = np.maximum.accumulate(of_key + ranks)
+    kept = np.ones(len(order), bool)
+    kept[1:] = of_key[1:] + ranks[1:] > latest[:-1]
+    return rows.take(np.sort(order[kept]))
 
 
 def accumulators(rows: pa.Table, layout: RowLayout) -> pa.Table:

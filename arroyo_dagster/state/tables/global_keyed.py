@@ -65,7 +65,22 @@ class GlobalKeyedFile:
     version: int
 
 
-def decode_global_keyed_file(data: bytes, path: StatePath) -> GlobalKeyedFile:
+@dataclass(frozen=True, slots=True)
+class PairColumns:
+    """One decoded file as columns of type binary: keys, and values or operations.
+
+    Attributes:
+        removals: whether it removes its keys.
+    """
+
+    path: StatePath
+    keys: pa.ChunkedArray
+    seconds: pa.ChunkedArray
+    version: int
+    removals: bool
+
+
+def decode_pair_columns(data: bytes, path: StatePath) -> PairColumns:
     """Decode one file of a global keyed table.
 
     Raises:
@@ -82,8 +97,16 @@ def decode_global_keyed_file(data: bytes, path: StatePath) -> GlobalKeyedFile:
                 f"of type binary; this file has {rows.schema.to_string()}",
                 path=path,
             )
-    values = rows.column("value").to_pylist() if second == "value" else None
-    return GlobalKeyedFile(path, rows.column("key").to_pylist(), values, version)
+    return PairColumns(
+        path, rows.column("key"), rows.column(second), version, removals=second != "value"
+    )
+
+
+def decode_global_keyed_file(data: bytes, path: StatePath) -> GlobalKeyedFile:
+    """As `decode_pair_columns`, as Python values."""
+    file = decode_pair_columns(data, path)
+    values = None if file.removals else file.seconds.to_pylist()
+    return GlobalKeyedFile(path, file.keys.to_pylist(), values, file.version)
 
 
 class GlobalKeyedTable:

@@ -1,22 +1,19 @@
 """One merge of a compaction plan: read, merged, written under fresh names, read back.
 
-The same code runs in process and in Spark's workers.
+The same code runs in process and in Spark's workers, on whole merges and on parts of them.
 """
 
 from __future__ import annotations
 
-import io
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import BinaryIO
+from dataclasses import dataclass, replace
 
-import pyarrow as pa
-
-from arroyo_dagster.state.codec.digest import digest_rows
+from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.model.compaction import (
+    MEBIBYTE,
     Merge,
-    MergedPairs,
     MergedRows,
     MergeOutcome,
     PairsMerge,
@@ -26,12 +23,12 @@ from arroyo_dagster.state.model.compaction import (
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.keys import KeyRange, server_for_hash
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import TableConfig, TimeFile
-from arroyo_dagster.state.storage.store import ObjectStore, read_many
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
+from arroyo_dagster.state.planning.compaction import parts_of
+from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
-from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
-from arroyo_dagster.state.tables.table import Compaction
+from arroyo_dagster.state.tables.merging_pairs import merge_pairs
+from arroyo_dagster.state.tables.merging_rows import OnBytes, merge_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +37,8 @@ class MergeTask:
 
     Attributes:
         epoch, worker_generation: the checkpoint whose directory gets the new files.
+        parallelism: whose subtask owns a key range, for the names of files.
+        part_bytes: a merge of more bytes is carried out in parts; see `parts`.
     """
 
     paths: JobPaths
@@ -48,6 +47,7 @@ class MergeTask:
     parallelism: int
     config: TableConfig
     merge: Merge
+    part_bytes: int = 256 * MEBIBYTE
 
     def namer(self, subtask: int) -> Callable[[str], StatePath]:
         """Names files that no other attempt has: tasks are tried again, and go on beside it."""
@@ -65,110 +65,88 @@ class MergeTask:
         return name
 
 
-def run_merge(store: ObjectStore, task: MergeTask) -> MergeOutcome:
+def run_merge(
+    store: ObjectStore, task: MergeTask, on_bytes: OnBytes = lambda count: None
+) -> MergeOutcome:
     """Carry out one merge and read its outputs back.
+
+    Args:
+        on_bytes: told of every input how many of its bytes were read.
 
     Raises:
         FormatError: an input is broken, or has other columns than its table.
         NotFoundError: an input is gone; the job has let it expire since.
     """
-    store = _Prefetched(store, task.merge.paths)
-    if isinstance(task.merge, PairsMerge):
-        return _merge_pairs(GlobalKeyedTable(task.config, store), task, task.merge)
-    return _merge_rows(ExpiringTimeKeyTable(task.config, store), task, task.merge)
+    return combined(task, [run_part(store, task, on_bytes)])
 
 
-def _merge_pairs(table: GlobalKeyedTable, task: MergeTask, merge: PairsMerge) -> MergeOutcome:
-    done = table.compact_data(merge.inputs, task.namer(0), from_oldest=merge.from_oldest)
-    oldest = merge.from_oldest
-    return MergeOutcome(
-        merged=MergedPairs(
-            operator=merge.operator, table=merge.table, inputs=merge.inputs, outputs=done.outputs
-        ),
-        rows_in=done.rows_in,
-        rows_out=done.rows_out,
-        dropped=done.dropped,
-        size_bytes_in=merge.size_bytes,
-        size_bytes_out=done.size_bytes,
-        before=_digest_of_writes(table, merge.inputs, from_oldest=oldest),
-        after=_digest_of_writes(table, done.outputs, from_oldest=oldest),
-    )
+def run_part(
+    store: ObjectStore, task: MergeTask, on_bytes: OnBytes = lambda count: None
+) -> MergeOutcome:
+    """As `run_merge`, of one of the tasks that `parts` gave: its rows are not all there are."""
+    merge = task.merge
+    if isinstance(merge, PairsMerge):
+        return merge_pairs(task.config, store, merge, task.namer(0), on_bytes)
+    table = ExpiringTimeKeyTable(task.config, store)
+
+    def name(keys: KeyRange, suffix: str) -> StatePath:
+        return task.namer(server_for_hash(keys.start, task.parallelism))(suffix)
+
+    return merge_rows(table, store, merge, name, on_bytes)
 
 
-def _digest_of_writes(
-    table: GlobalKeyedTable, files: Sequence[StatePath], *, from_oldest: bool
-) -> RowsDigest:
-    """What a restore would take from `files`: last values with their versions, and removals."""
-    writes = list(table.last_writes(files).items())
-    if from_oldest:
-        writes = [(key, last) for key, last in writes if last is not None]
-    rows = pa.table(
-        {
-            "key": pa.array([key for key, _ in writes], pa.binary()),
-            "version": pa.array([last and last[0] for _, last in writes], pa.int64()),
-            "value": pa.array([last and last[1] for _, last in writes], pa.binary()),
-        }
-    )
-    return digest_rows(rows)
+def parts(task: MergeTask) -> list[MergeTask]:
+    """Part a task that is too big, so that several can carry it out; see `combined`."""
+    config = task.config.config
+    divisible = isinstance(config, ExpiringTimeKeyConfig) and set(
+        config.schema.hashed_indices
+    ) <= set(config.schema.key_indices or ())
+    found = parts_of(task.merge, task.part_bytes, divisible=divisible)
+    return [replace(task, merge=merge) for merge in found]
 
 
-def _merge_rows(table: ExpiringTimeKeyTable, task: MergeTask, merge: RowsMerge) -> MergeOutcome:
-    parts = [_part(table, task, merge, keys) for keys in merge.ranges]
-    outputs = tuple(file for part in parts for file in part.outputs)
-    dropped: dict[str, int] = {}
-    for part in parts:
-        for reason, count in part.dropped.items():
-            dropped[reason] = dropped.get(reason, 0) + count
-    return MergeOutcome(
-        merged=MergedRows(
-            operator=merge.operator, table=merge.table, inputs=merge.inputs, outputs=outputs
-        ),
-        rows_in=sum(part.rows_in for part in parts),
-        rows_out=sum(part.rows_out for part in parts),
-        dropped=dropped,
-        size_bytes_in=merge.size_bytes,
-        size_bytes_out=sum(part.size_bytes for part in parts),
-        before=_digest_of_rows(table, merge, merge.inputs),
-        after=_digest_of_rows(table, merge, outputs),
-    )
+def combined(task: MergeTask, outcomes: Sequence[MergeOutcome]) -> MergeOutcome:
+    """What the parts of a task did, as one merge.
 
+    Args:
+        outcomes: of all of its parts, in their order.
 
-def _digest_of_rows(
-    table: ExpiringTimeKeyTable, merge: RowsMerge, files: Sequence[TimeFile]
-) -> RowsDigest:
-    """What a restore would take from `files`, hashes included."""
-    total = RowsDigest()
-    for keys in merge.ranges:
-        total += digest_rows(
-            table.live_rows(
-                files, keys, cutoff_micros=merge.cutoff_micros, from_oldest=merge.from_oldest
-            ).rows()
+    Raises:
+        FormatError: inputs have rows in none of the key ranges that their metadata says.
+    """
+    first = outcomes[0]
+    rows_of: dict[StatePath, int] = {}
+    dropped: Counter[str] = Counter()
+    for outcome in outcomes:
+        rows_of.update(outcome.input_rows)
+        dropped.update(outcome.dropped)
+    rows_in = sum(outcome.rows_in for outcome in outcomes)
+    if sum(rows_of.values()) != rows_in:
+        raise FormatError(
+            f"{sum(rows_of.values()) - rows_in} of {sum(rows_of.values())} rows have keys beyond "
+            "the bounds that metadata gives for their files",
+            operator=task.merge.operator,
+            table=task.merge.table,
+            path=task.merge.paths[0],
+            next_step="nothing was published; verify the epoch, which names the file",
         )
-    return total
-
-
-def _part(
-    table: ExpiringTimeKeyTable, task: MergeTask, merge: RowsMerge, keys: KeyRange
-) -> Compaction[TimeFile]:
-    owner = server_for_hash(keys.start, task.parallelism)
-    return table.compact_data(
-        merge.inputs,
-        task.namer(owner),
-        keys,
-        cutoff_micros=merge.cutoff_micros,
-        from_oldest=merge.from_oldest,
+    merged = first.merged
+    if isinstance(merged, MergedRows):
+        of_rows = [one.merged for one in outcomes if isinstance(one.merged, MergedRows)]
+        merged = MergedRows(
+            operator=merged.operator,
+            table=merged.table,
+            inputs=task.merge.inputs if isinstance(task.merge, RowsMerge) else (),
+            outputs=tuple(file for one in of_rows for file in one.outputs),
+        )
+    return MergeOutcome(
+        merged=merged,
+        rows_in=rows_in,
+        rows_out=sum(outcome.rows_out for outcome in outcomes),
+        dropped=dict(dropped),
+        size_bytes_in=task.merge.size_bytes,
+        size_bytes_out=sum(outcome.size_bytes_out for outcome in outcomes),
+        before=sum((outcome.before for outcome in outcomes), RowsDigest()),
+        after=sum((outcome.after for outcome in outcomes), RowsDigest()),
+        input_rows=rows_of,
     )
-
-
-class _Prefetched(Wrapper):
-    """Reads the inputs of a merge once, all together, however often they are decoded."""
-
-    def __init__(self, store: ObjectStore, paths: Sequence[StatePath]) -> None:
-        super().__init__(store)
-        self._data = read_many(store, paths)
-
-    def read(self, path: StatePath) -> bytes:
-        return self._data[path] if path in self._data else self.inner.read(path)
-
-    def open_input(self, path: StatePath) -> BinaryIO:
-        return io.BytesIO(self._data[path]) if path in self._data else super().open_input(path)

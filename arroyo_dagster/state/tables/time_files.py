@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -122,6 +123,44 @@ class TimeFileReader:
         schema = pa.schema([self._schema.field(at) for at in part.columns])
         stored = pa.Table.from_arrays(columns, schema=schema)
         return StoredRows(stored, rows.column(where.operation), batches)
+
+    def stream_file(
+        self, file: TimeFile, source: bytes | BinaryIO, batch_rows: int
+    ) -> Iterator[pa.Table]:
+        """All rows of a file as stored, `_key_hash` and `_operation` among the columns, in order.
+
+        Args:
+            source: the file, or its bytes.
+            batch_rows: at most so many at a time.
+
+        Raises:
+            FormatError: as from `read`.
+        """
+        data = DataFile(source, file.path)
+        sources = self._sources(data.schema, file)
+        for rows in data.stream(batch_rows):
+            columns = [self._column(rows, at, source) for at, source in enumerate(sources)]
+            yield pa.Table.from_arrays(columns, schema=self._schema)
+
+    def read_back(
+        self, file: TimeFile, source: bytes | BinaryIO, batch_rows: int
+    ) -> Iterator[pa.Table]:
+        """The rows of a file that was just written, text perhaps as dictionaries.
+
+        Raises:
+            FormatError: it does not decode, or its schema is not to the letter the table's.
+        """
+        data = DataFile(source, file.path)
+        if not data.schema.equals(self._schema, check_metadata=True):
+            raise FormatError(
+                "a merged file, read back, has another schema than its table",
+                table=self._config.table,
+                path=file.path,
+                expected=self._schema.to_string(),
+                found=data.schema.to_string(),
+                next_step="keep the file and report it; nothing was published",
+            )
+        yield from data.stream(batch_rows, dictionaries=True)
 
     def _open(self, file: TimeFile, part: Part) -> DataFile:
         if not self._may_skip(file, part):

@@ -1,0 +1,121 @@
+"""The merges of a plan carried out in this process, and how far they are."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from arroyo_dagster.state.model.compaction import MEBIBYTE, MergeOutcome
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.merging import MergeTask, combined, parts, run_merge, run_part
+from arroyo_dagster.state.tables.merging_rows import OnBytes
+
+RunMerges = Callable[[ObjectStore, Sequence[MergeTask], OnBytes], Iterable[MergeOutcome]]
+"""Carries out merges, outcomes in the order of the tasks, and tells of every byte it has read."""
+
+_SIDE_BY_SIDE_BYTES = 16 * MEBIBYTE
+_LEAST_SHARE = 0.02
+_EVERY_SECONDS = 0.5
+
+
+def merge_here(
+    store: ObjectStore, tasks: Sequence[MergeTask], on_bytes: OnBytes = lambda count: None
+) -> Iterable[MergeOutcome]:
+    """Carry out merges in this process: one after the other, or on all cores if they are big."""
+    workers = os.cpu_count() or 1
+    pieces = [parts(task) for task in tasks]
+    big = sum(task.merge.size_bytes for task in tasks) >= _SIDE_BY_SIDE_BYTES
+    if not big or workers < 2 or sum(map(len, pieces)) < 2:
+        return (run_merge(store, task, on_bytes) for task in tasks)
+    return _side_by_side(store, tasks, pieces, workers, on_bytes)
+
+
+def _side_by_side(
+    store: ObjectStore,
+    tasks: Sequence[MergeTask],
+    pieces: Sequence[Sequence[MergeTask]],
+    workers: int,
+    on_bytes: OnBytes,
+) -> Iterator[MergeOutcome]:
+    with ThreadPoolExecutor(workers, "arroyo-merge") as pool:
+        begun = [[pool.submit(run_part, store, one, on_bytes) for one in piece] for piece in pieces]
+        try:
+            for task, waiting in zip(tasks, begun, strict=True):
+                yield combined(task, [one.result() for one in waiting])
+        finally:
+            for waiting in begun:
+                for one in waiting:
+                    one.cancel()
+
+
+# ---- how far they are ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a compaction is.
+
+    Attributes:
+        bytes_done, bytes_total: of the inputs of all merges.
+        seconds: since the first merge began.
+    """
+
+    bytes_done: int
+    bytes_total: int
+    seconds: float
+
+    @property
+    def share(self) -> float:
+        """How much of it is done, from 0 to 1."""
+        return self.bytes_done / self.bytes_total if self.bytes_total else 1.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long it will take at the speed so far; None while that says nothing."""
+        if self.share < _LEAST_SHARE:
+            return None
+        return self.seconds * (1 - self.share) / self.share
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Meter:
+    """Adds up what merges read, from any thread, and tells of it now and then.
+
+    What is read twice, because a key range is taken in pieces, counts once.
+    """
+
+    def __init__(
+        self,
+        total_bytes: int,
+        told: OnProgress,
+        *,
+        every_seconds: float = _EVERY_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total = total_bytes
+        self._told = told
+        self._every = every_seconds
+        self._clock = clock
+        self._begun = clock()
+        self._last = self._begun
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        """So many bytes more are read."""
+        with self._lock:
+            self._done = min(self._total, self._done + count)
+            now = self._clock()
+            if now - self._last < self._every and self._done < self._total:
+                return
+            self._last = now
+            progress = Progress(
+                bytes_done=self._done, bytes_total=self._total, seconds=now - self._begun
+            )
+        self._told(progress)

@@ -1,0 +1,198 @@
+"""Rows of an expiring table parted by key range and written as files, while more of them come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.state.codec.parquet import RowsEncoder
+from arroyo_dagster.state.model.compaction import OutputForm, RowsMerge, SortOrder
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.keys import KeyRange
+from arroyo_dagster.state.model.layout import compacted
+from arroyo_dagster.state.model.tables import TimeFile
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO
+
+Route = tuple[int, pa.Table]
+"""The place of a key range, and rows of it."""
+
+
+def routes(rows: pa.Table, ranges: Sequence[KeyRange]) -> list[Route]:
+    """Part rows by the key range that holds them, each part in their order.
+
+    Args:
+        rows: of a file schema.
+        ranges: ascending, without overlap. Rows of no range are left out.
+    """
+    hashes = rows.column(rows.num_columns - 2).to_numpy()
+    if not len(hashes):
+        return []
+    starts = np.array([keys.start for keys in ranges], np.uint64)
+    ends = np.array([keys.end for keys in ranges], np.uint64)
+    low, high = hashes.min(), hashes.max()
+    for at, keys in enumerate(ranges):
+        if keys.covers(int(low), int(high)):
+            return [(at, rows)]
+    owners = np.searchsorted(starts, hashes, side="right") - 1
+    owners[(owners < 0) | (hashes > ends[owners])] = -1
+    return _parted(rows, owners, len(ranges))
+
+
+def _parted(rows: pa.Table, owners: npt.NDArray[np.int64], count: int) -> list[Route]:
+    order = np.argsort(owners, kind="stable")
+    edges = np.searchsorted(owners[order], np.arange(count + 1))
+    taken = rows.take(pa.array(order[edges[0] :]))
+    base = int(edges[0])
+    return [
+        (at, taken.slice(int(edges[at]) - base, int(edges[at + 1] - edges[at])))
+        for at in range(count)
+        if edges[at + 1] > edges[at]
+    ]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A file that is being written, and the rows that wait for its next row group."""
+
+    encoder: RowsEncoder
+    waiting: list[pa.Table] = field(default_factory=list)
+    waiting_bytes: int = 0
+    waiting_rows: int = 0
+    rows: int = 0
+    least: int = 2**64 - 1
+    most: int = 0
+    latest_nanos: int = 0
+    timeless: bool = False
+
+
+class RangeFiles:
+    """One file, or several in replay order, for each key range of a merge.
+
+    Rows wait in memory until they fill a row group; all that wait together are bounded, and what
+    is encoded is written as soon as it fills a file.
+
+    Args:
+        name: gives a fresh path for a file of a key range; its second argument ends the name.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        merge: RowsMerge,
+        schema: pa.Schema,
+        timestamp_index: int,
+        name: Callable[[KeyRange, str], StatePath],
+    ) -> None:
+        self._store = store
+        self._merge = merge
+        self._schema = schema
+        self._timestamp_index = timestamp_index
+        self._name = name
+        self._open: dict[int, _Open] = {}
+        self._closed: dict[int, list[TimeFile]] = {}
+        self.sizes: dict[StatePath, int] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes were written."""
+        return sum(self.sizes.values())
+
+    @property
+    def _form(self) -> OutputForm:
+        return self._merge.form
+
+    def add(self, at: int, rows: pa.Table) -> None:
+        """Add rows to the key range at `at`, behind those it has."""
+        if not rows.num_rows:
+            return
+        found = self._open.get(at)
+        if found is None:
+            found = self._open[at] = _Open(self._encoder())
+        found.waiting.append(rows)
+        found.waiting_bytes += rows.nbytes
+        found.waiting_rows += rows.num_rows
+        if found.waiting_rows >= self._form.row_group_rows:
+            self._write(at, found)
+        elif sum(one.waiting_bytes for one in self._open.values()) > self._form.memory_bytes:
+            largest = max(self._open, key=lambda one: self._open[one].waiting_bytes)
+            self._write(largest, self._open[largest])
+
+    def _encoder(self) -> RowsEncoder:
+        hash_at = len(self._schema) - 2
+        by_key = self._form.sort is SortOrder.KEY
+        return RowsEncoder(
+            self._schema,
+            sorted_by=hash_at if by_key else None,
+            bloom_filter=hash_at if by_key else None,
+        )
+
+    def _write(self, at: int, one: _Open) -> None:
+        rows = pa.concat_tables(one.waiting)
+        one.waiting, one.waiting_bytes, one.waiting_rows = [], 0, 0
+        bounds = pc.min_max(rows.column(len(self._schema) - 2))
+        one.least = min(one.least, bounds["min"].as_py())
+        one.most = max(one.most, bounds["max"].as_py())
+        times = rows.column(self._timestamp_index)
+        one.latest_nanos = max(one.latest_nanos, pc.max(times).value or 0)
+        one.timeless |= times.null_count > 0
+        one.rows += rows.num_rows
+        one.encoder.write(rows, self._form.row_group_rows)
+        if one.encoder.size_bytes >= self._form.file_bytes:
+            self._close(at)
+
+    def close(self) -> tuple[TimeFile, ...]:
+        """Write what is left, and give all files: by key range, in replay order."""
+        for at in sorted(self._open):
+            self._close(at)
+        return tuple(file for at in sorted(self._closed) for file in self._closed[at])
+
+    def close_files(self) -> None:
+        """Let what comes next go to files of its own."""
+        for at in list(self._open):
+            self._close(at)
+
+    def _close(self, at: int) -> None:
+        one = self._open.pop(at)
+        if one.waiting:
+            self._open[at] = one
+            self._write(at, one)
+            if at not in self._open:
+                return
+            del self._open[at]
+        data = one.encoder.finish()
+        path = self._name(self._merge.ranges[at], compacted(self._merge.level))
+        self._store.put(path, data)
+        self.sizes[path] = len(data)
+        self._closed.setdefault(at, []).append(self._described(one, path))
+
+    def _described(self, one: _Open, path: StatePath) -> TimeFile:
+        inputs = self._merge.inputs
+        latest = one.latest_nanos // NANOS_PER_MICRO
+        if one.timeless:
+            # A row without event time hides older ones: its file must not go before theirs would.
+            latest = max(latest, *(file.max_timestamp_micros for file in inputs))
+        return TimeFile(
+            epoch=max(file.epoch for file in inputs),
+            path=path,
+            min_routing_key=one.least,
+            max_routing_key=one.most,
+            max_timestamp_micros=max(0, latest),
+            compaction_generation=max(
+                self._merge.level, 1 + max(file.compaction_generation for file in inputs)
+            ),
+        )
+
+    def abandon(self) -> None:
+        """Begin anew: nothing that was added counts. What was written is deleted, if it can be."""
+        paths = [file.path for files in self._closed.values() for file in files]
+        self._open.clear()
+        self._closed.clear()
+        self.sizes.clear()
+        if paths:
+            self._store.delete_many(paths)
