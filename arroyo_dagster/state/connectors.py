@@ -19,6 +19,7 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import global_table_config
+from arroyo_dagster.state.tables.table import TaskInfo
 
 PRE_COMMIT = TableName("p")
 STAGING = "_staging"
@@ -159,27 +160,40 @@ class ParquetReplay(Source):
 _STAGED = codec_for(list[str])
 
 
-class ParquetSink(Sink):
-    """Rows into Parquet files that appear exactly once, in two phases.
+class FolderSink(Sink):
+    """Rows into files of a folder that appear exactly once, in two phases.
 
     Before the barrier a subtask writes its rows below `_staging/`; when the checkpoint owns its
-    epoch, the files move to the folder itself, named `{epoch}-{subtask}-{unique}.parquet`.
+    epoch, the files move to the folder itself, named `{epoch}-{subtask}-{unique}{suffix}`.
     What an epoch that was never published staged stays below `_staging/`; nobody reads it.
 
     Args:
         url: the folder; any URL that the checkpoint URL could be.
-        schema: the columns of the rows.
     """
+
+    suffix: str
+    """How the names of the files end."""
+
+    pre_commit = PRE_COMMIT
+    """The table of its commit data: two sinks that are one operator need two."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._batches: list[pa.RecordBatch] = []
 
+    def encode(self, rows: pa.Table) -> bytes:
+        """The bytes of a file that holds some rows."""
+        raise NotImplementedError
+
+    def folder(self, task: TaskInfo) -> str:
+        """The folder of a subtask below the URL, ending in `/`; empty: the URL itself."""
+        return ""
+
     def tables(self) -> Sequence[TableConfig]:
         """The table of pre-commits."""
         return (
             global_table_config(
-                PRE_COMMIT, "pre-commit data", two_phase_commit=True, key=str, value=str
+                self.pre_commit, "pre-commit data", two_phase_commit=True, key=str, value=str
             ),
         )
 
@@ -204,10 +218,10 @@ class ParquetSink(Sink):
             return
         task = ctx.task_info
         unique = uuid.uuid4().hex[:16]
-        name = f"{ctx.epoch:07}-{task.task_index:03}-{unique}.parquet"
-        staged = StatePath(f"{STAGING}/{task.operator}/{name}")
-        self._store.put(staged, encode_rows(pa.Table.from_batches(batches)))
-        ctx.table_manager.insert_committing_data(PRE_COMMIT, _STAGED.encode([staged]))
+        name = f"{ctx.epoch:07}-{task.task_index:03}-{unique}{self.suffix}"
+        staged = StatePath(f"{self.folder(task)}{STAGING}/{task.operator}/{name}")
+        self._store.put(staged, self.encode(pa.Table.from_batches(batches)))
+        ctx.table_manager.insert_committing_data(self.pre_commit, _STAGED.encode([staged]))
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
         """Move the staged files of an epoch to where readers look.
@@ -218,10 +232,25 @@ class ParquetSink(Sink):
         store = self._store
         staged = [
             StatePath(path)
-            for commit_data in data.get(PRE_COMMIT, {}).values()
+            for commit_data in data.get(self.pre_commit, {}).values()
             for path in _STAGED.decode(commit_data)
         ]
-        concurrently(lambda path: _move(store, path, StatePath(path.name)), staged)
+        concurrently(lambda path: _move(store, path, _final(path)), staged)
+
+
+class ParquetSink(FolderSink):
+    """Rows into Parquet files of a folder; see `FolderSink`."""
+
+    suffix = ".parquet"
+
+    def encode(self, rows: pa.Table) -> bytes:
+        """A Parquet file."""
+        return encode_rows(rows)
+
+
+def _final(staged: StatePath) -> StatePath:
+    head, _, _ = staged.rpartition(f"{STAGING}/")
+    return StatePath(f"{head}{staged.name}")
 
 
 def _move(store: ObjectStore, staged: StatePath, final: StatePath) -> None:

@@ -19,6 +19,9 @@ import pyarrow.parquet as pq
 from arroyo_dagster.errors import ArroyoStateError, FormatError, StorageError
 from arroyo_dagster.state.model.tables import KEY_HASH_COLUMN, TIMESTAMP_COLUMN
 
+SMALL_BYTES = 1 << 20
+"""Up to this size a file is decoded without threads."""
+
 MAX_ROW_GROUP_ROWS = 1_048_576
 GLOBAL_KEY_VALUE_SCHEMA = pa.schema(
     [
@@ -245,7 +248,8 @@ def decode_file(data: bytes | BinaryIO, path: str) -> tuple[pa.Table, int]:
     """
     with decoding(path):
         file = _opened(data)
-        return file.read(), state_version(file)
+        small = isinstance(data, bytes) and len(data) <= SMALL_BYTES  # see `DataFile`
+        return file.read(use_threads=not small), state_version(file)
 
 
 def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> FileFacts:

@@ -32,10 +32,13 @@ class DataFile:
 
     def __init__(self, source: bytes | BinaryIO, path: str) -> None:
         self._path = path
+        # A small file needs no threads; and one of Arrow's that lets go of Python's bytes while the
+        # interpreter ends takes the process with it (SIGABRT), as short commands have shown.
+        self._threads = not isinstance(source, bytes)
         with decoding(self._path):
             self._source = pa.BufferReader(source) if isinstance(source, bytes) else source
             self._file = pq.ParquetFile(
-                self._source, page_checksum_verification=True, pre_buffer=True
+                self._source, page_checksum_verification=True, pre_buffer=self._threads
             )
             self.schema: pa.Schema = self._file.schema_arrow
             self._leaves = list(_leaves(self.schema))
@@ -59,7 +62,9 @@ class DataFile:
         """Read columns by their place, in the order given, of row groups by theirs."""
         leaves = self._leaves_of(columns)
         with decoding(self._path):
-            rows = self._file.reader.read_row_groups(list(groups), column_indices=leaves)
+            rows = self._file.reader.read_row_groups(
+                list(groups), column_indices=leaves, use_threads=self._threads
+            )
         return self._in_order(rows, columns)
 
     def pieces(self, columns: Sequence[int], group: int, most: int) -> Iterator[pa.Table]:

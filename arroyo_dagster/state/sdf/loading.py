@@ -31,14 +31,27 @@ def load_document(
         NotFoundError: there is no such file.
         InvalidDefinition: it has mistakes, or a package it imports has.
     """
+    document, _ = load_with_packages(path, legacy=legacy, extended=extended, dev=dev)
+    return document
+
+
+def load_with_packages(
+    path: str | Path, *, legacy: bool = False, extended: bool = False, dev: bool = True
+) -> tuple[Dataflow | Package, dict[str, Package]]:
+    """Read a definition as `load_document` does; beside it every package it imports, by id.
+
+    Those that packages import themselves are among them. Errors as `load_document`.
+    """
     file = Path(path)
-    return _Loading(legacy, extended, dev).load(file / PACKAGE_FILE if file.is_dir() else file)
+    loading = _Loading(legacy, extended, dev)
+    return loading.load(file / PACKAGE_FILE if file.is_dir() else file), loading.packages
 
 
 class _Loading:
     def __init__(self, legacy: bool, extended: bool, dev: bool) -> None:
         self._legacy, self._extended, self._dev = legacy, extended, dev
         self._loading: list[Path] = []
+        self.packages: dict[str, Package] = {}
 
     def load(self, file: Path) -> Dataflow | Package:
         text = _text(file)
@@ -69,6 +82,7 @@ class _Loading:
             document = self.load(inner)
             if isinstance(document, Package):
                 found[package] = document
+        self.packages |= found
         return found
 
 

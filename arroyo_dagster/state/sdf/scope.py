@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from arroyo_dagster.state.sdf.types import NamedType, TypeDef, same_name
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.sdf.definition import Document, Package
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +68,20 @@ class Scope:
                 return Resolved(None, f"Referenced type `{declared.name}` not found")
             declared = found
         return Resolved(declared)
+
+
+def scope_of(document: Document, packages: Mapping[str, Package]) -> Scope:
+    """The types a document can name: its own, those it imports, and what these need.
+
+    Args:
+        packages: by id; of a package that is not there, types are not known.
+    """
+    imported: dict[str, TypeDef | None] = {}
+    for one in document.imports:
+        package = packages.get(one.package)
+        if package is None:
+            imported |= {name: None for name in one.types if name not in imported}
+        else:
+            inner = scope_of(package, packages)
+            imported |= {**inner.imported, **inner.own}
+    return Scope.of(document.types, imported)
