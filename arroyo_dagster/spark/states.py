@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import polars as pl
 import pyarrow as pa
 
 from arroyo_dagster.state.backend import ParquetBackend
@@ -115,7 +114,7 @@ class _Reading:
     def schema(self) -> pa.Schema:
         """The columns as Spark gets them."""
         shown = self._view(empty_frame(self.state, live=self.live)).frame()
-        return _for_spark(shown).schema
+        return for_spark(shown.to_arrow()).schema
 
     def function(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
         """The plain function that `mapInArrow` wants."""
@@ -132,14 +131,14 @@ class _Reading:
         reader = SnapshotReader(self.store, self.state, live=self.live, keys=keys)
         backend = ParquetBackend(self.store, self.paths)
         head = None if self.epoch is None else backend.load(self.epoch)
-        return _for_spark(self._view(reader.at(head)).frame())
+        return for_spark(self._view(reader.at(head)).frame().to_arrow())
 
-    def _view(self, stored: pl.DataFrame) -> StateView:
+    def _view(self, stored: Any) -> StateView:
         return StateView(self.state, self.epoch, stored, lambda: self.now_ms)
 
 
-def _for_spark(frame: pl.DataFrame) -> pa.Table:
-    rows = frame.to_arrow()
+def for_spark(rows: pa.Table) -> pa.Table:
+    """The same rows in types that Spark has, every value kept."""
     columns, fields = [], []
     for field, column in zip(rows.schema, rows.columns, strict=True):
         kind = field.type

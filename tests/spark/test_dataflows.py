@@ -13,7 +13,7 @@ import pytest
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.pipelines import run_pipelines
-from arroyo_dagster.spark.states import _for_spark, register_states, state_frame
+from arroyo_dagster.spark.states import for_spark, register_states, state_frame
 from arroyo_dagster.state.coordinator import request_stop
 from arroyo_dagster.state.sdf.view import Views, service_paths
 from arroyo_dagster.state.storage.open import open_store
@@ -120,5 +120,5 @@ def test_numbers_that_spark_does_not_have_keep_their_values(session: Any) -> Non
         {"_key": ["a"], "u64": [2**64 - 1], "u8": [255], "at": [datetime(2026, 1, 1)]},
         schema={"_key": pl.String, "u64": pl.UInt64, "u8": pl.UInt8, "at": pl.Datetime("ms")},
     )
-    (row,) = session.createDataFrame(_for_spark(frame)).collect()
+    (row,) = session.createDataFrame(for_spark(frame.to_arrow())).collect()
     assert (row.u64, row.u8) == (2**64 - 1, 255)
