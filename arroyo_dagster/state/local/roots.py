@@ -241,7 +241,7 @@ def _head(
     references = reader.required(found.ref, manifest_references)
     path = reader.paths.epoch_record(references.epoch)
     reader.required(path, records.decode_epoch_record)
-    root = _epoch_root(found.ref, references, state, reader.taken((found.ref, path)))
+    root = epoch_root(reader.paths, found.ref, references, state, reader.taken((found.ref, path)))
     generations = {
         path: fact
         for path, fact in facts.items()
@@ -270,13 +270,16 @@ def _resolved(
         facts[found.path] = reader.early(found.path)
 
 
-def _epoch_root(
+def epoch_root(
+    paths: JobPaths,
     ref: StatePath,
     found: References,
     state: CheckpointState,
     roots: tuple[Root, ...],
     gone: tuple[StatePath, ...] = (),
 ) -> EpochRoot:
+    """An epoch, or an attempt at one, by what its metadata refers to."""
+    root = f"{paths.root}/"
     return EpochRoot(
         epoch=found.epoch,
         worker_generation=found.worker_generation,
@@ -290,6 +293,7 @@ def _epoch_root(
         operators=_shared(found.operators),
         ours=found.ours,
         files=Packed.of_paths(found.files),
+        outside=next((path for path in found.files if not path.startswith(root)), None),
         gone=gone,
         roots=roots,
     )
@@ -393,7 +397,7 @@ def _checked(
         )
     missing = (reader.paths.epoch_record(manifest.epoch),)
     gone = missing if state is CheckpointState.PARTIALLY_COLLECTED else ()
-    return _epoch_root(ref, manifest, state, roots, gone)
+    return epoch_root(reader.paths, ref, manifest, state, roots, gone)
 
 
 def _check_vanished(reader: Reader, newest: EpochRoot, claim: EpochRecord) -> None:
@@ -419,7 +423,7 @@ def _pinned(reader: Reader, pin: Epoch) -> list[EpochRoot]:
     recovery.expect_manifest_path(reader.paths, claim.checkpoint_ref)
     manifest = reader.required(claim.checkpoint_ref, manifest_references)
     roots = reader.taken((claim.checkpoint_ref, path))
-    one = _epoch_root(claim.checkpoint_ref, manifest, CheckpointState.READY, roots)
+    one = epoch_root(reader.paths, claim.checkpoint_ref, manifest, CheckpointState.READY, roots)
     return [one, *_below(reader, one)]
 
 
@@ -442,7 +446,7 @@ def attempt(reader: Reader, ref: StatePath) -> EpochRoot | None:
     if claim is not None:
         owns = claim.checkpoint_ref == ref
         state = CheckpointState.READY if owns else CheckpointState.ORPHANED
-    return _epoch_root(ref, manifest, state, reader.taken((ref, path)))
+    return epoch_root(reader.paths, ref, manifest, state, reader.taken((ref, path)))
 
 
 # ---- legacy --------------------------------------------------------------------------------------
@@ -524,7 +528,7 @@ def _legacy_epoch(reader: Reader, epoch: Epoch) -> EpochRoot | None:
         files=tuple(dict.fromkeys(path for part in known for path in part.files)),
     )
     roots = reader.taken((ref, *names.values()))
-    return _epoch_root(ref, found, CheckpointState.READY, roots, tuple(gone))
+    return epoch_root(reader.paths, ref, found, CheckpointState.READY, roots, tuple(gone))
 
 
 def _parallelism(parts: Sequence[References | None], name: OperatorId) -> int:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.codec.references import operator_references
-from arroyo_dagster.state.local.roots import NO_EPOCH, Reader, attempt, newest_root, read_roots
+from arroyo_dagster.state.local.roots import (
+    NO_EPOCH,
+    Reader,
+    attempt,
+    epoch_root,
+    newest_root,
+    read_roots,
+)
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import EpochRoot, PathsDigest, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -156,21 +163,7 @@ def _attempt(reader: Reader, path: StatePath) -> EpochRoot | None:
     found = reader.optional(path, operator_references)
     if found is None:
         return None
-    return EpochRoot(
-        epoch=found.epoch,
-        worker_generation=None,
-        ref=path,
-        parent_ref=None,
-        state=CheckpointState.UNCLAIMED,
-        min_epoch=found.min_epoch,
-        start_time_micros=found.start_time_micros,
-        finish_time_micros=found.finish_time_micros,
-        needs_commit=found.needs_commit,
-        operators=found.operators,
-        ours=False,
-        files=Packed.of_paths(found.files),
-        roots=reader.taken((path,)),
-    )
+    return epoch_root(reader.paths, path, found, CheckpointState.UNCLAIMED, reader.taken((path,)))
 
 
 def _compactions(store: ObjectStore, roots: Roots, found: Survey) -> dict[StatePath, Packed]:
