@@ -215,7 +215,7 @@ class _Wiring:
         formats: dict[str, Format] = {
             "jsonl": Lines(),
             "csv": CsvRows(shape.from_cells),
-            "parquet": ParquetRows(shape.from_row),
+            "parquet": ParquetRows(shape.from_row, shape.wants),
         }
         try:
             return FileSource(
