@@ -41,7 +41,7 @@ class KilledBefore(Wrapper):
 
 
 def same_however_it_is_killed(folder: Path, name: str, sentences: int, step: int) -> None:
-    """Kill it before each `step`-th object of a name, let it go on, compare with a run left alone."""
+    """Kill it before each `step`-th object of a name; it must come to what an undisturbed run does."""
     plain = MemoryStore(uuid.uuid4().hex)
     write_story(folder / "plain", sentences, seed=1)
     run_story(plain, folder / "plain", rows_per_epoch=6)
