@@ -18,7 +18,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operators import Sink, Source
 from arroyo_dagster.state.sdf.definition import Dataflow, Package
 from arroyo_dagster.state.sdf.scope import scope_of
-from arroyo_dagster.state.sdf.service import Bindings
+from arroyo_dagster.state.sdf.service import Bindings, converter_of
 from arroyo_dagster.state.sdf.topics.bindings import BindingsText, TopicBinding
 from arroyo_dagster.state.sdf.topics.cells import CsvLines, JsonLines, Shape, shape_of
 from arroyo_dagster.state.sdf.topics.files import ROWS_PER_EPOCH, FileSource, Format
@@ -116,8 +116,8 @@ class _Wiring:
         self._stdin = stdin
         self._outside = outside
         self._types = scope_of(dataflow, packages)
-        self._readers = _by_topic(dataflow, "sources")
-        self._writers = _by_topic(dataflow, "sinks")
+        self._readers = services_by_topic(dataflow, "sources")
+        self._writers = services_by_topic(dataflow, "sinks")
 
     def wired(self) -> Wired:
         self._check()
@@ -205,14 +205,10 @@ class _Wiring:
         declared = self._dataflow.topics.get(topic)
         if declared is None:
             return Shape()
-        value = declared.settings.value.get("schema", {}).get("value", {})
-        config = self._dataflow.kept.get("config")
-        default = None if config is None else config.value.get("converter")
-        converter = value.get("converter") or default
         return shape_of(
             declared.value,
             self._types,
-            raw=converter == "raw",
+            raw=converter_of(self._dataflow, topic) == "raw",
             reading=reading,
             snake_case=self._dataflow.api_version == "0.5.0",
         )
@@ -237,7 +233,7 @@ class _Wiring:
         formats: dict[str, Format] = {
             "jsonl": Lines(),
             "csv": CsvRows(shape.from_cells),
-            "parquet": ParquetRows(shape.from_row),
+            "parquet": ParquetRows(shape.from_row, shape.wants),
         }
         try:
             return FileSource(
@@ -304,7 +300,7 @@ class _Wiring:
         return AppendSink(binding.topic, binding.target.removeprefix("file://"), writer)
 
 
-def _by_topic(dataflow: Dataflow, ends: str) -> dict[str, list[str]]:
+def services_by_topic(dataflow: Dataflow, ends: str) -> dict[str, list[str]]:
     """The services that read (`sources`) or write (`sinks`) each topic."""
     found: dict[str, list[str]] = {}
     for service in dataflow.services.values():
