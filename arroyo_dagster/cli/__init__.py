@@ -4,28 +4,7 @@ Exit codes: 0 done, 1 an error of this package (one message on stderr), 2 a wron
 3 `verify` or `sdf check` looked and found errors.
 """
 
-from arroyo_dagster.cli import (
-    gc,
-    looking,
-    maintenance,
-    running,
-    sdf,
-    sdf_looking,
-    sdf_running,
-    sdf_testing,
-    verifying,
-)
+from arroyo_dagster.cli import compaction, looking, maintenance, running, sdf, verifying
 from arroyo_dagster.cli.grammar import main
 
-__all__ = [
-    "gc",
-    "looking",
-    "main",
-    "maintenance",
-    "running",
-    "sdf",
-    "sdf_looking",
-    "sdf_running",
-    "sdf_testing",
-    "verifying",
-]
+__all__ = ["compaction", "looking", "main", "maintenance", "running", "sdf", "verifying"]
