@@ -4,7 +4,30 @@ Exit codes: 0 done, 1 an error of this package (one message on stderr), 2 a wron
 3 `verify` or `sdf check` looked and found errors.
 """
 
-from arroyo_dagster.cli import compaction, looking, maintenance, running, sdf, verifying
+from arroyo_dagster.cli import (
+    compaction,
+    gc,
+    looking,
+    maintenance,
+    running,
+    sdf,
+    sdf_looking,
+    sdf_running,
+    sdf_testing,
+    verifying,
+)
 from arroyo_dagster.cli.grammar import main
 
-__all__ = ["compaction", "looking", "main", "maintenance", "running", "sdf", "verifying"]
+__all__ = [
+    "compaction",
+    "gc",
+    "looking",
+    "main",
+    "maintenance",
+    "running",
+    "sdf",
+    "sdf_looking",
+    "sdf_running",
+    "sdf_testing",
+    "verifying",
+]

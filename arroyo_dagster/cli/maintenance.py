@@ -1,4 +1,4 @@
-"""`expire`: old epochs removed. Nothing changes until --yes."""
+"""`compact` and `expire`: state kept small. They change nothing until --yes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.shown import bytes_words, print_json
-from arroyo_dagster.state.codec.plans import plan_to_json
+from arroyo_dagster.state.codec.collecting import gc_plan_to_json
 from arroyo_dagster.state.local.gc import expire_job
 from arroyo_dagster.state.local.jobs import (
     find_job,
@@ -26,7 +26,7 @@ def expire(job: str, keep: int, yes: bool, url: str | None, as_json: bool) -> No
     if as_json:
         print_json(
             {
-                "plan": plan_to_json(outcome.plan),
+                "plan": gc_plan_to_json(outcome.plan),
                 "done": outcome.done,
                 "kept_epochs": outcome.kept_epochs,
                 "files": outcome.files,

@@ -125,14 +125,14 @@ def content(store: ObjectStore) -> dict[str, Any]:
     return found
 
 
-MODES = [(False, False), (False, True), (True, True)]  # failure, unknown outcome, crash
+Mode = tuple[bool, bool]
+MODES: list[Mode] = [(False, False), (False, True), (True, True)]  # failure, unknown outcome, crash
 
 
 def check(
-    start: MemoryStore, settings: CompactionSettings, at: int, mode: tuple[bool, bool]
+    start: MemoryStore, before: object, settings: CompactionSettings, at: int, mode: Mode
 ) -> None:
-    before, store = content(start), copied(start)
-    crash, late = mode
+    store, (crash, late) = copied(start), mode
     with contextlib.suppress(Crash, ArroyoStateError):
         compact_job(FailingAt(store, at, crash=crash, late=late), PATHS, settings)
     assert content(store) == before, f"fault at call {at}"
