@@ -88,7 +88,7 @@ def test_the_commands_that_keep_state_small_show_their_plan(tmp_path: Path) -> N
     _run(f"arroyo-state run shop.py:pipeline --url {url}", tmp_path)
     block = next(block for block in _blocks("sh") if "arroyo-state compact" in block)
     commands = [line for line in block.splitlines() if line.startswith("arroyo-state")]
-    assert len(commands) == 2
+    assert len(commands) == 4
     for command in commands:
         assert _run(command.replace("JOB", "shop/main"), tmp_path, ARROYO__CHECKPOINT_URL=url)
 
