@@ -334,8 +334,7 @@ def _varints(cursor: _Cursor, bits: int) -> _Words:
     size = int(sizes[first[0]])
     if size in _WORDS and (first == first[0]).all():
         # Numbers of one width, such as the seconds of a time: nothing to look up row by row.
-        words = cursor.words(cursor.move(size), _WORDS[size])
-        return words.astype(np.uint64, copy=False)  # type: ignore[no-any-return]
+        return cursor.words(cursor.move(size), _WORDS[size]).astype(np.uint64, copy=False)
     more = sizes[first]
     cursor.check(more != 255)
     words: _Words = cursor.words(begins + 1, "<u8") & masks[first]
