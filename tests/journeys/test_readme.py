@@ -57,6 +57,19 @@ def test_the_commands_that_look_at_state_run_against_a_job(tmp_path: Path) -> No
         assert _run(command, tmp_path, ARROYO__CHECKPOINT_URL=url)
 
 
+def test_the_commands_that_verify_run_against_a_job(tmp_path: Path) -> None:
+    (code,) = [block for block in _blocks("python") if "Pipeline" in block]
+    (tmp_path / "shop.py").write_text(code)
+    url = f"file://{tmp_path}/state"
+    _run(f"arroyo-state run shop.py:pipeline --url {url}", tmp_path)
+    words, document = (
+        _run(command.replace("JOB", "main"), tmp_path, ARROYO__CHECKPOINT_URL=url)
+        for command in next(b for b in _blocks("sh") if "verify JOB" in b).splitlines()
+    )
+    assert "can be restored: nothing found" in words
+    assert json.loads(document)["parallelism"] == 8
+
+
 def test_every_make_target_that_the_readme_names_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`?make ([a-z]+)`?", README))
