@@ -185,7 +185,7 @@ class Trial:
                 slot.discard()
             raise
         for slot in slots:
-            slot.keep()
+            slot.settle()
         return answer
 
     def _plan(self, function: FunctionDef) -> FunctionPlan:
@@ -275,7 +275,7 @@ class Trial:
         assert state.key_type is not None
         slot = slot_for(state)
         slot.place = place
-        slot.key = key_text(key_for(state.key_type, key, state=state.name))
+        place.text = key_text(key_for(state.key_type, key, state=state.name))
         slot.stored = self._stored[state.name]
         slot.now_ms = self._clock()
         return slot
