@@ -28,7 +28,7 @@ from arroyo_dagster.state.sdf.definition import (
 from arroyo_dagster.state.sdf.faults import OperatorResultError, UnboundOperatorError
 from arroyo_dagster.state.sdf.frames import Frame
 from arroyo_dagster.state.sdf.functions import Body, Function, FunctionPlan, load
-from arroyo_dagster.state.sdf.handles import DELETED, Slot, slot_for
+from arroyo_dagster.state.sdf.handles import Slot, slot_for
 from arroyo_dagster.state.sdf.names import mangled
 from arroyo_dagster.state.sdf.scope import Scope, scope_of
 from arroyo_dagster.state.sdf.snapshots import empty_frame, frame_of_rows
@@ -185,16 +185,8 @@ class Trial:
                 slot.discard()
             raise
         for slot in slots:
-            self._keep(slot)
+            slot.settle()
         return answer
-
-    @staticmethod
-    def _keep(slot: Slot) -> None:
-        for key, entry in slot.fresh.items():
-            if entry is DELETED:
-                slot.stored.pop(key, None)
-            else:
-                slot.stored[key] = entry
 
     def _plan(self, function: FunctionDef) -> FunctionPlan:
         bound = self._bound.get(same_name(function.name))
