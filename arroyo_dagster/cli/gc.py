@@ -31,7 +31,7 @@ from arroyo_dagster.state.codec.collecting import decode_gc_plan, gc_plan_to_jso
 from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.local.collecting import GcOutcome, Pace, collect
 from arroyo_dagster.state.local.explain import explain_directory, explain_object, job_of_path
-from arroyo_dagster.state.local.gc_plans import Asked
+from arroyo_dagster.state.local.gc_plans import GcRequest
 from arroyo_dagster.state.local.jobs import find_job, list_jobs
 from arroyo_dagster.state.local.journal import read_journal
 from arroyo_dagster.state.local.quarantine import list_quarantines, purge, undelete
@@ -107,7 +107,7 @@ def _asked(
     api: str | None,
     database: str | None,
     say: tuple[str, ...],
-) -> Asked:
+) -> GcRequest:
     chosen = PlanKind(kind)
     if chosen is not PlanKind.EXPIRE and (keep is not None or keep_for is not None):
         raise click.UsageError("--keep and --keep-for are for `expire`")
@@ -115,7 +115,7 @@ def _asked(
     if chosen is PlanKind.EXPIRE:
         retention = Retention(keep_epochs=keep, keep_micros=keep_for)
     directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
-    return Asked(kind=chosen, retention=retention, grace_micros=older_than, directory=directory)
+    return GcRequest(kind=chosen, retention=retention, grace_micros=older_than, directory=directory)
 
 
 @gc.command("plan")
@@ -128,7 +128,12 @@ def plan_command(
 ) -> None:
     """Say what would go: KIND is expire, orphans or dead-job. Writes nothing to the store."""
     store = open_to_read(url)
-    outcome = collect(store, find_job(store, job), _asked(kind, **_renamed(asked)))
+    outcome = collect(
+        store,
+        find_job(store, job),
+        _asked(kind, **_renamed(asked)),
+        progress=show_progress(as_json=as_json),
+    )
     if out is not None:
         out.write_bytes(encode_json(gc_plan_to_json(outcome.plan)))
     if as_json:
@@ -194,7 +199,7 @@ def _stored_plan(path: Path, paths: JobPaths) -> GcPlan:
 
 
 def _carried_out(
-    store: ObjectStore, paths: JobPaths, asked: Asked, options: dict[str, Any], spark: bool
+    store: ObjectStore, paths: JobPaths, asked: GcRequest, options: dict[str, Any], spark: bool
 ) -> GcOutcome:
     if not spark:
         return collect(store, paths, asked, **options)
@@ -229,7 +234,7 @@ def explain(
     path = path.removeprefix(f"{store.url.rstrip('/')}/")
     paths = job_of_path(list_jobs(store), path)
     directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
-    asked = Asked(kind=PlanKind.ORPHANS, grace_micros=older_than, directory=directory)
+    asked = GcRequest(kind=PlanKind.ORPHANS, grace_micros=older_than, directory=directory)
     if path.endswith("/") or path.rstrip("/") == paths.root:
         reasons = explain_directory(store, paths, path, asked)
         if as_json:

@@ -32,7 +32,7 @@ from arroyo_dagster.state.planning.findings import Verdict
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.local.collecting import GcOutcome
-    from arroyo_dagster.state.local.gc_plans import Asked
+    from arroyo_dagster.state.local.gc_plans import GcRequest
     from arroyo_dagster.state.model.collecting import GcPlan
     from arroyo_dagster.state.model.layout import JobPaths
 
@@ -54,7 +54,7 @@ class CollectConfig(dg.Config):
         default=None, description="The digest of a plan that somebody has looked at."
     )
 
-    def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "Asked":
+    def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
         """What is asked of the state package."""
         raise NotImplementedError
 
@@ -67,7 +67,7 @@ class GcConfig(CollectConfig):
     )
     keep_days: float | None = Field(default=None, ge=0, description="Younger epochs stay.")
 
-    def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "Asked":
+    def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
         """The question of an expiry."""
         days = self.keep_days
         retention = Retention(
@@ -82,7 +82,7 @@ class OrphansConfig(CollectConfig):
 
     older_than_days: float = Field(default=3.0, gt=0, description="What is younger stays.")
 
-    def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "Asked":
+    def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
         """The question of a collection of orphans."""
         return _asked(PlanKind.ORPHANS, store, grace_micros=int(self.older_than_days * DAY_MICROS))
 
@@ -92,7 +92,7 @@ class DeadJobsConfig(OrphansConfig):
 
     gone: bool = Field(default=False, description="Your word that this job will never run again.")
 
-    def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "Asked":
+    def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
         """The question of the removal of a job."""
         said = {str(paths.root): "gone"} if self.gone else {}
         return _asked(
@@ -105,10 +105,10 @@ class DeadJobsConfig(OrphansConfig):
 
 def _asked(
     kind: PlanKind, store: ArroyoStateStore, said: dict[str, str] | None = None, **options: Any
-) -> "Asked":
-    from arroyo_dagster.state.local.gc_plans import Asked
+) -> "GcRequest":
+    from arroyo_dagster.state.local.gc_plans import GcRequest
 
-    return Asked(kind=kind, directory=store.directory(said), **options)
+    return GcRequest(kind=kind, directory=store.directory(said), **options)
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
     return arroyo_collection
 
 
-def _planned(store: ArroyoStateStore, paths: "JobPaths", asked: "Asked") -> "GcPlan":
+def _planned(store: ArroyoStateStore, paths: "JobPaths", asked: "GcRequest") -> "GcPlan":
     from arroyo_dagster.state.local.gc_plans import plan_collection
 
     try:
@@ -315,10 +315,10 @@ def build_gc_journal(naming: Naming) -> dg.AssetsDefinition:
 
 def orphans_backlog(store: ArroyoStateStore) -> Mapping[str, int]:
     """The jobs whose orphans may be looked for: ours, and those of which somebody knows enough."""
-    from arroyo_dagster.state.local.gc_plans import Asked, check_allowed
+    from arroyo_dagster.state.local.gc_plans import GcRequest, check_allowed
 
     reading = store.reading()
-    asked = Asked(kind=PlanKind.ORPHANS, directory=store.directory(None))
+    asked = GcRequest(kind=PlanKind.ORPHANS, directory=store.directory(None))
     return _allowed(store.jobs(), lambda paths: check_allowed(reading, paths, asked))
 
 

@@ -12,7 +12,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 if TYPE_CHECKING:
     from arroyo_dagster.state.local.collecting import GcOutcome
     from arroyo_dagster.state.local.compaction import CompactionOutcome
-    from arroyo_dagster.state.local.gc_plans import Asked
+    from arroyo_dagster.state.local.gc_plans import GcRequest
     from arroyo_dagster.state.storage.store import ObjectStore
 
 
@@ -30,7 +30,7 @@ class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
         """Compact a job; `options` as of `state.local.compaction.compact_job`."""
 
     def collect(
-        self, store: "ObjectStore", paths: JobPaths, asked: "Asked", **options: Any
+        self, store: "ObjectStore", paths: JobPaths, asked: "GcRequest", **options: Any
     ) -> "GcOutcome":
         """Carry out a collection, in this process unless overridden; `options` as of
         `state.local.collecting.collect`.
@@ -57,7 +57,7 @@ class SparkRunner(MaintenanceRunner):
         return compact_job_on_spark(lambda: self.spark.session, store, paths, settings, **options)
 
     def collect(
-        self, store: "ObjectStore", paths: JobPaths, asked: "Asked", **options: Any
+        self, store: "ObjectStore", paths: JobPaths, asked: "GcRequest", **options: Any
     ) -> "GcOutcome":
         from arroyo_dagster.spark.gc import collect_on_spark
 

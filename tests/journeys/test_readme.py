@@ -10,6 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from arroyo_dagster.cli import main
+from arroyo_dagster.state.storage.open import open_store
+from tests.jobs import run_word_job
+
 PROJECT = Path(__file__).parents[2]
 README = (PROJECT / "README.md").read_text()
 
@@ -104,6 +110,19 @@ def test_the_commands_that_keep_state_small_show_their_plan(tmp_path: Path) -> N
     assert len(commands) == 4
     for command in commands:
         assert _run(command.replace("JOB", "shop/main"), tmp_path, ARROYO__CHECKPOINT_URL=url)
+
+
+def test_the_commands_that_free_what_nothing_needs_run(tmp_path: Path) -> None:
+    block = next(block for block in _blocks("sh") if "arroyo-state gc plan" in block)
+    commands = [line for line in block.splitlines() if line.startswith("arroyo-state")]
+    assert len(commands) == 8
+    url = f"file://{tmp_path}"
+    run_word_job(open_store(url), rows=24, rows_per_epoch=2, keep_epochs=None)
+    for command in commands:
+        words = shlex.split(command.replace("JOB", "words/main"), comments=True)[1:]
+        result = CliRunner().invoke(main, [*words, "--url", url], catch_exceptions=False)
+        assert result.exit_code == 0, (command, result.stderr)
+        assert result.stdout
 
 
 def test_the_definitions_of_the_readme_load() -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import list_jobs
-from arroyo_dagster.state.local.roots import newest_root, read_roots
-from arroyo_dagster.state.local.survey import Progress, Survey, survey_job
+from arroyo_dagster.state.local.roots import Progress, newest_root, read_roots, untold
+from arroyo_dagster.state.local.survey import Survey, survey_job
 from arroyo_dagster.state.model.collecting import (
     GRACE_MICROS,
     GcPlan,
@@ -38,7 +38,7 @@ def wall_clock() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GcRequest:
     """What is asked of a collection: which plan, by which rule.
 
     Attributes:
@@ -66,7 +66,7 @@ class Asked:
         return self.directory.look_up([paths], checkpoints=True)[0]
 
 
-def check_allowed(store: ObjectStore, paths: JobPaths, asked: Asked) -> None:
+def check_allowed(store: ObjectStore, paths: JobPaths, asked: GcRequest) -> None:
     """Refuse what is refused whatever the store holds, before anything is written there.
 
     Raises:
@@ -83,10 +83,10 @@ def check_allowed(store: ObjectStore, paths: JobPaths, asked: Asked) -> None:
 def plan_collection(
     store: ObjectStore,
     paths: JobPaths,
-    asked: Asked,
+    asked: GcRequest,
     *,
     now_micros: int | None = None,
-    progress: Progress = lambda done: None,
+    progress: Progress = untold,
     with_sizes: bool = True,
 ) -> GcPlan:
     """Make one plan of one job. Writes nothing: this is the dry run.
@@ -94,6 +94,7 @@ def plan_collection(
     Args:
         now_micros: the time, by the clock of the store if it is known; by this machine's unless
             given.
+        progress: told now and then what was listed and read.
         with_sizes: list the job for sizes, times and etags. Without, an expiry reads metadata only,
             lists nothing, and cannot be carried out.
 
@@ -106,7 +107,7 @@ def plan_collection(
     now = wall_clock() if now_micros is None else now_micros
     if asked.kind is PlanKind.EXPIRE and not with_sizes:
         assert asked.retention is not None
-        roots = read_roots(store, paths)
+        roots = read_roots(store, paths, progress)
         return plan_expiry(roots, asked.retention, now_micros=now, answer=_needed(asked, roots))
     survey, roots = survey_job(store, paths, progress)
     if asked.kind is PlanKind.EXPIRE:
@@ -116,18 +117,18 @@ def plan_collection(
     return _dead_job(store, asked, survey, roots, now)
 
 
-def _needed(asked: Asked, roots: Roots) -> JobAnswer | None:
+def _needed(asked: GcRequest, roots: Roots) -> JobAnswer | None:
     """What is known of a job of Arroyo's; of a job of ours nobody is asked."""
     return None if roots.ours else asked.answer(roots.paths)
 
 
-def _expiry(asked: Asked, survey: Survey, roots: Roots, now: int) -> GcPlan:
+def _expiry(asked: GcRequest, survey: Survey, roots: Roots, now: int) -> GcPlan:
     assert asked.retention is not None
     plan = plan_expiry(roots, asked.retention, now_micros=now, answer=_needed(asked, roots))
     return measured(plan, survey.files, survey.metadata, survey.ours)
 
 
-def _orphans(asked: Asked, survey: Survey, roots: Roots, now: int) -> GcPlan:
+def _orphans(asked: GcRequest, survey: Survey, roots: Roots, now: int) -> GcPlan:
     answer = _needed(asked, roots)
     standing = standing_of(
         roots, survey.metadata, now_micros=now, grace_micros=asked.grace_micros, answer=answer
@@ -142,7 +143,9 @@ def _orphans(asked: Asked, survey: Survey, roots: Roots, now: int) -> GcPlan:
     )
 
 
-def _dead_job(store: ObjectStore, asked: Asked, survey: Survey, roots: Roots, now: int) -> GcPlan:
+def _dead_job(
+    store: ObjectStore, asked: GcRequest, survey: Survey, roots: Roots, now: int
+) -> GcPlan:
     paths = roots.paths
     listed = list_jobs(store) if asked.others is None else asked.others
     others = [one for one in listed if one != paths]

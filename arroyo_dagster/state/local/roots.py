@@ -51,7 +51,15 @@ NO_EPOCH = "the job has no epoch, so nothing says what is needed"
 _TRIES = 3
 
 
-def read_roots(store: ObjectStore, paths: JobPaths) -> Roots:
+Progress = Callable[[str, int, int | None], None]
+"""Told what is being done, how much of it is done, and of how much: None if nobody knows yet."""
+
+
+def untold(step: str, done: int, total: int | None) -> None:
+    """Tell nobody."""
+
+
+def read_roots(store: ObjectStore, paths: JobPaths, progress: Progress = untold) -> Roots:
     """Read every object of a job that refers to data files, each once.
 
     In the protocol layout nothing is listed: from the fence to the newest epoch and down its
@@ -64,7 +72,8 @@ def read_roots(store: ObjectStore, paths: JobPaths) -> Roots:
         ConflictError: the job goes on faster than it can be read.
     """
     legacy = paths.layout is Layout.LEGACY
-    return _settled(paths, lambda: (_legacy if legacy else _protocol)(Reader(store, paths)))
+    look = _legacy if legacy else _protocol
+    return _settled(paths, lambda: look(Reader(store, paths), progress))
 
 
 def _settled(paths: JobPaths, look: Callable[[], Roots | None]) -> Roots:
@@ -185,7 +194,7 @@ def _time_of(value: object) -> int | None:
 # ---- protocol ------------------------------------------------------------------------------------
 
 
-def _protocol(reader: Reader) -> Roots | None:
+def _protocol(reader: Reader, progress: Progress) -> Roots | None:
     """The roots of a job of the protocol layout; None: it changed meanwhile, look again."""
     paths = reader.paths
     fence = reader.required(paths.current_generation, records.decode_current_generation)
@@ -194,7 +203,11 @@ def _protocol(reader: Reader) -> Roots | None:
     if found is None:
         raise refuse(NO_EPOCH, paths, path=paths.current_generation)
     head, restorable, asked = found
-    epochs = [head, *_below(reader, head)]
+    epochs = [head]
+    for epoch in _below(reader, head):
+        epochs.append(epoch)
+        if len(epochs) % AT_ONCE == 0:
+            progress("read epochs", len(epochs), head.epoch)
     if head.parent_ref is not None and len(epochs) == 1:
         # Its direct parent is never collected: either somebody did, or there is a newer epoch.
         again = _head(Reader(reader.store, paths), fence)
@@ -452,7 +465,7 @@ def attempt(reader: Reader, ref: StatePath) -> EpochRoot | None:
 # ---- legacy --------------------------------------------------------------------------------------
 
 
-def _legacy(reader: Reader) -> Roots | None:
+def _legacy(reader: Reader, progress: Progress) -> Roots | None:
     """The roots of a job of the legacy layout; None: it changed meanwhile, look again."""
     backend = ParquetBackend(reader.store, reader.paths)
     retained, aside = reader.retained()
@@ -465,6 +478,7 @@ def _legacy(reader: Reader) -> Roots | None:
     for at in range(0, len(wanted), AT_ONCE):
         some = concurrently(lambda n: _legacy_epoch(reader, n), wanted[at : at + AT_ONCE])
         found += [one for one in some if one is not None]
+        progress("read epochs", min(len(wanted), at + AT_ONCE), len(wanted))
     if reader.store.head(reader.paths.legacy_metadata(newest)) is None:
         return None
     return Roots(

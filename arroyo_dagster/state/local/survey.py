@@ -6,7 +6,7 @@ referenced by more, never by less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import FormatError
@@ -14,11 +14,13 @@ from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.codec.references import operator_references
 from arroyo_dagster.state.local.roots import (
     NO_EPOCH,
+    Progress,
     Reader,
     attempt,
     epoch_root,
     newest_root,
     read_roots,
+    untold,
 )
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import EpochRoot, PathsDigest, Roots
@@ -34,7 +36,6 @@ from arroyo_dagster.state.planning.reachable import check_listed, check_roots, n
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
-Progress = Callable[[int], None]
 OUR_NAMES = frozenset(
     {
         *("stop-request.json", "retained.json", "compactions", "leases", "writers", "commits"),
@@ -68,12 +69,12 @@ class Survey:
 
 
 def survey_job(
-    store: ObjectStore, paths: JobPaths, progress: Progress = lambda done: None
+    store: ObjectStore, paths: JobPaths, progress: Progress = untold
 ) -> tuple[Survey, Roots]:
     """List everything below a job, then read everything that refers to data files.
 
     Args:
-        progress: told now and then how many objects were listed.
+        progress: told now and then what was listed and read.
 
     Raises:
         ProtocolError: what was found does not add up: an empty listing or one that is cut short,
@@ -86,7 +87,7 @@ def survey_job(
     found = _listed(store, paths, newest.epoch, progress)
     if not found.listed:
         raise refuse("the listing is empty, and an epoch is there", paths, path=newest.ref)
-    roots = read_roots(store, paths)
+    roots = read_roots(store, paths, progress)
     roots = _with_attempts(store, roots, found)
     check_roots(roots)
     roots = replace(roots, compactions=_compactions(store, roots, found))
@@ -105,7 +106,7 @@ def _listed(store: ObjectStore, paths: JobPaths, newest: Epoch, progress: Progre
             sorted_out.setdefault(where, []).append(Packed(shelf))
             shelf.clear()
         if count % 10_000 == 0:
-            progress(count)
+            progress("listed objects", count, None)
     packed = {
         name: Packed.joined([*sorted_out.get(name, ()), Packed(rest)])
         for name, rest in waiting.items()

@@ -1,4 +1,4 @@
-"""How a plan is carried out: in bulk, patiently, by what the store says, not by what it promises."""
+"""How a plan is carried out: in bulk, patiently, by what the store says, not what it promises."""
 
 from __future__ import annotations
 
