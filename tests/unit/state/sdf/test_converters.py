@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -38,6 +39,7 @@ services:
 """
 
 
+@functools.cache
 def converter(kind: str | None, name: str = "json", *, snake_case: bool = False) -> Converter:
     topics = {"words": kind or ""}
     text = definition(builder("pass"), topics=topics).replace("services:\n", TYPES[1:], 1)
