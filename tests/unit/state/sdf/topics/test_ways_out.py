@@ -193,7 +193,10 @@ def test_another_service_reads_what_is_ready_and_only_that(files: int) -> None:
     store = MemoryStore(uuid.uuid4().hex)
     pipeline = job(KeptSink(store.url, "counts"))
     reader = between(store, pipeline, files_per_epoch=files)
-    assert read_on(reader, reader.initial_offset()) == ([], {"writer": {"epoch": 0, "read": []}})
+    assert read_on(reader, reader.initial_offset()) == (
+        [],
+        {"from:writer": {"epoch": 0, "read": []}},
+    )
     found: list[bytes] = []
     offset = reader.initial_offset()
     for _ in range(6):
@@ -201,7 +204,7 @@ def test_another_service_reads_what_is_ready_and_only_that(files: int) -> None:
         more, offset = read_on(between(store, pipeline, files_per_epoch=files), offset)
         found += more
     assert found == LINES
-    assert (offset["writer"]["epoch"], len(offset["writer"]["read"])) == (4, 1)
+    assert (offset["from:writer"]["epoch"], len(offset["from:writer"]["read"])) == (4, 1)
     rows = records(reader, reader.initial_offset(), offset)
     assert [row["value"] for row in rows] == LINES
     assert {row["key"] for row in rows} == {b"k"}
@@ -241,4 +244,4 @@ def test_epochs_of_several_subtasks_are_read_whichever_comes_first() -> None:
         seen += [split.path.name for split in reader.partitions(offset, end)]
         offset = json.loads(json.dumps(end))
     assert seen == [names[1], names[0], names[3], names[2]]
-    assert offset == {"writer": {"epoch": 1, "read": sorted(names[2:])}}
+    assert offset == {"from:writer": {"epoch": 1, "read": sorted(names[2:])}}
