@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING
 from arroyo_dagster.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from arroyo_dagster.orchestration.compaction import CompactionConfig
     from arroyo_dagster.orchestration.component import ArroyoStateComponent
     from arroyo_dagster.orchestration.definitions import (
         ScheduleOptions,
         build_arroyo_definitions,
     )
     from arroyo_dagster.orchestration.failures import as_failure
-    from arroyo_dagster.orchestration.maintenance import (
-        CompactionConfig,
-        GcConfig,
-        MaintenanceOptions,
-    )
+    from arroyo_dagster.orchestration.maintenance import GcConfig, MaintenanceOptions
     from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
     from arroyo_dagster.orchestration.runners import (
         InProcessRunner,
@@ -54,7 +51,7 @@ _MODULES = {
     "ArroyoStateStore": "resources",
     "ArroyoTableProps": "translator",
     "DagsterArroyoTranslator": "translator",
-    "CompactionConfig": "maintenance",
+    "CompactionConfig": "compaction",
     "GcConfig": "maintenance",
     "InProcessRunner": "runners",
     "MaintenanceOptions": "maintenance",

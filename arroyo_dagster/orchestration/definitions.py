@@ -16,11 +16,15 @@ from arroyo_dagster.orchestration.assets import (
     new_epochs,
 )
 from arroyo_dagster.orchestration.checks import RECENT, build_fleet_checks
+from arroyo_dagster.orchestration.compaction import build_compacted_state
+from arroyo_dagster.orchestration.compaction_fleet import (
+    build_compaction_sensor,
+    build_fleet_compaction,
+)
 from arroyo_dagster.orchestration.maintenance import (
     COMPACTION_CRON,
     GC_CRON,
     MaintenanceOptions,
-    build_compacted_state,
     build_maintenance_job,
     build_maintenance_schedules,
     build_retained_epochs,
@@ -78,6 +82,7 @@ def build_arroyo_definitions(
     deployment: str | None = None,
     sensor: SensorOptions | None = None,
     sensor_running: bool = False,
+    compaction_sensor: bool = False,
     schedules: ScheduleOptions | None = None,
     schedules_running: bool = False,
     recent: timedelta = RECENT,
@@ -97,6 +102,8 @@ def build_arroyo_definitions(
         translator: names and describes the assets.
         deployment: tells several deployments of one Dagster instance apart; part of asset keys and
             of the name of the partitions.
+        compaction_sensor: have a sensor that asks for compactions as soon as there is enough to do,
+            rather than by the clock; on or off with `sensor_running`.
         sensor_running, schedules_running: on from the start; off by default, so that installing
             starts nothing.
         recent: how old the newest epoch of a job that is not at rest may be.
@@ -131,16 +138,24 @@ def build_arroyo_definitions(
     sdf_jobs = [build_sdf_job(graph) for graph in graphs]
     told = StatesTold(graphs, sdf) if graphs else None
     timed = partial(build_clock_schedule, running=schedules_running, timezone=clock.timezone)
+    chosen = maintenance or MaintenanceOptions()
+    sensors = [build_checkpoint_sensor(naming, options=sensor, states=told, running=sensor_running)]
+    if compaction_sensor:
+        sensors.append(
+            build_compaction_sensor(naming, compaction_job, chosen, running=sensor_running)
+        )
     return dg.Definitions(
         assets=[
             *(checkpoint_spec(naming), catalogue, fleet, compacted, retained),
             *(asset for graph in graphs for asset in build_sdf_assets(graph, sdf)),
         ],
         asset_checks=[fleet_checks],
-        jobs=[refresh_job, fleet_job, sync_job, compaction_job, gc_job, *sdf_jobs],
-        sensors=[
-            build_checkpoint_sensor(naming, options=sensor, states=told, running=sensor_running)
+        jobs=[
+            *(refresh_job, fleet_job, sync_job, compaction_job, gc_job),
+            build_fleet_compaction(naming),
+            *sdf_jobs,
         ],
+        sensors=sensors,
         schedules=[
             timed("arroyo_fleet_schedule", fleet_job, clock.fleet),
             timed("arroyo_sync_schedule", sync_job, clock.sync),
@@ -158,7 +173,7 @@ def build_arroyo_definitions(
                 naming,
                 compaction_job,
                 gc_job,
-                maintenance or MaintenanceOptions(),
+                chosen,
                 compaction_cron=clock.compaction,
                 gc_cron=clock.gc,
                 timezone=clock.timezone,
