@@ -291,11 +291,14 @@ def test_the_sensor_asks_once_for_an_epoch_of_a_job_with_enough_to_do(
     defs = definitions(url, tmp_path, maintenance=options, compaction_sensor=True)
 
     def tick() -> Any:
-        with dg.build_sensor_context(
-            instance=instance,
-            repository_def=defs.get_repository_def(),
-            resources={"arroyo_store": resource(url, tmp_path)},
-        ) as context:
+        with (
+            dg.build_sensor_context(
+                instance=instance,
+                repository_def=defs.get_repository_def(),
+                resources={"arroyo_store": resource(url, tmp_path)},
+            ) as context,
+            dg.partition_loading_context(dynamic_partitions_store=instance),
+        ):
             return defs.resolve_sensor_def("arroyo_compaction_sensor").evaluate_tick(context)
 
     (first,), (second,) = tick().run_requests, tick().run_requests
