@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.backend import ParquetBackend, delete_all
+from arroyo_dagster.state.codec.collecting import gc_plan_to_json
+from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.lease import Leased, lease
 from arroyo_dagster.state.local.gc_plans import (
     Clock,
@@ -149,13 +151,19 @@ def collect(
         fresh = plan_collection(held, paths, asked, now_micros=now, progress=_planning(progress))
         chosen = fresh if plan is None else _checked(held, plan, fresh)
         if not chosen.objects:
+            delete_all(held, [paths.removal] if chosen.kind is PlanKind.DEAD_JOB else [])
             return GcOutcome(plan=chosen, done=False, deleted=0, size_bytes=0, open_entries=opened)
         moving = Aside.begin(held, chosen, owner, now) if aside else None
         name = None if moving is None else moving.name
         journal = Journal.of_plan(held, chosen, owner, now, name)
+        if chosen.kind is PlanKind.DEAD_JOB:
+            # Its epochs cannot be read any more once this has begun.
+            held.create(paths.removal, encode_json(gc_plan_to_json(chosen)))
         run = _Run(held, chosen, asked, journal, moving, delete, pace or Pace(), progress)
         run.carry_out()
         journal.end({"deleted": run.deleted, "size_bytes": run.size_bytes})
+        if chosen.kind is PlanKind.DEAD_JOB:
+            delete_all(held, [paths.removal])
         if chosen.kind is PlanKind.EXPIRE and chosen.keep_from is not None:
             forget_released(held, paths, chosen.keep_from)
             _note_min_epoch(held, paths, chosen.keep_from, chosen)

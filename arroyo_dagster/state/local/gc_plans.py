@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.state.codec.collecting import decode_gc_plan
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import list_jobs
 from arroyo_dagster.state.local.roots import Progress, newest_root, read_roots, untold
-from arroyo_dagster.state.local.survey import Survey, survey_job
+from arroyo_dagster.state.local.survey import Survey, list_job, survey_job
 from arroyo_dagster.state.model.collecting import (
     GRACE_MICROS,
     GcPlan,
@@ -20,9 +21,10 @@ from arroyo_dagster.state.model.collecting import (
     checked_grace,
 )
 from arroyo_dagster.state.model.directory import JobAnswer
+from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.collecting import measured
-from arroyo_dagster.state.planning.dead_jobs import files_below, plan_dead_job
+from arroyo_dagster.state.planning.dead_jobs import files_below, plan_dead_job, what_is_left_of
 from arroyo_dagster.state.planning.expiry import plan_expiry
 from arroyo_dagster.state.planning.orphans import plan_orphans, standing_of
 from arroyo_dagster.state.planning.permission import at_rest, why_dead
@@ -109,6 +111,9 @@ def plan_collection(
         assert asked.retention is not None
         roots = read_roots(store, paths, progress)
         return plan_expiry(roots, asked.retention, now_micros=now, answer=_needed(asked, roots))
+    begun = _begun_removal(store, paths) if asked.kind is PlanKind.DEAD_JOB else None
+    if begun is not None:
+        return _rest_of(store, asked, begun, now)
     survey, roots = survey_job(store, paths, progress)
     if asked.kind is PlanKind.EXPIRE:
         return _expiry(asked, survey, roots, now)
@@ -143,14 +148,36 @@ def _orphans(asked: GcRequest, survey: Survey, roots: Roots, now: int) -> GcPlan
     )
 
 
+def _begun_removal(store: ObjectStore, paths: JobPaths) -> GcPlan | None:
+    """The plan of a removal that was begun and not finished."""
+    try:
+        data = store.read(paths.removal)
+    except NotFoundError:
+        return None
+    return decode_gc_plan(data, paths.removal)
+
+
+def _rest_of(store: ObjectStore, asked: GcRequest, begun: GcPlan, now: int) -> GcPlan:
+    _dead(store, asked, begun.paths, ours=bool(begun.rule.get("ours")))
+    found = list_job(store, begun.paths, Epoch(0))
+    return what_is_left_of(begun, found.files, found.metadata, found.foreign, now_micros=now)
+
+
+def _dead(
+    store: ObjectStore, asked: GcRequest, paths: JobPaths, *, ours: bool
+) -> tuple[str, JobAnswer, list[JobPaths]]:
+    """How it is known that a job is dead, what is known of it, and the other jobs of the URL."""
+    listed = list_jobs(store) if asked.others is None else asked.others
+    others = [one for one in listed if one != paths]
+    answer, *known = asked.directory.look_up([paths, *others])
+    return why_dead(paths, answer, known, ours=ours), answer, others
+
+
 def _dead_job(
     store: ObjectStore, asked: GcRequest, survey: Survey, roots: Roots, now: int
 ) -> GcPlan:
     paths = roots.paths
-    listed = list_jobs(store) if asked.others is None else asked.others
-    others = [one for one in listed if one != paths]
-    answer, *known = asked.directory.look_up([paths, *others])
-    why = why_dead(paths, answer, known, ours=roots.ours)
+    why, answer, others = _dead(store, asked, paths, ours=roots.ours)
     heads = concurrently(lambda other: newest_root(store, other), others)
     needed = [
         (other, path)

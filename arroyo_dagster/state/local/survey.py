@@ -39,7 +39,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 OUR_NAMES = frozenset(
     {
         *("stop-request.json", "retained.json", "compactions", "leases", "writers", "commits"),
-        *("journal", "quarantine"),
+        *("journal", "quarantine", "removal.json"),
     }
 )
 
@@ -84,7 +84,7 @@ def survey_job(
     newest = newest_root(store, paths)
     if newest is None:
         raise refuse(NO_EPOCH, paths)
-    found = _listed(store, paths, newest.epoch, progress)
+    found = list_job(store, paths, newest.epoch, progress)
     if not found.listed:
         raise refuse("the listing is empty, and an epoch is there", paths, path=newest.ref)
     roots = read_roots(store, paths, progress)
@@ -95,7 +95,14 @@ def survey_job(
     return found, roots
 
 
-def _listed(store: ObjectStore, paths: JobPaths, newest: Epoch, progress: Progress) -> Survey:
+def list_job(
+    store: ObjectStore, paths: JobPaths, newest: Epoch, progress: Progress = untold
+) -> Survey:
+    """List everything below a job.
+
+    Raises:
+        ProtocolError: another job's objects lie within this one, or those of a newer release.
+    """
     sorted_out: dict[str, list[Packed]] = {}
     waiting: dict[str, list[Stored]] = {"files": [], "metadata": [], "ours": [], "foreign": []}
     for count, info in enumerate(store.list(paths.root), start=1):
