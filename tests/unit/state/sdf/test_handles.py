@@ -94,9 +94,9 @@ def test_a_failed_function_leaves_what_was_written_before() -> None:
         row.update()
         row.hits = 7
         row.update()
-    slot.discard()
-    assert slot.fresh == {"k": (5, 0)}
-    slot.discard()
+        slot.discard()
+        assert slot.fresh == {"k": (5, 0)}
+        slot.discard()
     assert slot.fresh == {"k": (5, 0)}
 
 
@@ -251,7 +251,7 @@ def test_two_handles_of_one_invocation_are_one_cell() -> None:
         one, two = slot.access(), slot.access()
         one.increment(1)
         assert two.increment(1) == 2
-    slot.discard()
+        slot.discard()
     assert slot.fresh == {}
 
 
