@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.collecting import measured
 from arroyo_dagster.state.planning.dead_jobs import files_below, plan_dead_job, what_is_left_of
 from arroyo_dagster.state.planning.expiry import plan_expiry
-from arroyo_dagster.state.planning.orphans import plan_orphans, standing_of
+from arroyo_dagster.state.planning.orphans import judge, plan_orphans, standing_of
 from arroyo_dagster.state.planning.permission import at_rest, why_dead
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -140,7 +140,7 @@ def _orphans(asked: GcRequest, survey: Survey, roots: Roots, now: int) -> GcPlan
     )
     return plan_orphans(
         standing,
-        survey.files,
+        [judge(standing, survey.files)],
         survey.metadata,
         survey.foreign,
         listed=survey.listed,
