@@ -65,11 +65,11 @@ class FileFacts:
     """Smallest and largest routing key and event time (ns), if asked for and recorded."""
 
 
-def encode_rows(rows: pa.Table) -> bytes:
+def encode_rows(rows: pa.Table, *, row_group_rows: int = MAX_ROW_GROUP_ROWS) -> bytes:
     """Encode the rows of an expiring table: ZSTD level 1, statistics, `ARROW:schema` only."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, rows.schema, **_settings()) as writer:
-        writer.write_table(rows, row_group_size=MAX_ROW_GROUP_ROWS)
+        writer.write_table(rows, row_group_size=row_group_rows)
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
