@@ -50,12 +50,12 @@ from arroyo_dagster.state.model.tables import (
     TableFiles,
     TimeFile,
 )
+from arroyo_dagster.state.planning.recovery import Restore
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.restoring import restored_rows
 from arroyo_dagster.state.tables.time_files import in_range
 
-GENERATION = WorkerGeneration(3)
 SECOND = 1_000_000
 
 
@@ -139,17 +139,20 @@ class ArroyoJob:
     Attributes:
         parallelism: of every operator.
         watermark_micros: of every operator; None = none.
-        files: what the newest epoch lists, by operator and table.
+        run: the number of the run that writes; in the protocol layout its worker generation.
+        files: what the newest epoch lists, by operator and table, as the run has it in memory.
     """
 
     layout: Layout
     parallelism: int = 2
     watermark_micros: int | None = None
     store: MemoryStore = field(default_factory=MemoryStore)
+    run: int = 3
     epoch: int = 0
     configs: dict[tuple[str, str], TableConfig] = field(default_factory=dict)
     files: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
     previous: StatePath | None = None
+    base: StatePath | None = None
 
     @property
     def paths(self) -> JobPaths:
@@ -158,7 +161,7 @@ class ArroyoJob:
 
     @property
     def generation(self) -> WorkerGeneration | None:
-        return GENERATION if self.layout is Layout.PROTOCOL else None
+        return WorkerGeneration(self.run) if self.layout is Layout.PROTOCOL else None
 
     def write(
         self, tables: Mapping[tuple[str, TableConfig], pa.Table], *, whole: bool = False
@@ -266,12 +269,12 @@ class ArroyoJob:
         self.store.put(self.paths.legacy_metadata(epoch), metadata.encode_legacy_checkpoint(head))
 
     def _publish_protocol(self, operators: tuple[OperatorCheckpoint, ...]) -> None:
-        pipeline, epoch = PipelineId("pl_x"), Epoch(self.epoch)
-        ref = self.paths.manifest(GENERATION, epoch)
+        pipeline, epoch, run = PipelineId("pl_x"), Epoch(self.epoch), WorkerGeneration(self.run)
+        ref = self.paths.manifest(run, epoch)
         manifest = Manifest(
             pipeline=pipeline,
             job=self.paths.job,
-            worker_generation=GENERATION,
+            worker_generation=run,
             epoch=epoch,
             min_epoch=Epoch(0),
             start_time_micros=1,
@@ -281,36 +284,58 @@ class ArroyoJob:
             parent_ref=self.previous,
         )
         self.store.put(ref, metadata.encode_manifest(manifest))
-        shared: dict[str, Any] = {"pipeline": pipeline, "job": self.paths.job}
-        fence = CurrentGeneration(
-            **shared,
-            worker_generation=GENERATION,
-            generation_manifest_ref=self.paths.generation_manifest(GENERATION),
-            updated_at_micros=1,
-        )
-        generation = GenerationManifest(
-            **shared,
-            worker_generation=GENERATION,
-            base_ref=None,
-            latest_ref=ref,
-            updated_at_micros=1,
-        )
+        self._publish_generation(base=self.base, latest=ref)
         claim = EpochRecord(
-            **shared,
+            pipeline=pipeline,
+            job=self.paths.job,
             epoch=epoch,
-            worker_generation=GENERATION,
+            worker_generation=run,
             parent_ref=self.previous,
             checkpoint_ref=ref,
             created_at_micros=1,
         )
+        self.store.put(self.paths.epoch_record(epoch), records.encode_epoch_record(claim))
+        self.previous = ref
+
+    def _publish_generation(self, base: StatePath | None, latest: StatePath | None) -> None:
+        shared: dict[str, Any] = {
+            "pipeline": PipelineId("pl_x"),
+            "job": self.paths.job,
+            "worker_generation": WorkerGeneration(self.run),
+            "updated_at_micros": 1,
+        }
+        path = self.paths.generation_manifest(WorkerGeneration(self.run))
+        fence = CurrentGeneration(**shared, generation_manifest_ref=path)
+        generation = GenerationManifest(**shared, base_ref=base, latest_ref=latest)
         put = self.store.put
         put(self.paths.current_generation, records.encode_current_generation(fence))
-        put(
-            self.paths.generation_manifest(GENERATION),
-            records.encode_generation_manifest(generation),
-        )
-        put(self.paths.epoch_record(epoch), records.encode_epoch_record(claim))
-        self.previous = ref
+        put(path, records.encode_generation_manifest(generation))
+
+    def start(self) -> None:
+        """Start the next run: it goes on from what the store says, and from nothing else."""
+        backend = ParquetBackend(self.store, self.paths)
+        if self.layout is Layout.PROTOCOL:
+            found = backend.next_restore()
+            assert isinstance(found, Restore)
+            operators, self.base, self.epoch = (
+                found.manifest.operators,
+                found.ref,
+                int(found.manifest.epoch),
+            )
+            self.run += 1
+            self._publish_generation(base=found.ref, latest=None)
+            self.previous = found.ref
+        else:
+            newest = backend.load()
+            operators, self.epoch = newest.operators, int(newest.epoch)
+            self.run += 1
+            self.store.put(newest.ref, self.store.read(newest.ref))  # as a restore does
+        self.files = {
+            (one.operator, name): list(files.files)
+            for one in operators
+            for name, files in one.tables.items()
+            if isinstance(files, ExpiringTimeKeyFiles)
+        }
 
 
 def as_stored(config: TableConfig, rows: pa.Table) -> pa.Table:

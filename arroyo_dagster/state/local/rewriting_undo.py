@@ -106,12 +106,10 @@ def _check_undoable(
     store: ObjectStore, paths: JobPaths, scene: Scene, record: RewriteRecord
 ) -> None:
     now = (scene.checkpoint.epoch, scene.checkpoint.worker_generation)
-    run = scene.answer.facts.run_id
-    started = None not in (run, record.run_id) and run != record.run_id
-    if now != (record.epoch, record.worker_generation) or started:
+    # A run that was started since, and failed before its first checkpoint, has left no trace.
+    if now != (record.epoch, record.worker_generation):
         raise ConflictError(
-            f"epoch {record.epoch} was rewritten, but the job would restore epoch {now[0]} of "
-            f"another run now",
+            f"epoch {record.epoch} was rewritten, but the job would restore epoch {now[0]} now",
             job=paths.root,
             next_step="there is nothing to put back: the job has gone on from the rewritten state",
         )
