@@ -40,6 +40,7 @@ class ModelArroyo:
         will_not_restore: whether the job fails while it loads its state, given the job.
         starts: how often a run has come up.
         log: the states it went through.
+        seconds_a_request: how much time goes by with each request, where nobody else lets it.
     """
 
     job: ArroyoJob
@@ -54,6 +55,7 @@ class ModelArroyo:
     will_not_restore: Callable[[ArroyoJob], bool] = lambda job: False
     starts: int = 0
     log: list[str] = field(default_factory=list)
+    seconds_a_request: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def clock(self) -> int:
@@ -62,10 +64,13 @@ class ModelArroyo:
     def sleep(self, seconds: float) -> None:
         """Let time go by."""
         with self.lock:
-            until = self.now_micros + int(seconds * 1e6)
-            while self.now_micros < until:
-                self.now_micros = min(until, self.now_micros + 500_000)
-                self._advance()
+            self._wait(seconds)
+
+    def _wait(self, seconds: float) -> None:
+        until = self.now_micros + int(seconds * 1e6)
+        while self.now_micros < until:
+            self.now_micros = min(until, self.now_micros + 500_000)
+            self._advance()
 
     # ---- the controller --------------------------------------------------------------------------
 
@@ -116,6 +121,7 @@ class ModelArroyo:
     def answer(self, path: str, query: dict[str, str]) -> Reply:
         """GET, as api_types of the real one have it."""
         with self.lock:
+            self._wait(self.seconds_a_request)
             short = path.removeprefix("/api/v1")
             if short == "/jobs" or short == f"/pipelines/{PIPELINE}/jobs":
                 return Reply(body={"data": [self._job()]})
@@ -184,16 +190,21 @@ class Faults:
     Attributes:
         at: the request that fails; `until` the last one that does.
         done: whether the server does what it was asked all the same.
-        asked: how many requests came.
+        methods: of the requests that came.
     """
 
     at: int | None = None
     until: int | None = None
     done: bool = False
-    asked: int = 0
+    methods: list[str] = field(default_factory=list)
 
-    def hits(self) -> bool:
-        self.asked += 1
+    @property
+    def asked(self) -> int:
+        """How many requests came."""
+        return len(self.methods)
+
+    def hits(self, method: str) -> bool:
+        self.methods.append(method)
         return self.at is not None and self.at <= self.asked <= (self.until or self.at)
 
 
@@ -202,16 +213,16 @@ def arroyo(model: ModelArroyo, faults: Faults | None = None) -> Iterator[Loopbac
     """Serve a model; what `faults` hits is answered with 503."""
     wrong = faults or Faults()
 
-    def through(do: Callable[[], Reply]) -> Reply:
-        if not wrong.hits():
+    def through(method: str, do: Callable[[], Reply]) -> Reply:
+        if not wrong.hits(method):
             return do()
         if wrong.done:
             do()
         return Reply(503, {"error": "upstream connect error"})
 
     with serving(
-        lambda path, query: through(lambda: model.answer(path, query)),
-        lambda method, path, body: through(lambda: model.change(method, path, body)),
+        lambda path, query: through("GET", lambda: model.answer(path, query)),
+        lambda method, path, body: through(method, lambda: model.change(method, path, body)),
     ) as server:
         yield server
 

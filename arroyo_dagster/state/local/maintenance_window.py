@@ -90,7 +90,6 @@ class WindowOptions:
     run: RunRewrites = rewrite_here
     clock: Callable[[], int] = lambda: time.time_ns() // 1000
     sleep: Callable[[float], None] = time.sleep
-    poll_seconds: float = POLL_SECONDS
     on_step: Callable[[WindowStep], None] = lambda step: None
 
 
@@ -294,7 +293,7 @@ class _Window:
                 if error is not None:
                     raise error
                 return
-            self.options.sleep(self.options.poll_seconds)
+            self.options.sleep(POLL_SECONDS)
 
     def plan(self) -> RewritePlan:
         return plan_rewrite_of(self.store, self.paths, self.directory, self.options.settings)

@@ -54,7 +54,6 @@ QUIET_SECONDS = 60.0
 _LONG_AGO = 10
 """A job that stopped so many quiet times ago is quiet, if its objects are the same in the end."""
 
-_BATCH_ROWS = 1024
 
 
 def rewrite_here(
@@ -113,6 +112,7 @@ def rewrite_job(
     quiet_seconds: float = QUIET_SECONDS,
     verify_level: int = 1,
     dry_run: bool = False,
+    or_forecast: bool = False,
     clock: Callable[[], int] = lambda: time.time_ns() // 1000,
     sleep: Callable[[float], None] = time.sleep,
     cancelled: Callable[[], bool] = lambda: False,
@@ -131,6 +131,7 @@ def rewrite_job(
             controller's cleanup goes on for a while after a stop.
         verify_level: how closely the epoch as it would be is verified before it is published.
         dry_run: plan, and change nothing.
+        or_forecast: where nothing may be rewritten now, give the plan in place of an error.
         cancelled: whether to give up; asked between the parts and before each change of metadata.
         on_part: called with every part that is done, before it is judged, and how many are left.
 
@@ -145,7 +146,7 @@ def rewrite_job(
     settings = settings or CompactionSettings()
     scene = look_at(store, paths, directory)
     plan = _plan(scene, table_facts(store, scene), settings)
-    if dry_run or not plan.tables:
+    if dry_run or not plan.tables or (or_forecast and plan.why_not is not None):
         return _nothing(plan)
     check_may(paths, scene)
     with lease(store, paths, owner, clock=clock) as held:

@@ -14,7 +14,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint
 from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.codec.parquet import read_facts
+from arroyo_dagster.state.codec.parquet import BATCH_ROWS, read_facts
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.verify import verify_job
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
@@ -42,8 +42,6 @@ from arroyo_dagster.state.planning.rewriting import (
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 from arroyo_dagster.state.tables.rewriting import unwritable
-
-_BATCH_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +219,7 @@ def _unkeyed_facts(store: ObjectStore, checkpoint: Checkpoint) -> dict[TableKey,
 def _rows_and_batches(store: ObjectStore, path: StatePath) -> tuple[int, int]:
     with store.open_input(path) as source:
         facts = read_facts(source, path)
-    return facts.rows, sum(-(-rows // _BATCH_ROWS) for rows in facts.group_rows)
+    return facts.rows, sum(-(-rows // BATCH_ROWS) for rows in facts.group_rows)
 
 
 def _unwritable(checkpoint: Checkpoint) -> dict[TableKey, str]:

@@ -21,7 +21,12 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.digest import digest_rows
-from arroyo_dagster.state.codec.parquet import MAX_ROW_GROUP_ROWS, encode_rows, read_facts
+from arroyo_dagster.state.codec.parquet import (
+    BATCH_ROWS,
+    MAX_ROW_GROUP_ROWS,
+    encode_rows,
+    read_facts,
+)
 from arroyo_dagster.state.codec.row_groups import DataFile
 from arroyo_dagster.state.codec.schema import file_schema, memory_schema
 from arroyo_dagster.state.model.compaction import LeftOut, MergedRows, RowsDigest
@@ -41,7 +46,7 @@ from arroyo_dagster.state.tables.generational import (
 from arroyo_dagster.state.tables.grouping import group_codes
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows, not_older
 from arroyo_dagster.state.tables.restoring import fresh_batches
-from arroyo_dagster.state.tables.time_files import BATCH_ROWS, batch_numbers, in_range
+from arroyo_dagster.state.tables.time_files import batch_numbers, in_range
 
 MAX_UNKEYED_ROWS = 100_000
 """An aggregate without GROUP BY needs a row group a row: more would make a footer of gigabytes."""
@@ -190,7 +195,11 @@ class _Rows:
     def kept(self, parts: Sequence[StoredRows]) -> pa.Table:
         """What a restore loads of these files, in their order."""
         if self.rule is RewriteRule.BATCHES and self.cutoff_micros > 0:
-            fresh = [fresh_batches(part, self.time_at, self.cutoff_micros) for part in parts]
+            fresh = [
+                fresh_batches(part, self.time_at, self.cutoff_micros)
+                for part in parts
+                if part.rows.num_rows
+            ]
             return self.together(fresh)
         whole = self.together([part.rows for part in parts])
         if self.rule.aggregate:
