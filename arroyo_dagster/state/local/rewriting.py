@@ -55,7 +55,6 @@ _LONG_AGO = 10
 """A job that stopped so many quiet times ago is quiet, if its objects are the same in the end."""
 
 
-
 def rewrite_here(
     store: ObjectStore, tasks: Sequence[RewriteTask]
 ) -> Iterable[RewrittenPart | LeftOut]:

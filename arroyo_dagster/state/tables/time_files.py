@@ -89,7 +89,9 @@ class TimeFileReader:
     def _read_file(self, file: TimeFile, part: Part) -> StoredRows:
         with closing(self._open(file, part)) as data:
             where, groups = self._places(data, file, part), self._groups(data, file, part)
-            batches = batch_numbers([data.row_groups[at] for at in groups]) if part.batches else None
+            batches = (
+                batch_numbers([data.row_groups[at] for at in groups]) if part.batches else None
+            )
             return self._stored(data.read(where.places, groups), where, part, batches)
 
     def _places(self, data: DataFile, file: TimeFile, part: Part) -> _Places:
