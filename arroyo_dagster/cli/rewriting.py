@@ -11,19 +11,16 @@ from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory
 from arroyo_dagster.cli.grammar import open_to_read, open_url, store_options
 from arroyo_dagster.cli.shown import bytes_words, print_json, print_table
 from arroyo_dagster.state.codec.plans import plan_to_json
-from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import find_job
 from arroyo_dagster.state.local.rewriting import (
     QUIET_SECONDS,
     RunRewrites,
     rewrite_here,
-    rewrite_job,
 )
 from arroyo_dagster.state.local.rewriting_undo import undo_rewrite
-from arroyo_dagster.state.model.compaction import CompactionSettings, Forecast, LeftOut
+from arroyo_dagster.state.model.compaction import Forecast, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewriting import RewriteOutcome, RewritePlan
-from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -33,9 +30,9 @@ def token_option(command: _F) -> _F:
     return click.option("--arroyo-token", "token", envvar=TOKEN_VARIABLE, hidden=True)(command)
 
 
-def quiet_option(command: _F) -> _F:
-    """How long a stopped job of Arroyo's must have been quiet."""
-    return click.option(
+def arroyo_options(command: _F) -> _F:
+    """What only jobs of Arroyo's need: who says that they are stopped, and since when."""
+    quiet = click.option(
         "--quiet",
         type=click.FloatRange(0),
         default=QUIET_SECONDS,
@@ -43,35 +40,18 @@ def quiet_option(command: _F) -> _F:
         metavar="SECONDS",
         help="Of a job of Arroyo's: for so long nothing of it may change before its metadata is "
         "written. Its controller cleans up for a while after a stop.",
-    )(command)
-
-
-def rewrite_and_show(
-    store: ObjectStore,
-    paths: JobPaths,
-    settings: CompactionSettings,
-    directory: JobDirectory,
-    *,
-    yes: bool,
-    spark: bool,
-    quiet: float,
-    as_json: bool,
-) -> None:
-    """Rewrite a stopped job of Arroyo's, or show what would be done."""
-    outcome = rewrite_job(
-        store,
-        paths,
-        directory,
-        settings,
-        run=runner(spark=spark and yes),
-        quiet_seconds=quiet,
-        dry_run=not yes,
     )
+    return quiet(directory_options(token_option(command)))
+
+
+def show_rewrite(outcome: RewriteOutcome, *, yes: bool, as_json: bool) -> None:
+    """What was rewritten, or would be."""
     if as_json:
-        print_json(outcome_json(outcome))
+        print_json(rewrite_json(outcome))
         return
-    show_plan(outcome.plan, outcome.left_out)
-    click.echo(f"{paths.root}: {in_words(outcome, yes=yes)}")
+    plan = outcome.plan
+    show_plan(plan, outcome.left_out)
+    click.echo(f"{JobPaths(plan.job, plan.pipeline).root}: {in_words(outcome, yes=yes)}")
 
 
 def runner(*, spark: bool) -> RunRewrites:
@@ -84,7 +64,7 @@ def runner(*, spark: bool) -> RunRewrites:
     return rewrites_on_spark(lambda: get_session()[0])
 
 
-def outcome_json(outcome: RewriteOutcome) -> dict[str, Any]:
+def rewrite_json(outcome: RewriteOutcome) -> dict[str, Any]:
     """The JSON form of a rewrite; the plan alone where nothing was done."""
     return {
         "plan": plan_to_json(outcome.plan),
@@ -133,11 +113,15 @@ def show_plan(plan: RewritePlan, left_out: Iterable[LeftOut]) -> None:
         columns = ("operator", "table", "files", "bytes", "at most", "keeps", "repairs")
         print_table(columns, lines)
     for left in left_out:
-        click.echo(f"{left.operator or plan.job} {left.table or ''}: {left.reason}")
+        click.echo(f"left: {left.operator or plan.job} {left.table or ''}: {left.reason}")
 
 
-def in_words(outcome: RewriteOutcome, *, yes: bool) -> str:
-    """One sentence on what was done, or would be."""
+def in_words(outcome: RewriteOutcome, *, yes: bool, started: bool = False) -> str:
+    """One sentence on what was done, or would be.
+
+    Args:
+        started: the job runs again, so that nothing can be put back any more.
+    """
     plan, after = outcome.plan, outcome.after
     if not plan.tables:
         return f"nothing to rewrite at epoch {plan.epoch}"
@@ -153,11 +137,11 @@ def in_words(outcome: RewriteOutcome, *, yes: bool) -> str:
     if not outcome.published:
         return f"nothing could be rewritten at epoch {plan.epoch}"
     repaired = f"; {outcome.repaired} rows repaired that Arroyo would have lost"
+    undo = "; `arroyo-state compact undo` puts it back as long as the job was not started"
     return (
         f"{plan.before.files} files became {after.files}, "
         f"{bytes_words(plan.before.size_bytes)} became {bytes_words(after.size_bytes)}; epoch "
-        f"{plan.epoch} lists them{repaired if outcome.repaired else ''}; `arroyo-state compact "
-        "undo` puts it back as long as the job was not started"
+        f"{plan.epoch} lists them{repaired if outcome.repaired else ''}{'' if started else undo}"
     )
 
 

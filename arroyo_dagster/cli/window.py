@@ -12,7 +12,7 @@ from arroyo_dagster.cli.directory import API_VARIABLE
 from arroyo_dagster.cli.grammar import open_to_read, open_url, show_error, store_options
 from arroyo_dagster.cli.rewriting import (
     in_words,
-    outcome_json,
+    rewrite_json,
     runner,
     show_plan,
     token_option,
@@ -183,7 +183,9 @@ def _show(paths: JobPaths, outcome: WindowOutcome, *, as_json: bool) -> None:
         show_error(outcome.problem)
     words = [outcome.end.value]
     if outcome.rewrite is not None:
-        words.append(in_words(outcome.rewrite, yes=True))
+        words.append(
+            in_words(outcome.rewrite, yes=True, started=outcome.end is not WindowEnd.AT_REST)
+        )
     if outcome.downtime_seconds:
         words.append(f"down for {outcome.downtime_seconds:.0f} s")
     click.echo(f"{paths.root}: {'; '.join(words)}")
@@ -214,6 +216,6 @@ def _as_json(outcome: WindowOutcome) -> dict[str, Any]:
         "downtime_seconds": round(outcome.downtime_seconds, 3),
         "state": None if outcome.facts is None else outcome.facts.state,
         "run_id": None if outcome.facts is None else outcome.facts.run_id,
-        "rewrite": None if rewrite is None else outcome_json(rewrite),
+        "rewrite": None if rewrite is None else rewrite_json(rewrite),
         "steps": [{"at_micros": one.at_micros, "did": one.did} for one in outcome.steps],
     }

@@ -127,6 +127,16 @@ class RewritePlan:
     parallelism: int | None = None
 
     @property
+    def files_before(self) -> int:
+        """How many files a restore reads now."""
+        return self.before.files
+
+    @property
+    def files_after(self) -> int:
+        """How many it would read once this is done; the most there can be."""
+        return self.after.files
+
+    @property
     def repairs(self) -> tuple[TableRewrite, ...]:
         """The tables of which Arroyo would lose rows at its next start, were nothing done."""
         return tuple(one for one in self.tables if one.lost_rows)
