@@ -134,7 +134,7 @@ def run_rewrite(store: ObjectStore, task: RewriteTask) -> RewrittenPart | LeftOu
         found.append(part)
     if task.table.rule is RewriteRule.UNKEYED:
         kept = rows.kept(found)
-        if kept.num_rows > MAX_UNKEYED_ROWS:
+        if max(kept.num_rows, rows.to_write(found, kept).num_rows) > MAX_UNKEYED_ROWS:
             return _left_out(
                 task,
                 f"{kept.num_rows} tuples of an aggregate without GROUP BY would need a row group "
@@ -162,11 +162,12 @@ def _read(
         data = DataFile(source.read() if covered else source, file.path)
         if not data.schema.equals(schema, check_metadata=True):
             return f"{file.path} has other columns than its table: {data.schema.to_string()}"
-        width, groups = len(schema), list(range(len(data.row_groups)))
+        width, rows_of = len(schema), data.row_groups
+        groups = list(range(len(rows_of)))
         if not covered:
             groups = data.groups_within(width - 2, keys.start, keys.end, groups)
         rows = data.read(range(width), groups)
-        batches = batch_numbers([data.row_groups[at] for at in groups])
+        batches = batch_numbers([rows_of[at] for at in groups])
     if not covered:
         inside = in_range(rows.column(width - 2), keys)
         rows, batches = rows.filter(inside), batches[inside.to_numpy()]
@@ -206,6 +207,13 @@ class _Rows:
             return restored(whole, self.layout, self.role)
         return self._not_older(whole)
 
+    def to_write(self, parts: Sequence[StoredRows], kept: pa.Table) -> pa.Table:
+        """What is written of `kept`. Where nothing is left of any key, the rows that say so: the
+        table would stay as it was, and Arroyo, without GROUP BY, find an older row."""
+        if kept.num_rows or not self.rule.aggregate:
+            return kept
+        return newest(self.together([part.rows for part in parts]), self.layout)
+
     def seen(self, parts: Sequence[StoredRows]) -> pa.Table:
         """What Arroyo finds of them: without GROUP BY the first row of each record batch only."""
         if self.rule is not RewriteRule.UNKEYED:
@@ -214,7 +222,7 @@ class _Rows:
         return restored(self.together(first), self.layout, self.role)
 
     def dropped(self, parts: Sequence[StoredRows], kept: pa.Table) -> dict[str, int]:
-        """How many rows are not among `kept`, by reason."""
+        """How many rows are not among those that were written, by reason."""
         rows = sum(part.rows.num_rows for part in parts)
         if self.rule.aggregate:
             newest_rows = newest(self.together([part.rows for part in parts]), self.layout).num_rows
@@ -271,8 +279,9 @@ def _written(
     kept = rows.kept(found)
     outputs: tuple[TimeFile, ...] = ()
     size = 0
-    if kept.num_rows:
-        file, size = _write(store, task, rows, rows.arranged(kept), found)
+    written = rows.to_write(found, kept)
+    if written.num_rows:
+        file, size = _write(store, task, rows, rows.arranged(written), found)
         outputs = (file,)
     again = [_read_back(store, file, rows.schema, task.keys) for file in outputs]
     return RewrittenPart(
@@ -284,7 +293,7 @@ def _written(
         ),
         rows_in=sum(part.rows.num_rows for part in found),
         rows_out=sum(part.rows.num_rows for part in again),
-        dropped=rows.dropped(found, kept),
+        dropped=rows.dropped(found, written),
         size_bytes_in=task.size_bytes,
         size_bytes_out=size,
         before=digest_rows(kept),
