@@ -219,7 +219,7 @@ def _unkeyed_facts(store: ObjectStore, checkpoint: Checkpoint) -> dict[TableKey,
 def _rows_and_batches(store: ObjectStore, path: StatePath) -> tuple[int, int]:
     with store.open_input(path) as source:
         facts = read_facts(source, path)
-    return facts.rows, sum(-(-rows // BATCH_ROWS) for rows in facts.group_rows)
+    return facts.rows, sum(-(-rows // BATCH_ROWS) for rows in facts.row_groups)
 
 
 def _unwritable(checkpoint: Checkpoint) -> dict[TableKey, str]:
