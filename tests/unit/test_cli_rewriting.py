@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,23 @@ def test_the_json_of_a_plan_names_every_input(job: ArroyoJob) -> None:
             assert one["size_bytes"] > 0
             assert one["etag"]
             assert one["file"]["path"] in listing(job.store)
+
+
+def test_the_commands_of_the_readme_show_their_plan(job: ArroyoJob, model: ModelArroyo) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    lines = [line for line in readme.splitlines() if line.startswith("arroyo-state compact ")]
+    lines = [line for line in lines if "--say" in line or "--arroyo-api" in line]
+    was = listing(job.store)
+    assert len(lines) == 3
+    with arroyo(model) as server:
+        for line in lines:
+            words = shlex.split(line.partition("#")[0].replace("JOB", "job_x"))
+            words = [server.url if word == "URL" else word for word in words]
+            shown = run(job, *words[2:])
+            assert shown.exit_code == 0, shown.stderr
+            assert "job_x: " in shown.stdout
+    assert listing(job.store) == was
+    assert model.log == []
 
 
 # ---- the window ----------------------------------------------------------------------------------
