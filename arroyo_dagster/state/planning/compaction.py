@@ -48,7 +48,8 @@ from arroyo_dagster.state.planning.policies import Candidate, Run, choose, why_l
 from arroyo_dagster.state.planning.query import restore_plan
 
 NOT_OURS = (
-    "this is a job of Arroyo's: its files are shown, checked and compared, but not merged yet"
+    "this is a job of Arroyo's: it is not compacted as ours are, but rewritten in place while it "
+    "is stopped (`state.local.rewriting`)"
 )
 SNAPSHOTS = "Arroyo writes global keyed tables anew at every epoch: there is nothing to merge"
 UNKEYED = "an aggregate without GROUP BY restores from the first row of a batch: it is not merged"
