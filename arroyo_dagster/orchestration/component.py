@@ -8,11 +8,13 @@ from pydantic import Field
 
 from arroyo_dagster.orchestration.compaction import CompactionConfig
 from arroyo_dagster.orchestration.definitions import ScheduleOptions, build_arroyo_definitions
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.gc import DeadJobsConfig, GcConfig, OrphansConfig
 from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
+from arroyo_dagster.orchestration.window import MaintenanceWindow
 
 
 class ScheduleTimes(dg.Model, dg.Resolvable):
@@ -79,6 +81,26 @@ class Maintenance(dg.Model, dg.Resolvable):
         )
 
 
+class Arroyo(dg.Model, dg.Resolvable):
+    """Who says what Arroyo's jobs are doing; without it none of them is rewritten."""
+
+    api_url: str | None = Field(default=None, description="Arroyo's REST API, http://HOST:5115.")
+    api_token: str | None = Field(
+        default=None, description="For it, if it wants one; take it from the environment."
+    )
+    database: str | None = Field(
+        default=None, description="The controller's state.sqlite, a path or URL; only read."
+    )
+
+
+class Window(dg.Model, dg.Resolvable):
+    """When running jobs of Arroyo's may be stopped to be rewritten; opt-in, job by job."""
+
+    jobs: list[str] = Field(description="As job or pipeline/job; no other is touched.")
+    between: str = Field(description="HH:MM-HH:MM, every day.")
+    time_zone: str = Field(default="UTC", description="Of these times: a name of the tz database.")
+
+
 class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
     """See and keep small the state of the streaming jobs below one checkpoint URL."""
 
@@ -104,6 +126,10 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
     sensor_running: bool = Field(default=False, description="The sensor is on from the start.")
     schedules: ScheduleTimes = Field(default_factory=ScheduleTimes)
     maintenance: Maintenance = Field(default_factory=Maintenance)
+    arroyo: Arroyo = Field(default_factory=Arroyo)
+    window: Window | None = Field(
+        default=None, description="When running jobs of Arroyo's may be stopped, and which; none."
+    )
     dataflows: list[str] = Field(
         default_factory=list,
         description="SDF dataflows whose states lie there: dataflow.yaml files, seen from here.",
@@ -147,6 +173,18 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
                 timezone=times.timezone,
             ),
             schedules_running=times.running,
+            directory=ArroyoDirectory(
+                api_url=self.arroyo.api_url,
+                api_token=self.arroyo.api_token,
+                database=self.arroyo.database,
+            ),
+            window=None
+            if self.window is None
+            else MaintenanceWindow(
+                jobs=self.window.jobs,
+                between=self.window.between,
+                time_zone=self.window.time_zone,
+            ),
             dataflows=[context.path / one for one in self.dataflows],
         )
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.local.collecting import GcOutcome
     from arroyo_dagster.state.local.compaction import CompactionOutcome
     from arroyo_dagster.state.local.gc_plans import GcRequest
+    from arroyo_dagster.state.local.rewriting import RunRewrites
     from arroyo_dagster.state.storage.store import ObjectStore
 
 
@@ -39,6 +40,12 @@ class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
 
         return collect(store, paths, asked, **options)
 
+    def rewrites(self) -> "RunRewrites":
+        """Who writes the new files of Arroyo's jobs; the process of the step unless overridden."""
+        from arroyo_dagster.state.local.rewriting import rewrite_here
+
+        return rewrite_here
+
 
 class SparkRunner(MaintenanceRunner):
     """On Spark. No session is started where there is nothing to do."""
@@ -62,6 +69,11 @@ class SparkRunner(MaintenanceRunner):
         from arroyo_dagster.spark.gc import collect_on_spark
 
         return collect_on_spark(lambda: self.spark.session, store, paths, asked, **options)
+
+    def rewrites(self) -> "RunRewrites":
+        from arroyo_dagster.spark.rewriting import rewrites_on_spark
+
+        return rewrites_on_spark(lambda: self.spark.session)
 
 
 class InProcessRunner(MaintenanceRunner):

@@ -52,6 +52,11 @@ if TYPE_CHECKING:
         list_jobs,
         summarise_jobs,
     )
+    from arroyo_dagster.state.local.maintenance_window import (
+        WindowOptions,
+        recover_window,
+        run_window,
+    )
     from arroyo_dagster.state.local.pipeline import (
         RunOutcome,
         run_pipeline,
@@ -59,6 +64,13 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.local.query import (
         describe_epoch,
         read_rows,
+    )
+    from arroyo_dagster.state.local.rewriting import (
+        plan_rewrite_of,
+        rewrite_job,
+    )
+    from arroyo_dagster.state.local.rewriting_undo import (
+        undo_rewrite,
     )
     from arroyo_dagster.state.local.verify import (
         JobVerdict,
@@ -87,9 +99,17 @@ if TYPE_CHECKING:
         JobPaths,
         Layout,
     )
+    from arroyo_dagster.state.model.rewriting import (
+        RewriteOutcome,
+        RewritePlan,
+    )
     from arroyo_dagster.state.model.tables import (
         TableConfig,
         TableKind,
+    )
+    from arroyo_dagster.state.model.window import (
+        WindowLimits,
+        WindowOutcome,
     )
     from arroyo_dagster.state.operators import (
         Collector,
@@ -109,6 +129,9 @@ if TYPE_CHECKING:
         configure,
         get_storage_provider,
         open_store,
+    )
+    from arroyo_dagster.state.storage.arroyo_api import (
+        ArroyoControl,
     )
     from arroyo_dagster.state.tables.catalogue import (
         Catalogue,
@@ -147,6 +170,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GLOBAL_KEY_VALUE_SCHEMA",
+    "ArroyoControl",
     "BackingStore",
     "Catalogue",
     "Checkpoint",
@@ -187,6 +211,8 @@ __all__ = [
     "ParquetSink",
     "Pipeline",
     "PipelineId",
+    "RewriteOutcome",
+    "RewritePlan",
     "RunOutcome",
     "Sink",
     "Source",
@@ -204,6 +230,9 @@ __all__ = [
     "TaskInfo",
     "UncachedKeyValueView",
     "VersionInfo",
+    "WindowLimits",
+    "WindowOptions",
+    "WindowOutcome",
     "WorkerGeneration",
     "WriteProtected",
     "codec_for",
@@ -222,14 +251,19 @@ __all__ = [
     "list_jobs",
     "matching_variants",
     "open_store",
+    "plan_rewrite_of",
     "range_for_server",
     "read_rows",
+    "recover_window",
     "register_table",
     "request_stop",
+    "rewrite_job",
     "run_pipeline",
+    "run_window",
     "server_for_hash",
     "summarise_jobs",
     "timestamp_table_config",
+    "undo_rewrite",
     "verify_job",
 ]
 
@@ -279,6 +313,25 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "describe_epoch",
         "read_rows",
     ),
+    "local.rewriting": (
+        "plan_rewrite_of",
+        "rewrite_job",
+    ),
+    "local.rewriting_undo": ("undo_rewrite",),
+    "local.maintenance_window": (
+        "WindowOptions",
+        "recover_window",
+        "run_window",
+    ),
+    "model.rewriting": (
+        "RewriteOutcome",
+        "RewritePlan",
+    ),
+    "model.window": (
+        "WindowLimits",
+        "WindowOutcome",
+    ),
+    "storage.arroyo_api": ("ArroyoControl",),
     "local.verify": (
         "JobVerdict",
         "verify_job",
