@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+from pydantic import Field
 
 from arroyo_dagster.orchestration.resources import SparkSessionResource
 from arroyo_dagster.state.model.compaction import CompactionSettings
@@ -48,9 +49,13 @@ class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
 
 
 class SparkRunner(MaintenanceRunner):
-    """On Spark. No session is started where there is nothing to do."""
+    """On Spark. No session is started where there is nothing, or little, to do."""
 
     spark: dg.ResourceDependency[SparkSessionResource]
+    in_process_mb: int = Field(
+        default=64,
+        description="Compactions that read fewer MiB are carried out in the process of the step.",
+    )
 
     def compact(
         self,
@@ -61,7 +66,14 @@ class SparkRunner(MaintenanceRunner):
     ) -> "CompactionOutcome":
         from arroyo_dagster.spark.compaction import compact_job_on_spark
 
-        return compact_job_on_spark(lambda: self.spark.session, store, paths, settings, **options)
+        return compact_job_on_spark(
+            lambda: self.spark.session,
+            store,
+            paths,
+            settings,
+            in_process_bytes=self.in_process_mb << 20,
+            **options,
+        )
 
     def collect(
         self, store: "ObjectStore", paths: JobPaths, asked: "GcRequest", **options: Any
