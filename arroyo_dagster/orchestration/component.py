@@ -8,7 +8,6 @@ from pydantic import Field
 
 from arroyo_dagster.orchestration.compaction import CompactionConfig
 from arroyo_dagster.orchestration.definitions import ScheduleOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.gc import DeadJobsConfig, GcConfig, OrphansConfig
 from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
@@ -81,18 +80,6 @@ class Maintenance(dg.Model, dg.Resolvable):
         )
 
 
-class Arroyo(dg.Model, dg.Resolvable):
-    """Who says what Arroyo's jobs are doing; without it none of them is rewritten."""
-
-    api_url: str | None = Field(default=None, description="Arroyo's REST API, http://HOST:5115.")
-    api_token: str | None = Field(
-        default=None, description="For it, if it wants one; take it from the environment."
-    )
-    database: str | None = Field(
-        default=None, description="The controller's state.sqlite, a path or URL; only read."
-    )
-
-
 class Window(dg.Model, dg.Resolvable):
     """When running jobs of Arroyo's may be stopped to be rewritten; opt-in, job by job."""
 
@@ -126,7 +113,6 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
     sensor_running: bool = Field(default=False, description="The sensor is on from the start.")
     schedules: ScheduleTimes = Field(default_factory=ScheduleTimes)
     maintenance: Maintenance = Field(default_factory=Maintenance)
-    arroyo: Arroyo = Field(default_factory=Arroyo)
     window: Window | None = Field(
         default=None, description="When running jobs of Arroyo's may be stopped, and which; none."
     )
@@ -173,11 +159,6 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
                 timezone=times.timezone,
             ),
             schedules_running=times.running,
-            directory=ArroyoDirectory(
-                api_url=self.arroyo.api_url,
-                api_token=self.arroyo.api_token,
-                database=self.arroyo.database,
-            ),
             window=None
             if self.window is None
             else MaintenanceWindow(

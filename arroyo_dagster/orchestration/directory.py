@@ -6,6 +6,7 @@ import dagster as dg
 from pydantic import Field
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.local.directory import JobDirectory
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class ArroyoDirectory(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Arroyo's REST API, its database, or your word. Without any, none of its jobs is rewritten."""
+    """Arroyo's REST API, its database, or your word; what is not said here the store may say.
+
+    Without any of them none of Arroyo's jobs is rewritten.
+    """
 
     api_url: str | None = Field(
         default=None, description="Arroyo's REST API, http://HOST:5115; outranks the others."
@@ -29,19 +33,21 @@ class ArroyoDirectory(dg.ConfigurableResource):  # type: ignore[type-arg]
         description="Your own word, by job or pipeline/job: stopped, running…; it counts last.",
     )
 
-    def directory(self) -> "JobDirectory":
-        """Whom to ask.
+    def directory(self, store: ArroyoStateStore) -> "JobDirectory":
+        """Whom to ask: those named here, else those that the store names.
 
         Raises:
             InputError: one of them cannot be used.
         """
         from arroyo_dagster.state.local.directory import open_directory
 
+        if self.api_url is None and self.database is None:
+            return store.directory(self.said)
         return open_directory(
             api=self.api_url, token=self.api_token, database=self.database, said=self.said
         )
 
-    def control(self) -> "ArroyoControl":
+    def control(self, store: ArroyoStateStore) -> "ArroyoControl":
         """By whom jobs are stopped and started: the API, and nobody else.
 
         Raises:
@@ -49,9 +55,12 @@ class ArroyoDirectory(dg.ConfigurableResource):  # type: ignore[type-arg]
         """
         from arroyo_dagster.state.storage.arroyo_api import ArroyoControl
 
-        if self.api_url is None:
+        url, token = self.api_url, self.api_token
+        if url is None:
+            url, token = store.arroyo_api_url, store.arroyo_api_token
+        if url is None:
             raise InputError(
                 "a maintenance window needs Arroyo's REST API, to stop and start the job",
-                next_step="give api_url to the resource arroyo_directory",
+                next_step="give arroyo_api_url to the store, or api_url to arroyo_directory",
             )
-        return ArroyoControl(self.api_url, token=self.api_token)
+        return ArroyoControl(url, token=token)

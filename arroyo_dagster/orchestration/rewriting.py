@@ -16,7 +16,7 @@ from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewriting import RewriteOutcome, RewritePlan, RewrittenPart
-from arroyo_dagster.state.planning.health import row_parity
+from arroyo_dagster.state.planning.health import effective, row_parity
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.local.directory import JobDirectory
@@ -38,13 +38,16 @@ def rewritten_events(
     store: ArroyoStateStore,
     directory: ArroyoDirectory,
     runner: MaintenanceRunner,
-    parity_check: str,
+    checks: tuple[str, str],
     quiet_seconds: float,
     dry_run: bool,
 ) -> Iterator[Any]:
     """Rewrite a stopped job of Arroyo's, and give what Dagster shows of it.
 
     A job that runs, or of which nobody says what it does, is only planned: the check says why.
+
+    Args:
+        checks: the names of the checks of row parity, and of whether it did what was forecast.
 
     Raises:
         dagster.Failure: as `rewrite_job`, in Dagster's words.
@@ -69,7 +72,7 @@ def rewritten_events(
         outcome = rewrite_job(
             store.writable(),
             paths,
-            _asked(directory),
+            _asked(directory, store),
             settings,
             run=runner.rewrites(),
             owner=f"dagster run {context.run.run_id}",
@@ -80,7 +83,7 @@ def rewritten_events(
         )
     except ArroyoStateError as error:
         if not row_parity(parts).passed:
-            yield check_result(row_parity(parts), parity_check, key)
+            yield check_result(row_parity(parts), checks[0], key)
         raise failure_of(error) from error
     context.log.info(in_words(outcome, dry_run=dry_run))
     if outcome.published:
@@ -88,12 +91,15 @@ def rewritten_events(
         version = dg.DataVersion(version_of(outcome))
         yield dg.MaterializeResult(asset_key=key, metadata=metadata, data_version=version)
     verdict = row_parity(outcome.parts)
-    yield check_result(verdict, parity_check, key, metadata=plan_shown(outcome.plan))
+    yield check_result(verdict, checks[0], key, metadata=plan_shown(outcome.plan))
+    verdict = effective(outcome.plan, outcome.after if outcome.published else None)
+    warn, kept = dg.AssetCheckSeverity.WARN, not verdict.findings
+    yield check_result(verdict, checks[1], key, severity=warn, passed=kept)
 
 
-def _asked(directory: ArroyoDirectory) -> "JobDirectory":
+def _asked(directory: ArroyoDirectory, store: ArroyoStateStore) -> "JobDirectory":
     try:
-        return directory.directory()
+        return directory.directory(store)
     except ArroyoStateError as error:
         raise failure_of(error) from error
 

@@ -174,7 +174,7 @@ def _one(
 
     paths = find_job(store.reading(), name)
     options = _options(context, name, config, runner)
-    control = directory.control()
+    control = directory.control(store)
     if not config.dry_run:
         # What is down comes first, whatever the time.
         recovered = recover_window(store.writable(), paths, control, options)

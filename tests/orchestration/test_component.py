@@ -22,7 +22,7 @@ ATTRIBUTES: dict[str, Any] = {
     "deployment": "blue",
     "sensor_running": True,
     "schedules": {"fleet": "*/5 * * * *", "timezone": "Europe/Berlin", "running": True},
-    "arroyo": {"api_url": "http://arroyo:5115"},
+    "arroyo_api_url": "http://arroyo:5115",
     "window": {"jobs": ["job_x"], "between": "02:00-04:00", "time_zone": "Asia/Tokyo"},
     "translation": {"group_name": "streaming", "tags": {"team": "platform"}},
 }
