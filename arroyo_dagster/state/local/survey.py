@@ -40,6 +40,7 @@ OUR_NAMES = frozenset(
     {
         *("stop-request.json", "retained.json", "compactions", "leases", "writers", "commits"),
         *("journal", "quarantine", "removal.json"),
+        *("topics", "stdin", "landed", "spark", "spark-sinks"),
     }
 )
 

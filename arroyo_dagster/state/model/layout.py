@@ -78,6 +78,14 @@ class JobPaths:
         """Compaction records that wait for the job's writer."""
         return self.ours / "compactions"
 
+    def topic(self, topic: str) -> StatePath:
+        """Records that an SDF service puts out for other services of its dataflow."""
+        return self.ours / "topics" / topic
+
+    def stdin(self, topic: str) -> StatePath:
+        """Lines of a pipe that an SDF service keeps until their epoch is ready."""
+        return self.ours / "stdin" / topic
+
     @property
     def leases(self) -> StatePath:
         """Who maintains the job: one object a lease, the highest number counts."""
