@@ -13,6 +13,7 @@ import pytest
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.local.collecting import collect
 from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
 from arroyo_dagster.state.local.rewriting import plan_rewrite_of, rewrite_here, rewrite_job
 from arroyo_dagster.state.local.rewriting_undo import undo_rewrite
@@ -47,6 +48,7 @@ from tests.arroyo_jobs import (
     window_config,
     without_keys,
 )
+from tests.collecting import Clock, orphans
 from tests.jobs import copied, listing
 from tests.shares import Share, everywhere
 
@@ -192,6 +194,26 @@ def test_the_whole_is_put_back_byte_for_byte(layout: Layout) -> None:
     assert others(job.store) == was
     assert not undo_rewrite(job.store, job.paths, stopped(job.paths)).done
     assert rewrite(job.store, job).published
+
+
+@LAYOUTS
+def test_what_putting_back_needs_is_not_collected_and_goes_once_it_is_of_no_use(
+    layout: Layout,
+) -> None:
+    clock = Clock()
+    job = begun(layout)
+    job.store = copied(job.store, clock=clock)
+    was = others(job.store)
+    rewrite(job.store, job, clock=clock)
+    clock.days(30)
+    asked = orphans(**{str(job.paths.root): "stopped"})
+    collect(job.store, job.paths, asked, yes=True, clock=clock)
+    assert undo_rewrite(job.store, job.paths, stopped(job.paths), clock=clock).done
+    assert others(job.store) == was
+    clock.days(30)
+    gone = collect(job.store, job.paths, asked, yes=True, clock=clock)
+    assert gone.deleted  # what the rewrite had made
+    assert others(job.store) == was
 
 
 # ---- faults --------------------------------------------------------------------------------------
