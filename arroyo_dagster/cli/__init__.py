@@ -12,9 +12,6 @@ from arroyo_dagster.cli import (
     rewriting,
     running,
     sdf,
-    sdf_looking,
-    sdf_running,
-    sdf_testing,
     verifying,
     window,
 )
@@ -29,9 +26,6 @@ __all__ = [
     "rewriting",
     "running",
     "sdf",
-    "sdf_looking",
-    "sdf_running",
-    "sdf_testing",
     "verifying",
     "window",
 ]
