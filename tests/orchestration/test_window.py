@@ -82,6 +82,7 @@ def test_a_stopped_job_is_rewritten_and_its_asset_says_how(deployed: Deployment)
     assert content(job.store, job.paths) == before
     assert {name: one.passed for name, one in checks(result).items()} == {
         "row_parity": True,
+        "effective": True,
         "restorable": True,
     }
     assert materialized(compacted(deployed)) == []
