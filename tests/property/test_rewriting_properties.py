@@ -190,7 +190,7 @@ def plain(column: pa.ChunkedArray) -> list[Any]:
 # ---- the property --------------------------------------------------------------------------------
 
 
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(
     job=jobs(),
     policy=st.sampled_from(list(CompactionPolicy)),
