@@ -42,6 +42,13 @@ if TYPE_CHECKING:
         TableSource,
     )
     from arroyo_dagster.state.coordinator import request_stop
+    from arroyo_dagster.state.local.collecting import (
+        collect,
+    )
+    from arroyo_dagster.state.local.gc_plans import (
+        GcRequest,
+        plan_collection,
+    )
     from arroyo_dagster.state.local.hashes import (
         HashEvidence,
         find_hash_variant,
@@ -65,6 +72,10 @@ if TYPE_CHECKING:
         describe_epoch,
         read_rows,
     )
+    from arroyo_dagster.state.local.retained import (
+        pin_epoch,
+        unpin_epochs,
+    )
     from arroyo_dagster.state.local.rewriting import (
         plan_rewrite_of,
         rewrite_job,
@@ -80,6 +91,10 @@ if TYPE_CHECKING:
         Checkpoint,
         CheckpointState,
         OperatorCheckpoint,
+    )
+    from arroyo_dagster.state.model.collecting import (
+        PlanKind,
+        Retention,
     )
     from arroyo_dagster.state.model.ids import (
         Epoch,
@@ -186,6 +201,7 @@ __all__ = [
     "Epoch",
     "ExpiringTimeKeyTable",
     "ExpiringTimeKeyView",
+    "GcRequest",
     "GlobalKeyedTable",
     "GlobalKeyedTableCheckpointer",
     "GlobalKeyedView",
@@ -211,6 +227,8 @@ __all__ = [
     "ParquetSink",
     "Pipeline",
     "PipelineId",
+    "PlanKind",
+    "Retention",
     "RewriteOutcome",
     "RewritePlan",
     "RunOutcome",
@@ -236,6 +254,7 @@ __all__ = [
     "WorkerGeneration",
     "WriteProtected",
     "codec_for",
+    "collect",
     "configure",
     "default_catalogue",
     "describe_epoch",
@@ -251,6 +270,8 @@ __all__ = [
     "list_jobs",
     "matching_variants",
     "open_store",
+    "pin_epoch",
+    "plan_collection",
     "plan_rewrite_of",
     "range_for_server",
     "read_rows",
@@ -264,6 +285,7 @@ __all__ = [
     "summarise_jobs",
     "timestamp_table_config",
     "undo_rewrite",
+    "unpin_epochs",
     "verify_job",
 ]
 
@@ -295,6 +317,11 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "TableSource",
     ),
     "coordinator": ("request_stop",),
+    "local.collecting": ("collect",),
+    "local.gc_plans": (
+        "GcRequest",
+        "plan_collection",
+    ),
     "local.hashes": (
         "HashEvidence",
         "find_hash_variant",
@@ -332,6 +359,10 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "WindowOutcome",
     ),
     "storage.arroyo_api": ("ArroyoControl",),
+    "local.retained": (
+        "pin_epoch",
+        "unpin_epochs",
+    ),
     "local.verify": (
         "JobVerdict",
         "verify_job",
@@ -340,6 +371,10 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "Checkpoint",
         "CheckpointState",
         "OperatorCheckpoint",
+    ),
+    "model.collecting": (
+        "PlanKind",
+        "Retention",
     ),
     "model.ids": (
         "Epoch",

@@ -13,16 +13,9 @@ from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
 from arroyo_dagster.state.codec.references import operator_references
-from arroyo_dagster.state.local.roots import (
-    NO_EPOCH,
-    Progress,
-    Reader,
-    attempt,
-    epoch_root,
-    newest_root,
-    read_roots,
-    untold,
-)
+from arroyo_dagster.state.local.roots import newest_root, read_roots
+from arroyo_dagster.state.local.roots_protocol import attempt
+from arroyo_dagster.state.local.roots_read import NO_EPOCH, Progress, Reader, epoch_root, untold
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import EpochRoot, PathsDigest, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
