@@ -114,7 +114,9 @@ def test_bytes_of_a_checkpoint_follow_what_changed(words: pa.Table) -> None:
         for _ in range(2):
             flow.step()
             found = flow.store.list("")
-            sizes.append(sum(one.size for one in found if "table-counts" in one.path) - sum(sizes))
+            sizes.append(
+                sum(one.size_bytes for one in found if "table-counts" in one.path) - sum(sizes)
+            )
         share = sizes[1] / sizes[0]
         print(f"\n{kind[0][:20]}: {sizes[0]:,} bytes for {KEYS:,} keys, {sizes[1]:,} for 1,000: "
               f"{share:.4f} of it; floor {1000 / KEYS}, goal below 0.01")  # fmt: skip
