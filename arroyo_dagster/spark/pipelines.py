@@ -89,10 +89,10 @@ def run_pipelines(
     chosen = options or SparkOptions()
     found, ours = (session, False) if session else get_session(chosen.master, chosen.conf)
     try:
-        together = _Together(found, store, chosen, follow, topics, stop, on_epoch)
+        together = _Together(found, store, chosen, follow, topics, between, stop, on_epoch)
         if follow:
             return together.all_at_once(pipelines)
-        return together.in_turn(pipelines, between)
+        return together.in_turn(pipelines)
     finally:
         if ours:
             found.stop()
@@ -106,6 +106,7 @@ class _Together:
         options: SparkOptions,
         follow: bool,
         topics: SparkTopics | None,
+        between: Sequence[SegmentSource],
         stop: Callable[[], bool],
         on_epoch: OnServiceEpoch | None,
     ) -> None:
@@ -114,14 +115,13 @@ class _Together:
         self._options = options
         self._follow = follow
         self._topics = topics
+        self._between = between
         self._asked = stop
         self._on_epoch = on_epoch
         self._told = threading.Lock()
         self._application = uuid.uuid4().hex
 
-    def in_turn(
-        self, pipelines: Sequence[Pipeline], between: Sequence[SegmentSource]
-    ) -> dict[str, RunOutcome]:
+    def in_turn(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
         """Rounds over all of them, until a round in which nothing was new."""
         if self._topics is not None:
             self._topics.land_all(self._session)
@@ -142,19 +142,14 @@ class _Together:
                 outcomes[root] = RunOutcome(
                     epochs=written, newest=outcome.newest, exhausted=outcome.exhausted
                 )
-            news = self._note_ends(pipelines, between, outcomes) or news
+            news = self._note_ends(pipelines, outcomes) or news
         return outcomes
 
-    def _note_ends(
-        self,
-        pipelines: Sequence[Pipeline],
-        between: Sequence[SegmentSource],
-        outcomes: Mapping[str, RunOutcome],
-    ) -> bool:
+    def _note_ends(self, pipelines: Sequence[Pipeline], outcomes: Mapping[str, RunOutcome]) -> bool:
         """Note which topics between pipelines have ended with their writers. Returns whether there
         was one: knowing it, a reader may have more to do."""
         ended = {one.job for one in pipelines if outcomes[one.paths.root].exhausted}
-        fresh = [one for one in between if not one.complete and ended.issuperset(one.writers)]
+        fresh = [one for one in self._between if not one.complete and ended.issuperset(one.writers)]
         for source in fresh:
             source.complete = True
         return bool(fresh)
@@ -215,6 +210,8 @@ class _Together:
 
     def _tell(self, pipeline: Pipeline, checkpoint: Checkpoint) -> None:
         with self._told:
+            for source in self._between:
+                source.note(pipeline.job, checkpoint)
             if self._topics is not None:
                 self._topics.note(pipeline, checkpoint)
             if self._on_epoch is not None:

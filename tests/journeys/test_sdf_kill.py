@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from arroyo_dagster.state.sdf.topics import segments
 from arroyo_dagster.state.storage import Crash, MemoryStore
 from arroyo_dagster.state.storage.open import open_store
 from arroyo_dagster.state.storage.wrappers import Wrapper
@@ -63,6 +64,13 @@ def same_however_it_is_killed(folder: Path, name: str, sentences: int, step: int
 
 def test_a20_killed_between_sink_write_and_commit_it_comes_to_the_same(tmp_path: Path) -> None:
     same_however_it_is_killed(tmp_path, "committed.json", 11, step=2)
+
+
+def test_killed_anywhere_with_few_records_kept_between_services_it_comes_to_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "EPOCHS_KEPT", 1)
+    same_however_it_is_killed(tmp_path, "committed.json", 24, step=5)
 
 
 @pytest.mark.soak

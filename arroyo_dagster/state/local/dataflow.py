@@ -76,9 +76,22 @@ def run_dataflow(
     with contextlib.ExitStack() as held:
         # All start before the first step: what an epoch of another run left to be committed is
         # there then, whichever service reads it.
-        runs = [_Running(pipeline, store, held, on_epoch) for pipeline in pipelines]
+        told = _telling(between, on_epoch)
+        runs = [_Running(pipeline, store, held, told) for pipeline in pipelines]
         rounds = _Rounds(runs, between, stop)
         return rounds.run(max_rounds, until_idle, idle_seconds, interval_seconds)
+
+
+def _telling(between: Sequence[SegmentSource], on_epoch: OnEpoch | None) -> OnEpoch:
+    """Tell topics between services what was read of them, then whoever asked."""
+
+    def tell(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
+        for source in between:
+            source.note(pipeline.job, checkpoint)
+        if on_epoch is not None:
+            on_epoch(pipeline, checkpoint)
+
+    return tell
 
 
 @contextlib.contextmanager
@@ -102,7 +115,7 @@ class _Running:
         pipeline: Pipeline,
         store: ObjectStore,
         held: contextlib.ExitStack,
-        on_epoch: OnEpoch | None,
+        on_epoch: OnEpoch,
     ) -> None:
         self.pipeline = pipeline
         self._run = LocalRun(pipeline, store)
@@ -130,8 +143,7 @@ class _Running:
         self.epochs += 1
         # Behind the end of all its sources an epoch is the last without anybody asking.
         self.last = last or (done.progress is not None and done.progress.final)
-        if self._on_epoch is not None:
-            self._on_epoch(self.pipeline, done)
+        self._on_epoch(self.pipeline, done)
         return True
 
     def stop_done(self) -> None:

@@ -8,14 +8,16 @@ name them.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.parquet import decode_file
+from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.operators import Offset, Source
 from arroyo_dagster.state.sdf.boundary import SINK_SCHEMA
@@ -24,6 +26,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 _NAME = re.compile(r"(\d{7,})-(\d{3,})-[0-9a-f]{16}\.parquet")
 FILES_PER_EPOCH = 64
+EPOCHS_KEPT = 10
 FROM = "from:"
 """What begins the members of an offset that are writers; others stay, as in `FileSource`."""
 
@@ -63,6 +66,7 @@ class SegmentSource(Source):
         store: where the writers' jobs are.
         writers: the directory of each writing service.
         files_per_epoch: how many files one epoch takes at most.
+        readers: the services that read it; what all of them have taken may go, see `note`.
 
     Raises:
         InputError: nobody writes the topic.
@@ -77,6 +81,7 @@ class SegmentSource(Source):
         writers: Mapping[str, StatePath],
         *,
         files_per_epoch: int = FILES_PER_EPOCH,
+        readers: Collection[str] = (),
     ) -> None:
         if not writers or files_per_epoch < 1:
             raise InputError(
@@ -87,6 +92,9 @@ class SegmentSource(Source):
         self._store = store
         self._writers = dict(sorted(writers.items()))
         self._files_per_epoch = files_per_epoch
+        self._readers = frozenset(readers)
+        self._taken: dict[str, Offset] = {}
+        self._trimmed = dict.fromkeys(self._writers, 0)
         self.complete = False
         """Whether the writers have ended: who runs them knows."""
 
@@ -173,6 +181,31 @@ class SegmentSource(Source):
             "offset": pa.array(range(first, first + count), pa.int64()),
         }
         yield from pa.table([columns[name] for name in RECORDS.names], RECORDS).to_batches()
+
+    def note(self, reader: str, checkpoint: Checkpoint) -> None:
+        """An epoch of a service is ready: of what every reader has taken with ready epochs, the
+        files of all but the last `EPOCHS_KEPT` epochs of their writer are removed.
+
+        The last ones stay because a writer that died may commit its newest epoch once more, and
+        then looks for its files.
+        """
+        if reader not in self._readers or checkpoint.progress is None:
+            return
+        for source in json.loads(checkpoint.progress.offsets).values():
+            if self._topic in source.get("topics", {}):
+                self._taken[reader] = source["topics"][self._topic]
+        if self._taken.keys() == self._readers:
+            for writer in self._writers:
+                self._trim(writer)
+
+    def _trim(self, writer: str) -> None:
+        taken = [offset.get(FROM + writer, _BEGINNING) for offset in self._taken.values()]
+        before = min(int(one["epoch"]) for one in taken) - EPOCHS_KEPT
+        if before < self._trimmed[writer] + EPOCHS_KEPT:
+            return  # a listing now and then is enough
+        gone = [one.path for one in self._segments(writer, 0) if one.epoch <= before]
+        if not self._store.delete_many(gone).failed:
+            self._trimmed[writer] = before
 
     def exhausted(self, offset: Offset) -> bool:
         """Whether the writers have ended, and everything of theirs was read."""

@@ -267,7 +267,7 @@ class _Wiring:
             service: job_paths(self._dataflow, service).topic(topic)
             for service in self._writers[topic]
         }
-        return SegmentSource(topic, self._store, writers)
+        return SegmentSource(topic, self._store, writers, readers=self._readers[topic])
 
     def _sink(self, topic: str) -> Sink | None:
         given = self._given.sinks.get(topic)

@@ -18,10 +18,12 @@ from arroyo_dagster.state.local.pipeline import LocalRun
 from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.sdf.boundary import SINK_SCHEMA
+from arroyo_dagster.state.sdf.topics import segments
 from arroyo_dagster.state.sdf.topics.cells import JsonLines
 from arroyo_dagster.state.sdf.topics.segments import SegmentSource
 from arroyo_dagster.state.sdf.topics.sinks import AppendSink, KeptSink
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from tests.stories import outcome, run_story, write_story
 
 COUNT = 7
 LINES = [b"%d" % n for n in range(COUNT)]
@@ -168,3 +170,22 @@ def test_a_crash_anywhere_between_two_services_doubles_and_loses_nothing(
             run(FaultInjecting(store, fail_at=at, mode=mode, crash=True), out)
         run(store, out)
         assert out.read_bytes().splitlines() == LINES, at
+
+
+def test_records_between_services_go_once_every_reader_has_taken_them(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "EPOCHS_KEPT", 2)
+    plain = MemoryStore(uuid.uuid4().hex)
+    for name in ("trimmed", "plain"):
+        write_story(tmp_path / name, 60, seed=4)
+    run_story(store, tmp_path / "trimmed", rows_per_epoch=3)
+    monkeypatch.setattr(segments, "EPOCHS_KEPT", 1000)
+    run_story(plain, tmp_path / "plain", rows_per_epoch=3)
+    assert outcome(store, tmp_path / "trimmed") == outcome(plain, tmp_path / "plain")
+
+    def left(one: MemoryStore) -> int:
+        return sum("/topics/" in info.path for info in one.list())
+
+    assert left(plain) > 15
+    assert 0 < left(store) <= 6
