@@ -63,7 +63,7 @@ def plan_expiry(
     check_whole(roots, stays)
     staying = {one.epoch for one in stays}
     expired = [one for one in reversed(roots.epochs) if one.epoch not in staying]
-    needed = _parents_of_pinned(roots, stays, keep_from)
+    needed = _parents_of_pinned(roots)
     referenced = referenced_by(roots, (*stays, *roots.attempts))
     going = [one for one in expired if one.ref not in needed]
     paths = roots.paths
@@ -105,11 +105,13 @@ def _needed_by_recovery(epochs: Sequence[EpochRoot], newest: Epoch) -> Sequence[
     return epochs[: len(after) + 1]
 
 
-def _parents_of_pinned(
-    roots: Roots, stays: Sequence[EpochRoot], keep_from: Epoch
-) -> frozenset[StatePath]:
+def _parents_of_pinned(roots: Roots) -> frozenset[StatePath]:
+    """The parents of all pinned epochs, young ones too: they grow old, and then it is too late."""
+    pinned = roots.retained.pinned
     return frozenset(
-        one.parent_ref for one in stays if one.epoch < keep_from and one.parent_ref is not None
+        one.parent_ref
+        for one in roots.epochs
+        if one.epoch in pinned and one.parent_ref is not None
     )
 
 
