@@ -9,9 +9,10 @@ from typing import Any
 from unittest import mock
 
 from arroyo_dagster.state import lease as lease_module
-from arroyo_dagster.state.local import collecting, roots, survey
+from arroyo_dagster.state.local import collecting, gc_plans, quarantine, roots, survey
 from arroyo_dagster.state.model.collecting import Retained
-from arroyo_dagster.state.planning import expiry, gc, orphans, reachable
+from arroyo_dagster.state.model.objects import NOTHING
+from arroyo_dagster.state.planning import expiry, orphans, reachable
 from arroyo_dagster.state.planning.orphans import Reason
 
 
@@ -30,7 +31,6 @@ def _listing_trusted() -> Iterator[None]:
         kept = tuple(one for one in known.epochs if one.ref in there)
         return seen, replace(known, epochs=kept or known.epochs[:1])
 
-    gc_plans = __import__("arroyo_dagster.state.local.gc_plans", fromlist=["survey_job"])
     with (
         mock.patch.object(survey, "check_listed", lambda paths, unlisted: None),
         mock.patch.object(gc_plans, "survey_job", trusting),
@@ -46,9 +46,18 @@ def _orphan_at_once(standing: Any, one: Any, name: Any) -> Reason:
     return Reason.ORPHAN
 
 
-def _reversed_steps(self: Any) -> None:
-    self._step("metadata", self.plan.metadata, collecting.delete_here)
-    self._step("data", self.plan.data, self.delete)
+def _newest_first(self: Any, wave: list[list[Any]]) -> Iterator[list[Any]]:
+    return iter([[one.path] for batch in reversed(wave) for one in reversed(batch)])
+
+
+@contextmanager
+def _no_attempts() -> Iterator[None]:
+    """Manifests that own no epoch yet, and that a start would claim."""
+    with (
+        mock.patch.object(survey, "_with_attempts", lambda store, known, found: known),
+        mock.patch.object(roots, "_unowned", lambda reader, epochs: ()),
+    ):
+        yield
 
 
 def _no_parents(known: Any) -> frozenset[Any]:
@@ -68,11 +77,13 @@ MUTANTS: dict[str, Callable[[], Any]] = {
         orphans, "_reason_while_live", _orphan_at_once
     ),
     "the lease is not checked again": _instead(lease_module.Leased, "check", lambda self: None),
-    "attempts that own no epoch are ignored": _instead(
-        survey, "_with_attempts", lambda store, known, found: known
-    ),
+    "what a start would claim is ignored": _no_attempts,
     "what is in quarantine needs nothing": _instead(
-        collecting.Aside, "begin", lambda held, plan, owner, now: _aside_without_needs(held, plan)
+        quarantine, "_needs", lambda held, plan: NOTHING
+    ),
+    "newer manifests go before older ones": _instead(collecting._Run, "_pieces", _newest_first),
+    "whether Arroyo has started is not asked again": _instead(
+        collecting._Run, "_recheck", lambda self: None
     ),
     "the ten epochs that Arroyo's cleanup needs go": _instead(
         expiry, "LEGACY_EPOCHS_BEFORE_NEWEST", 0
@@ -83,11 +94,4 @@ MUTANTS: dict[str, Callable[[], Any]] = {
     "files shared with epochs that stay go": _instead(
         expiry, "referenced_by", lambda known, stays: reachable.PathsDigest()
     ),
-    "a run's own expiry forgets the parent": _instead(
-        gc, "oldest_kept", lambda epochs, min_epoch, layout: min_epoch
-    ),
 }
-
-
-def _aside_without_needs(held: Any, plan: Any) -> Any:
-    raise NotImplementedError

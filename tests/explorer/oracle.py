@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from tests.explorer.world import HOUR, Object, Objects, Process, Violation
 
@@ -54,6 +55,12 @@ def manifest_facts(data: bytes) -> tuple[int, str | None, bool, bool]:
 def legacy_operators(data: bytes) -> tuple[str, ...]:
     """The operators that checkpoint metadata of the legacy layout names."""
     return tuple(pb.CheckpointMetadata.FromString(data).operator_ids)
+
+
+@functools.lru_cache(maxsize=1000)
+def _outputs(data: bytes) -> tuple[str, ...]:
+    record = records.decode_compaction_record(data, "a compaction record")
+    return tuple(path for one in record.merged for path in one.output_paths)
 
 
 def reachable(objects: Objects, root: str) -> set[str]:
@@ -164,8 +171,17 @@ class Watch:
                 found |= needs
                 if self.protocol and number in (numbers[0], *self.pinned):
                     found |= self._of_parent(needs)
-            self._protected = frozenset(found)
+            self._protected = frozenset(found | self.waiting())
         return self._protected
+
+    def waiting(self) -> set[str]:
+        """What compactions have merged that wait for the writer."""
+        below = f"{self.root}{OURS}compactions/"
+        found: set[str] = set()
+        for path, (data, _, _) in self.objects.items():
+            if path.startswith(below):
+                found.update(_outputs(data))
+        return found
 
     def staying(self, numbers: list[int]) -> list[int]:
         """The epochs that nobody was asked to expire."""
@@ -204,6 +220,8 @@ class Watch:
                 raise Violation(f"{process.name} touched another job: {verb} {path}")
             return
         if OURS in path:
+            if "/compactions/" in path:
+                self._protected = None
             return
         if verb == "delete":
             self._deleted(process, path, before)

@@ -100,6 +100,8 @@ def base_of(kind: str, number: int) -> Base:
     if chance.random() < 0.5:
         world.jump(chance.choice((90 * SECOND, 4 * DAY)))
         world.run([past.writer(chance.randint(1, 3))])
+    if controller is None and paths.pipeline is not None and chance.random() < 0.3:
+        world.run([past.compaction()])
     if controller is not None and chance.random() < 0.5:
         controller.condition = chance.choice((JobCondition.STOPPED, JobCondition.FAILED))
     world.jump(chance.choice((90 * SECOND, 2 * HOUR, 4 * DAY)))
@@ -296,7 +298,7 @@ def explore(seed: int, *, trace: list[str] | None = None) -> Counter[str]:
     world.cut_listings = chance.random() < 0.15
     if trace is not None:
         trace.append(f"seed {seed}: {base.kind}, epochs {sorted(watch.epochs)}, pins {watch.pinned}")
-    world.run(chosen, chance.choice(BURSTS), chance.choice((0.0, 0.0, 0.1, 0.3)))
+    world.run(chosen, chance.choice(BURSTS), chance.choice((0.0, 0.1, 0.4)))
     _check_end(world, watch, controller)
     endings = Counter(f"{one.name.partition(' ')[0]}: {one.result}" for one in chosen)
     if seed % 16 == 0:
@@ -311,7 +313,7 @@ def _chosen(setting: _Setting) -> list[Process]:
     some = [chance.choice((setting.expiry, setting.orphans))(fault=chance.random() < 0.25)]
     if chance.random() < 0.8:
         some.append(setting.writer(chance.randint(1, 3), fault=chance.random() < 0.25))
-    while len(some) < 4 and chance.random() < 0.5:
+    while len(some) < 4 and chance.random() < 0.55:
         make = chance.choice((*setting.makers(), setting.writer))
         if make == setting.writer:
             some.append(setting.writer(chance.randint(1, 2), fault=chance.random() < 0.25))

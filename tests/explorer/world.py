@@ -139,8 +139,8 @@ class World:
     def _maybe_jump(self) -> None:
         if self.chance.random() >= self._jumps:
             return
-        # A request that is on its way arrives in time.
-        if any(one.pending in MUTATING and not one.ended for one in self.processes):
+        # The request of a lease's holder that is on its way arrives in time.
+        if any(one.pending in MUTATING and one.renewals for one in self.processes):
             return
         micros = self.chance.choice((25 * SECOND, 70 * SECOND, 70 * SECOND, 2 * HOUR, 4 * DAY))
         self.jump(micros, self.processes)
