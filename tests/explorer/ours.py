@@ -325,7 +325,7 @@ def _report(
 def compact(world: World, process: Process, job: Job) -> str:
     """The product's compaction; merged files hold nothing."""
 
-    def merge(store: Any, tasks: Sequence[Any]) -> Iterable[MergeOutcome]:
+    def merge(store: Any, tasks: Sequence[Any], *_: Any) -> Iterable[MergeOutcome]:
         for task in tasks:
             names = task.namer(0)
             one = task.merge

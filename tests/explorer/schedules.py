@@ -43,6 +43,13 @@ FAULTS = ("crash", "crash", "crash-after", "crash-after", "fail", "fail-after", 
 BURSTS = ((10_000,), (1, 2, 3), (1, 5, 20), (3, 10, 40, 120), (20, 60), (1, 60))
 
 
+NARROW = (
+    *("/epochs/epoch-", "/epochs/epoch-", "/checkpoint-manifest.pb", "/committed.json"),
+    *("/generation-manifest.json", "/metadata", "/compactions/"),
+)
+NARROW_TOO = ("/retained.json", "/epochs/epoch-", "/checkpoint-manifest.pb", "/metadata", "/table-")
+
+
 @dataclass(frozen=True, slots=True)
 class Base:
     """A job with a past.
@@ -100,12 +107,28 @@ def base_of(kind: str, number: int) -> Base:
     if chance.random() < 0.5:
         world.jump(chance.choice((90 * SECOND, 4 * DAY)))
         world.run([past.writer(chance.randint(1, 3))])
-    if controller is None and paths.pipeline is not None and chance.random() < 0.3:
-        world.run([past.compaction()])
+    _last_words(past)
     if controller is not None and chance.random() < 0.5:
         controller.condition = chance.choice((JobCondition.STOPPED, JobCondition.FAILED))
     world.jump(chance.choice((90 * SECOND, 2 * HOUR, 4 * DAY)))
     return Base(kind, world.objects, world.now, job, frozenset(past.watch.pinned), controller)
+
+
+def _last_words(past: _Setting) -> None:
+    """What is easily met too seldom: a run that died at a place where it matters."""
+    chance, world = past.chance, past.world
+    if past.controller is None and past.paths.pipeline is not None and chance.random() < 0.3:
+        world.run([past.compaction()])
+    if chance.random() < 0.3:
+        dying = past.writer(chance.randint(1, 2), fault=True)
+        dying.fault_at, dying.fault = None, chance.choice(("crash", "crash-after"))
+        dying.fault_on = chance.choice(("/epochs/epoch-", "/checkpoint-manifest.pb", "/metadata"))
+        world.run([dying])
+    if chance.random() < 0.2:
+        aside = past.expiry(aside=True)
+        world.run([aside])
+        world.jump(2 * HOUR)
+        world.run([past.writer(2)])
 
 
 # ---- processes -----------------------------------------------------------------------------------
@@ -130,9 +153,12 @@ class _Setting:
         self, name: str, role: str, work: Callable[[Process], Any], fault: bool, calls: int
     ) -> Process:
         self.count += 1
-        at = self.chance.randint(1, calls) if fault else None
-        kind = self.chance.choice(FAULTS)
-        return Process(f"{name} {self.count}", role, work, fault_at=at, fault=kind)
+        process = Process(f"{name} {self.count}", role, work, fault=self.chance.choice(FAULTS))
+        if fault and self.chance.random() < 0.5:
+            process.fault_at = self.chance.randint(1, calls)
+        elif fault:
+            process.fault_on = self.chance.choice(NARROW if role != "collector" else NARROW_TOO)
+        return process
 
     def writer(self, epochs: int, *, fault: bool = False, stop: bool | None = None) -> Process:
         """The job's own writer, started anew."""
@@ -160,7 +186,7 @@ class _Setting:
             found += [self.compaction, self.compaction]
         return [*found, self.unpin, self.purge]
 
-    def expiry(self, *, fault: bool = False) -> Process:
+    def expiry(self, *, fault: bool = False, aside: bool | None = None) -> Process:
         """An expiry, by count or by age."""
         chance, protocol = self.chance, self.paths.pipeline is not None
         keep = chance.choice((2, 2, 3, 4))
@@ -175,7 +201,7 @@ class _Setting:
             directory=ours.directory(self.controller),
             others=(),
         )
-        return self._collector("expiry", asked, keep, fault)
+        return self._collector("expiry", asked, keep, fault, aside)
 
     def orphans(self, *, fault: bool = False) -> Process:
         """A collection of orphans."""
@@ -187,12 +213,14 @@ class _Setting:
         )
         return self._collector("orphans", asked, None, fault)
 
-    def _collector(self, name: str, asked: Asked, keep: int | None, fault: bool) -> Process:
+    def _collector(
+        self, name: str, asked: Asked, keep: int | None, fault: bool, aside: bool | None = None
+    ) -> Process:
         chance, world = self.chance, self.world
         what = ours.Collection(
             asked=asked,
             keep=keep,
-            aside=chance.random() < 0.25,
+            aside=chance.random() < 0.25 if aside is None else aside,
             early=chance.random() < 0.3,
             in_flight=chance.choice((1, 8)),
         )
@@ -298,8 +326,14 @@ def explore(seed: int, *, trace: list[str] | None = None) -> Counter[str]:
     world.cut_listings = chance.random() < 0.15
     if trace is not None:
         trace.append(f"seed {seed}: {base.kind}, epochs {sorted(watch.epochs)}, pins {watch.pinned}")
-    world.run(chosen, chance.choice(BURSTS), chance.choice((0.0, 0.1, 0.4)))
-    _check_end(world, watch, controller)
+    if chance.random() < 0.35:
+        world.run(chosen, jumps=0.7, pause=chance.randint(1, 90))
+    else:
+        world.run(chosen, chance.choice(BURSTS), chance.choice((0.0, 0.1, 0.4)))
+    if any("/quarantine/" in path for path in world.objects) and chance.random() < 0.5:
+        chosen.append(setting.undelete())
+        world.run(chosen[-1:])
+    _check_end(world, watch)
     endings = Counter(f"{one.name.partition(' ')[0]}: {one.result}" for one in chosen)
     if seed % 16 == 0:
         _finish(setting)
@@ -310,6 +344,8 @@ def explore(seed: int, *, trace: list[str] | None = None) -> Counter[str]:
 def _chosen(setting: _Setting) -> list[Process]:
     """A collector, mostly a writer, often somebody else."""
     chance = setting.chance
+    if chance.random() < 0.15:
+        return [setting.expiry(fault=chance.random() < 0.1), setting.pin()]
     some = [chance.choice((setting.expiry, setting.orphans))(fault=chance.random() < 0.25)]
     if chance.random() < 0.8:
         some.append(setting.writer(chance.randint(1, 3), fault=chance.random() < 0.25))
@@ -322,7 +358,7 @@ def _chosen(setting: _Setting) -> list[Process]:
     return some
 
 
-def _check_end(world: World, watch: Watch, controller: Controller | None) -> None:
+def _check_end(world: World, watch: Watch) -> None:
     """Every epoch that stays is whole, and a start finds its way."""
     for path in watch.protected():
         if path not in world.objects and path not in watch.by_arroyo:

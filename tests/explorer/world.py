@@ -45,6 +45,7 @@ class Process:
     Attributes:
         role: `writer`, `arroyo` or `collector`: whose deletions count as what.
         fault_at: the call at which something happens to it; None for none.
+        fault_on: instead: the first change of an object with this in its path.
         fault: `crash`, `crash-after`, `fail`, `fail-after`, `half` or `throttled`.
     """
 
@@ -53,6 +54,7 @@ class Process:
     work: Callable[[Process], Any]
     fault_at: int | None = None
     fault: str = "crash"
+    fault_on: str | None = None
     calls: int = 0
     pending: str = ""
     dead: bool = False
@@ -110,6 +112,7 @@ class World:
         self.page = 1000
         self.cut_listings = False
         self._left = 0
+        self._paused: Process | None = None
         self._bursts: Sequence[int] = (10_000,)
         self._jumps = 0.0
         self._over = threading.Lock()
@@ -154,22 +157,31 @@ class World:
     # ---- who goes on -----------------------------------------------------------------------------
 
     def run(
-        self, processes: Sequence[Process], bursts: Sequence[int] = (10_000,), jumps: float = 0.0
+        self,
+        processes: Sequence[Process],
+        bursts: Sequence[int] = (10_000,),
+        jumps: float = 0.0,
+        pause: int | None = None,
     ) -> None:
         """Run all to their ends.
 
         Args:
             bursts: for how many calls one goes on before somebody else may.
             jumps: how likely time goes by where one stops.
+            pause: the first one stops after so many calls, and goes on when all others have ended.
         """
         self.processes = list(processes)
-        self._bursts, self._jumps = bursts, jumps
+        self._bursts, self._jumps, self._paused = bursts, jumps, None
         while len(_SEATS) < len(self.processes):
             _SEATS.append(_Seat())
         for process, seat in zip(self.processes, _SEATS, strict=False):
             process.seat = seat
             seat.run_next = self._body(process)
-        self._hand_on(None)
+        if pause is None:
+            self._hand_on(None)
+        else:
+            self._paused, self._left = self.processes[0], pause
+            self._give(self.processes[0])
         self._over.acquire()
         self.current = None
         if self.violation is not None:
@@ -205,7 +217,11 @@ class World:
             for one in waiting:
                 one.dead = True
         self._left = self.chance.choice(self._bursts)
-        self._give(self.chance.choice(waiting))
+        self._give(self._next(waiting))
+
+    def _next(self, waiting: list[Process]) -> Process:
+        others = [one for one in waiting if one is not self._paused]
+        return self.chance.choice(others or waiting)
 
     def _give(self, process: Process) -> None:
         self.current = process
@@ -220,7 +236,7 @@ class World:
         self._left = self.chance.choice(self._bursts)
         self._maybe_jump()
         waiting = [one for one in self.processes if not one.ended]
-        chosen = self.chance.choice(waiting)
+        chosen = self._next(waiting)
         if chosen is not process:
             self._give(chosen)
             assert process.seat is not None
@@ -242,6 +258,8 @@ class World:
             if process.dead:
                 raise Crash(process.name)
         self.now += 1000
+        if process.fault_on is not None and process.fault_on in path and verb in MUTATING:
+            process.fault_on, process.fault_at = None, process.calls
         if process.fault_at == process.calls:
             return self._faulty(process, verb, path, action)
         self._note(f"{process.name} {verb} {path}")
