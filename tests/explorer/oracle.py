@@ -110,6 +110,7 @@ class Watch:
     epochs: dict[int, frozenset[str]] = field(default_factory=dict)
     clock: Callable[[], int] = lambda: 0
     by_arroyo: set[str] = field(default_factory=set)
+    _parents: dict[int, set[str]] = field(default_factory=dict)
     _protected: frozenset[str] | None = None
 
     def look(self) -> None:
@@ -121,7 +122,7 @@ class Watch:
                 needs = self._needs(path, int(found[2]))
                 if needs is not None and all(need in self.objects for need in needs):
                     self.epochs[int(found[2])] = needs
-        self._protected = None
+        self._pin_parents()
 
     # ---- what an epoch needs ---------------------------------------------------------------------
 
@@ -169,8 +170,9 @@ class Watch:
             for number in stays:
                 needs = self.epochs[number]
                 found |= needs
-                if self.protocol and number in (numbers[0], *self.pinned):
+                if self.protocol and number == numbers[0]:
                     found |= self._of_parent(needs)
+                found |= self._parents.get(number, set())
             self._protected = frozenset(found | self.waiting())
         return self._protected
 
@@ -202,9 +204,19 @@ class Watch:
         """From now on these are pinned, and no others."""
         lost = [e for e in epochs - self.pinned if not self.whole(e)]
         self.pinned = set(epochs)
-        self._protected = None
+        self._pin_parents()
         if lost and self.ours:
             raise Violation(f"epoch {lost[0]} was pinned, and is not whole")
+
+    def _pin_parents(self) -> None:
+        """The parent of a pinned epoch stays if it was there when that was pinned."""
+        known = self._parents
+        self._parents = {}
+        for epoch in self.pinned:
+            parent = self._of_parent(self.epochs.get(epoch, ())) if self.protocol else set()
+            if epoch in known or all(path in self.objects for path in parent):
+                self._parents[epoch] = known.get(epoch, parent)
+        self._protected = None
 
     def whole(self, epoch: int) -> bool:
         """Whether an epoch exists with all it needs."""
