@@ -410,6 +410,7 @@ def gather(
             clock=world.clock,
         )
     except ArroyoStateError as error:
+        world.note(f"{process.name}: {error}")
         return refused(error)
     return "collected" if done.done else "nothing"
 

@@ -89,7 +89,7 @@ def base_of(kind: str, number: int) -> Base:
         )
     world = World(dict(SIBLINGS), START, chance)
     ours.inhabit(world)
-    past = _Setting(world, Watch(world.objects, paths.root, True, True), job, controller, chance)
+    past = Setting(world, Watch(world.objects, paths.root, True, True), job, controller, chance)
     past.watch.protocol = paths.pipeline is not None
     past.watch.ours = controller is None
     past.watch.clock = world.clock
@@ -114,7 +114,7 @@ def base_of(kind: str, number: int) -> Base:
     return Base(kind, world.objects, world.now, job, frozenset(past.watch.pinned), controller)
 
 
-def _last_words(past: _Setting) -> None:
+def _last_words(past: Setting) -> None:
     """What is easily met too seldom: a run that died at a place where it matters."""
     chance, world = past.chance, past.world
     if past.controller is None and past.paths.pipeline is not None and chance.random() < 0.3:
@@ -135,7 +135,7 @@ def _last_words(past: _Setting) -> None:
 
 
 @dataclass
-class _Setting:
+class Setting:
     """A world, and what can be made to happen in it."""
 
     world: World
@@ -186,12 +186,15 @@ class _Setting:
             found += [self.compaction, self.compaction]
         return [*found, self.unpin, self.purge]
 
-    def expiry(self, *, fault: bool = False, aside: bool | None = None) -> Process:
+    def expiry(
+        self, *, fault: bool = False, aside: bool | None = None, keep: int | None = None
+    ) -> Process:
         """An expiry, by count or by age."""
         chance, protocol = self.chance, self.paths.pipeline is not None
-        keep = chance.choice((2, 2, 3, 4))
+        by_age = keep is None and chance.random() < 0.4
+        keep = keep or chance.choice((2, 2, 3, 4))
         retention = Retention(keep_epochs=keep)
-        if chance.random() < 0.4:
+        if by_age:
             keep, retention = 2, Retention(keep_micros=chance.choice((0, SECOND, HOUR)))
         if not protocol:
             self.watch.trap = 10
@@ -316,7 +319,7 @@ def explore(seed: int, *, trace: list[str] | None = None) -> Counter[str]:
     job = ours.Job(base.job.paths, base.job.two_phase, keep_epochs)
     if keep_epochs is not None:
         watch.expires(keep_epochs)
-    setting = _Setting(world, watch, job, controller, chance)
+    setting = Setting(world, watch, job, controller, chance)
     if not watch.protocol:
         watch.trap = 10
     if controller is not None and not watch.protocol:
@@ -333,7 +336,7 @@ def explore(seed: int, *, trace: list[str] | None = None) -> Counter[str]:
     if any("/quarantine/" in path for path in world.objects) and chance.random() < 0.5:
         chosen.append(setting.undelete())
         world.run(chosen[-1:])
-    _check_end(world, watch)
+    check_end(world, watch)
     endings = Counter(f"{one.name.partition(' ')[0]}: {one.result}" for one in chosen)
     if seed % 16 == 0:
         _finish(setting)
@@ -341,7 +344,7 @@ def explore(seed: int, *, trace: list[str] | None = None) -> Counter[str]:
     return endings
 
 
-def _chosen(setting: _Setting) -> list[Process]:
+def _chosen(setting: Setting) -> list[Process]:
     """A collector, mostly a writer, often somebody else."""
     chance = setting.chance
     if chance.random() < 0.15:
@@ -358,7 +361,7 @@ def _chosen(setting: _Setting) -> list[Process]:
     return some
 
 
-def _check_end(world: World, watch: Watch) -> None:
+def check_end(world: World, watch: Watch) -> None:
     """Every epoch that stays is whole, and a start finds its way."""
     for path in watch.protected():
         if path not in world.objects and path not in watch.by_arroyo:
@@ -384,7 +387,7 @@ def _check_end(world: World, watch: Watch) -> None:
         raise Violation(f"a start would go on from {ref}, of which {lost[0]} is gone")
 
 
-def _finish(setting: _Setting) -> None:
+def _finish(setting: Setting) -> None:
     """Days later, with nobody else about: the job goes on, and what is dead is collected."""
     world = setting.world
     world.cut_listings = False

@@ -127,7 +127,7 @@ class World:
     def jump(self, micros: int, processes: Iterable[Process] = ()) -> None:
         """Let time go by. Who stands still meanwhile does not renew its leases."""
         self.now += micros
-        self._note(f"{micros / SECOND:.0f} seconds go by")
+        self.note(f"{micros / SECOND:.0f} seconds go by")
         for process in processes:
             if process.ended or process.dead:
                 continue
@@ -203,7 +203,7 @@ class World:
                 process.error = error
             process.ended = True
             process.pending = ""
-            self._note(f"{process.name} has ended: {process.result}")
+            self.note(f"{process.name} has ended: {process.result}")
             self._hand_on(process)
 
         return run
@@ -262,14 +262,14 @@ class World:
             process.fault_on, process.fault_at = None, process.calls
         if process.fault_at == process.calls:
             return self._faulty(process, verb, path, action)
-        self._note(f"{process.name} {verb} {path}")
+        self.note(f"{process.name} {verb} {path}")
         return action()
 
     def _faulty(self, process: Process, verb: str, path: str, action: Callable[[], Any]) -> Any:
         fault = process.fault
         if fault in ("half", "throttled"):
             return action()  # of deletions only; see `Hands.delete_many`
-        self._note(f"{process.name} {verb} {path}: {fault}")
+        self.note(f"{process.name} {verb} {path}: {fault}")
         if fault in ("crash-after", "fail-after"):
             action()
         if fault.startswith("crash"):
@@ -277,7 +277,8 @@ class World:
             raise Crash(process.name)
         raise StorageError(f"injected fault in {verb}", path=path, retryable=True)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Write down what happens, where somebody wants to know."""
         if self.trace is not None:
             self.trace.append(f"{self.now / SECOND:.3f} {text}")
 
@@ -285,6 +286,7 @@ class World:
         """Change an object."""
         before = self.objects.get(path)
         self.number += 1
+        self.note(f"  {path} is written")
         self.objects[path] = (bytes(data), self.now, self.number)
         if path.endswith("/current-generation.json") or "/_arroyo_dagster/writers/" in path:
             self.started(process)
@@ -294,6 +296,7 @@ class World:
         """Remove an object."""
         before = self.objects.pop(path, None)
         if before is not None:
+            self.note(f"  {path} is gone")
             self.watch(process, "delete", path, before)
 
 

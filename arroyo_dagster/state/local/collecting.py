@@ -24,6 +24,7 @@ from arroyo_dagster.state.local.gc_plans import (
 from arroyo_dagster.state.local.journal import Journal, finish_open_runs
 from arroyo_dagster.state.local.quarantine import Aside
 from arroyo_dagster.state.local.retained import forget_released
+from arroyo_dagster.state.local.roots import newest_root
 from arroyo_dagster.state.model.collecting import GcPlan, PathsDigest, PlanKind
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -212,8 +213,8 @@ class _Run:
     def _step(self, name: str, step: Packed, delete: Delete) -> None:
         if not step:
             return
-        self._recheck()
         for wave in _waves(step, 1 if name == "metadata" else self.pace.in_flight):
+            self._recheck()
             self._wave(wave, delete, in_order=name == "metadata")
             self._done += sum(map(len, wave))
             self._report(name)
@@ -246,6 +247,21 @@ class _Run:
                     run=run_id,
                     next_step="let it go on, then make a new plan; run it again for the rest",
                 )
+            if facts is not None and facts.condition.at_rest:
+                self._check_head()
+
+    def _check_head(self) -> None:
+        """A job at rest publishes nothing, whatever anybody says."""
+        plan = self.plan
+        newest = newest_root(self.store, plan.paths)
+        if newest is None or newest.ref != plan.proof.head:
+            raise refuse(
+                f"the job is said to be at rest, and its newest epoch is another one now: "
+                f"{None if newest is None else newest.epoch}",
+                plan.paths,
+                path=plan.proof.head,
+                next_step="find out who runs it; make a new plan then",
+            )
 
     # ---- a wave of batches -----------------------------------------------------------------------
 
@@ -342,14 +358,15 @@ class _Run:
         if len(step) <= HEADS:
             objects = list(step)
             infos = concurrently(self.store.head, [one.path for one in objects])
-            return [one for one, info in zip(objects, infos, strict=True) if info is not None]
-        return self._still_listed(PathsDigest(step.paths))
+            found = zip(objects, infos, strict=True)
+            return [one for one, info in found if info is not None and info.etag == one.etag]
+        return self._still_listed(PathsDigest(_same(one.path, one.etag) for one in step))
 
     def _still_listed(self, wanted: PathsDigest) -> list[Stored]:
         left, listed = [], 0
         for info in self.store.list(self.plan.paths.root):
             listed += 1
-            if info.addressable and info.path in wanted:
+            if info.addressable and _same(info.path, info.etag) in wanted:
                 left.append(Stored(info.path, info.size_bytes, info.modified_micros, info.etag))
         if not listed:
             # The lease and the journal are there: such an answer says nothing of the others.
@@ -370,6 +387,11 @@ class _Run:
         took = now - self._began
         left = None if not self._done else took / self._done * (total - self._done)
         self.progress(GcProgress(step=name, done=self._done, total=total, left_seconds=left))
+
+
+def _same(path: StatePath, etag: str | None) -> str:
+    """What tells an object from one that was written under its name since."""
+    return f"{path}\0{etag or ''}"
 
 
 def _waves(step: Packed, in_flight: int) -> Iterator[list[list[Stored]]]:

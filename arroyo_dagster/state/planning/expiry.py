@@ -33,7 +33,12 @@ from arroyo_dagster.state.planning.reachable import (
 
 
 def plan_expiry(
-    roots: Roots, retention: Retention, *, now_micros: int, answer: JobAnswer | None = None
+    roots: Roots,
+    retention: Retention,
+    *,
+    now_micros: int,
+    answer: JobAnswer | None = None,
+    listed_from: Epoch | None = None,
 ) -> GcPlan:
     """Choose what goes once only the epochs of `retention`, and pinned ones, stay.
 
@@ -46,6 +51,8 @@ def plan_expiry(
         now_micros: the time that ages are taken from.
         answer: what is known of the job; needed for a job of Arroyo's, of which only one at rest
             has epochs that may go.
+        listed_from: the newest epoch when the listing began, from which the plan will take what is
+            there. It and those after it stay: the listing may show a part of them.
 
     Raises:
         ProtocolError: it is not known, or not allowed; says why, with the evidence.
@@ -58,6 +65,8 @@ def plan_expiry(
         )
     check_clock(roots, now_micros)
     keep_from = oldest_staying(roots, retention, now_micros, answer)
+    if listed_from is not None:
+        keep_from = min(keep_from, listed_from)
     pinned = roots.retained.pinned
     stays = [one for one in roots.epochs if one.epoch >= keep_from or one.epoch in pinned]
     check_whole(roots, stays)
