@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
-from arroyo_dagster.state.local.gc_plans import Asked
+from arroyo_dagster.state.local.gc_plans import GcRequest
 from arroyo_dagster.state.local.verify import verify_job
 from arroyo_dagster.state.model.collecting import GRACE_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -52,20 +52,20 @@ def begun(epochs: int, clock: Clock | None = None, **changes: Any) -> MemoryStor
     return store
 
 
-def expiry(keep: int | None = None, micros: int | None = None, **said: str) -> Asked:
+def expiry(keep: int | None = None, micros: int | None = None, **said: str) -> GcRequest:
     """An expiry that keeps so many epochs, or those so young."""
     retention = Retention(keep_epochs=keep, keep_micros=micros)
-    return Asked(kind=PlanKind.EXPIRE, retention=retention, directory=directory(**said))
+    return GcRequest(kind=PlanKind.EXPIRE, retention=retention, directory=directory(**said))
 
 
-def orphans(grace_micros: int = GRACE_MICROS, **said: str) -> Asked:
+def orphans(grace_micros: int = GRACE_MICROS, **said: str) -> GcRequest:
     """A collection of what nothing refers to."""
-    return Asked(kind=PlanKind.ORPHANS, grace_micros=grace_micros, directory=directory(**said))
+    return GcRequest(kind=PlanKind.ORPHANS, grace_micros=grace_micros, directory=directory(**said))
 
 
-def dead(grace_micros: int = GRACE_MICROS, **said: str) -> Asked:
+def dead(grace_micros: int = GRACE_MICROS, **said: str) -> GcRequest:
     """The removal of a job."""
-    return Asked(kind=PlanKind.DEAD_JOB, grace_micros=grace_micros, directory=directory(**said))
+    return GcRequest(kind=PlanKind.DEAD_JOB, grace_micros=grace_micros, directory=directory(**said))
 
 
 def directory(**said: str) -> JobDirectory:

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 an error of this package (one message on stderr), 2 a wron
 """
 
 from arroyo_dagster.cli import (
+    compaction,
     gc,
     looking,
     maintenance,
@@ -18,6 +19,7 @@ from arroyo_dagster.cli import (
 from arroyo_dagster.cli.grammar import main
 
 __all__ = [
+    "compaction",
     "gc",
     "looking",
     "main",

@@ -26,12 +26,12 @@ from arroyo_dagster.cli.gc_shown import (
 )
 from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.shown import bytes_words, clock, print_json, print_table
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.collecting import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.local.collecting import GcOutcome, Pace, collect
 from arroyo_dagster.state.local.explain import explain_directory, explain_object, job_of_path
-from arroyo_dagster.state.local.gc_plans import Asked
+from arroyo_dagster.state.local.gc_plans import GcRequest
 from arroyo_dagster.state.local.jobs import find_job, list_jobs
 from arroyo_dagster.state.local.journal import read_journal
 from arroyo_dagster.state.local.quarantine import list_quarantines, purge, undelete
@@ -43,7 +43,7 @@ from arroyo_dagster.state.model.collecting import (
     PlanKind,
     Retention,
 )
-from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -99,6 +99,18 @@ def _plan_options(command: _F) -> _F:
     return command
 
 
+def _job(store: ObjectStore, name: str) -> JobPaths:
+    """A job by its name; also one that was removed, and of which the journal is left."""
+    try:
+        return find_job(store, name)
+    except NotFoundError:
+        pipeline, _, job = name.rpartition("/")
+        paths = JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
+        if not store.list_dir(paths.ours).prefixes:
+            raise
+        return paths
+
+
 def _asked(
     kind: str,
     keep: int | None,
@@ -107,7 +119,7 @@ def _asked(
     api: str | None,
     database: str | None,
     say: tuple[str, ...],
-) -> Asked:
+) -> GcRequest:
     chosen = PlanKind(kind)
     if chosen is not PlanKind.EXPIRE and (keep is not None or keep_for is not None):
         raise click.UsageError("--keep and --keep-for are for `expire`")
@@ -115,7 +127,7 @@ def _asked(
     if chosen is PlanKind.EXPIRE:
         retention = Retention(keep_epochs=keep, keep_micros=keep_for)
     directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
-    return Asked(kind=chosen, retention=retention, grace_micros=older_than, directory=directory)
+    return GcRequest(kind=chosen, retention=retention, grace_micros=older_than, directory=directory)
 
 
 @gc.command("plan")
@@ -128,7 +140,12 @@ def plan_command(
 ) -> None:
     """Say what would go: KIND is expire, orphans or dead-job. Writes nothing to the store."""
     store = open_to_read(url)
-    outcome = collect(store, find_job(store, job), _asked(kind, **_renamed(asked)))
+    outcome = collect(
+        store,
+        _job(store, job),
+        _asked(kind, **_renamed(asked)),
+        progress=show_progress(as_json=as_json),
+    )
     if out is not None:
         out.write_bytes(encode_json(gc_plan_to_json(outcome.plan)))
     if as_json:
@@ -165,7 +182,7 @@ def run_command(
 ) -> None:
     """Collect: data first, then records, then metadata, read back and journalled."""
     store = open_url(url) if yes else open_to_read(url)
-    paths = find_job(store, job)
+    paths = _job(store, job)
     options: dict[str, Any] = {
         "yes": yes,
         "plan": None if plan_file is None else _stored_plan(plan_file, paths),
@@ -194,7 +211,7 @@ def _stored_plan(path: Path, paths: JobPaths) -> GcPlan:
 
 
 def _carried_out(
-    store: ObjectStore, paths: JobPaths, asked: Asked, options: dict[str, Any], spark: bool
+    store: ObjectStore, paths: JobPaths, asked: GcRequest, options: dict[str, Any], spark: bool
 ) -> GcOutcome:
     if not spark:
         return collect(store, paths, asked, **options)
@@ -229,7 +246,7 @@ def explain(
     path = path.removeprefix(f"{store.url.rstrip('/')}/")
     paths = job_of_path(list_jobs(store), path)
     directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
-    asked = Asked(kind=PlanKind.ORPHANS, grace_micros=older_than, directory=directory)
+    asked = GcRequest(kind=PlanKind.ORPHANS, grace_micros=older_than, directory=directory)
     if path.endswith("/") or path.rstrip("/") == paths.root:
         reasons = explain_directory(store, paths, path, asked)
         if as_json:
@@ -268,7 +285,7 @@ def explain(
 def journal(job: str, run: str | None, url: str | None, as_json: bool) -> None:
     """List what was deleted or moved aside: when, by whom, under which plan, what became of it."""
     store = open_to_read(url)
-    entries = list(read_journal(store, find_job(store, job), run))
+    entries = list(read_journal(store, _job(store, job), run))
     if as_json:
         print_json([entry_json(entry) for entry in entries])
         return
@@ -295,7 +312,7 @@ def undelete_command(
 ) -> None:
     """Bring back what was moved aside, byte for byte; without a name list what there is."""
     store = open_url(url) if yes else open_to_read(url)
-    paths = find_job(store, job)
+    paths = _job(store, job)
     if quarantine is None:
         found = list_quarantines(store, paths)
         lines = [
@@ -325,7 +342,7 @@ def undelete_command(
 def purge_command(job: str, older_than: int, yes: bool, url: str | None, as_json: bool) -> None:
     """Delete for good what has been in quarantine for long enough."""
     store = open_url(url) if yes else open_to_read(url)
-    paths = find_job(store, job)
+    paths = _job(store, job)
     gone = purge(store, paths, older_than_micros=older_than, yes=yes)
     if as_json:
         print_json({"done": yes, "quarantines": [one.name for one in gone]})
@@ -345,7 +362,7 @@ def purge_command(job: str, older_than: int, yes: bool, url: str | None, as_json
 def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: bool) -> None:
     """Keep an epoch until it is unpinned, and prove that it is whole."""
     store = open_url(url)
-    found = pin_epoch(store, find_job(store, job), Epoch(epoch), reason=reason)
+    found = pin_epoch(store, _job(store, job), Epoch(epoch), reason=reason)
     _print_pins(retained_json(found), as_json)
 
 
@@ -356,7 +373,7 @@ def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: boo
 def unpin_command(job: str, epoch: int, url: str | None, as_json: bool) -> None:
     """Let an epoch go with the others."""
     store = open_url(url)
-    found = unpin_epochs(store, find_job(store, job), [Epoch(epoch)])
+    found = unpin_epochs(store, _job(store, job), [Epoch(epoch)])
     _print_pins(retained_json(found), as_json)
 
 
@@ -366,7 +383,7 @@ def unpin_command(job: str, epoch: int, url: str | None, as_json: bool) -> None:
 def pins_command(job: str, url: str | None, as_json: bool) -> None:
     """List the epochs that are pinned."""
     store = open_to_read(url)
-    _print_pins(retained_json(read_retained(store, find_job(store, job))), as_json)
+    _print_pins(retained_json(read_retained(store, _job(store, job))), as_json)
 
 
 def _print_pins(pins: list[dict[str, Any]], as_json: bool) -> None:

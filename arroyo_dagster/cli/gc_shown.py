@@ -69,7 +69,8 @@ def show_progress(*, as_json: bool) -> Callable[[GcProgress], None]:
             return
         last = time.monotonic()
         left = "" if state.left_seconds is None else f", about {state.left_seconds:.0f} s left"
-        click.echo(f"{state.step}: {state.done} of {state.total} objects{left}", err=True)
+        of = "" if state.total is None else f" of {state.total}"
+        click.echo(f"{state.step}: {state.done}{of}{left}", err=True)
 
     return show
 

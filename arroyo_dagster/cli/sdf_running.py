@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,8 +29,11 @@ from arroyo_dagster.state.sdf.topics.bindings import (
     parse_function,
     read_bindings,
 )
-from arroyo_dagster.state.sdf.topics.wiring import wire
+from arroyo_dagster.state.sdf.topics.wiring import Wired, wire
 from arroyo_dagster.state.storage.store import ObjectStore
+
+if TYPE_CHECKING:
+    from arroyo_dagster.spark.topics import SparkTopics
 
 _ENDLESS_INTERVAL = 1.0
 
@@ -73,6 +77,22 @@ _ENDLESS_INTERVAL = 1.0
 )
 @click.option("--flush-open", is_flag=True, help="Close open windows when every source has ended.")
 @click.option("--migrate", is_flag=True, help="Let states have more columns than were stored.")
+@click.option(
+    "--parallelism",
+    type=click.IntRange(1, 4096),
+    default=1,
+    show_default=True,
+    help="Subtasks of each operator; it may change from run to run.",
+)
+@click.option("--spark", is_flag=True, help="Run on Spark instead of in this process.")
+@click.option("--master", help="With --spark: where it runs; local[*] unless given.")
+@click.option(
+    "--conf", "conf", multiple=True, metavar="NAME=VALUE", help="With --spark: its settings."
+)
+@click.option("--spark-checkpoint", help="With --spark: where Spark keeps its logs of batches.")
+@click.option(
+    "--adopt", is_flag=True, help="With --spark: go on from the offsets recorded with the states."
+)
 @loading_options
 @store_options
 def run(
@@ -89,13 +109,20 @@ def run(
     on_error: str,
     flush_open: bool,
     migrate: bool,
+    parallelism: int,
+    spark: bool,
+    master: str | None,
+    conf: Sequence[str],
+    spark_checkpoint: str | None,
+    adopt: bool,
     legacy: bool,
     extended: bool,
     prod: bool,
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Run the services of a dataflow in this process, each from its newest checkpoint on.
+    """Run the services of a dataflow, in this process or on Spark, each from its newest
+    checkpoint on.
 
     \b
     TOPIC=KIND:PATH is one of
@@ -104,6 +131,9 @@ def run(
       ticks=rate:10?limit=100          numbers, ten a second
       words=stdin           lines of the standard input, kept in the store before they are used
       counts=jsonl:FILE     for sinks; a directory where PATH ends with /; also csv, parquet, stdout
+      words=spark:kafka?subscribe=words&kafka.bootstrap.servers=HOST:9092
+                            with --spark: any source or sink of Spark, by format and options;
+                            `schema` gives the columns where the format wants them
     Topics that services write and read need no binding.
 
     It ends when every source has ended, on --until-idle when nothing is new, after --epochs, and on
@@ -116,7 +146,8 @@ def run(
     dataflow, packages = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
     store = open_url(url)
     stdin = io.FileIO(0, closefd=False) if _is_piped(given) else None
-    wired = wire(dataflow, given, store, packages=packages, stdin=stdin)
+    outside = _spark_topics(store, spark, spark_checkpoint, (master, conf, adopt))
+    wired = wire(dataflow, given, store, packages=packages, stdin=stdin, outside=outside)
     for topic in wired.unbound:
         click.echo(f"topic {topic} goes nowhere: bind it with --sink {topic}=stdout", err=True)
     pipelines = build_dataflow(
@@ -124,23 +155,88 @@ def run(
         store,
         bindings=wired.bindings,
         options=RunOptions(
-            keep_epochs=keep_epochs, on_error=on_error, migrate=migrate, flush_open=flush_open
+            parallelism=parallelism,
+            keep_epochs=keep_epochs,
+            on_error=on_error,
+            migrate=migrate,
+            flush_open=flush_open,
         ),
     )
+    pace = _interval(interval, given)
     with _stopping() as stop, contextlib.ExitStack() as pipes:
         for pipe in wired.pipes.values():
             pipes.callback(pipe.close)
-        outcome = run_dataflow(
-            pipelines,
-            store,
-            between=wired.between,
-            max_rounds=epochs,
-            until_idle=until_idle,
-            interval_seconds=_interval(interval, given),
-            stop=stop,
-            on_epoch=_shown_epoch(),
-        )
+        if outside is not None:
+            outcome = _run_on_spark(
+                pipelines,
+                store,
+                wired,
+                outside,
+                follow=_is_endless(given) and not until_idle,
+                stop=stop,
+                options={
+                    "master": master,
+                    "conf": dict(_variable(one) for one in conf),
+                    "checkpoint_location": spark_checkpoint,
+                    "interval_seconds": pace,
+                    "adopt": adopt,
+                    "max_epochs": epochs,
+                },
+            )
+        else:
+            outcome = run_dataflow(
+                pipelines,
+                store,
+                between=wired.between,
+                max_rounds=epochs,
+                until_idle=until_idle,
+                interval_seconds=pace,
+                stop=stop,
+                on_epoch=_shown_epoch(),
+            )
     _print_outcome(dataflow, store, outcome, as_json=as_json)
+
+
+def _spark_topics(
+    store: ObjectStore, spark: bool, location: str | None, others: Sequence[object]
+) -> SparkTopics | None:
+    if not spark:
+        if location or any(others):
+            raise click.UsageError("--master, --conf, --spark-checkpoint and --adopt need --spark")
+        return None
+    from arroyo_dagster.spark.topics import SparkTopics
+
+    return SparkTopics(store, location)
+
+
+def _run_on_spark(
+    pipelines: Sequence[Pipeline],
+    store: ObjectStore,
+    wired: Wired,
+    topics: SparkTopics,
+    *,
+    follow: bool,
+    stop: Callable[[], bool],
+    options: Mapping[str, Any],
+) -> DataflowOutcome:
+    from arroyo_dagster.spark.pipelines import SparkOptions, run_pipelines
+
+    done = run_pipelines(
+        pipelines,
+        store,
+        options=SparkOptions(**options),
+        follow=follow,
+        topics=topics,
+        between=wired.between,
+        stop=stop,
+        on_epoch=_shown_epoch(),
+    )
+    epochs = {one.paths.job: done[one.paths.root].epochs for one in pipelines}
+    return DataflowOutcome(
+        rounds=max(epochs.values(), default=0),
+        epochs=epochs,
+        ended=all(one.exhausted for one in done.values()),
+    )
 
 
 def _flags(
@@ -177,9 +273,18 @@ def _is_piped(given: BindingsText) -> bool:
 def _interval(seconds: float | None, given: BindingsText) -> float:
     if seconds is not None:
         return seconds
-    endless = (one.options.get("follow") or one.kind == "stdin" for one in given.sources.values())
     rates = (one.kind == "rate" for one in given.sources.values())
-    return _ENDLESS_INTERVAL if any(endless) or any(rates) else 0.0
+    return _ENDLESS_INTERVAL if _is_endless(given) or any(rates) else 0.0
+
+
+def _is_endless(given: BindingsText) -> bool:
+    """Whether a source goes on until somebody stops it."""
+    return any(
+        one.options.get("follow")
+        or one.kind in ("stdin", "spark")
+        or (one.kind == "rate" and "limit" not in one.options)
+        for one in given.sources.values()
+    )
 
 
 @contextlib.contextmanager

@@ -14,11 +14,8 @@ if TYPE_CHECKING:
         build_arroyo_definitions,
     )
     from arroyo_dagster.orchestration.failures import as_failure
-    from arroyo_dagster.orchestration.maintenance import (
-        CompactionConfig,
-        GcConfig,
-        MaintenanceOptions,
-    )
+    from arroyo_dagster.orchestration.gc import DeadJobsConfig, GcConfig, OrphansConfig
+    from arroyo_dagster.orchestration.maintenance import CompactionConfig, MaintenanceOptions
     from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
     from arroyo_dagster.orchestration.runners import (
         InProcessRunner,
@@ -35,10 +32,12 @@ __all__ = [
     "ArroyoTableProps",
     "CompactionConfig",
     "DagsterArroyoTranslator",
+    "DeadJobsConfig",
     "GcConfig",
     "InProcessRunner",
     "MaintenanceOptions",
     "MaintenanceRunner",
+    "OrphansConfig",
     "ScheduleOptions",
     "SensorOptions",
     "SparkRunner",
@@ -55,7 +54,9 @@ _MODULES = {
     "ArroyoTableProps": "translator",
     "DagsterArroyoTranslator": "translator",
     "CompactionConfig": "maintenance",
-    "GcConfig": "maintenance",
+    "DeadJobsConfig": "gc",
+    "GcConfig": "gc",
+    "OrphansConfig": "gc",
     "InProcessRunner": "runners",
     "MaintenanceOptions": "maintenance",
     "MaintenanceRunner": "runners",

@@ -7,11 +7,8 @@ from dagster.components.utils.translation import TranslationFn, TranslationFnRes
 from pydantic import Field
 
 from arroyo_dagster.orchestration.definitions import ScheduleOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.maintenance import (
-    CompactionConfig,
-    GcConfig,
-    MaintenanceOptions,
-)
+from arroyo_dagster.orchestration.gc import DeadJobsConfig, GcConfig, OrphansConfig
+from arroyo_dagster.orchestration.maintenance import CompactionConfig, MaintenanceOptions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
@@ -30,6 +27,12 @@ class ScheduleTimes(dg.Model, dg.Resolvable):
     )
     compaction: str = Field(default=ScheduleOptions.compaction, description="Cron of compaction.")
     gc: str = Field(default=ScheduleOptions.gc, description="Cron of the expiry of old epochs.")
+    orphans: str = Field(
+        default=ScheduleOptions.orphans, description="Cron of the collection of orphans."
+    )
+    dead_jobs: str = Field(
+        default=ScheduleOptions.dead_jobs, description="Cron of the removal of dead jobs."
+    )
     timezone: str = Field(default="UTC", description="Of the times of day in these.")
     running: bool = Field(default=False, description="On from the start.")
 
@@ -48,6 +51,15 @@ class Maintenance(dg.Model, dg.Resolvable):
     delete: bool = Field(
         default=False, description="Remove older epochs; without it runs only show what would go."
     )
+    delete_orphans: bool = Field(
+        default=False, description="Remove what nothing refers to; without it runs only show it."
+    )
+    delete_dead_jobs: bool = Field(
+        default=False, description="Remove jobs that a server proves to be gone."
+    )
+    quarantine: bool = Field(
+        default=False, description="Move aside instead of deleting: `gc undelete` brings back."
+    )
     engine: Literal["spark", "in-process"] = Field(
         default="spark", description="Who merges and deletes."
     )
@@ -57,7 +69,11 @@ class Maintenance(dg.Model, dg.Resolvable):
         return MaintenanceOptions(
             min_backlog=self.min_backlog,
             compaction=CompactionConfig(policy=self.policy),
-            gc=GcConfig(keep_epochs=self.keep_epochs, dry_run=not self.delete),
+            gc=GcConfig(
+                keep_epochs=self.keep_epochs, dry_run=not self.delete, quarantine=self.quarantine
+            ),
+            orphans=OrphansConfig(dry_run=not self.delete_orphans, quarantine=self.quarantine),
+            dead_jobs=DeadJobsConfig(dry_run=not self.delete_dead_jobs, quarantine=self.quarantine),
         )
 
 
@@ -70,6 +86,12 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
     )
     layout: Literal["auto", "legacy", "protocol"] = Field(
         default="auto", description="Which jobs to see."
+    )
+    arroyo_api_url: str | None = Field(
+        default=None, description="Arroyo's REST API, to ask what its jobs are doing."
+    )
+    arroyo_database: str | None = Field(
+        default=None, description="The controller's state.sqlite, for the same."
     )
     catalogue_url: str | None = Field(
         default=None, description="Where the catalogue is kept; below DAGSTER_HOME by default."
@@ -103,6 +125,8 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
                 storage_options=self.storage_options,
                 layout=self.layout,
                 catalogue_url=self.catalogue_url,
+                arroyo_api_url=self.arroyo_api_url,
+                arroyo_database=self.arroyo_database,
             ),
             runner=InProcessRunner() if self.maintenance.engine == "in-process" else None,
             maintenance=self.maintenance.options(),
@@ -116,6 +140,8 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
                 refresh=times.refresh,
                 compaction=times.compaction,
                 gc=times.gc,
+                orphans=times.orphans,
+                dead_jobs=times.dead_jobs,
                 timezone=times.timezone,
             ),
             schedules_running=times.running,

@@ -16,14 +16,16 @@ from arroyo_dagster.orchestration.assets import (
     new_epochs,
 )
 from arroyo_dagster.orchestration.checks import RECENT, build_fleet_checks
+from arroyo_dagster.orchestration.gc import build_collection, build_gc_journal
 from arroyo_dagster.orchestration.maintenance import (
     COMPACTION_CRON,
+    DEAD_JOBS_CRON,
     GC_CRON,
+    ORPHANS_CRON,
     MaintenanceOptions,
     build_compacted_state,
     build_maintenance_job,
     build_maintenance_schedules,
-    build_retained_epochs,
 )
 from arroyo_dagster.orchestration.partitions import build_sync_job, jobs_partitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
@@ -48,6 +50,7 @@ from arroyo_dagster.orchestration.translator import (
     DagsterArroyoTranslator,
     Naming,
 )
+from arroyo_dagster.state.model.collecting import PlanKind
 from arroyo_dagster.state.sdf.definition import Dataflow
 
 STORE = "arroyo_store"
@@ -65,6 +68,8 @@ class ScheduleOptions:
     refresh: str = REFRESH_CRON
     compaction: str = COMPACTION_CRON
     gc: str = GC_CRON
+    orphans: str = ORPHANS_CRON
+    dead_jobs: str = DEAD_JOBS_CRON
     timezone: str = "UTC"
 
 
@@ -123,9 +128,12 @@ def build_arroyo_definitions(
         "Look at all jobs at once.",
     )
     sync_job = build_sync_job(naming)
-    compacted, retained = build_compacted_state(naming), build_retained_epochs(naming)
+    compacted, journal = build_compacted_state(naming), build_gc_journal(naming)
+    retained, orphans, dead_jobs = (build_collection(naming, kind) for kind in PlanKind)
     compaction_job = build_maintenance_job("arroyo_compaction", naming, compacted)
-    gc_job = build_maintenance_job("arroyo_gc", naming, retained)
+    gc_job = build_maintenance_job("arroyo_gc", naming, retained, journal)
+    orphans_job = build_maintenance_job("arroyo_collect_orphans", naming, orphans, journal)
+    dead_jobs_job = build_maintenance_job("arroyo_remove_dead_jobs", naming, dead_jobs, journal)
     session = spark or SparkSessionResource()
     graphs = [one if isinstance(one, SdfGraph) else load_graph(one) for one in dataflows]
     sdf_jobs = [build_sdf_job(graph) for graph in graphs]
@@ -133,11 +141,15 @@ def build_arroyo_definitions(
     timed = partial(build_clock_schedule, running=schedules_running, timezone=clock.timezone)
     return dg.Definitions(
         assets=[
-            *(checkpoint_spec(naming), catalogue, fleet, compacted, retained),
+            *(checkpoint_spec(naming), catalogue, fleet, compacted),
+            *(retained, orphans, dead_jobs, journal),
             *(asset for graph in graphs for asset in build_sdf_assets(graph, sdf)),
         ],
         asset_checks=[fleet_checks],
-        jobs=[refresh_job, fleet_job, sync_job, compaction_job, gc_job, *sdf_jobs],
+        jobs=[
+            *(refresh_job, fleet_job, sync_job, compaction_job, gc_job),
+            *(orphans_job, dead_jobs_job, *sdf_jobs),
+        ],
         sensors=[
             build_checkpoint_sensor(naming, options=sensor, states=told, running=sensor_running)
         ],
@@ -158,9 +170,13 @@ def build_arroyo_definitions(
                 naming,
                 compaction_job,
                 gc_job,
+                orphans_job,
+                dead_jobs_job,
                 maintenance or MaintenanceOptions(),
                 compaction_cron=clock.compaction,
                 gc_cron=clock.gc,
+                orphans_cron=clock.orphans,
+                dead_jobs_cron=clock.dead_jobs,
                 timezone=clock.timezone,
                 running=schedules_running,
             ),

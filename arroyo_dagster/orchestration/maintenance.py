@@ -1,4 +1,4 @@
-"""What keeps state small, as assets: files compacted, old epochs removed; and when."""
+"""Files compacted, as an asset; and when that is done and garbage collected, see `gc.py`."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,12 +11,18 @@ from pydantic import Field
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import shown
 from arroyo_dagster.orchestration.checks import (
-    FILES_EXIST,
     RESTORABLE,
     check_result,
     epoch_verdict,
 )
 from arroyo_dagster.orchestration.failures import as_failure, failure_of
+from arroyo_dagster.orchestration.gc import (
+    DeadJobsConfig,
+    GcConfig,
+    OrphansConfig,
+    dead_jobs_backlog,
+    orphans_backlog,
+)
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
@@ -24,7 +30,6 @@ from arroyo_dagster.orchestration.schedules import build_due_schedule
 from arroyo_dagster.orchestration.translator import (
     COMPACTED_STATE,
     OPERATOR_METADATA,
-    RETAINED_EPOCHS,
     Naming,
 )
 from arroyo_dagster.state.model.compaction import (
@@ -37,11 +42,12 @@ from arroyo_dagster.state.planning.health import row_parity
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.local.compaction import CompactionOutcome
-    from arroyo_dagster.state.local.gc import ExpireOutcome
 
 ROW_PARITY = "row_parity"
 COMPACTION_CRON = "17 * * * *"
 GC_CRON = "43 3 * * *"
+ORPHANS_CRON = "13 4 * * 0"
+DEAD_JOBS_CRON = "33 4 * * 0"
 MIN_BACKLOG = 64
 _CONCURRENT_JOBS = 16
 
@@ -85,25 +91,21 @@ class CompactionConfig(dg.Config):
         )
 
 
-class GcConfig(dg.Config):
-    """Which epochs of a job stay."""
-
-    keep_epochs: int = Field(default=10, ge=2, description="So many of the newest epochs stay.")
-    dry_run: bool = Field(default=True, description="Show what would go; deleting is opt-in.")
-
-
 @dataclass(frozen=True, kw_only=True)
 class MaintenanceOptions:
-    """How jobs are compacted, and their epochs expired, by the schedules.
+    """How jobs are compacted and collected by the schedules.
 
     Attributes:
         min_backlog: a job is compacted once so many of its files were never merged.
-        compaction, gc: the configuration of these runs; they delete only where `gc` says so.
+        compaction, gc, orphans, dead_jobs: the configuration of these runs; they delete only where
+            theirs says so.
     """
 
     min_backlog: int = MIN_BACKLOG
     compaction: CompactionConfig | None = None
     gc: GcConfig | None = None
+    orphans: OrphansConfig | None = None
+    dead_jobs: DeadJobsConfig | None = None
 
 
 # ---- compaction ----------------------------------------------------------------------------------
@@ -251,83 +253,11 @@ def _merge_line(merge: MergeOutcome) -> Mapping[str, Any]:
     }
 
 
-# ---- expiry --------------------------------------------------------------------------------------
-
-
-def build_retained_epochs(naming: Naming) -> dg.AssetsDefinition:
-    """The asset of the epochs that stay, with a check that they are whole afterwards."""
-    key = naming.key(RETAINED_EPOCHS)
-
-    @dg.multi_asset(
-        name="arroyo_retained_epochs",
-        specs=[
-            naming.spec(RETAINED_EPOCHS, deps=[COMPACTED_STATE]).replace_attributes(skippable=True)
-        ],
-        check_specs=[
-            dg.AssetCheckSpec(
-                FILES_EXIST,
-                asset=key,
-                blocking=True,
-                description="Every file that the newest epoch lists is still there.",
-            )
-        ],
-        pool="arroyo_gc",
-        retry_policy=_retries(),
-    )
-    def arroyo_retained_epochs(  # type: ignore[no-untyped-def]
-        context: dg.AssetExecutionContext,
-        config: GcConfig,
-        arroyo_store: ArroyoStateStore,
-        arroyo_runner: MaintenanceRunner,
-    ):
-        paths = job_of(context.partition_key)
-        with as_failure():
-            # Credentials that cannot delete are enough for a dry run.
-            store = arroyo_store.reading() if config.dry_run else arroyo_store.writable()
-            outcome = arroyo_runner.expire(
-                store,
-                paths,
-                keep_epochs=config.keep_epochs,
-                yes=not config.dry_run,
-                owner=f"dagster run {context.run.run_id}",
-            )
-            verdict = epoch_verdict(FILES_EXIST, arroyo_store.reading(), [paths])
-        would = "would go" if config.dry_run else "went"
-        context.log.info(
-            f"{len(outcome.plan.epochs)} epochs, {outcome.files} files, {outcome.size_bytes} "
-            f"bytes {would}; {outcome.kept_epochs} epochs stay"
-        )
-        if outcome.done:
-            yield dg.MaterializeResult(asset_key=key, metadata=_expiry_shown(outcome))
-        yield check_result(verdict, FILES_EXIST, key, metadata=_expiry_planned(outcome))
-
-    return arroyo_retained_epochs
-
-
-def _expiry_shown(outcome: "ExpireOutcome") -> dict[str, Any]:
-    return {
-        "arroyo/kept_epochs": outcome.kept_epochs,
-        "arroyo/oldest_epoch": outcome.plan.keep_from,
-        "arroyo/removed_epochs": len(outcome.plan.epochs),
-        "arroyo/removed_files": outcome.files,
-        "arroyo/removed_bytes": outcome.size_bytes,
-    }
-
-
-def _expiry_planned(outcome: "ExpireOutcome") -> dict[str, Any]:
-    done = "removed" if outcome.done else "to be removed"
-    return {
-        f"arroyo/epochs {done}": len(outcome.plan.epochs),
-        f"arroyo/files {done}": outcome.files,
-        f"arroyo/bytes {done}": outcome.size_bytes,
-    }
-
-
 # ---- when ----------------------------------------------------------------------------------------
 
 
-def build_maintenance_job(name: str, naming: Naming, asset: dg.AssetsDefinition) -> Any:
-    """A job of one asset, a run per job of the fleet, its Spark work in the process of the run."""
+def build_maintenance_job(name: str, naming: Naming, *assets: dg.AssetsDefinition) -> Any:
+    """A job of these assets, a run per job of the fleet, its Spark work in the run's process."""
     config = dg.PartitionedConfig(
         naming.jobs,
         run_config_for_partition_key_fn=lambda key: {},
@@ -335,7 +265,7 @@ def build_maintenance_job(name: str, naming: Naming, asset: dg.AssetsDefinition)
     )
     return dg.define_asset_job(
         name,
-        selection=dg.AssetSelection.assets(asset),
+        selection=dg.AssetSelection.assets(*assets),
         config=config,
         executor_def=dg.in_process_executor,
         run_tags={"dagster/priority": "-1", dg.MAX_RUNTIME_SECONDS_TAG: "7200"},
@@ -346,10 +276,14 @@ def build_maintenance_schedules(
     naming: Naming,
     compaction_job: Any,
     gc_job: Any,
+    orphans_job: Any,
+    dead_jobs_job: Any,
     options: MaintenanceOptions,
     *,
     compaction_cron: str = COMPACTION_CRON,
     gc_cron: str = GC_CRON,
+    orphans_cron: str = ORPHANS_CRON,
+    dead_jobs_cron: str = DEAD_JOBS_CRON,
     timezone: str = "UTC",
     running: bool = False,
 ) -> list[dg.ScheduleDefinition]:
@@ -373,8 +307,28 @@ def build_maintenance_schedules(
             gc_job,
             gc_cron,
             naming=naming,
-            backlog=lambda store: _over_jobs(store, _expiry_backlog(gc.keep_epochs)),
+            backlog=lambda store: _over_jobs(store, _expiry_backlog(gc.keep_epochs or 2)),
             run_config=dg.RunConfig({"arroyo_retained_epochs": gc}),
+            running=running,
+            timezone=timezone,
+        ),
+        build_due_schedule(
+            "arroyo_orphans_schedule",
+            orphans_job,
+            orphans_cron,
+            naming=naming,
+            backlog=orphans_backlog,
+            run_config=dg.RunConfig({"arroyo_orphans": options.orphans or OrphansConfig()}),
+            running=running,
+            timezone=timezone,
+        ),
+        build_due_schedule(
+            "arroyo_dead_jobs_schedule",
+            dead_jobs_job,
+            dead_jobs_cron,
+            naming=naming,
+            backlog=dead_jobs_backlog,
+            run_config=dg.RunConfig({"arroyo_dead_jobs": options.dead_jobs or DeadJobsConfig()}),
             running=running,
             timezone=timezone,
         ),

@@ -15,6 +15,7 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from arroyo_dagster.state.local.directory import JobDirectory
     from arroyo_dagster.state.storage.store import ObjectStore
 
 CATALOGUE_DIRECTORY = "arroyo_catalogue"
@@ -26,6 +27,15 @@ class ArroyoStateStore(dg.ConfigurableResource):  # type: ignore[type-arg]
     checkpoint_url: str = Field(description="The checkpoint URL, in any form Arroyo takes.")
     storage_options: dict[str, Any] = Field(
         default_factory=dict, description="For the client of a remote store; never shown."
+    )
+    arroyo_api_url: str | None = Field(
+        default=None, description="Arroyo's REST API, to ask what its jobs are doing; read only."
+    )
+    arroyo_api_token: str | None = Field(
+        default=None, description="For that API; else from ARROYO_API_TOKEN."
+    )
+    arroyo_database: str | None = Field(
+        default=None, description="The controller's state.sqlite; only a copy of it is opened."
     )
     layout: str = Field(default="auto", description="auto, legacy or protocol: which jobs to see.")
     catalogue_url: str | None = Field(
@@ -51,6 +61,21 @@ class ArroyoStateStore(dg.ConfigurableResource):  # type: ignore[type-arg]
         from arroyo_dagster.state.storage.wrappers import WriteProtected
 
         return WriteProtected(self.writable())
+
+    def directory(self, said: dict[str, str] | None) -> "JobDirectory":
+        """Who is asked what jobs are doing.
+
+        Args:
+            said: the user's own word, by job.
+        """
+        from arroyo_dagster.state.local.directory import open_directory
+
+        return open_directory(
+            api=self.arroyo_api_url,
+            token=self.arroyo_api_token or os.environ.get("ARROYO_API_TOKEN"),
+            database=self.arroyo_database,
+            said=said or {},
+        )
 
     def catalogue(self) -> "ObjectStore":
         """The store of the catalogue.

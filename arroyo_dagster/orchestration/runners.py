@@ -10,13 +10,14 @@ from arroyo_dagster.state.model.compaction import CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
 
 if TYPE_CHECKING:
+    from arroyo_dagster.state.local.collecting import GcOutcome
     from arroyo_dagster.state.local.compaction import CompactionOutcome
-    from arroyo_dagster.state.local.gc import ExpireOutcome
+    from arroyo_dagster.state.local.gc_plans import GcRequest
     from arroyo_dagster.state.storage.store import ObjectStore
 
 
 class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
-    """Compacts and expires jobs. Two are built in; subclass it to bring another engine."""
+    """Compacts and collects jobs. Two are built in; subclass it to bring another engine."""
 
     @abstractmethod
     def compact(
@@ -28,9 +29,15 @@ class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
     ) -> "CompactionOutcome":
         """Compact a job; `options` as of `state.local.compaction.compact_job`."""
 
-    @abstractmethod
-    def expire(self, store: "ObjectStore", paths: JobPaths, **options: Any) -> "ExpireOutcome":
-        """Expire epochs of a job; `options` as of `state.local.gc.expire_job`."""
+    def collect(
+        self, store: "ObjectStore", paths: JobPaths, asked: "GcRequest", **options: Any
+    ) -> "GcOutcome":
+        """Carry out a collection, in this process unless overridden; `options` as of
+        `state.local.collecting.collect`.
+        """
+        from arroyo_dagster.state.local.collecting import collect
+
+        return collect(store, paths, asked, **options)
 
 
 class SparkRunner(MaintenanceRunner):
@@ -49,10 +56,12 @@ class SparkRunner(MaintenanceRunner):
 
         return compact_job_on_spark(lambda: self.spark.session, store, paths, settings, **options)
 
-    def expire(self, store: "ObjectStore", paths: JobPaths, **options: Any) -> "ExpireOutcome":
-        from arroyo_dagster.spark.gc import expire_job_on_spark
+    def collect(
+        self, store: "ObjectStore", paths: JobPaths, asked: "GcRequest", **options: Any
+    ) -> "GcOutcome":
+        from arroyo_dagster.spark.gc import collect_on_spark
 
-        return expire_job_on_spark(lambda: self.spark.session, store, paths, **options)
+        return collect_on_spark(lambda: self.spark.session, store, paths, asked, **options)
 
 
 class InProcessRunner(MaintenanceRunner):
@@ -68,8 +77,3 @@ class InProcessRunner(MaintenanceRunner):
         from arroyo_dagster.state.local.compaction import compact_job
 
         return compact_job(store, paths, settings, **options)
-
-    def expire(self, store: "ObjectStore", paths: JobPaths, **options: Any) -> "ExpireOutcome":
-        from arroyo_dagster.state.local.gc import expire_job
-
-        return expire_job(store, paths, **options)

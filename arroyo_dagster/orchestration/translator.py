@@ -14,6 +14,9 @@ OPERATOR_METADATA = "operator_metadata"
 FLEET = "fleet"
 COMPACTED_STATE = "compacted_state"
 RETAINED_EPOCHS = "retained_epochs"
+ORPHANS = "orphans"
+DEAD_JOBS = "dead_jobs"
+GC_JOURNAL = "gc_journal"
 
 STATE_GROUP = "arroyo_state"
 MAINTENANCE_GROUP = "arroyo_maintenance"
@@ -25,8 +28,9 @@ class ArroyoTableProps:
     """What is known of an asset when it is named.
 
     Attributes:
-        table: `checkpoint`, `epoch_catalog`, `operator_metadata`, `fleet`, `compacted_state` or
-            `retained_epochs`.
+        table: `checkpoint`, `epoch_catalog`, `operator_metadata`, `fleet`, `compacted_state`,
+            `retained_epochs`, `orphans`, `dead_jobs`, each of these three with `_plan` too, or
+            `gc_journal`.
         deployment: the name of the deployment, where there are several in one instance.
     """
 
@@ -61,10 +65,35 @@ _TABLES = {
         MAINTENANCE_GROUP,
         ("arroyo", "spark", "parquet"),
     ),
+    f"{RETAINED_EPOCHS}_plan": _Shown(
+        "What would go with the epochs that are too old, and how it is known that nothing which "
+        "stays needs it.",
+        MAINTENANCE_GROUP,
+    ),
     RETAINED_EPOCHS: _Shown(
         "The epochs of a job that are kept; older ones are removed with what only they list.",
         MAINTENANCE_GROUP,
         ("arroyo", "spark"),
+    ),
+    f"{ORPHANS}_plan": _Shown(
+        "What nothing in a job refers to, and why each other object stays.", MAINTENANCE_GROUP
+    ),
+    ORPHANS: _Shown(
+        "Objects of a job that nothing refers to, removed once they are surely forgotten.",
+        MAINTENANCE_GROUP,
+        ("arroyo", "spark"),
+    ),
+    f"{DEAD_JOBS}_plan": _Shown(
+        "What would go with a job whose pipeline is gone, and who says that it is.",
+        MAINTENANCE_GROUP,
+    ),
+    DEAD_JOBS: _Shown(
+        "Jobs that will never run again, removed as a whole.",
+        MAINTENANCE_GROUP,
+        ("arroyo", "spark"),
+    ),
+    GC_JOURNAL: _Shown(
+        "What was deleted or moved aside, when, by whom and under which plan.", MAINTENANCE_GROUP
     ),
 }
 

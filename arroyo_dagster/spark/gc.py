@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from arroyo_dagster.spark.tasks import run_items
 from arroyo_dagster.state.local.collecting import Delete, GcOutcome, Pace, collect, delete_here
 from arroyo_dagster.state.local.gc import ExpireOutcome, expire_job
-from arroyo_dagster.state.local.gc_plans import Asked
+from arroyo_dagster.state.local.gc_plans import GcRequest
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
@@ -31,7 +31,7 @@ def collect_on_spark(
     session: Callable[[], SparkSession],
     store: ObjectStore,
     paths: JobPaths,
-    asked: Asked,
+    asked: GcRequest,
     *,
     from_objects: int = FROM_OBJECTS,
     pace: Pace | None = None,

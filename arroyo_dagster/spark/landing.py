@@ -1,7 +1,7 @@
 """Any streaming source of Spark as the source of a topic: its records land in files first.
 
 Spark's own streaming query reads the source (Kafka, files, any format on the class path) and writes
-each of its micro-batches once: Parquet files of `topic_schema(...)`, then a list of them, whose
+each of its micro-batches once: Parquet files of records, then a list of them, whose
 creation makes the batch exist. `LandedSource` reads such batches like any source of ours: from any
 offset, the same rows in the same order, in process or on Spark. So the exactly-once of a job does
 not hang on what a source can repeat. See `docs/decisions/sdf-on-spark.md`.
@@ -30,7 +30,9 @@ from arroyo_dagster.spark.query_log import query_id
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.operators import Offset, Source
-from arroyo_dagster.state.sdf.boundary import VALUE, topic_schema
+from arroyo_dagster.state.sdf.boundary import VALUE
+from arroyo_dagster.state.sdf.topics.records import RECORDS
+from arroyo_dagster.state.sdf.topics.rows import plain_rows
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -105,9 +107,10 @@ class LandedSource(Source):
         topic: for messages.
         store: where it lies.
         directory: the directory of the topic.
-        value: the Arrow type of a value; None = raw bytes.
         batches_per_epoch: how many batches of Spark one epoch takes at most.
     """
+
+    schema = RECORDS
 
     def __init__(
         self,
@@ -115,12 +118,10 @@ class LandedSource(Source):
         store: ObjectStore,
         directory: StatePath,
         *,
-        value: pa.DataType | None = None,
         batches_per_epoch: int = BATCHES_PER_EPOCH,
     ) -> None:
         if batches_per_epoch < 1:
             raise InputError("batches_per_epoch is at least 1", topic=topic)
-        self.schema = topic_schema(value)
         self._topic = topic
         self._store = store
         self._directory = directory
@@ -162,15 +163,8 @@ class LandedSource(Source):
     def read(self, partition: LandedFile) -> Iterator[pa.RecordBatch]:
         """The records of one file."""
         rows, _ = decode_file(self._store.read(partition.path), partition.path)
-        if not rows.schema.equals(self.schema):
-            raise FormatError(
-                "the records that landed have other columns than this run reads",
-                topic=self._topic,
-                path=partition.path,
-                expected=str(self.schema.field(VALUE).type),
-                found=str(rows.schema.field(VALUE).type),
-                next_step="bind the topic as it was, or begin in another place",
-            )
+        if not rows.schema.equals(RECORDS):
+            raise FormatError("what landed has other columns than records", path=partition.path)
         yield from rows.to_batches()
 
     def forget(self, done: Offset) -> None:
@@ -204,48 +198,20 @@ def landed_batches(store: ObjectStore, directory: StatePath, *, after: int = -1)
 # ---- landing -------------------------------------------------------------------------------------
 
 
-def value_type(frame: DataFrame) -> pa.DataType | None:
-    """The type of a topic's value that a stream of Spark gives; None = raw bytes.
-
-    A stream with a column `value` of text or bytes gives that, as Kafka's does; one of `timestamp`
-    and `value` alone (`rate`) its value; any other a struct of all its columns.
-    """
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    schema = to_arrow_schema(frame.schema, timezone="UTC")
-    if VALUE in schema.names:
-        column = schema.field(VALUE).type
-        if any(is_raw(column) for is_raw in _RAW):
-            return None
-        if set(schema.names) <= {"timestamp", VALUE}:
-            return _without_zones(column)
-    return _without_zones(pa.struct(list(schema)))
-
-
-def _without_zones(value: pa.DataType) -> pa.DataType:
-    """Spark's timestamps are UTC, and dataflows know no zones."""
-    if pa.types.is_timestamp(value):
-        return pa.timestamp(value.unit)
-    if pa.types.is_struct(value):
-        return pa.struct([pa.field(one.name, _without_zones(one.type)) for one in value])
-    if pa.types.is_list(value):
-        return pa.list_(_without_zones(value.value_type))
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class Landing:
     """How the batches of one topic land.
 
     Attributes:
-        value: as `value_type` gives it.
+        encode: the value of a row, given its cells as `plain_rows` gives them. A row with a column
+            `value` of text or bytes, as Kafka's and `text`'s, has that as its value.
         location: where Spark keeps the offsets of the source: it must stay.
     """
 
     topic: str
     store: ObjectStore
     directory: StatePath
-    value: pa.DataType | None
+    encode: Callable[[dict[str, Any]], bytes]
     location: str
 
     def start(self, frame: DataFrame, *, follow: bool, seconds: float = 0.0) -> StreamingQuery:
@@ -314,14 +280,15 @@ class Landing:
             "offset": rows.column("offset") if kafka else pa.array(range(first, first + count)),
             "timestamp": _times(rows),
         }
-        schema = topic_schema(self.value)
-        return pa.table([_as(columns[field.name], field) for field in schema], schema)
+        return pa.table([_as(columns[field.name], field) for field in RECORDS], RECORDS)
 
     def _values(self, rows: pa.Table) -> pa.ChunkedArray | pa.Array:
-        if VALUE in rows.column_names and (self.value is None or rows.num_columns <= 2):
+        names = rows.column_names
+        if VALUE in names and any(is_raw(rows.column(VALUE).type) for is_raw in _RAW):
             return rows.column(VALUE)
-        struct = rows.combine_chunks().to_struct_array()
-        return struct.combine_chunks() if isinstance(struct, pa.ChunkedArray) else struct
+        if set(names) == {"timestamp", VALUE}:  # `rate`
+            rows = rows.select([VALUE])
+        return pa.array([self.encode(row) for row in plain_rows(rows)], pa.binary())
 
     def _check_query(self, query: str) -> None:
         """Refuse to land with another log of Spark than the one the topic began with: a query that

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
+from arroyo_dagster.errors import ConflictError, ProtocolError
 from arroyo_dagster.spark.query_log import batch_offsets, query_id
-from arroyo_dagster.spark.session import get_session
+from arroyo_dagster.spark.session import default_location, get_session
 from arroyo_dagster.spark.worker import (
     CHUNK_DDL,
     CHUNK_SCHEMA,
@@ -131,7 +131,9 @@ class SparkRun:
         self._store = store
         self._adopt = adopt
         self._given_location = checkpoint_location
-        self._location = checkpoint_location or _default_location(pipeline, store)
+        self._location = checkpoint_location or (
+            f"{default_location(store, pipeline.paths.ours)}/{uuid.uuid4().hex[:16]}"
+        )
         self._packed = PackedPipeline.pack(pipeline)
         # Before the start: a refused one must not fence the run that may be under way.
         self.job = JobRun(store, pipeline, accept=self._check_progress)
@@ -323,13 +325,3 @@ def _nudges(pipeline: Pipeline) -> Iterator[Chunk]:
     for level in range(1, pipeline.levels + 1):
         for subtask in range(pipeline.parallelism):
             yield Chunk(level, subtask, WATERMARK, 0, b"")
-
-
-def _default_location(pipeline: Pipeline, store: ObjectStore) -> str:
-    if not store.url.startswith("file:"):
-        raise InputError(
-            "Spark keeps a log of its own, and cannot keep it below this URL",
-            url=store.url,
-            next_step="say where with --spark-checkpoint: any path that this Spark can write to",
-        )
-    return f"{store.url}/{pipeline.paths.ours}/spark/{uuid.uuid4().hex[:16]}"

@@ -15,16 +15,20 @@ from typing import TYPE_CHECKING
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.spark.pipeline import SparkRun
 from arroyo_dagster.spark.session import get_session
+from arroyo_dagster.spark.topics import SparkTopics
 from arroyo_dagster.state.coordinator import finished, request_stop
 from arroyo_dagster.state.local.pipeline import RunOutcome
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.sdf.topics.segments import SegmentSource
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 _ASK_AGAIN_SECONDS = 0.5
+_LOOK_SECONDS = 0.2
 OnServiceEpoch = Callable[[Pipeline, Checkpoint], None]
 
 
@@ -39,6 +43,7 @@ class SparkOptions:
             by default below the jobs when those lie on local disk.
         interval_seconds: the least time between two epochs of a job.
         adopt: go on from the offsets recorded with the states, as new streaming queries.
+        max_epochs: of each job in this run; None = no end of its own.
     """
 
     master: str | None = None
@@ -46,6 +51,7 @@ class SparkOptions:
     checkpoint_location: str | None = None
     interval_seconds: float = 0.0
     adopt: bool = False
+    max_epochs: int | None = None
 
 
 def run_pipelines(
@@ -54,6 +60,9 @@ def run_pipelines(
     *,
     options: SparkOptions | None = None,
     follow: bool = False,
+    topics: SparkTopics | None = None,
+    between: Sequence[SegmentSource] = (),
+    stop: Callable[[], bool] = lambda: False,
     on_epoch: OnServiceEpoch | None = None,
     session: SparkSession | None = None,
 ) -> dict[str, RunOutcome]:
@@ -61,8 +70,11 @@ def run_pipelines(
 
     Args:
         pipelines: those that others read from first.
-        follow: all at once, until each was asked to stop; else one after the other, again and
-            again until none of them has anything new.
+        follow: all at once, until each has ended or was asked to stop; else one after the other,
+            again and again until none of them has anything new.
+        topics: those that are bound to Spark's sources, to be read meanwhile.
+        between: the sources of topics that pipelines write themselves.
+        stop: asked now and then; True = every run writes a last checkpoint and ends.
         on_epoch: called with every epoch once it is published and committed; from one thread at a
             time.
         session: the session to use; started, and stopped at the end, unless given.
@@ -77,8 +89,10 @@ def run_pipelines(
     chosen = options or SparkOptions()
     found, ours = (session, False) if session else get_session(chosen.master, chosen.conf)
     try:
-        together = _Together(found, store, chosen, follow, on_epoch)
-        return together.all_at_once(pipelines) if follow else together.in_turn(pipelines)
+        together = _Together(found, store, chosen, follow, topics, stop, on_epoch)
+        if follow:
+            return together.all_at_once(pipelines)
+        return together.in_turn(pipelines, between)
     finally:
         if ours:
             found.stop()
@@ -91,44 +105,87 @@ class _Together:
         store: ObjectStore,
         options: SparkOptions,
         follow: bool,
+        topics: SparkTopics | None,
+        stop: Callable[[], bool],
         on_epoch: OnServiceEpoch | None,
     ) -> None:
         self._session = session
         self._store = store
         self._options = options
         self._follow = follow
+        self._topics = topics
+        self._asked = stop
         self._on_epoch = on_epoch
         self._told = threading.Lock()
         self._application = uuid.uuid4().hex
 
-    def in_turn(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
+    def in_turn(
+        self, pipelines: Sequence[Pipeline], between: Sequence[SegmentSource]
+    ) -> dict[str, RunOutcome]:
         """Rounds over all of them, until a round in which nothing was new."""
+        if self._topics is not None:
+            self._topics.land_all(self._session)
         outcomes: dict[str, RunOutcome] = {}
         news = True
-        while news:
+        while news and not self._asked():
             news = False
             for pipeline in pipelines:
                 root = pipeline.paths.root
                 before = outcomes.get(root)
-                if before is not None and not has_news(pipeline, before.newest):
+                if before is not None and (
+                    self._options.max_epochs is not None or not has_news(pipeline, before.newest)
+                ):
                     continue
-                outcome = self._run(pipeline)
+                outcome = self._at_once([pipeline])[root]
                 news = news or outcome.epochs > 0
                 written = outcome.epochs + (before.epochs if before else 0)
                 outcomes[root] = RunOutcome(
                     epochs=written, newest=outcome.newest, exhausted=outcome.exhausted
                 )
+            news = self._note_ends(pipelines, between, outcomes) or news
         return outcomes
 
+    def _note_ends(
+        self,
+        pipelines: Sequence[Pipeline],
+        between: Sequence[SegmentSource],
+        outcomes: Mapping[str, RunOutcome],
+    ) -> bool:
+        """Note which topics between pipelines have ended with their writers. Returns whether there
+        was one: knowing it, a reader may have more to do."""
+        ended = {one.job for one in pipelines if outcomes[one.paths.root].exhausted}
+        fresh = [one for one in between if not one.complete and ended.issuperset(one.writers)]
+        for source in fresh:
+            source.complete = True
+        return bool(fresh)
+
     def all_at_once(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
-        """A thread each; when one fails the others stop with a checkpoint."""
+        """A thread each, while topics land; when one fails the others stop with a checkpoint."""
+        landing = [] if self._topics is None else self._topics.start(self._session)
+        try:
+            return self._at_once(pipelines, landing)
+        finally:
+            for query in landing:
+                query.stop()
+
+    def _at_once(
+        self, pipelines: Sequence[Pipeline], landing: Sequence[StreamingQuery] = ()
+    ) -> dict[str, RunOutcome]:
         with ThreadPoolExecutor(max(1, len(pipelines)), "arroyo-service") as pool:
             runs: dict[str, Future[RunOutcome]] = {
                 one.paths.root: pool.submit(self._run, one) for one in pipelines
             }
-            _, going = wait(runs.values(), return_when=FIRST_EXCEPTION)
+            going = set(runs.values())
+            while going and not self._asked() and _lands(landing):
+                done, going = wait(going, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
+                if any(run.exception() is not None for run in done):
+                    break
             self._stop([one for one in pipelines if runs[one.paths.root] in going], runs)
-        return {root: run.result() for root, run in runs.items()}
+        found = {root: run.result() for root, run in runs.items()}
+        for query in landing:
+            if (problem := query.exception()) is not None:
+                raise problem
+        return found
 
     def _stop(self, pipelines: Sequence[Pipeline], runs: Mapping[str, Future[RunOutcome]]) -> None:
         """Ask runs to stop; again and again, since one may not have begun yet."""
@@ -147,21 +204,25 @@ class _Together:
             pipeline,
             self._store,
             checkpoint_location=None if location is None else f"{location}/{pipeline.paths.root}",
-            max_epochs=None,
+            max_epochs=self._options.max_epochs,
             follow=self._follow,
             adopt=self._options.adopt,
             on_epoch=lambda checkpoint: self._tell(pipeline, checkpoint),
             application=self._application,
         )
-        try:
+        with contextlib.closing(run.job):
             return run.run(self._session, self._options.interval_seconds)
-        finally:
-            run.job.close()
 
     def _tell(self, pipeline: Pipeline, checkpoint: Checkpoint) -> None:
-        if self._on_epoch is not None:
-            with self._told:
+        with self._told:
+            if self._topics is not None:
+                self._topics.note(pipeline, checkpoint)
+            if self._on_epoch is not None:
                 self._on_epoch(pipeline, checkpoint)
+
+
+def _lands(landing: Sequence[StreamingQuery]) -> bool:
+    return all(query.isActive for query in landing)
 
 
 def has_news(pipeline: Pipeline, newest: Checkpoint | None) -> bool:

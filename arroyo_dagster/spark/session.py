@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arroyo_dagster.errors import StorageError
+from arroyo_dagster.errors import InputError, StorageError
+from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,3 +73,21 @@ def get_session(
             retryable=False,
             next_step="check that `java -version` says 17 or newer, and that the master answers",
         ) from error
+
+
+def default_location(store: ObjectStore, directory: str) -> str:
+    """Where Spark keeps a log of a query unless somebody says where: beside the state.
+
+    Args:
+        directory: below the checkpoint URL.
+
+    Raises:
+        InputError: the store is not on local disk.
+    """
+    if not store.url.startswith("file:"):
+        raise InputError(
+            "Spark keeps a log of its own, and cannot keep it below this URL",
+            url=store.url,
+            next_step="say where with --spark-checkpoint: any path that this Spark can write to",
+        )
+    return f"{store.url}/{directory}/spark"

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import pyarrow as pa
+
 from arroyo_dagster.errors import (
     ConflictError,
     FormatError,
@@ -46,6 +48,7 @@ from arroyo_dagster.state.model.ids import (
     OperatorId,
     PipelineId,
     StatePath,
+    TableName,
     WorkerGeneration,
 )
 from arroyo_dagster.state.model.layout import (
@@ -55,11 +58,14 @@ from arroyo_dagster.state.model.layout import (
     parse_checkpoint_dir,
     parse_epoch_record,
 )
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning import recovery
 from arroyo_dagster.state.planning.checkpoint import incomplete
 from arroyo_dagster.state.planning.gc import oldest_kept, plan_expire
+from arroyo_dagster.state.planning.health import reading_of
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_forms
 
 _T = TypeVar("_T")
 DELETE_BATCH = 1000
@@ -327,7 +333,8 @@ class ParquetBackend:
     def prepare_checkpoint_load(self, epoch: Epoch) -> Checkpoint:
         """Prove that the epoch can be restored before any task starts.
 
-        Every data file it lists is there and has a footer that decodes.
+        Every data file it lists is there, has a footer that decodes, and columns that give rows of
+        its table.
 
         Raises:
             NotFoundError: the epoch does not exist.
@@ -335,9 +342,10 @@ class ParquetBackend:
         """
         checkpoint = self.load_checkpoint_metadata(epoch)
         listed = [
-            (operator, path)
+            (operator, name, path)
             for operator in checkpoint.operators
-            for path in dict.fromkeys(operator.paths)
+            for name, files in operator.tables.items()
+            for path in dict.fromkeys(files.paths)
         ]
         problems = [p for p in concurrently(lambda at: self._problem(*at), listed) if p]
         if problems:
@@ -351,16 +359,24 @@ class ParquetBackend:
         return checkpoint
 
     def _problem(
-        self, operator: OperatorCheckpoint, path: StatePath
+        self, operator: OperatorCheckpoint, name: TableName, path: StatePath
     ) -> NotFoundError | FormatError | None:
         try:
             with self.store.open_input(path) as file:
-                read_facts(file, path)
+                facts = read_facts(file, path)
+            problem = _misfit(operator, name, path, facts.schema)
         except NotFoundError:
             return NotFoundError("a data file is missing", operator=operator.operator, path=path)
         except FormatError as error:
             return error
-        return None
+        if problem is None:
+            return None
+        return FormatError(
+            f"a data file is not one of its table: {problem}",
+            operator=operator.operator,
+            table=name,
+            path=path,
+        )
 
     # ---- compactions that wait -------------------------------------------------------------------
 
@@ -892,6 +908,19 @@ def decode_by_name(data: bytes, path: str) -> recovery.Record:
     if name == CURRENT_GENERATION:
         return records.decode_current_generation(data, path)
     return records.decode_epoch_record(data, path)
+
+
+def _misfit(
+    operator: OperatorCheckpoint, name: TableName, path: StatePath, found: pa.Schema
+) -> str | None:
+    """Why a file does not give rows of its table; None = it does."""
+    config, files = operator.configs.get(name), operator.tables[name]
+    if config is None or config.kind is not files.kind:
+        return f"table {name} has no configuration of its kind"
+    entries = files.files if isinstance(files, ExpiringTimeKeyFiles) else ()
+    listed = next((entry for entry in entries if entry.path == path), None)
+    columns, stored = columns_of(found), stored_form(found)
+    return reading_of(config, table_forms(config), columns, stored, listed).problem
 
 
 def as_checkpoint(manifest: Manifest, ref: StatePath, state: CheckpointState) -> Checkpoint:

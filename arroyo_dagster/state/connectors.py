@@ -230,12 +230,13 @@ class FolderSink(Sink):
             ProtocolError: a file is neither staged nor in its place.
         """
         store = self._store
-        staged = [
-            StatePath(path)
-            for commit_data in data.get(self.pre_commit, {}).values()
-            for path in _STAGED.decode(commit_data)
-        ]
+        staged = staged_paths(data.get(self.pre_commit, {}))
         concurrently(lambda path: _move(store, path, _final(path)), staged)
+
+
+def staged_paths(commit_data: Mapping[int, bytes]) -> list[StatePath]:
+    """What a `FolderSink` staged in an epoch, by its commit data of all subtasks."""
+    return [StatePath(path) for data in commit_data.values() for path in _STAGED.decode(data)]
 
 
 class ParquetSink(FolderSink):

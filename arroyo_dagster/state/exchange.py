@@ -35,14 +35,15 @@ class Chunk:
         subtask: which subtask of those.
         edge: which edge of the pipeline, or `WATERMARK`.
         order: place among the chunks of one edge and subtask.
-        payload: Arrow IPC, or for `WATERMARK` a source's name and event time.
+        payload: Arrow IPC, or for `WATERMARK` a source's name and event time. Within one process
+            rows need no other form: there it is a table, and the codec `as_it_is`.
     """
 
     level: int
     subtask: int
     edge: int
     order: int
-    payload: bytes
+    payload: Any
 
 
 def read_split(node: SourceNode, split: Any) -> Iterator[pa.RecordBatch]:
@@ -135,13 +136,23 @@ def decode_table(payload: bytes) -> pa.Table:
     return pa.ipc.open_stream(payload).read_all()
 
 
+def as_it_is(rows: pa.Table) -> pa.Table:
+    """The rows themselves: what chunks hold that stay in one process."""
+    return rows
+
+
 def source_chunks(
-    pipeline: Pipeline, node: SourceNode, batches: Iterable[pa.RecordBatch], split: int
+    pipeline: Pipeline,
+    node: SourceNode,
+    batches: Iterable[pa.RecordBatch],
+    split: int,
+    encode: Callable[[pa.Table], Any] = encode_table,
 ) -> Iterator[Chunk]:
     """Send the rows of one split to all who take them, and its event time to every subtask.
 
     Args:
         split: the place of the split in its epoch, so that order is the source's.
+        encode: makes the payload of rows.
     """
     parts = list(batches)
     latest = latest_micros(parts)
@@ -149,7 +160,7 @@ def source_chunks(
     for edge in pipeline.edges_from(node.operator_id):
         level = pipeline.operators[edge.target].level
         for subtask, part in route(edge, rows, pipeline.parallelism, stay=split):
-            yield Chunk(level, subtask, edge.index, split, encode_table(part))
+            yield Chunk(level, subtask, edge.index, split, encode(part))
     payload = b"" if latest is None else f"{latest}:{node.operator_id}".encode()
     for level in range(1, pipeline.levels + 1):
         for subtask in range(pipeline.parallelism):
@@ -157,7 +168,11 @@ def source_chunks(
 
 
 def operator_chunks(
-    pipeline: Pipeline, node: OperatorNode, batches: Sequence[pa.RecordBatch], subtask: int
+    pipeline: Pipeline,
+    node: OperatorNode,
+    batches: Sequence[pa.RecordBatch],
+    subtask: int,
+    encode: Callable[[pa.Table], Any] = encode_table,
 ) -> Iterator[Chunk]:
     """Send what one subtask put out to operators of later levels."""
     if not batches:
@@ -168,7 +183,7 @@ def operator_chunks(
         if level == node.level:
             continue  # chained: handed over in the same task
         for target, part in route(edge, rows, pipeline.parallelism, stay=subtask):
-            yield Chunk(level, target, edge.index, subtask, encode_table(part))
+            yield Chunk(level, target, edge.index, subtask, encode(part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +199,9 @@ class Arrived:
     latest_micros: Mapping[str, int]
 
 
-def arrived(chunks: Iterable[Chunk], decode: Callable[[bytes], pa.Table] = decode_table) -> Arrived:
+def arrived(chunks: Iterable[Chunk], decode: Callable[[Any], pa.Table] = decode_table) -> Arrived:
     """Sort the chunks of one subtask and one level."""
-    by_edge: dict[int, list[tuple[int, bytes]]] = {}
+    by_edge: dict[int, list[tuple[int, Any]]] = {}
     latest: dict[str, int] = {}
     for chunk in chunks:
         if chunk.edge == WATERMARK and chunk.payload:
@@ -195,7 +210,7 @@ def arrived(chunks: Iterable[Chunk], decode: Callable[[bytes], pa.Table] = decod
         elif chunk.edge != WATERMARK:
             by_edge.setdefault(chunk.edge, []).append((chunk.order, chunk.payload))
     rows = {
-        edge: tuple(decode(payload) for _, payload in sorted(parts))
+        edge: tuple(decode(payload) for _, payload in sorted(parts, key=lambda part: part[0]))
         for edge, parts in sorted(by_edge.items())
     }
     return Arrived(rows, latest)

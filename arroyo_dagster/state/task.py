@@ -4,14 +4,15 @@ checkpoint, follow what was published. The same code runs in process and in Spar
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.backend import StateBackend
-from arroyo_dagster.state.exchange import Arrived, Chunk, operator_chunks, rechunk
+from arroyo_dagster.state.exchange import Arrived, Chunk, encode_table, operator_chunks, rechunk
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint, SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, WorkerGeneration
 from arroyo_dagster.state.operators import Collector, Operator, OperatorContext, registered
@@ -148,9 +149,21 @@ class OperatorSubtask:
 
 
 class LevelTask:
-    """Subtask `index` of every operator of one level, kept from epoch to epoch."""
+    """Subtask `index` of every operator of one level, kept from epoch to epoch.
 
-    def __init__(self, pipeline: Pipeline, level: int, index: int, store: ObjectStore) -> None:
+    Args:
+        encode: makes the payload of the chunks it gives.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        level: int,
+        index: int,
+        store: ObjectStore,
+        encode: Callable[[pa.Table], Any] = encode_table,
+    ) -> None:
+        self._encode = encode
         self._pipeline = pipeline
         self._nodes = pipeline.at_level(level)
         self._index = index
@@ -178,7 +191,7 @@ class LevelTask:
             ready[node.operator_id] = subtask
             for edge in self._pipeline.edges_from(node.operator_id):
                 chained[edge.index] = rows
-            yield from operator_chunks(self._pipeline, node, rows, self._index)
+            yield from operator_chunks(self._pipeline, node, rows, self._index, self._encode)
         self._subtasks = ready
 
     def _watermark(

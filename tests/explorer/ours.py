@@ -25,7 +25,7 @@ from arroyo_dagster.state.coordinator import JobRun
 from arroyo_dagster.state.local.collecting import Pace, collect
 from arroyo_dagster.state.local.compaction import compact_job
 from arroyo_dagster.state.local.directory import JobDirectory
-from arroyo_dagster.state.local.gc_plans import Asked, plan_collection
+from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
 from arroyo_dagster.state.local.quarantine import purge, undelete
 from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
 from arroyo_dagster.state.model.checkpoints import (
@@ -143,6 +143,12 @@ def _uuid() -> uuid.UUID:
     return uuid.UUID(int=_Pool.world.chance.getrandbits(128))
 
 
+def _problem(self: Any, operator: Any, path: StatePath, *_: Any) -> NotFoundError | None:
+    """Whether a data file is there: what it holds is nothing."""
+    there = self.store.head(path) is not None
+    return None if there else NotFoundError("a data file is missing", path=path)
+
+
 @contextlib.contextmanager
 def replaced_machinery() -> Iterator[None]:
     """While it lasts, threads, time and random names of the product are the world's."""
@@ -156,7 +162,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(lease_module, "uuid", names),
         mock.patch.object(backend_module, "uuid", names),
         mock.patch.object(merging_module, "uuid", names),
-        mock.patch.object(backend_module, "read_facts", lambda file, path: None),
+        mock.patch.object(backend_module.ParquetBackend, "_problem", _problem),
     ):
         yield
 
@@ -380,7 +386,7 @@ class Collection:
         early: whether the plan is made first and carried out later.
     """
 
-    asked: Asked
+    asked: GcRequest
     keep: int | None = None
     aside: bool = False
     early: bool = False

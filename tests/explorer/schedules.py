@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from arroyo_dagster.state.local.gc_plans import Asked
+from arroyo_dagster.state.local.gc_plans import GcRequest
 from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS, GRACE_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.directory import JobCondition
 from arroyo_dagster.state.model.ids import JobId, PipelineId
@@ -198,7 +198,7 @@ class Setting:
             keep, retention = 2, Retention(keep_micros=chance.choice((0, SECOND, HOUR)))
         if not protocol:
             self.watch.trap = 10
-        asked = Asked(
+        asked = GcRequest(
             kind=PlanKind.EXPIRE,
             retention=retention,
             directory=ours.directory(self.controller),
@@ -208,7 +208,7 @@ class Setting:
 
     def orphans(self, *, fault: bool = False) -> Process:
         """A collection of orphans."""
-        asked = Asked(
+        asked = GcRequest(
             kind=PlanKind.ORPHANS,
             grace_micros=self.chance.choice((GRACE_FLOOR_MICROS, GRACE_FLOOR_MICROS, GRACE_MICROS)),
             directory=ours.directory(self.controller),
@@ -217,7 +217,7 @@ class Setting:
         return self._collector("orphans", asked, None, fault)
 
     def _collector(
-        self, name: str, asked: Asked, keep: int | None, fault: bool, aside: bool | None = None
+        self, name: str, asked: GcRequest, keep: int | None, fault: bool, aside: bool | None = None
     ) -> Process:
         chance, world = self.chance, self.world
         what = ours.Collection(

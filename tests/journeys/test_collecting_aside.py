@@ -328,6 +328,53 @@ def test_a_dead_job_goes_whole_and_can_come_back() -> None:
         collect(store, PATHS, dead(**{root: "gone"}), yes=True, clock=clock)
 
 
+@pytest.mark.parametrize("kind", ["ours", "legacy"])
+def test_the_removal_of_a_job_that_was_stopped_anywhere_is_finished_by_the_next(kind: str) -> None:
+    clock = Clock()
+    paths = PATHS if kind == "ours" else legacy_job("j")
+    if kind == "ours":
+        start = begun(3, clock, **SMALL)
+    else:
+        start = MemoryStore(clock=clock)
+        Written(start, paths, start=clock.micros).epochs(3)
+    clock.days(4)
+    asked = dead(**{str(paths.root): "gone"})
+
+    def fresh() -> MemoryStore:
+        return copied(start, clock=clock, keep_times=True)
+
+    counted = FaultInjecting(fresh())
+    collect(counted, paths, asked, yes=True, clock=clock, pace=QUICK)
+    assert without_ours(counted) == {}
+    assert counted.head(paths.removal) is None
+    for at in range(1, counted.changes + 1):
+        store = fresh()
+        faulty = FaultInjecting(store, fail_at=at, mode="partial", crash=True)
+        with contextlib.suppress(Crash):
+            collect(faulty, paths, asked, yes=True, clock=clock, pace=QUICK)
+        clock.micros += 120_000_000
+        collect(store, paths, asked, yes=True, clock=clock, pace=QUICK) if without_ours(
+            store
+        ) else None
+        assert without_ours(store) == {}, f"crash at change {at}"
+
+
+def test_what_is_written_after_a_removal_began_stops_it() -> None:
+    clock = Clock()
+    store = begun(3, clock, **SMALL)
+    clock.days(4)
+    asked = dead(**{str(PATHS.root): "gone"})
+    with contextlib.suppress(Crash):
+        faulty = FaultInjecting(store, fail_at=9, mode="before", crash=True)
+        collect(faulty, PATHS, asked, yes=True, clock=clock, pace=QUICK)
+    assert store.head(PATHS.removal) is not None
+    clock.micros += 120_000_000
+    fence = store.read(PATHS.current_generation)
+    store.put(PATHS.current_generation, fence)
+    with pytest.raises(ProtocolError, match="after the removal of the job began"):
+        collect(store, PATHS, asked, yes=True, clock=clock, pace=QUICK)
+
+
 def test_a_stored_plan_is_carried_out_if_it_still_fits_and_refused_if_not() -> None:
     clock = Clock()
     store = begun(6, clock, **SMALL)

@@ -13,7 +13,7 @@ from arroyo_dagster.errors import ConflictError, FormatError, InputError, Protoc
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.local.collecting import Pace, collect
-from arroyo_dagster.state.local.gc_plans import Asked, plan_collection
+from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
 from arroyo_dagster.state.local.roots import read_roots
 from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName, WorkerGeneration
@@ -55,11 +55,11 @@ def arroyo(
     return found, job
 
 
-def planned(store: Any, paths: JobPaths, asked: Asked, clock: Clock) -> Any:
+def planned(store: Any, paths: JobPaths, asked: GcRequest, clock: Clock) -> Any:
     return plan_collection(WriteProtected(store), paths, asked, now_micros=clock())
 
 
-def refused(store: Any, paths: JobPaths, asked: Asked, clock: Clock, match: str) -> None:
+def refused(store: Any, paths: JobPaths, asked: GcRequest, clock: Clock, match: str) -> None:
     """Nothing is planned and nothing goes, and the error says why and what to do."""
     whole_store = getattr(store, "inner", store)
     before = without_ours(whole_store)
@@ -100,7 +100,7 @@ def test_a_run_id_that_is_not_the_newest_generation_is_refused() -> None:
     clock = Clock()
     store, _ = arroyo(PROTOCOL, 5, clock)
     said: Any = {"p/main": {"condition": "stopped", "run_id": 4}}
-    asked = Asked(
+    asked = GcRequest(
         kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2), directory=directory(**said)
     )
     refused(store, PROTOCOL, asked, clock, "worker generation 1, the user speaks of run 4")
@@ -110,7 +110,7 @@ def test_an_epoch_that_the_database_knows_and_the_store_does_not_is_refused() ->
     clock = Clock()
     store, _ = arroyo(LEGACY, 15, clock)
     said: Any = {"j": {"condition": "stopped", "epoch": 17}}
-    asked = Asked(
+    asked = GcRequest(
         kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2), directory=directory(**said)
     )
     refused(store, LEGACY, asked, clock, "knows epoch 17")

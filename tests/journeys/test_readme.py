@@ -10,6 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from arroyo_dagster.cli import main
+from arroyo_dagster.state.storage.open import open_store
+from tests.jobs import run_word_job
+
 PROJECT = Path(__file__).parents[2]
 README = (PROJECT / "README.md").read_text()
 
@@ -57,6 +63,19 @@ def test_the_commands_that_look_at_state_run_against_a_job(tmp_path: Path) -> No
         assert _run(command, tmp_path, ARROYO__CHECKPOINT_URL=url)
 
 
+def test_the_commands_that_verify_run_against_a_job(tmp_path: Path) -> None:
+    (code,) = [block for block in _blocks("python") if "Pipeline" in block]
+    (tmp_path / "shop.py").write_text(code)
+    url = f"file://{tmp_path}/state"
+    _run(f"arroyo-state run shop.py:pipeline --url {url}", tmp_path)
+    words, document = (
+        _run(command.replace("JOB", "main"), tmp_path, ARROYO__CHECKPOINT_URL=url)
+        for command in next(b for b in _blocks("sh") if "verify JOB" in b).splitlines()
+    )
+    assert "can be restored: nothing found" in words
+    assert json.loads(document)["parallelism"] == 8
+
+
 def test_every_make_target_that_the_readme_names_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`?make ([a-z]+)`?", README))
@@ -88,9 +107,22 @@ def test_the_commands_that_keep_state_small_show_their_plan(tmp_path: Path) -> N
     _run(f"arroyo-state run shop.py:pipeline --url {url}", tmp_path)
     block = next(block for block in _blocks("sh") if "arroyo-state compact" in block)
     commands = [line for line in block.splitlines() if line.startswith("arroyo-state")]
-    assert len(commands) == 2
+    assert len(commands) == 4
     for command in commands:
         assert _run(command.replace("JOB", "shop/main"), tmp_path, ARROYO__CHECKPOINT_URL=url)
+
+
+def test_the_commands_that_free_what_nothing_needs_run(tmp_path: Path) -> None:
+    block = next(block for block in _blocks("sh") if "arroyo-state gc plan" in block)
+    commands = [line for line in block.splitlines() if line.startswith("arroyo-state")]
+    assert len(commands) == 8
+    url = f"file://{tmp_path}"
+    run_word_job(open_store(url), rows=24, rows_per_epoch=2, keep_epochs=None)
+    for command in commands:
+        words = shlex.split(command.replace("JOB", "words/main"), comments=True)[1:]
+        result = CliRunner().invoke(main, [*words, "--url", url], catch_exceptions=False)
+        assert result.exit_code == 0, (command, result.stderr)
+        assert result.stdout
 
 
 def test_the_definitions_of_the_readme_load() -> None:

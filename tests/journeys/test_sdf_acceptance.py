@@ -271,7 +271,8 @@ def test_a19_a_full_outer_join_of_two_tables() -> None:
         "rows = sql('select coalesce(l._key, r._key) as k, coalesce(l.n, 0) + coalesce(r.n, 0) "
         "as total from lefts l full outer join rights r on l._key = r._key "
         "order by k').rows()\n"
-        "found = []\nwhile rows.next():\n    found.append(f\"{rows.str('k')}={rows.i32('total')}\")\n"
+        "found = []\nwhile rows.next():\n"
+        "    found.append(f\"{rows.str('k')}={rows.i32('total')}\")\n"
         "return ' '.join(found)"
     )
     services = (

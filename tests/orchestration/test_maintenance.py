@@ -11,7 +11,8 @@ import pytest
 
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-from arroyo_dagster.orchestration.maintenance import CompactionConfig, GcConfig, MaintenanceOptions
+from arroyo_dagster.orchestration.gc import GcConfig
+from arroyo_dagster.orchestration.maintenance import CompactionConfig, MaintenanceOptions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRunner
 from arroyo_dagster.state.backend import ParquetBackend
@@ -114,10 +115,9 @@ def test_a_dry_run_changes_and_materialises_nothing(
     objects = listing(store)
     defs = definitions(url, tmp_path)
     config = {"ops": {"arroyo_compacted_state": {"config": {"policy": "full", "dry_run": True}}}}
-    for job, given in (("arroyo_compaction", config), ("arroyo_gc", None)):
-        result = run(defs, job, instance, given)
-        assert result.success
-        assert not result.get_asset_materialization_events()
+    result = run(defs, "arroyo_compaction", instance, config)
+    assert result.success
+    assert not result.get_asset_materialization_events()
     assert listing(store) == objects
 
 
@@ -160,29 +160,13 @@ def test_a_failed_runs_first_line_says_what_happened_to_what_and_what_to_do(
     assert "Next: bring the file back" in line
 
 
-def test_expired_epochs_go_and_the_newest_stay_whole(
-    url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
-) -> None:
-    defs = definitions(url, tmp_path)
-    config = {"ops": {"arroyo_retained_epochs": {"config": {"keep_epochs": 3, "dry_run": False}}}}
-    result = run(defs, "arroyo_gc", instance, config)
-    assert result.success
-    assert checks_of(result) == {"files_exist": True}
-    (event,) = result.get_asset_materialization_events()
-    assert event.materialization.metadata["arroyo/removed_epochs"].value == 5
-    assert ParquetBackend(store, PATHS).epochs() == [6, 7, 8]
-    again = run(defs, "arroyo_gc", instance, config)
-    assert again.success
-    assert not again.get_asset_materialization_events()
-
-
 class Failing(MaintenanceRunner):
     """A store that does not answer now."""
 
     def compact(self, store: Any, paths: Any, settings: Any, **options: Any) -> Any:
         raise StorageError("the store does not answer", url=store.url)
 
-    def expire(self, store: Any, paths: Any, **options: Any) -> Any:
+    def collect(self, store: Any, paths: Any, asked: Any, **options: Any) -> Any:
         raise StorageError("the store does not answer", url=store.url, retryable=False)
 
 
@@ -190,7 +174,8 @@ def test_only_what_may_heal_by_itself_is_tried_again(
     url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     defs = definitions(url, tmp_path, runner=Failing())
-    result = run(defs, "arroyo_gc", instance)
+    config = {"ops": {"arroyo_retained_epochs": {"config": {"keep_epochs": 3, "dry_run": False}}}}
+    result = run(defs, "arroyo_gc", instance, config)
     assert not [event for event in result.all_events if event.is_step_up_for_retry]
     assert "does not answer" in first_line(result)
 

@@ -8,7 +8,8 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-from arroyo_dagster.orchestration.maintenance import GcConfig, MaintenanceOptions
+from arroyo_dagster.orchestration.gc import GcConfig
+from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.orchestration.sdf import (
     SdfOptions,
     load_graph,

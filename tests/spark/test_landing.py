@@ -16,9 +16,9 @@ from arroyo_dagster.spark.landing import (
     SparkTopic,
     landed_batches,
     list_path,
-    value_type,
 )
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.sdf.topics.cells import Shape
 from arroyo_dagster.state.storage.open import open_store
 
 DIRECTORY = StatePath("landed/words")
@@ -47,23 +47,21 @@ class Place:
     def land(self, log: str = "log", store: Any = None) -> None:
         frame = self.topic.frame(self.session)
         landing = Landing(
-            "words", store or self.store, DIRECTORY, value_type(frame), str(self.root / log)
+            "words", store or self.store, DIRECTORY, Shape().from_row, str(self.root / log)
         )
         query = landing.start(frame, follow=False)
         query.awaitTermination()
 
     @property
     def source(self) -> LandedSource:
-        return LandedSource(
-            "words", self.store, DIRECTORY, value=value_type(self.topic.frame(self.session))
-        )
+        return LandedSource("words", self.store, DIRECTORY)
 
     def words(self, start: dict[str, Any] | None = None) -> list[str]:
         source = self.source
         begin = start or source.initial_offset()
         end = source.latest_offset(begin)
         batches = [batch for one in source.partitions(begin, end) for batch in source.read(one)]
-        return [row["value"]["word"] for batch in batches for row in batch.to_pylist()]
+        return [json.loads(row["value"])["word"] for batch in batches for row in batch.to_pylist()]
 
 
 @pytest.fixture
@@ -161,17 +159,43 @@ def test_what_an_epoch_has_taken_can_be_forgotten_and_is_then_named_when_missed(
     assert found.value.facts["path"] == list_path(DIRECTORY, 0)
 
 
-def test_values_have_the_types_that_a_dataflow_knows(session: Any, tmp_path: Path) -> None:
-    def type_of(name: str, schema: str | None = None, **options: str) -> Any:
-        topic = SparkTopic(topic="t", format=name, options=options, schema=schema)
-        return value_type(topic.frame(session))
-
-    assert type_of("text", path=str(tmp_path)) is None
-    assert type_of("rate") == pa.int64()
-    columns = {"n": pa.int64(), "at": pa.timestamp("us"), "l": pa.list_(pa.float32())}
-    assert type_of("json", "n long, at timestamp, l array<float>", path=str(tmp_path)) == (
-        pa.struct(columns)
+def test_values_are_bytes_as_they_are_or_rows_as_json(tmp_path: Path) -> None:
+    landing = Landing(
+        "t", open_store(str(tmp_path)), DIRECTORY, Shape().from_row, str(tmp_path / "log")
     )
+
+    def values(**columns: pa.Array) -> list[bytes]:
+        return landing.records(pa.table(columns), 3, 2)["value"].to_pylist()  # type: ignore[no-any-return]
+
+    at = pa.array([1_700_000_000_123_456], pa.timestamp("us", "UTC"))
+    assert values(value=pa.array(["a line"])) == [b"a line"]
+    assert values(timestamp=at, value=pa.array([7])) == [b"7"]  # `rate`
+    assert json.loads(values(n=pa.array([1]), at=at, word=pa.array(["x"]))[0]) == {
+        "n": 1,
+        "at": 1_700_000_000_123,
+        "word": "x",
+    }
+
+
+def test_records_of_kafka_keep_key_partition_offset_and_time(tmp_path: Path) -> None:
+    landing = Landing(
+        "t", open_store(str(tmp_path)), DIRECTORY, Shape().from_row, str(tmp_path / "log")
+    )
+    rows = pa.table(
+        {
+            "key": pa.array([b"k", None], pa.binary()),
+            "value": pa.array([b"{}", b"[]"], pa.binary()),
+            "topic": ["t", "t"],
+            "partition": pa.array([4, 4], pa.int32()),
+            "offset": pa.array([17, 18], pa.int64()),
+            "timestamp": pa.array([1_500, 2_500], pa.timestamp("us", "UTC")),
+            "timestampType": pa.array([0, 0], pa.int32()),
+        }
+    )
+    (first, second) = landing.records(rows, 0, 0).to_pylist()
+    assert (first["key"], first["partition"], first["offset"]) == (b"k", 4, 17)
+    assert (second["key"], second["value"]) == (None, b"[]")
+    assert first["timestamp"].microsecond == 1000
 
 
 def test_a_format_that_spark_does_not_know_is_named_with_what_to_do(session: Any) -> None:

@@ -161,6 +161,22 @@ def test_a_job_of_arroyo_s_is_explained_and_collected_once_it_is_known_to_have_s
     assert not lost.exists()
 
 
+def test_of_a_job_that_was_removed_the_journal_and_the_quarantine_are_left(
+    tmp_path: Path,
+) -> None:
+    url = unpack("leader", tmp_path)
+    root = "pl_4BjSq2rVmU/job_U5O5jKZxJg"
+    store = open_store(url)
+    before = {p: d for p, d in without_ours(store).items() if p.startswith(f"{root}/")}
+    said = ("--say", f"{root}=gone", "--older-than", "1h", "--yes")
+    done = document(url, "gc", "run", "dead-job", root, *said, "--quarantine")
+    assert done["deleted"] == len(before)
+    assert root not in {f"{job['pipeline']}/{job['job']}" for job in document(url, "jobs")}
+    assert len(document(url, "gc", "journal", root)) == len(before)
+    document(url, "gc", "undelete", root, done["quarantine"], "--yes")
+    assert {p: d for p, d in without_ours(store).items() if p.startswith(f"{root}/")} == before
+
+
 @pytest.mark.parametrize(
     "args",
     [

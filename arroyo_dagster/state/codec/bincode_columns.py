@@ -317,6 +317,7 @@ def _tables(bits: int) -> tuple[npt.NDArray[np.uint8], _Words, _Words]:
     return sizes, masks, small
 
 
+_WORDS = {2: "<u2", 4: "<u4", 8: "<u8"}
 _BY_BITS = {bits: _tables(bits) for bits in (16, 32, 64)}
 _FIRST_BYTES = np.arange(256)
 _CHAR_BYTES = np.where(
@@ -327,9 +328,13 @@ _CHAR_BYTES = np.where(
 def _varints(cursor: _Cursor, bits: int) -> _Words:
     begins = cursor.move(1)
     first = cursor.raw[begins]
-    if len(first) and first.max() < 251:
+    if first.max(initial=0) < 251:
         return first.astype(np.uint64)
     sizes, masks, small = _BY_BITS[bits]
+    size = int(sizes[first[0]])
+    if size in _WORDS and (first == first[0]).all():
+        # Numbers of one width, such as the seconds of a time: nothing to look up row by row.
+        return cursor.words(cursor.move(size), _WORDS[size]).astype(np.uint64, copy=False)
     more = sizes[first]
     cursor.check(more != 255)
     words: _Words = cursor.words(begins + 1, "<u8") & masks[first]

@@ -59,6 +59,8 @@ class FileFacts:
     row_groups: tuple[int, ...]
     schema: pa.Schema
     version: int
+    data_bytes: int
+    """How many bytes of the file are pages; the others are its footer."""
     bounds: Mapping[str, tuple[int, int]]
     """Smallest and largest routing key and event time (ns), if asked for and recorded."""
 
@@ -265,8 +267,18 @@ def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> Fi
             row_groups=tuple(group.num_rows for group in _groups(file.metadata)),
             schema=file.schema_arrow,
             version=state_version(file),
+            data_bytes=_data_bytes(file.metadata),
             bounds=_bounds(data, file.metadata) if bounds else {},
         )
+
+
+def _data_bytes(footer: pq.FileMetaData) -> int:
+    groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
+    return sum(
+        group.column(at).total_compressed_size
+        for group in groups
+        for at in range(group.num_columns)
+    )
 
 
 def _check_columns(data: bytes | BinaryIO, footer: pq.FileMetaData, names: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ As strict as `codec.metadata`: what that refuses is refused here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 
 from arroyo_dagster.errors import FormatError
@@ -91,7 +92,13 @@ def _commits(message: pb.OperatorCheckpointMetadata) -> bool:
 
 def _checked(operators: Iterable[pb.OperatorCheckpointMetadata]) -> tuple[StatePath, ...]:
     texts = dict.fromkeys(text for operator in operators for text in _listed(operator))
-    return tuple(StatePath(text) for text in texts)
+    return tuple(_path(text) for text in texts)
+
+
+@functools.lru_cache(maxsize=20_000)
+def _path(text: str) -> StatePath:
+    """A checked path: most of an epoch's were in the one before."""
+    return StatePath(text)
 
 
 def _listed(operator: pb.OperatorCheckpointMetadata) -> Iterator[str]:

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.backend import ParquetBackend, delete_all
+from arroyo_dagster.state.codec.collecting import gc_plan_to_json
+from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.lease import Leased, lease
 from arroyo_dagster.state.local.gc_plans import (
-    Asked,
     Clock,
+    GcRequest,
     check_allowed,
     plan_collection,
     wall_clock,
@@ -24,7 +26,7 @@ from arroyo_dagster.state.local.gc_plans import (
 from arroyo_dagster.state.local.journal import Journal, finish_open_runs
 from arroyo_dagster.state.local.quarantine import Aside
 from arroyo_dagster.state.local.retained import forget_released
-from arroyo_dagster.state.local.roots import newest_root
+from arroyo_dagster.state.local.roots import Progress, newest_root
 from arroyo_dagster.state.model.collecting import GcPlan, PathsDigest, PlanKind
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -39,6 +41,7 @@ from arroyo_dagster.state.planning.permission import check_store_clock
 from arroyo_dagster.state.planning.reachable import refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.failures import lasts
+from arroyo_dagster.state.storage.local_disk import remove_empty_directories
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
 
 Delete = Callable[[ObjectStore, Sequence[Sequence[StatePath]]], list[DeleteOutcome]]
@@ -70,12 +73,14 @@ class GcProgress:
     """How far a run has come.
 
     Attributes:
-        left_seconds: at the speed so far; None before anything is done.
+        step: what is being done.
+        total: None while nobody knows how much there is.
+        left_seconds: at the speed so far; None where that cannot be told.
     """
 
     step: str
     done: int
-    total: int
+    total: int | None
     left_seconds: float | None
 
 
@@ -109,7 +114,7 @@ def delete_here(store: ObjectStore, batches: Sequence[Sequence[StatePath]]) -> l
 def collect(
     store: ObjectStore,
     paths: JobPaths,
-    asked: Asked,
+    asked: GcRequest,
     *,
     yes: bool = False,
     plan: GcPlan | None = None,
@@ -135,25 +140,34 @@ def collect(
         StorageError: objects could not be deleted; what refers to them is still there.
     """
     if not yes:
-        found = plan or plan_collection(store, paths, asked, now_micros=clock())
+        found = plan or plan_collection(
+            store, paths, asked, now_micros=clock(), progress=_planning(progress)
+        )
         return GcOutcome(plan=found, done=False, deleted=found.objects, size_bytes=found.size_bytes)
     check_allowed(store, paths, asked)
     with lease(store, paths, owner, clock=clock) as held:
         now = _store_clock(held, paths, clock)
         opened = finish_open_runs(held, paths)
-        fresh = plan_collection(held, paths, asked, now_micros=now)
+        fresh = plan_collection(held, paths, asked, now_micros=now, progress=_planning(progress))
         chosen = fresh if plan is None else _checked(held, plan, fresh)
         if not chosen.objects:
+            delete_all(held, [paths.removal] if chosen.kind is PlanKind.DEAD_JOB else [])
             return GcOutcome(plan=chosen, done=False, deleted=0, size_bytes=0, open_entries=opened)
         moving = Aside.begin(held, chosen, owner, now) if aside else None
         name = None if moving is None else moving.name
         journal = Journal.of_plan(held, chosen, owner, now, name)
+        if chosen.kind is PlanKind.DEAD_JOB:
+            # Its epochs cannot be read any more once this has begun.
+            held.create(paths.removal, encode_json(gc_plan_to_json(chosen)))
         run = _Run(held, chosen, asked, journal, moving, delete, pace or Pace(), progress)
         run.carry_out()
         journal.end({"deleted": run.deleted, "size_bytes": run.size_bytes})
+        if chosen.kind is PlanKind.DEAD_JOB:
+            delete_all(held, [paths.removal])
         if chosen.kind is PlanKind.EXPIRE and chosen.keep_from is not None:
             forget_released(held, paths, chosen.keep_from)
             _note_min_epoch(held, paths, chosen.keep_from, chosen)
+        remove_empty_directories(held, paths.root)
     return GcOutcome(
         plan=chosen,
         done=True,
@@ -163,6 +177,17 @@ def collect(
         quarantine=None if moving is None else moving.name,
         open_entries=opened,
     )
+
+
+def _planning(progress: Callable[[GcProgress], None]) -> Progress:
+    """Tell of what is listed and read as of what is deleted."""
+    began = time.monotonic()
+
+    def told(step: str, done: int, total: int | None) -> None:
+        left = None if not total or not done else (time.monotonic() - began) / done * (total - done)
+        progress(GcProgress(step=step, done=done, total=total, left_seconds=left))
+
+    return told
 
 
 def _store_clock(held: Leased, paths: JobPaths, clock: Clock) -> int:
@@ -191,7 +216,7 @@ class _Run:
 
     store: ObjectStore
     plan: GcPlan
-    asked: Asked
+    asked: GcRequest
     journal: Journal
     aside: Aside | None
     delete: Delete

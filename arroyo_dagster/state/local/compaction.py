@@ -9,11 +9,12 @@ next worker generation, next epoch, same content, shorter lists.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec.parquet import read_facts
 from arroyo_dagster.state.lease import Leased, lease
 from arroyo_dagster.state.local.jobs import newest_generation
 from arroyo_dagster.state.local.merges import Meter, OnProgress, RunMerges, merge_here
@@ -32,7 +33,7 @@ from arroyo_dagster.state.planning.compaction import apply_merged, backlog, plan
 from arroyo_dagster.state.planning.health import row_parity
 from arroyo_dagster.state.planning.query import is_at_rest
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 from arroyo_dagster.state.tables.merging import MergeTask
 
 _POLL_SECONDS = 0.5
@@ -72,21 +73,41 @@ class _Facts:
     at_rest: bool
     pending: tuple[tuple[StatePath, CompactionRecord], ...]
     sizes: dict[StatePath, int]
+    stamps: dict[StatePath, str]
 
 
 # ---- planning ------------------------------------------------------------------------------------
 
 
 def plan_job(
-    store: ObjectStore, paths: JobPaths, settings: CompactionSettings | None = None
+    store: ObjectStore,
+    paths: JobPaths,
+    settings: CompactionSettings | None = None,
+    *,
+    footers: bool = False,
 ) -> CompactionPlan:
     """Plan the compaction of a job's newest epoch. Writes nothing: this is the dry run.
+
+    Args:
+        footers: read those of the files that would be merged, and forecast by them how many bytes
+            are left: a small file is mostly footer.
 
     Raises:
         NotFoundError: the job has no checkpoint.
         FormatError: a file that it lists is missing.
     """
-    return _plan(_facts(store, paths), settings or CompactionSettings())
+    facts, settings = _facts(store, paths), settings or CompactionSettings()
+    plan = _plan(facts, settings)
+    if not footers or not plan.merges:
+        return plan
+    taken = [file.path for file in plan.inputs]
+    rows = concurrently(lambda path: _data_bytes(store, path), taken)
+    return _plan(facts, settings, dict(zip(taken, rows, strict=True)))
+
+
+def _data_bytes(store: ObjectStore, path: StatePath) -> int:
+    with store.open_input(path) as source:
+        return read_facts(source, path).data_bytes
 
 
 def _facts(store: ObjectStore, paths: JobPaths) -> _Facts:
@@ -97,6 +118,7 @@ def _facts(store: ObjectStore, paths: JobPaths) -> _Facts:
     listed = list(dict.fromkeys((*checkpoint.paths, *outputs)))
     found = concurrently(store.head, listed)
     sizes = {info.path: info.size_bytes for info in found if info is not None}
+    stamps = {info.path: stamp for info in found if info is not None and (stamp := _stamp(info))}
     missing = [path for path in dict.fromkeys(checkpoint.paths) if path not in sizes]
     if missing:
         raise FormatError(
@@ -115,12 +137,26 @@ def _facts(store: ObjectStore, paths: JobPaths) -> _Facts:
     # While a commit is not finished only the job itself can write the next epoch.
     ready = checkpoint.state is CheckpointState.READY
     at_rest = ready and is_at_rest(checkpoint, newest_generation(store, paths))
-    return _Facts(checkpoint, at_rest, tuple(whole), sizes)
+    return _Facts(checkpoint, at_rest, tuple(whole), sizes, stamps)
 
 
-def _plan(facts: _Facts, settings: CompactionSettings) -> CompactionPlan:
-    pending = [record for _, record in facts.pending]
-    return plan_compaction(facts.checkpoint, facts.sizes, settings, pending)
+def _stamp(info: ObjectInfo) -> str | None:
+    return info.etag or (None if info.modified_micros is None else str(info.modified_micros))
+
+
+def _plan(
+    facts: _Facts,
+    settings: CompactionSettings,
+    data_bytes: Mapping[StatePath, int] | None = None,
+) -> CompactionPlan:
+    return plan_compaction(
+        facts.checkpoint,
+        facts.sizes,
+        settings,
+        [record for _, record in facts.pending],
+        stamps=facts.stamps,
+        data_bytes=data_bytes,
+    )
 
 
 def compaction_backlog(store: ObjectStore, paths: JobPaths) -> int:

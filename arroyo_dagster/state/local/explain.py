@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import InputError, NotFoundError, ProtocolError
-from arroyo_dagster.state.local.gc_plans import Asked, wall_clock
+from arroyo_dagster.state.local.gc_plans import GcRequest, wall_clock
 from arroyo_dagster.state.local.survey import survey_job
 from arroyo_dagster.state.model.collecting import Roots
 from arroyo_dagster.state.model.ids import StatePath
@@ -58,7 +58,7 @@ class _Judge:
     undecided: str | None
 
 
-def explain_object(store: ObjectStore, paths: JobPaths, name: str, asked: Asked) -> Explained:
+def explain_object(store: ObjectStore, paths: JobPaths, name: str, asked: GcRequest) -> Explained:
     """Explain one object of a job.
 
     Args:
@@ -96,7 +96,9 @@ def _found(store: ObjectStore, name: str) -> tuple[StatePath, ObjectInfo]:
     )
 
 
-def explain_directory(store: ObjectStore, paths: JobPaths, prefix: str, asked: Asked) -> Reasons:
+def explain_directory(
+    store: ObjectStore, paths: JobPaths, prefix: str, asked: GcRequest
+) -> Reasons:
     """Summarise what lies below a directory of a job by why it stays or may go.
 
     Args:
@@ -121,7 +123,7 @@ def explain_directory(store: ObjectStore, paths: JobPaths, prefix: str, asked: A
     )
 
 
-def _judged(store: ObjectStore, paths: JobPaths, asked: Asked) -> tuple[list[Packed], _Judge]:
+def _judged(store: ObjectStore, paths: JobPaths, asked: GcRequest) -> tuple[list[Packed], _Judge]:
     survey, roots = survey_job(store, paths)
     shelves = [survey.metadata, survey.files, survey.ours, survey.foreign]
     answer = None if roots.ours else asked.answer(paths)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.local.collecting import Delete, Pace, collect, delete_here
-from arroyo_dagster.state.local.gc_plans import Asked, Clock, plan_collection, wall_clock
+from arroyo_dagster.state.local.gc_plans import Clock, GcRequest, plan_collection, wall_clock
 from arroyo_dagster.state.model.collecting import GcPlan, PlanKind, Retention
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -31,13 +31,13 @@ class ExpireOutcome:
     run: str | None = None
 
 
-def to_keep(keep_epochs: int) -> Asked:
+def to_keep(keep_epochs: int) -> GcRequest:
     """The question of an expiry that keeps so many of the newest epochs.
 
     Raises:
         InputError: fewer than two are to be kept.
     """
-    return Asked(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=keep_epochs))
+    return GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=keep_epochs))
 
 
 def plan_expiry(store: ObjectStore, paths: JobPaths, keep_epochs: int) -> GcPlan:

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.state.codec.collecting import decode_gc_plan
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import list_jobs
-from arroyo_dagster.state.local.roots import newest_root, read_roots
-from arroyo_dagster.state.local.survey import Progress, Survey, survey_job
+from arroyo_dagster.state.local.roots import Progress, newest_root, read_roots, untold
+from arroyo_dagster.state.local.survey import Survey, list_job, survey_job
 from arroyo_dagster.state.model.collecting import (
     GRACE_MICROS,
     GcPlan,
@@ -20,9 +21,10 @@ from arroyo_dagster.state.model.collecting import (
     checked_grace,
 )
 from arroyo_dagster.state.model.directory import JobAnswer
+from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.collecting import measured
-from arroyo_dagster.state.planning.dead_jobs import files_below, plan_dead_job
+from arroyo_dagster.state.planning.dead_jobs import files_below, plan_dead_job, what_is_left_of
 from arroyo_dagster.state.planning.expiry import plan_expiry
 from arroyo_dagster.state.planning.orphans import plan_orphans, standing_of
 from arroyo_dagster.state.planning.permission import at_rest, check_still, why_dead
@@ -38,7 +40,7 @@ def wall_clock() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GcRequest:
     """What is asked of a collection: which plan, by which rule.
 
     Attributes:
@@ -66,7 +68,7 @@ class Asked:
         return self.directory.look_up([paths], checkpoints=True)[0]
 
 
-def check_allowed(store: ObjectStore, paths: JobPaths, asked: Asked) -> None:
+def check_allowed(store: ObjectStore, paths: JobPaths, asked: GcRequest) -> None:
     """Refuse what is refused whatever the store holds, before anything is written there.
 
     Raises:
@@ -83,10 +85,10 @@ def check_allowed(store: ObjectStore, paths: JobPaths, asked: Asked) -> None:
 def plan_collection(
     store: ObjectStore,
     paths: JobPaths,
-    asked: Asked,
+    asked: GcRequest,
     *,
     now_micros: int | None = None,
-    progress: Progress = lambda done: None,
+    progress: Progress = untold,
     with_sizes: bool = True,
 ) -> GcPlan:
     """Make one plan of one job. Writes nothing: this is the dry run.
@@ -94,6 +96,7 @@ def plan_collection(
     Args:
         now_micros: the time, by the clock of the store if it is known; by this machine's unless
             given.
+        progress: told now and then what was listed and read.
         with_sizes: list the job for sizes, times and etags. Without, an expiry reads metadata only,
             lists nothing, and cannot be carried out.
 
@@ -108,9 +111,12 @@ def plan_collection(
     before = None if asked.kind is PlanKind.DEAD_JOB else asked.answer(paths)
     if asked.kind is PlanKind.EXPIRE and not with_sizes:
         assert asked.retention is not None
-        roots = read_roots(store, paths)
+        roots = read_roots(store, paths, progress)
         answer = _needed(asked, roots, before)
         return plan_expiry(roots, asked.retention, now_micros=now, answer=answer)
+    begun = _begun_removal(store, paths) if asked.kind is PlanKind.DEAD_JOB else None
+    if begun is not None:
+        return _rest_of(store, asked, begun, now)
     survey, roots = survey_job(store, paths, progress)
     if asked.kind is PlanKind.DEAD_JOB:
         return _dead_job(store, asked, survey, roots, now)
@@ -124,7 +130,7 @@ def plan_collection(
     return measured(plan, survey.files, survey.metadata, survey.ours)
 
 
-def _needed(asked: Asked, roots: Roots, before: JobAnswer | None) -> JobAnswer | None:
+def _needed(asked: GcRequest, roots: Roots, before: JobAnswer | None) -> JobAnswer | None:
     """What is known of a job of Arroyo's; of a job of ours nobody is asked.
 
     Args:
@@ -141,7 +147,7 @@ def _needed(asked: Asked, roots: Roots, before: JobAnswer | None) -> JobAnswer |
 
 
 def _orphans(
-    asked: Asked, survey: Survey, roots: Roots, now: int, answer: JobAnswer | None
+    asked: GcRequest, survey: Survey, roots: Roots, now: int, answer: JobAnswer | None
 ) -> GcPlan:
     standing = standing_of(
         roots, survey.metadata, now_micros=now, grace_micros=asked.grace_micros, answer=answer
@@ -156,12 +162,36 @@ def _orphans(
     )
 
 
-def _dead_job(store: ObjectStore, asked: Asked, survey: Survey, roots: Roots, now: int) -> GcPlan:
-    paths = roots.paths
+def _begun_removal(store: ObjectStore, paths: JobPaths) -> GcPlan | None:
+    """The plan of a removal that was begun and not finished."""
+    try:
+        data = store.read(paths.removal)
+    except NotFoundError:
+        return None
+    return decode_gc_plan(data, paths.removal)
+
+
+def _rest_of(store: ObjectStore, asked: GcRequest, begun: GcPlan, now: int) -> GcPlan:
+    _dead(store, asked, begun.paths, ours=bool(begun.rule.get("ours")))
+    found = list_job(store, begun.paths, Epoch(0))
+    return what_is_left_of(begun, found.files, found.metadata, found.foreign, now_micros=now)
+
+
+def _dead(
+    store: ObjectStore, asked: GcRequest, paths: JobPaths, *, ours: bool
+) -> tuple[str, JobAnswer, list[JobPaths]]:
+    """How it is known that a job is dead, what is known of it, and the other jobs of the URL."""
     listed = list_jobs(store) if asked.others is None else asked.others
     others = [one for one in listed if one != paths]
     answer, *known = asked.directory.look_up([paths, *others])
-    why = why_dead(paths, answer, known, ours=roots.ours)
+    return why_dead(paths, answer, known, ours=ours), answer, others
+
+
+def _dead_job(
+    store: ObjectStore, asked: GcRequest, survey: Survey, roots: Roots, now: int
+) -> GcPlan:
+    paths = roots.paths
+    why, answer, others = _dead(store, asked, paths, ours=roots.ours)
     heads = concurrently(lambda other: newest_root(store, other), others)
     needed = [
         (other, path)

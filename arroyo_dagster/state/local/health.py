@@ -6,30 +6,23 @@ Of data files only the footers are read.
 from __future__ import annotations
 
 import io
-import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 
-import pyarrow as pa
-
 from arroyo_dagster.errors import (
     ArroyoStateError,
     ConflictError,
     FormatError,
-    InputError,
     NotFoundError,
     StorageError,
 )
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.parquet import (
-    GLOBAL_KEY_VALUE_SCHEMA,
-    REMOVAL_SCHEMA,
     FileFacts,
     read_facts,
 )
-from arroyo_dagster.state.codec.schema import file_schema, schema_to_json
 from arroyo_dagster.state.local.jobs import (
     JobSummary,
     newest_generation,
@@ -42,11 +35,8 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import (
     KEY_HASH_COLUMN,
     TIMESTAMP_COLUMN,
-    GlobalKeyedConfig,
-    TableConfig,
 )
 from arroyo_dagster.state.planning.health import (
-    Column,
     Columns,
     JobAge,
     StoredFile,
@@ -59,6 +49,7 @@ from arroyo_dagster.state.planning.health import (
 from arroyo_dagster.state.planning.query import is_at_rest, restore_plan
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_forms
 
 _REMEMBERED_FILES = 100_000
 _ATTEMPTS = 3
@@ -96,20 +87,6 @@ def _as_stored(facts: FileFacts, size_bytes: int) -> StoredFile:
         max_timestamp_micros=None if times is None else times[1] // 1000,
         schema_json=stored_form(facts.schema),
     )
-
-
-def stored_form(schema: pa.Schema) -> str | None:
-    """A schema as metadata has it; None where it holds a type that cannot be stored."""
-    try:
-        # Thousands of files share one schema.
-        return sys.intern(schema_to_json(schema))
-    except (InputError, UnicodeDecodeError):
-        return None
-
-
-def columns_of(schema: pa.Schema) -> Columns:
-    """A schema as plain values, duplicate names included."""
-    return tuple(Column(field.name, str(field.type), field.nullable) for field in schema)
 
 
 class Footers:
@@ -226,22 +203,6 @@ def expected_columns(checkpoint: Checkpoint) -> Mapping[TableKey, tuple[Columns,
         for operator in checkpoint.operators
         for name, config in operator.configs.items()
     }
-
-
-def table_forms(config: TableConfig) -> tuple[Columns, ...]:
-    """The columns that the files of a table may have.
-
-    Raises:
-        FormatError: the stored schema is none, or its keys are not among its columns.
-    """
-    if isinstance(config.config, GlobalKeyedConfig):
-        return (columns_of(GLOBAL_KEY_VALUE_SCHEMA), columns_of(REMOVAL_SCHEMA))
-    schema = config.config.schema
-    columns = file_schema(config.config)
-    named = (schema.timestamp_index, *(schema.key_indices or ()), *schema.hashed_indices)
-    if not all(0 <= index < len(columns) - 2 for index in named):
-        raise FormatError("the stored schema names a column that it does not have", columns=named)
-    return (columns_of(columns),)
 
 
 # ---- all jobs ------------------------------------------------------------------------------------

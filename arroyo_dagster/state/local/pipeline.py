@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.coordinator import JobRun, finished
-from arroyo_dagster.state.exchange import Chunk, arrived, read_split, source_chunks
+from arroyo_dagster.state.exchange import Chunk, arrived, as_it_is, read_split, source_chunks
 from arroyo_dagster.state.model.checkpoints import Checkpoint, StreamProgress, SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.operators import Offset
@@ -109,7 +109,10 @@ class LocalRun:
         # Before the start: a refused one must not fence the streaming query that may be running.
         self.job = JobRun(store, pipeline, accept=self._check_progress)
         self._tasks = [
-            [LevelTask(pipeline, level, index, store) for index in range(pipeline.parallelism)]
+            [
+                LevelTask(pipeline, level, index, store, as_it_is)
+                for index in range(pipeline.parallelism)
+            ]
             for level in range(1, pipeline.levels + 1)
         ]
         with self.job.closed_on_failure():
@@ -172,7 +175,9 @@ class LocalRun:
         for name, node in self.pipeline.sources.items():
             splits = node.source.partitions(self._offsets[name], ends[name])
             for index, split in enumerate(splits):
-                yield from source_chunks(self.pipeline, node, read_split(node, split), index)
+                yield from source_chunks(
+                    self.pipeline, node, read_split(node, split), index, as_it_is
+                )
 
     def _process(
         self, plan: EpochPlan, chunks: Iterator[Chunk]
@@ -184,7 +189,7 @@ class LocalRun:
         marks: list[Mapping[OperatorId, int | None]] = []
         for level, tasks in enumerate(self._tasks, start=1):
             for index, task in enumerate(tasks):
-                for chunk in task.run(plan, arrived(waiting.pop((level, index), []))):
+                for chunk in task.run(plan, arrived(waiting.pop((level, index), []), as_it_is)):
                     waiting.setdefault((chunk.level, chunk.subtask), []).append(chunk)
                 reports.extend(task.reports.items())
                 marks.append(task.marks_micros)

@@ -51,7 +51,15 @@ NO_EPOCH = "the job has no epoch, so nothing says what is needed"
 _TRIES = 3
 
 
-def read_roots(store: ObjectStore, paths: JobPaths) -> Roots:
+Progress = Callable[[str, int, int | None], None]
+"""Told what is being done, how much of it is done, and of how much: None if nobody knows yet."""
+
+
+def untold(step: str, done: int, total: int | None) -> None:
+    """Tell nobody."""
+
+
+def read_roots(store: ObjectStore, paths: JobPaths, progress: Progress = untold) -> Roots:
     """Read every object of a job that refers to data files, each once.
 
     In the protocol layout nothing is listed: from the fence to the newest epoch and down its
@@ -64,7 +72,8 @@ def read_roots(store: ObjectStore, paths: JobPaths) -> Roots:
         ConflictError: the job goes on faster than it can be read.
     """
     legacy = paths.layout is Layout.LEGACY
-    return _settled(paths, lambda: (_legacy if legacy else _protocol)(Reader(store, paths)))
+    look = _legacy if legacy else _protocol
+    return _settled(paths, lambda: look(Reader(store, paths), progress))
 
 
 def _settled(paths: JobPaths, look: Callable[[], Roots | None]) -> Roots:
@@ -185,7 +194,7 @@ def _time_of(value: object) -> int | None:
 # ---- protocol ------------------------------------------------------------------------------------
 
 
-def _protocol(reader: Reader) -> Roots | None:
+def _protocol(reader: Reader, progress: Progress) -> Roots | None:
     """The roots of a job of the protocol layout; None: it changed meanwhile, look again."""
     paths = reader.paths
     fence = reader.required(paths.current_generation, records.decode_current_generation)
@@ -194,7 +203,11 @@ def _protocol(reader: Reader) -> Roots | None:
     if found is None:
         raise refuse(NO_EPOCH, paths, path=paths.current_generation)
     head, restorable, asked = found
-    epochs = [head, *_below(reader, head)]
+    epochs = [head]
+    for epoch in _below(reader, head):
+        epochs.append(epoch)
+        if len(epochs) % AT_ONCE == 0:
+            progress("read epochs", len(epochs), head.epoch)
     if head.parent_ref is not None and len(epochs) == 1:
         # Its direct parent is never collected: either somebody did, or there is a newer epoch.
         again = _head(Reader(reader.store, paths), fence)
@@ -241,7 +254,7 @@ def _head(
     references = reader.required(found.ref, manifest_references)
     path = reader.paths.epoch_record(references.epoch)
     reader.required(path, records.decode_epoch_record)
-    root = _epoch_root(found.ref, references, state, reader.taken((found.ref, path)))
+    root = epoch_root(reader.paths, found.ref, references, state, reader.taken((found.ref, path)))
     generations = {
         path: fact
         for path, fact in facts.items()
@@ -270,13 +283,16 @@ def _resolved(
         facts[found.path] = reader.early(found.path)
 
 
-def _epoch_root(
+def epoch_root(
+    paths: JobPaths,
     ref: StatePath,
     found: References,
     state: CheckpointState,
     roots: tuple[Root, ...],
     gone: tuple[StatePath, ...] = (),
 ) -> EpochRoot:
+    """An epoch, or an attempt at one, by what its metadata refers to."""
+    root = f"{paths.root}/"
     return EpochRoot(
         epoch=found.epoch,
         worker_generation=found.worker_generation,
@@ -290,6 +306,7 @@ def _epoch_root(
         operators=_shared(found.operators),
         ours=found.ours,
         files=Packed.of_paths(found.files),
+        outside=next((path for path in found.files if not path.startswith(root)), None),
         gone=gone,
         roots=roots,
     )
@@ -393,7 +410,7 @@ def _checked(
         )
     missing = (reader.paths.epoch_record(manifest.epoch),)
     gone = missing if state is CheckpointState.PARTIALLY_COLLECTED else ()
-    return _epoch_root(ref, manifest, state, roots, gone)
+    return epoch_root(reader.paths, ref, manifest, state, roots, gone)
 
 
 def _check_vanished(reader: Reader, newest: EpochRoot, claim: EpochRecord) -> None:
@@ -419,7 +436,7 @@ def _pinned(reader: Reader, pin: Epoch) -> list[EpochRoot]:
     recovery.expect_manifest_path(reader.paths, claim.checkpoint_ref)
     manifest = reader.required(claim.checkpoint_ref, manifest_references)
     roots = reader.taken((claim.checkpoint_ref, path))
-    one = _epoch_root(claim.checkpoint_ref, manifest, CheckpointState.READY, roots)
+    one = epoch_root(reader.paths, claim.checkpoint_ref, manifest, CheckpointState.READY, roots)
     return [one, *_below(reader, one)]
 
 
@@ -442,13 +459,13 @@ def attempt(reader: Reader, ref: StatePath) -> EpochRoot | None:
     if claim is not None:
         owns = claim.checkpoint_ref == ref
         state = CheckpointState.READY if owns else CheckpointState.ORPHANED
-    return _epoch_root(ref, manifest, state, reader.taken((ref, path)))
+    return epoch_root(reader.paths, ref, manifest, state, reader.taken((ref, path)))
 
 
 # ---- legacy --------------------------------------------------------------------------------------
 
 
-def _legacy(reader: Reader) -> Roots | None:
+def _legacy(reader: Reader, progress: Progress) -> Roots | None:
     """The roots of a job of the legacy layout; None: it changed meanwhile, look again."""
     backend = ParquetBackend(reader.store, reader.paths)
     retained, aside = reader.retained()
@@ -461,6 +478,7 @@ def _legacy(reader: Reader) -> Roots | None:
     for at in range(0, len(wanted), AT_ONCE):
         some = concurrently(lambda n: _legacy_epoch(reader, n), wanted[at : at + AT_ONCE])
         found += [one for one in some if one is not None]
+        progress("read epochs", min(len(wanted), at + AT_ONCE), len(wanted))
     if reader.store.head(reader.paths.legacy_metadata(newest)) is None:
         return None
     return Roots(
@@ -524,7 +542,7 @@ def _legacy_epoch(reader: Reader, epoch: Epoch) -> EpochRoot | None:
         files=tuple(dict.fromkeys(path for part in known for path in part.files)),
     )
     roots = reader.taken((ref, *names.values()))
-    return _epoch_root(ref, found, CheckpointState.READY, roots, tuple(gone))
+    return epoch_root(reader.paths, ref, found, CheckpointState.READY, roots, tuple(gone))
 
 
 def _parallelism(parts: Sequence[References | None], name: OperatorId) -> int:

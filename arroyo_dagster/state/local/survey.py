@@ -6,13 +6,22 @@ referenced by more, never by less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.codec.references import operator_references
-from arroyo_dagster.state.local.roots import NO_EPOCH, Reader, attempt, newest_root, read_roots
+from arroyo_dagster.state.local.roots import (
+    NO_EPOCH,
+    Progress,
+    Reader,
+    attempt,
+    epoch_root,
+    newest_root,
+    read_roots,
+    untold,
+)
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import EpochRoot, PathsDigest, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -27,11 +36,10 @@ from arroyo_dagster.state.planning.reachable import check_listed, check_roots, n
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
-Progress = Callable[[int], None]
 OUR_NAMES = frozenset(
     {
         *("stop-request.json", "retained.json", "compactions", "leases", "writers", "commits"),
-        *("journal", "quarantine"),
+        *("journal", "quarantine", "removal.json"),
     }
 )
 
@@ -61,12 +69,12 @@ class Survey:
 
 
 def survey_job(
-    store: ObjectStore, paths: JobPaths, progress: Progress = lambda done: None
+    store: ObjectStore, paths: JobPaths, progress: Progress = untold
 ) -> tuple[Survey, Roots]:
     """List everything below a job, then read everything that refers to data files.
 
     Args:
-        progress: told now and then how many objects were listed.
+        progress: told now and then what was listed and read.
 
     Raises:
         ProtocolError: what was found does not add up: an empty listing or one that is cut short,
@@ -76,10 +84,10 @@ def survey_job(
     newest = newest_root(store, paths)
     if newest is None:
         raise refuse(NO_EPOCH, paths)
-    found = _listed(store, paths, newest.epoch, progress)
+    found = list_job(store, paths, newest.epoch, progress)
     if not found.listed:
         raise refuse("the listing is empty, and an epoch is there", paths, path=newest.ref)
-    roots = read_roots(store, paths)
+    roots = read_roots(store, paths, progress)
     roots = _with_attempts(store, roots, found)
     check_roots(roots)
     roots = replace(roots, compactions=_compactions(store, roots, found))
@@ -87,7 +95,14 @@ def survey_job(
     return found, roots
 
 
-def _listed(store: ObjectStore, paths: JobPaths, newest: Epoch, progress: Progress) -> Survey:
+def list_job(
+    store: ObjectStore, paths: JobPaths, newest: Epoch, progress: Progress = untold
+) -> Survey:
+    """List everything below a job.
+
+    Raises:
+        ProtocolError: another job's objects lie within this one, or those of a newer release.
+    """
     sorted_out: dict[str, list[Packed]] = {}
     waiting: dict[str, list[Stored]] = {"files": [], "metadata": [], "ours": [], "foreign": []}
     for count, info in enumerate(store.list(paths.root), start=1):
@@ -98,7 +113,7 @@ def _listed(store: ObjectStore, paths: JobPaths, newest: Epoch, progress: Progre
             sorted_out.setdefault(where, []).append(Packed(shelf))
             shelf.clear()
         if count % 10_000 == 0:
-            progress(count)
+            progress("listed objects", count, None)
     packed = {
         name: Packed.joined([*sorted_out.get(name, ()), Packed(rest)])
         for name, rest in waiting.items()
@@ -156,21 +171,7 @@ def _attempt(reader: Reader, path: StatePath) -> EpochRoot | None:
     found = reader.optional(path, operator_references)
     if found is None:
         return None
-    return EpochRoot(
-        epoch=found.epoch,
-        worker_generation=None,
-        ref=path,
-        parent_ref=None,
-        state=CheckpointState.UNCLAIMED,
-        min_epoch=found.min_epoch,
-        start_time_micros=found.start_time_micros,
-        finish_time_micros=found.finish_time_micros,
-        needs_commit=found.needs_commit,
-        operators=found.operators,
-        ours=False,
-        files=Packed.of_paths(found.files),
-        roots=reader.taken((path,)),
-    )
+    return epoch_root(reader.paths, path, found, CheckpointState.UNCLAIMED, reader.taken((path,)))
 
 
 def _compactions(store: ObjectStore, roots: Roots, found: Survey) -> dict[StatePath, Packed]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, NotFoundError
 from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.health import table_forms
 from arroyo_dagster.state.local.jobs import stored_sizes
 from arroyo_dagster.state.local.verify_keys import find_shared_keys, find_variant
 from arroyo_dagster.state.local.verify_metadata import JobMetadata, read_job_metadata
@@ -42,6 +41,7 @@ from arroyo_dagster.state.planning.verify_restore import (
 )
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.catalogue import Catalogue, default_catalogue
+from arroyo_dagster.state.tables.forms import table_forms
 
 MAX_LEVEL = 4
 HISTORY = 32

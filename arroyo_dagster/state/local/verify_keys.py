@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.codec.hashing import HashVariant, key_hashes
 from arroyo_dagster.state.codec.parquet import decoding, open_pages
-from arroyo_dagster.state.local.health import columns_of
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import parse_data_file
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
 from arroyo_dagster.state.planning.verify_files import ListedFile
 from arroyo_dagster.state.planning.verify_restore import SharedKeys
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.forms import columns_of
 from arroyo_dagster.state.tables.global_keys import keys_of_several, open_keyed_files
 
 _SAMPLED_FILES = 8

@@ -20,7 +20,6 @@ from arroyo_dagster.state.codec.hashing import HashVariant, key_hashes, subtasks
 from arroyo_dagster.state.codec.operations import INSERT, decode_operation
 from arroyo_dagster.state.codec.parquet import FileFacts as FooterFacts
 from arroyo_dagster.state.codec.parquet import decoding, open_pages, read_facts, rows_at_once
-from arroyo_dagster.state.local.health import columns_of, stored_form
 from arroyo_dagster.state.model.tables import (
     KEY_HASH_COLUMN,
     TIMESTAMP_COLUMN,
@@ -31,6 +30,7 @@ from arroyo_dagster.state.model.types import Type
 from arroyo_dagster.state.planning.verify_files import FileFacts, Footer, ListedFile, RowScan
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.catalogue import Catalogue
+from arroyo_dagster.state.tables.forms import columns_of, stored_form
 from arroyo_dagster.state.tables.time_files import WHOLE_BYTES
 
 _MOST_ROWS = 8192

@@ -93,6 +93,7 @@ class EpochRoot:
 
     Attributes:
         ref: the object that makes it exist, or would.
+        outside: a file that it lists and that does not lie below its job; None if all do.
         gone: objects of its metadata that are not there: a collection of it has begun.
         roots: what was read of it.
     """
@@ -109,6 +110,7 @@ class EpochRoot:
     operators: tuple[tuple[OperatorId, int], ...]
     ours: bool
     files: Packed
+    outside: StatePath | None = None
     gone: tuple[StatePath, ...] = ()
     roots: tuple[Root, ...] = ()
 

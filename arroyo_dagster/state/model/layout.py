@@ -95,6 +95,11 @@ class JobPaths:
         return self.ours / "journal"
 
     @property
+    def removal(self) -> StatePath:
+        """The plan by which a dead job is being removed, as long as that is not finished."""
+        return self.ours / "removal.json"
+
+    @property
     def quarantine(self) -> StatePath:
         """What was moved aside instead of deleted: a directory a run."""
         return self.ours / "quarantine"

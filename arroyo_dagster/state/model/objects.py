@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from arroyo_dagster.state.model.ids import OUR_DIRECTORY, Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, Layout
@@ -154,7 +156,17 @@ class Packed:
     @classmethod
     def of_paths(cls, paths: Iterable[StatePath]) -> Packed:
         """Objects of which the path alone is known."""
-        return cls(Stored(path) for path in paths)
+        whole, waiting = cls(), iter(paths)
+        packs = []
+        while batch := list(itertools.islice(waiting, BATCH)):
+            packs.append(
+                zlib.compress(
+                    json.dumps((batch, None, None, None), separators=(",", ":")).encode(), 1
+                )
+            )
+            whole._count += len(batch)
+        whole._packs = tuple(packs)
+        return whole
 
     @classmethod
     def joined(cls, parts: Iterable[Packed]) -> Packed:
@@ -189,7 +201,14 @@ class Packed:
     @property
     def paths(self) -> Iterator[StatePath]:
         """Their paths, in order."""
-        return (one.path for one in self)
+        new = str.__new__  # checked when they were packed
+        return (new(StatePath, text) for text in self.texts)
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """Their paths, in order, as plain text: several times as fast."""
+        for pack in self._packs:
+            yield from json.loads(zlib.decompress(pack))[0]
 
 
 def batched(objects: Iterable[Stored], size: int = BATCH) -> Iterator[list[Stored]]:
@@ -205,20 +224,26 @@ def batched(objects: Iterable[Stored], size: int = BATCH) -> Iterator[list[Store
 
 
 def _pack(batch: list[Stored]) -> bytes:
+    """Columns as JSON, compressed; a column of which nothing is known is null."""
     columns = (
         [one.path for one in batch],
-        [one.size_bytes for one in batch],
-        [one.modified_micros for one in batch],
-        [one.etag for one in batch],
+        _column([one.size_bytes for one in batch]),
+        _column([one.modified_micros for one in batch]),
+        _column([one.etag for one in batch]),
     )
     return zlib.compress(json.dumps(columns, separators=(",", ":")).encode(), 1)
 
 
+def _column(values: list[Any]) -> list[Any] | None:
+    return None if values.count(None) == len(values) else values
+
+
 def _unpacked(pack: bytes) -> list[Stored]:
-    paths, sizes, times, etags = json.loads(zlib.decompress(pack))
-    trusted = str.__new__  # checked when they were packed
-    found = (trusted(StatePath, path) for path in paths)
-    return [*map(Stored, found, sizes, times, etags)]
+    paths, *others = json.loads(zlib.decompress(pack))
+    new = str.__new__
+    found = [new(StatePath, path) for path in paths]
+    nothing = [None] * len(found)
+    return [*map(Stored, found, *(column or nothing for column in others))]
 
 
 NOTHING = Packed()

@@ -64,6 +64,7 @@ def plan_compaction(
     pending: Sequence[CompactionRecord] = (),
     *,
     stamps: Mapping[StatePath, str] | None = None,
+    data_bytes: Mapping[StatePath, int] | None = None,
     arroyo: bool = False,
 ) -> CompactionPlan:
     """Choose what to merge at one epoch.
@@ -73,6 +74,7 @@ def plan_compaction(
         sizes: bytes of every file that it, or a pending record, lists.
         pending: compactions that the job has not taken over yet; they count as done.
         stamps: what changes with each of the files, for whoever checks the plan later.
+        data_bytes: how many bytes of each input are no footer, where the footers were read.
         arroyo: plan a job of Arroyo's too, by the rules of its operators: expiring tables only,
             and none that restores from the first rows of its batches.
 
@@ -100,7 +102,7 @@ def plan_compaction(
     left_out.extend(too_much)
     looked_at = replace(checkpoint, operators=operators)
     after = replace(checkpoint, operators=_forecast(operators, merges))
-    known = {**sizes, **_forecast_sizes(merges)}
+    known = {**sizes, **_forecast_sizes(merges, sizes, data_bytes or {})}
     stamps = stamps or {}
     taken = dict.fromkeys(path for merge in merges for path in merge.paths)
     return CompactionPlan(
@@ -560,12 +562,17 @@ def _stand_in(at: int, merge: Merge) -> Merged:
     )
 
 
-def _forecast_sizes(merges: Sequence[Merge]) -> dict[StatePath, int]:
-    """As many bytes as were read; how many fewer it will be, only the rows can say."""
+def _forecast_sizes(
+    merges: Sequence[Merge], sizes: Mapping[StatePath, int], data_bytes: Mapping[StatePath, int]
+) -> dict[StatePath, int]:
+    """As many bytes as are read, but for footers, of which each output has one; how many fewer it
+    will be, only the rows can say."""
     found: dict[StatePath, int] = {}
     for at, merge in enumerate(merges):
         paths = _outputs(at, merge)
-        found.update(dict.fromkeys(paths, merge.size_bytes // len(paths)))
+        data = sum(data_bytes.get(path, sizes[path]) for path in merge.paths)
+        footer = max(sizes[path] - data_bytes.get(path, sizes[path]) for path in merge.paths)
+        found.update(dict.fromkeys(paths, data // len(paths) + footer))
     return found
 
 

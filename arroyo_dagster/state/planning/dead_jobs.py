@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from arroyo_dagster.state.model.collecting import (
     EpochRoot,
@@ -70,7 +71,7 @@ def plan_dead_job(
         pipeline=roots.paths.pipeline,
         job=roots.paths.job,
         made_at_micros=now_micros,
-        rule={"why": why, "grace_micros": grace_micros},
+        rule={"why": why, "grace_micros": grace_micros, "ours": roots.ours},
         proof=prove(roots, referenced, answer, listed),
         epochs=tuple(one.epoch for one in reversed(roots.epochs)),
         data=Packed(one for one in known if kinds[one.path] is ObjectKind.DATA),
@@ -78,6 +79,46 @@ def plan_dead_job(
         metadata=Packed(_oldest_first(roots, known)),
         stays={reason: (count, 0) for reason, count in sorted(stays.items()) if count},
         foreign=tuple(names[:FOREIGN_SHOWN]),
+    )
+
+
+def what_is_left_of(
+    begun: GcPlan, files: Packed, metadata: Packed, foreign: Iterable[Stored], *, now_micros: int
+) -> GcPlan:
+    """Plan the rest of a removal that was begun: its epochs cannot be read any more.
+
+    Args:
+        begun: the plan it began with.
+        files, metadata, foreign: the objects below the job, as listed now.
+
+    Raises:
+        ProtocolError: something was written since.
+    """
+    known = PathsDigest(
+        f"{one.path}\0{one.etag or ''}"
+        for step in (begun.data, begun.records, begun.metadata)
+        for one in step
+    )
+    for one in (*metadata, *files):
+        if f"{one.path}\0{one.etag or ''}" not in known:
+            raise refuse(
+                "something was written after the removal of the job began",
+                begun.paths,
+                path=one.path,
+                next_step="look at who wrote it; nothing more was deleted",
+            )
+    there = PathsDigest(one.path for one in (*metadata, *files))
+    data, records, left = (
+        Packed(one for one in step if one.path in there)
+        for step in (begun.data, begun.records, begun.metadata)
+    )
+    return replace(
+        begun,
+        made_at_micros=now_micros,
+        data=data,
+        records=records,
+        metadata=left,
+        foreign=tuple(one.path for one in foreign)[:FOREIGN_SHOWN],
     )
 
 

@@ -129,8 +129,10 @@ def _listed_by_none(expired: Sequence[EpochRoot], referenced: PathsDigest) -> It
 
     A file that skips an epoch comes twice: deleting it twice is no harm.
     """
-    before: frozenset[StatePath] = frozenset()
+    before: frozenset[str] = frozenset()
+    new = str.__new__  # checked when they were read
     for one in expired:
-        files = frozenset(one.files.paths)
-        yield from sorted(path for path in files - before if path not in referenced)
+        files = frozenset(one.files.texts)
+        found = sorted(text for text in files - before if text not in referenced)
+        yield from (new(StatePath, text) for text in found)
         before = files

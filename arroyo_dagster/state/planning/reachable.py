@@ -91,14 +91,12 @@ def _may_follow_a_gap(roots: Roots, epoch: Epoch) -> bool:
 
 
 def _check_inside(paths: JobPaths, one: EpochRoot) -> None:
-    root = f"{paths.root}/"
-    outside = next((path for path in one.files.paths if not path.startswith(root)), None)
-    if outside is not None:
+    if one.outside is not None:
         raise refuse(
             f"epoch {one.epoch} lists a file outside of its job: two deployments may overlap",
             paths,
             path=one.ref,
-            reference=outside,
+            reference=one.outside,
         )
 
 
@@ -185,15 +183,15 @@ def referenced_by(roots: Roots, stays: Iterable[EpochRoot]) -> PathsDigest:
         stays: the epochs and attempts that stay.
     """
     found = PathsDigest()
-    before: frozenset[StatePath] = frozenset()
+    before: frozenset[str] = frozenset()
     for one in stays:
-        files = frozenset(one.files.paths)
+        files = frozenset(one.files.texts)
         found.add(files - before)
         before = files
     for packed in roots.compactions.values():
-        found.add(packed.paths)
+        found.add(packed.texts)
     for aside in roots.quarantined:
-        found.add(aside.needs.paths)
+        found.add(aside.needs.texts)
     return found
 
 

@@ -73,6 +73,15 @@ class Slot:
             self.fresh[self.place.text] = self._before
         self._wrote = -1
 
+    def settle(self) -> None:
+        """Make what was written part of what is stored."""
+        for key, entry in self.fresh.items():
+            if entry is DELETED:
+                self.stored.pop(key, None)
+            else:
+                self.stored[key] = entry
+        self.fresh.clear()
+
     def outside(self) -> StateAccessError:
         """The error for a use outside an invocation."""
         return access_error(

@@ -326,10 +326,11 @@ def _counted(service: ServiceDef, metrics: Mapping[str, Metric]) -> Sequence[str
 
 
 def _next(value: Any) -> Any:
-    """Where a partition is read next: a number, or the first of what a source keeps with it."""
-    while isinstance(value, list | dict) and value:
-        value = value[0] if isinstance(value, list) else next(iter(value.values()))
-    return value
+    """Where a partition is read next: of a file its position, of a service the epoch it has put
+    out last."""
+    if isinstance(value, dict) and "read" in value:
+        return max([int(value["epoch"]), *(int(name[:7]) for name in value["read"])])
+    return value[0] if isinstance(value, list) and value else value
 
 
 def _matching(pattern: str | None) -> Any:

@@ -237,11 +237,9 @@ class RecordsOperator(ServiceOperator):
             return
         records, repeated = _one_a_window(records)
         columns = encode(records.values)
-        if repeated is None:
-            columns[KEY], columns[KIND] = pa.array(texts, pa.string()), pa.array(kinds, pa.int8())
-        else:
-            columns[KEY] = pa.array([texts[at] for at in repeated], pa.string())
-            columns[KIND] = pa.array([kinds[at] for at in repeated], pa.int8())
+        if repeated is not None:
+            texts, kinds = texts.take(repeated), kinds.take(repeated)
+        columns[KEY], columns[KIND] = texts, kinds
         if records.windows is not None:
             for name, part in ((WINDOW_START, 0), (WINDOW_END, 1)):
                 columns[name] = pa.array([one[0][part] for one in records.windows], pa.int64())
@@ -270,18 +268,19 @@ class RecordsOperator(ServiceOperator):
 
     def _keyed(
         self, records: Records, place: Callable[[int], Place]
-    ) -> tuple[Sequence[str], Sequence[int], Records]:
+    ) -> tuple[pa.Array, pa.Array, Records]:
         """The key of each record as text, and its kind; records without one are left out."""
         records = self._that_travel(records, place)
         function = self._assign_key
         if function is None:  # a window without a partition has one key
-            return [""] * len(records), [TEXT_KEY] * len(records), records
+            rows = len(records)
+            return pa.array([""] * rows, pa.string()), _kind(TEXT_KEY, rows), records
         keys = self._assigned(function, records, place)
-        if self.plan.key_types in ((), (ScalarType.STRING,)) and set(map(type, keys)) <= {str}:
-            kept_texts = _valid_text(keys)
-            if kept_texts:
+        if self.plan.key_types in ((), (ScalarType.STRING,)):
+            made = _texts(keys)
+            if made is not None:
                 self.metrics.count(function.plan.name, succeeded=len(keys))
-                return keys, [TEXT_KEY] * len(keys), records
+                return made, _kind(TEXT_KEY, len(keys)), records
         texts: list[str] = []
         kinds: list[int] = []
         kept: list[int] = []
@@ -299,7 +298,8 @@ class RecordsOperator(ServiceOperator):
             kinds.append(kind)
             kept.append(at)
         self.metrics.count(function.plan.name, succeeded=len(kept))
-        return texts, kinds, records.taken(kept, [records.values[at] for at in kept], None)
+        found = records.taken(kept, [records.values[at] for at in kept], None)
+        return pa.array(texts, pa.string()), pa.array(kinds, pa.int8()), found
 
     def _assigned(
         self, function: Function, records: Records, place: Callable[[int], Place]
@@ -492,15 +492,21 @@ def _as_text(raw: pa.Array) -> tuple[pa.Array, bool]:
         return raw, False
 
 
-def _valid_text(keys: Sequence[str]) -> bool:
+def _texts(keys: Sequence[Any]) -> pa.Array | None:
+    """Keys that are text as an array; None if one is not, or is no valid text."""
+    if set(map(type, keys)) != {str}:
+        return None
     try:
-        pa.array(keys, pa.string())
+        return pa.array(keys, pa.string())
     except UnicodeEncodeError:
-        return False
-    return True
+        return None
 
 
-def _one_a_window(records: Records) -> tuple[Records, list[int] | None]:
+def _kind(kind: int, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(kind, pa.int8()), rows)
+
+
+def _one_a_window(records: Records) -> tuple[Records, pa.Array | None]:
     """A record for each of its windows; and for each its place before, None = the same."""
     if records.windows is None:
         return records, None
@@ -511,7 +517,7 @@ def _one_a_window(records: Records) -> tuple[Records, list[int] | None]:
         None,
         [(window,) for windows in records.windows for window in windows],
     )
-    return found, repeated
+    return found, pa.array(repeated, pa.int64())
 
 
 __all__ = ["KEY_TEXT", "RecordsOperator", "Step", "keys_of_every_subtask"]

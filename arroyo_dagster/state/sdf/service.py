@@ -61,7 +61,7 @@ from arroyo_dagster.state.sdf.flushing import FlushOperator
 from arroyo_dagster.state.sdf.functions import FunctionPlan, Library, load
 from arroyo_dagster.state.sdf.operators import PartitionPlan, ServicePlan, TopicPlan
 from arroyo_dagster.state.sdf.records import RecordsOperator
-from arroyo_dagster.state.sdf.scope import Scope
+from arroyo_dagster.state.sdf.scope import scope_of
 from arroyo_dagster.state.sdf.service_source import CLOCK, ServiceSource
 from arroyo_dagster.state.sdf.snapshots import FLUSH, STATES
 from arroyo_dagster.state.sdf.sql import KEY
@@ -228,6 +228,15 @@ def service_order(dataflow: Dataflow) -> list[str]:
     return list(found)
 
 
+def converter_of(dataflow: Dataflow, topic: str) -> str:
+    """The converter of a topic's values: what it says itself, else the dataflow, else json."""
+    config, known = dataflow.kept.get("config"), dataflow.topics.get(topic)
+    default = None if config is None else config.value.get("converter")
+    settings = {} if known is None else known.settings.value
+    value = (settings.get("schema") or {}).get(VALUE) or {}
+    return str(value.get("converter") or settings.get("converter") or default or "json")
+
+
 class _Planning:
     """Makes the plan of one service: every function found, every table possible."""
 
@@ -247,12 +256,7 @@ class _Planning:
         self._library = Library(
             dataflow=dataflow, functions=bindings.functions, packages=bindings.packages
         )
-        imported = {
-            name: one
-            for package in bindings.packages.values()
-            for name, one in package.types.items()
-        }
-        self._types = Scope.of(dataflow.types, imported)
+        self._types = scope_of(dataflow, bindings.packages)
 
     def plan(self) -> ServicePlan:
         """The plan."""
@@ -326,7 +330,7 @@ class _Planning:
         return TopicPlan(
             name=endpoint.id,
             converter=Converter(
-                name=self._converter_name(endpoint.id),
+                name=converter_of(self._dataflow, endpoint.id),
                 type=None if topic is None else topic.value,
                 key_type=None if topic is None else topic.key,
                 types=self._types,
@@ -334,14 +338,6 @@ class _Planning:
             ),
             transforms=self._functions(endpoint.transforms),
         )
-
-    def _converter_name(self, topic: str) -> str:
-        config = self._dataflow.kept.get("config")
-        default = None if config is None else config.value.get("converter")
-        known = self._dataflow.topics.get(topic)
-        settings = {} if known is None else known.settings.value
-        value = (settings.get("schema") or {}).get(VALUE) or {}
-        return str(value.get("converter") or settings.get("converter") or default or "json")
 
     def _partition(self, partition: PartitionDef) -> PartitionPlan:
         update = partition.update_state

@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from arroyo_dagster.state.codec.hashing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.operators import OperatorContext
 from arroyo_dagster.state.sdf.definition import StateDef, ValueKind
 from arroyo_dagster.state.sdf.handles import DELETED, CellSlot, RowSlot, Slot
@@ -18,6 +19,7 @@ from arroyo_dagster.state.sdf.sql import KEY
 from arroyo_dagster.state.sdf.state_tables import VALUE, WindowKey, entries_of, rows_of
 from arroyo_dagster.state.sdf.values import arrow_type, bincode_type
 from arroyo_dagster.state.sdf.windows import GLOBAL_WINDOW, Window
+from arroyo_dagster.state.tables.table import TaskInfo
 
 
 class Store:
@@ -71,10 +73,16 @@ class CellStore(Store):
             self.state.name, WindowKey if windowed else str, value
         )
         self._stored_in: dict[Window, set[str]] = {}
+        # Every subtask reads the whole table; a key is one subtask's.
+        everything = self._view.get_all()
         if not windowed:
-            self._entries[GLOBAL_WINDOW].update(self._view.get_all())
+            mine = own_keys(list(everything), ctx.task_info)
+            self._entries[GLOBAL_WINDOW].update((key, everything[key]) for key in mine)
             return
-        for key, stored in self._view.get_all().items():
+        own = set(own_keys([key.key for key in everything], ctx.task_info))
+        for key, stored in everything.items():
+            if key.key not in own:
+                continue
             window = Window(key.window_start, key.window_end)
             self._entries.setdefault(window, {})[key.key] = stored
             self._stored_in.setdefault(window, set()).add(key.key)
@@ -102,6 +110,15 @@ class CellStore(Store):
             self._entries[window].update(fresh)
             fresh.clear()
         return 0
+
+
+def own_keys(keys: Sequence[str], task: TaskInfo) -> Sequence[str]:
+    """Those of `keys` that are routed to a subtask."""
+    if task.parallelism == 1 or not keys:
+        return keys
+    hashes = key_hashes([pa.array(keys, pa.string())], rows=len(keys))
+    subtasks = subtasks_for_hashes(hashes, task.parallelism).tolist()
+    return [key for key, at in zip(keys, subtasks, strict=True) if at == task.task_index]
 
 
 class RowStore(Store):

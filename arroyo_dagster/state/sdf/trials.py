@@ -184,6 +184,8 @@ class Trial:
             for slot in slots:
                 slot.discard()
             raise
+        for slot in slots:
+            slot.settle()
         return answer
 
     def _plan(self, function: FunctionDef) -> FunctionPlan:

@@ -23,7 +23,13 @@ from arroyo_dagster.state.storage.names import (
     stored_prefix,
     stored_start,
 )
-from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo, check_range
+from arroyo_dagster.state.storage.store import (
+    DeleteOutcome,
+    Listing,
+    ObjectInfo,
+    ObjectStore,
+    check_range,
+)
 from arroyo_dagster.state.storage.urls import CheckpointUrl, parse_url
 
 _STAGED = itertools.count()
@@ -160,6 +166,17 @@ class LocalDiskStore:
                 deleted.append(path)
         return DeleteOutcome(deleted=tuple(deleted), failed=failed)
 
+    def prune(self, prefix: StatePath) -> int:
+        """Remove the directories below `prefix`, not itself, that hold nothing; give how many."""
+        top, removed = self._file(prefix), 0
+        for folder, _, _ in os.walk(top, topdown=False):
+            if folder != top:
+                # Whoever writes into it meanwhile keeps it: only an empty one can be removed.
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+                    removed += 1
+        return removed
+
     def _file(self, path: str) -> str:
         return os.path.join(self._root, encode_path(path))
 
@@ -236,6 +253,22 @@ class LocalDiskStore:
                 return (_info(listed_path(stored), entry.stat()),)
             except FileNotFoundError:
                 return ()
+
+
+def remove_empty_directories(store: ObjectStore, prefix: StatePath) -> int:
+    """Remove the directories below `prefix` that hold nothing; only local disk has such.
+
+    A writer that meets one which has just gone makes it again, as Arroyo's gc expects of it.
+
+    Returns:
+        How many.
+    """
+    while not isinstance(store, LocalDiskStore):
+        inner = getattr(store, "inner", None)
+        if inner is None:
+            return 0
+        store = inner
+    return store.prune(prefix)
 
 
 def _info(path: StatePath, found: os.stat_result) -> ObjectInfo:

@@ -10,7 +10,7 @@ Source: crates/arroyo-worker/src/arrow/incremental_aggregator.rs (`arroyo-state.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,8 @@ from arroyo_dagster.state.tables.grouping import group_codes
 ACCUMULATORS = "accumulator_state"
 BATCHES = "batch_state"
 _COUNT = "count"
+_WAITING_ROWS = 1 << 18
+"""How many rows of older generations may wait in memory until they are told apart."""
 _NEVER = 2**63 - 1
 
 
@@ -94,6 +96,23 @@ def newest(rows: pa.Table, layout: RowLayout) -> pa.Table:
     hide what an older file holds, so a merge of some of the files must keep them.
     """
     return rows.take(_newest_at(rows, layout))
+
+
+def newest_of(pieces: Iterable[pa.Table], layout: RowLayout) -> pa.Table:
+    """As `newest`, of rows that come in pieces, one at least.
+
+    What a later piece makes history of is forgotten as soon as enough has come.
+    """
+    kept: list[pa.Table] = []
+    rows, limit = 0, _WAITING_ROWS
+    for piece in pieces:
+        kept.append(piece)
+        rows += piece.num_rows
+        if rows > limit:
+            kept = [newest(pa.concat_tables(kept), layout)]
+            rows = kept[0].num_rows
+            limit = max(_WAITING_ROWS, 2 * rows)
+    return newest(pa.concat_tables(kept), layout)
 
 
 def _newest_at(rows: pa.Table, layout: RowLayout) -> npt.NDArray[np.int64]:

@@ -390,12 +390,12 @@ class GlobalKeyedView(Generic[K, V]):
         if not keys:
             return
         encoded = self._keys.encode_many(keys)
-        pairs = dict(zip(encoded, self._values.encode_many(values), strict=True))
+        pairs = zip(encoded, self._values.encode_many(values), strict=True)
         self._catch_up()
-        self._send(TableData(self._name, KeyedData(pairs.items())))
+        self._send(TableData(self._name, KeyedData(pairs)))
         entries = self._entries
         if entries.encoded:
-            for key in pairs:
+            for key in encoded:
                 entries.encoded.pop(key, None)
         entries.decoded.update(zip(encoded, values, strict=True))
 

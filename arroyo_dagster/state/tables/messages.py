@@ -5,7 +5,7 @@ Source: crates/arroyo-state/src/lib.rs, `StateMessage`, `TableData`, `Checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -15,9 +15,12 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 
 @dataclass(frozen=True, slots=True)
 class KeyedData:
-    """Pairs of a global keyed table, encoded; None in place of a value removes the key."""
+    """Pairs of a global keyed table, encoded; None in place of a value removes the key.
 
-    pairs: Collection[tuple[bytes, bytes | None]]
+    They are read once.
+    """
+
+    pairs: Iterable[tuple[bytes, bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)

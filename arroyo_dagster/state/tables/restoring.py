@@ -7,7 +7,7 @@ what is asked for, of generational tables what a restore holds, and of tables wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,15 +25,12 @@ from arroyo_dagster.state.tables.generational import (
     RowLayout,
     accumulators,
     first_of_batches,
-    newest,
+    newest_of,
     restored,
     role_of,
     tuples,
 )
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows, not_older
-
-_FOLDED_ROWS = 1 << 18
-"""How many rows of older generations may wait in memory until they are told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +80,10 @@ def restored_rows(
         return RestoredRows(kept.slice(0, limit), kept.num_rows)
     # Without GROUP BY there is one key, and nothing to look up in the other table.
     layout = opened.layout
-    kept = restored(_folded(opened.pieces(), layout), layout, role)
+    kept = restored(newest_of(opened.pieces(), layout), layout, role)
     parts = opened.stream(batches=True)
     looked_at = (first_of_batches(part.rows, _batches_of(part)) for part in parts)
-    upstream = restored(_folded(looked_at, layout), layout, role)
+    upstream = restored(newest_of(looked_at, layout), layout, role)
     same = upstream.equals(kept)
     return RestoredRows(kept.slice(0, limit), kept.num_rows, None if same else upstream)
 
@@ -116,7 +113,7 @@ def _first(opened: _Opened, limit: int) -> pa.Table:
 
 
 def _newest(opened: _Opened, operator: OperatorCheckpoint, role: Role) -> pa.Table:
-    rows = _folded(opened.pieces(), opened.layout)
+    rows = newest_of(opened.pieces(), opened.layout)
     if role is not Role.TUPLES:
         return restored(rows, opened.layout, role)
     keys = [
@@ -130,23 +127,9 @@ def _newest(opened: _Opened, operator: OperatorCheckpoint, role: Role) -> pa.Tab
     if len(keys) != 1:
         return rows.slice(0, 0)  # tuples of keys that table `a` does not have are left out
     groups = _Opened.of(opened.store, operator, keys[0], ours=opened.ours)
-    kept = accumulators(_folded(groups.pieces(), groups.layout), groups.layout)
+    kept = accumulators(newest_of(groups.pieces(), groups.layout), groups.layout)
     known = [kept.column(index) for index in groups.layout.keys]
     return tuples(rows, opened.layout, known)
-
-
-def _folded(pieces: Iterable[pa.Table], layout: RowLayout) -> pa.Table:
-    """The newest row of each key; what is older is forgotten as soon as enough has come."""
-    kept: list[pa.Table] = []
-    rows, limit = 0, _FOLDED_ROWS
-    for piece in pieces:
-        kept.append(piece)
-        rows += piece.num_rows
-        if rows > limit:
-            kept = [newest(pa.concat_tables(kept), layout)]
-            rows = kept[0].num_rows
-            limit = max(_FOLDED_ROWS, 2 * rows)
-    return newest(pa.concat_tables(kept), layout)
 
 
 @dataclass(frozen=True, slots=True)

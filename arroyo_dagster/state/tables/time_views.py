@@ -7,6 +7,7 @@ Differs: of our jobs a row leaves every view when its time falls below the cutof
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -29,7 +30,7 @@ from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.keys import KeyRange
 from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
-from arroyo_dagster.state.tables.generational import RowLayout, newest
+from arroyo_dagster.state.tables.generational import RowLayout, newest_of
 from arroyo_dagster.state.tables.grouping import group_codes
 from arroyo_dagster.state.tables.live_rows import (
     NANOS_PER_MICRO,
@@ -377,7 +378,7 @@ class UncachedKeyValueView(TimeView):
                 next_step="register it with generational=True, or read it with get_all",
             )
         layout = RowLayout.of(self._table.config, self.schema, ours=True)
-        return newest(self._load(range(len(self.schema))), layout)
+        return newest_of(itertools.chain([self.schema.empty_table()], self.get_all()), layout)
 
     def _load(self, places: Sequence[int]) -> pa.Table:
         return self._table.load(

@@ -17,7 +17,11 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.backend import BackingStore, ParquetBackend, Published
 from arroyo_dagster.state.codec.metadata import encode_manifest
-from arroyo_dagster.state.codec.parquet import encode_rows
+from arroyo_dagster.state.codec.parquet import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    encode_pairs,
+    encode_rows,
+)
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -47,7 +51,7 @@ from tests.jobs import copied, listing
 PATHS = JobPaths(JobId("j"), PipelineId("p"))
 LEGACY = JobPaths(JobId("j"))
 OP, G = OperatorId("op"), TableName("g")
-DATA = encode_rows(pa.table({"a": [1]}))
+DATA = encode_pairs([b"k"], [b"v"], GLOBAL_KEY_VALUE_SCHEMA, version=0)
 
 
 def operator(
@@ -194,6 +198,17 @@ def test_a_missing_or_broken_data_file_is_found_before_anything_starts() -> None
     with pytest.raises(FormatError, match="missing") as caught:
         reader.prepare_checkpoint_load(Epoch(3))
     assert caught.value.facts == {"job": "j", "epoch": 3, "operator": "op", "path": doomed}
+
+
+def test_a_file_of_another_table_is_found_before_anything_starts() -> None:
+    store = MemoryStore()
+    publish(started(store), 2)
+    reader = ParquetBackend(store, PATHS)
+    other = reader.load().paths[-1]
+    store.put(other, encode_rows(pa.table({"a": [1]})))
+    with pytest.raises(FormatError, match="not one of its table: has the columns a") as caught:
+        reader.prepare_checkpoint_load(Epoch(2))
+    assert (caught.value.facts["table"], caught.value.facts["path"]) == (G, other)
 
 
 @pytest.mark.parametrize("part", ["manifest", "operator"])

@@ -6,6 +6,7 @@
     asked=stdin                        lines of the standard input
     counts=jsonl:out.jsonl             one file; a directory where the path ends with `/`
     counts=stdout
+    words=spark:kafka?subscribe=words    a source or sink of Spark, with its options
 
 The bindings file has `sources`, `sinks`, `functions` and `env`, each by name; a binding is text as
 above, or a mapping such as `{jsonl: in/, follow: true}`. Paths in it are relative to its folder.
@@ -25,15 +26,21 @@ from arroyo_dagster.state.sdf.mistakes import Mistakes
 from arroyo_dagster.state.sdf.yaml_tree import Node, read_tree
 
 FILE_KINDS = ("jsonl", "csv", "parquet")
+_ANY = "*"
 _FLAG, _COUNT = "true or false", "a whole number above 0"
 SOURCE_OPTIONS: dict[str, dict[str, str]] = {
     **{kind: {"follow": _FLAG, "rows_per_epoch": _COUNT} for kind in FILE_KINDS},
     "rate": {"limit": _COUNT, "rows_per_epoch": _COUNT},
     "stdin": {"rows_per_epoch": _COUNT},
+    "spark": {_ANY: "text"},
 }
-SINK_OPTIONS: dict[str, dict[str, str]] = {kind: {} for kind in (*FILE_KINDS, "stdout")}
+SINK_OPTIONS: dict[str, dict[str, str]] = {
+    **{kind: {} for kind in (*FILE_KINDS, "stdout")},
+    "spark": {_ANY: "text"},
+}
 _OPTIONS = {"source": SOURCE_OPTIONS, "sink": SINK_OPTIONS}
 _WITHOUT_TARGET = ("stdin", "stdout")
+_TARGETS = {"rate": ("numbers a second", "100"), "spark": ("a format of Spark", "kafka")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +49,17 @@ class TopicBinding:
 
     Attributes:
         role: source or sink.
-        kind: jsonl, csv, parquet, rate, stdin, stdout.
-        target: the path or URL; of rate the number a second; empty where there is none.
-        options: checked: bool or int by name.
+        kind: jsonl, csv, parquet, rate, stdin, stdout, spark.
+        target: the path or URL; of rate the number a second; of spark the format; empty where
+            there is none.
+        options: checked: bool or int by name; of spark text, for its format to check.
     """
 
     role: str
     topic: str
     kind: str
     target: str = ""
-    options: Mapping[str, bool | int] = field(default_factory=dict)
+    options: Mapping[str, bool | int | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +129,17 @@ def checked_binding(
             next_step=f"for example `--{role} {topic}={_example(role)}`",
         )
     if not target and kind not in _WITHOUT_TARGET:
-        wanted = "numbers a second" if kind == "rate" else "a path"
+        wanted, example = _TARGETS.get(kind, ("a path", "PATH"))
         raise InputError(
             f"{kind} needs {wanted}",
             **facts,
-            next_step=f"write `{topic}={kind}:{'100' if kind == 'rate' else 'PATH'}`",
+            next_step=f"write `{topic}={kind}:{example}`",
         )
     if target and kind in _WITHOUT_TARGET:
         raise InputError(f"{kind} takes no path", **facts, given=target)
+    if _ANY in known[kind]:
+        texts = {name: _option_text(value) for name, value in options.items()}
+        return TopicBinding(role=role, topic=topic, kind=kind, target=target, options=texts)
     unknown = options.keys() - known[kind].keys()
     if unknown:
         raise InputError(
@@ -139,6 +150,10 @@ def checked_binding(
         )
     values = {name: _option(facts, name, value, known[kind]) for name, value in options.items()}
     return TopicBinding(role=role, topic=topic, kind=kind, target=target, options=values)
+
+
+def _option_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _option(

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +32,7 @@ class Shape:
 
     raw: bool = False
     fields: Mapping[str, TypeDef | None] | None = None
+    _fields: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def from_cells(self, cells: Mapping[str, str]) -> bytes:
         """The value of a CSV row: an object of its cells, each of its declared type.
@@ -42,25 +43,31 @@ class Shape:
         """
         if self.fields is None:
             return self.from_row(cells)
-        pairs = [(self._field(name), text) for name, text in cells.items()]
-        typed = [(name, _typed(text, self.fields.get(name))) for name, text in pairs]
+        pairs = ((self.field(name), text) for name, text in cells.items())
+        typed = ((name, _typed(text, self.fields.get(name))) for name, text in pairs)
         return _json({name: value for name, value in typed if value is not None})
 
     def from_row(self, row: Mapping[str, Any]) -> bytes:
         """The value of a row of typed cells."""
         if self.fields is not None or len(row) != 1:
-            return _json({self._field(name): value for name, value in row.items()})
+            return _json({self.field(name): value for name, value in row.items()})
         (value,) = row.values()
         if self.raw and isinstance(value, str | bytes):
             return value.encode() if isinstance(value, str) else value
         return _json(value)
 
-    def _field(self, column: str) -> str:
+    def field(self, column: str) -> str:
         """The field that a column is of; `-` and `_` are the same in their names."""
-        if self.fields is None or column in self.fields:
-            return column
-        wanted = same_name(column)
-        return next((name for name in self.fields if same_name(name) == wanted), column)
+        known = self._fields.get(column)
+        if known is None:
+            wanted = same_name(column)
+            same = (name for name in self.fields or () if same_name(name) == wanted)
+            known = self._fields[column] = next(same, column)
+        return known
+
+    def wants(self, column: str) -> bool:
+        """Whether a column is of a field; every column is, unless an object is declared."""
+        return self.fields is None or self.field(column) in self.fields
 
     def row(self, value: bytes) -> dict[str, Any]:
         """The cells of a value: those of a declared object, else one, `value`.
@@ -107,12 +114,14 @@ def shape_of(
 
 
 def _json(value: Any) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, default=_unusual, separators=(",", ":"))
-    return text.encode("utf-8", "surrogatepass")
+    return _ENCODER.encode(value).encode("utf-8", "surrogatepass")
 
 
 def _unusual(value: Any) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_unusual, separators=(",", ":"))
 
 
 def _typed(text: str, declared: TypeDef | None) -> Any:

@@ -24,9 +24,11 @@ class ParquetRows:
 
     Args:
         encode: the value of a row, given its cells by column as `plain_rows` gives them.
+        wants: which columns to read.
     """
 
     encode: Callable[[dict[str, Any]], bytes]
+    wants: Callable[[str], bool] = lambda column: True
     _lengths: dict[tuple[str, int], int] = field(default_factory=dict, compare=False, repr=False)
 
     def length(self, folder: Folder, entry: Entry) -> int:
@@ -69,11 +71,12 @@ class ParquetRows:
         first = 0
         sizes = {entry.name: entry for entry in folder.entries()}
         with _opened(folder, sizes.get(name, Entry(name, 0))) as file:
+            columns = [column for column in file.schema_arrow.names if self.wants(column)]
             for group in range(file.metadata.num_row_groups):
                 count = file.metadata.row_group(group).num_rows
                 low, high = max(start - first, 0), min(end - first, count)
                 if low < high:
-                    rows = plain_rows(file.read_row_group(group).slice(low, high - low))
+                    rows = plain_rows(file.read_row_group(group, columns).slice(low, high - low))
                     for at, row in enumerate(rows, start=first + low):
                         yield Found(at, self.encode(row))
                 first += count

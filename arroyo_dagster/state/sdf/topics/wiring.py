@@ -10,14 +10,15 @@ import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
-from arroyo_dagster.state.model.ids import JobId, PipelineId
+from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operators import Sink, Source
 from arroyo_dagster.state.sdf.definition import Dataflow, Package
 from arroyo_dagster.state.sdf.scope import scope_of
-from arroyo_dagster.state.sdf.service import Bindings
+from arroyo_dagster.state.sdf.service import Bindings, converter_of
 from arroyo_dagster.state.sdf.topics.bindings import BindingsText, TopicBinding
 from arroyo_dagster.state.sdf.topics.cells import CsvLines, JsonLines, Shape, shape_of
 from arroyo_dagster.state.sdf.topics.files import ROWS_PER_EPOCH, FileSource, Format
@@ -56,6 +57,18 @@ class Wired:
     unbound: tuple[str, ...] = ()
 
 
+class Outside(Protocol):
+    """Opens what a topic is bound to where that is not this process's business: `spark`."""
+
+    def source(
+        self, binding: TopicBinding, shape: Shape, directory: StatePath, readers: tuple[str, ...]
+    ) -> Source:
+        """What a topic is read from. `directory`: where it may keep things."""
+
+    def sink(self, binding: TopicBinding, shape: Shape) -> Sink:
+        """What a topic is written to."""
+
+
 def job_paths(dataflow: Dataflow, service: str) -> JobPaths:
     """Where the state of a service lies."""
     return JobPaths(JobId(service), PipelineId(f"{dataflow.namespace}.{dataflow.name}"))
@@ -68,6 +81,7 @@ def wire(
     *,
     packages: Mapping[str, Package] | None = None,
     stdin: Stream | None = None,
+    outside: Outside | None = None,
 ) -> Wired:
     """Open what the topics of a dataflow are bound to.
 
@@ -75,13 +89,14 @@ def wire(
         store: where the states lie, and records between services.
         packages: those that the dataflow imports, by id.
         stdin: what `stdin` means.
+        outside: what `spark` means.
 
     Raises:
         InputError: a topic that is read has neither source nor writer, or two of them; a binding
             of a topic that nobody reads or writes; of all the first, the others named.
         NotFoundError: a file is not there.
     """
-    return _Wiring(dataflow, given, store, packages or {}, stdin).wired()
+    return _Wiring(dataflow, given, store, packages or {}, stdin, outside).wired()
 
 
 class _Wiring:
@@ -92,15 +107,17 @@ class _Wiring:
         store: ObjectStore,
         packages: Mapping[str, Package],
         stdin: Stream | None,
+        outside: Outside | None,
     ) -> None:
         self._dataflow = dataflow
         self._given = given
         self._store = store
         self._packages = packages
         self._stdin = stdin
+        self._outside = outside
         self._types = scope_of(dataflow, packages)
-        self._readers = _by_topic(dataflow, "sources")
-        self._writers = _by_topic(dataflow, "sinks")
+        self._readers = services_by_topic(dataflow, "sources")
+        self._writers = services_by_topic(dataflow, "sinks")
 
     def wired(self) -> Wired:
         self._check()
@@ -188,14 +205,10 @@ class _Wiring:
         declared = self._dataflow.topics.get(topic)
         if declared is None:
             return Shape()
-        value = declared.settings.value.get("schema", {}).get("value", {})
-        config = self._dataflow.kept.get("config")
-        default = None if config is None else config.value.get("converter")
-        converter = value.get("converter") or default
         return shape_of(
             declared.value,
             self._types,
-            raw=converter == "raw",
+            raw=converter_of(self._dataflow, topic) == "raw",
             reading=reading,
             snake_case=self._dataflow.api_version == "0.5.0",
         )
@@ -203,19 +216,24 @@ class _Wiring:
     def _source(self, binding: TopicBinding) -> Source:
         rows = int(binding.options.get("rows_per_epoch", ROWS_PER_EPOCH))
         if binding.kind == "rate":
+            limit = binding.options.get("limit")
             return RateSource(
                 binding.topic,
                 _number(binding),
-                limit=binding.options.get("limit"),
+                limit=None if limit is None else int(limit),
                 rows_per_epoch=rows,
             )
         if binding.kind == "stdin":
             return self._pipe(binding.topic, rows)
         shape = self._shape(binding.topic, reading=True)
+        if binding.kind == "spark":
+            readers = tuple(self._readers[binding.topic])
+            directory = job_paths(self._dataflow, readers[0]).ours / "landed" / binding.topic
+            return self._opener(binding).source(binding, shape, directory, readers)
         formats: dict[str, Format] = {
             "jsonl": Lines(),
             "csv": CsvRows(shape.from_cells),
-            "parquet": ParquetRows(shape.from_row),
+            "parquet": ParquetRows(shape.from_row, shape.wants),
         }
         try:
             return FileSource(
@@ -228,6 +246,15 @@ class _Wiring:
         except ArroyoStateError as error:
             error.facts.setdefault("topic", binding.topic)
             raise
+
+    def _opener(self, binding: TopicBinding) -> Outside:
+        if self._outside is None:
+            raise InputError(
+                f"the {binding.role} is one of Spark's, and this run is in process",
+                topic=binding.topic,
+                next_step="run it with --spark",
+            )
+        return self._outside
 
     def _pipe(self, topic: str, rows: int) -> PipeSource:
         if self._stdin is None:
@@ -252,6 +279,8 @@ class _Wiring:
 
     def _bound_sink(self, binding: TopicBinding) -> Sink:
         shape = self._shape(binding.topic, reading=False)
+        if binding.kind == "spark":
+            return self._opener(binding).sink(binding, shape)
         if binding.kind == "stdout":
             return PrintSink(JsonLines(binding.topic))
         if binding.kind == "parquet":
@@ -271,7 +300,7 @@ class _Wiring:
         return AppendSink(binding.topic, binding.target.removeprefix("file://"), writer)
 
 
-def _by_topic(dataflow: Dataflow, ends: str) -> dict[str, list[str]]:
+def services_by_topic(dataflow: Dataflow, ends: str) -> dict[str, list[str]]:
     """The services that read (`sources`) or write (`sinks`) each topic."""
     found: dict[str, list[str]] = {}
     for service in dataflow.services.values():

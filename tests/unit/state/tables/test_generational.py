@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arroyo_dagster.state.tables import generational
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.generational import (
     Role,
@@ -17,6 +19,7 @@ from arroyo_dagster.state.tables.generational import (
     accumulators,
     first_of_batches,
     newest,
+    newest_of,
     restored,
     role_of,
     tuples,
@@ -170,6 +173,22 @@ def test_table_b_is_that_of_a_dictionary(
     found = tuples(b(*rows), OF_B, [kept.column(0)])
     shown = list(zip(*(values(found, at) for at in (0, 2, 3, 5)), strict=True))
     assert sorted(shown, key=repr) == sorted(expected, key=repr)
+
+
+@given(
+    rows=_A_ROWS,
+    cuts=st.lists(st.integers(0, 20), max_size=5),
+    waiting=st.integers(0, 5),
+)
+def test_rows_in_pieces_come_to_what_they_come_to_at_once(
+    rows: list[tuple[Any, ...]], cuts: list[int], waiting: int
+) -> None:
+    table = a(*rows)
+    bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    pieces = [table.slice(start, end - start) for start, end in itertools.pairwise(bounds)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generational, "_WAITING_ROWS", waiting)
+        assert newest_of(pieces, OF_A).equals(newest(table, OF_A))
 
 
 @given(rows=_B_ROWS, start=st.integers(0, 25), end=st.integers(0, 25))

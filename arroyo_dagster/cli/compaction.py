@@ -1,0 +1,355 @@
+"""`compact plan`, `run` and `forecast`: small files merged. Nothing changes until --yes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.shown import bytes_words, print_json, print_table, report
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.state.codec.plans import plan_to_json
+from arroyo_dagster.state.local.compaction import CompactionOutcome, compact_job, plan_job
+from arroyo_dagster.state.local.jobs import find_job, list_jobs
+from arroyo_dagster.state.local.merges import OnProgress, Progress
+from arroyo_dagster.state.model.compaction import (
+    MEBIBYTE,
+    Budget,
+    CompactionPlan,
+    CompactionPolicy,
+    CompactionSettings,
+    Forecast,
+    MergeOrder,
+    SortOrder,
+)
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.compaction import most_outputs
+from arroyo_dagster.state.storage.store import ObjectStore
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_DEFAULTS = CompactionSettings()
+_SHOWN_FILES = 3
+
+
+def _values(kinds: Any) -> click.Choice[str]:
+    return click.Choice([kind.value for kind in kinds])
+
+
+_OPTIONS = [
+    click.option(
+        "--policy",
+        type=_values(CompactionPolicy),
+        default=_DEFAULTS.policy.value,
+        show_default=True,
+        help="bin-pack: small neighbours; levels: so many of one level become one of the next; "
+        "window: those of one window of event time; full: all files of every table.",
+    ),
+    click.option(
+        "--target-mb",
+        type=click.IntRange(1),
+        default=_DEFAULTS.target_bytes // MEBIBYTE,
+        show_default=True,
+        help="A bin-pack merge takes files of so many MiB together.",
+    ),
+    click.option(
+        "--min-files",
+        type=click.IntRange(2),
+        default=_DEFAULTS.min_files,
+        show_default=True,
+        help="It takes at least so many files that were never merged.",
+    ),
+    click.option(
+        "--level-files",
+        type=click.IntRange(2),
+        default=_DEFAULTS.level_files,
+        show_default=True,
+        help="So many neighbours of one level are merged.",
+    ),
+    click.option(
+        "--window-seconds",
+        type=click.FloatRange(0, min_open=True),
+        help="The length of a window; an eighth of a table's retention by default.",
+    ),
+    click.option(
+        "--parallelism",
+        type=click.IntRange(1),
+        help="Split files for a job that is to start with so many subtasks.",
+    ),
+    click.option(
+        "--sort",
+        type=_values(SortOrder),
+        default=_DEFAULTS.sort.value,
+        show_default=True,
+        help="Rows of expiring tables by event time, or by routing key with Bloom filters.",
+    ),
+    click.option(
+        "--keep-generations",
+        is_flag=True,
+        help="Keep rows of generational tables that a newer generation hides.",
+    ),
+    click.option("--max-mb", type=click.IntRange(1), help="Read no more than so many MiB."),
+    click.option("--max-files", type=click.IntRange(1), help="Merge no more than so many files."),
+    click.option("--max-tables", type=click.IntRange(1), help="Merge files of so many tables."),
+    click.option(
+        "--order",
+        type=_values(MergeOrder),
+        default=MergeOrder.GAIN.value,
+        show_default=True,
+        help="Which merges come first where that does not last for all.",
+    ),
+    click.option(
+        "--min-gain",
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        help="Leave a merge after which fewer files are gone.",
+    ),
+]
+
+
+def _settings_options(command: _F) -> _F:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return store_options(command)
+
+
+def _settings(given: dict[str, Any]) -> CompactionSettings:
+    window, most_mb = given["window_seconds"], given["max_mb"]
+    return CompactionSettings(
+        policy=CompactionPolicy(given["policy"]),
+        target_bytes=given["target_mb"] * MEBIBYTE,
+        min_files=given["min_files"],
+        level_files=given["level_files"],
+        window_micros=None if window is None else max(1, int(window * 1e6)),
+        parallelism=given["parallelism"],
+        sort=SortOrder(given["sort"]),
+        deduplicate=not given["keep_generations"],
+        budget=Budget(
+            size_bytes=None if most_mb is None else most_mb * MEBIBYTE,
+            files=given["max_files"],
+            tables=given["max_tables"],
+            order=MergeOrder(given["order"]),
+            min_gain_files=given["min_gain"],
+        ),
+    )
+
+
+@main.group()
+def compact() -> None:
+    """Merge small files; a restore loads the same. Dry run until --yes."""
+
+
+# ---- plan and forecast ---------------------------------------------------------------------------
+
+
+@compact.command()
+@click.argument("job")
+@_settings_options
+def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
+    """Show what would be merged, and of everything that is left why."""
+    store = open_to_read(url)
+    found = plan_job(store, find_job(store, job), _settings(given))
+    if as_json:
+        print_json(plan_to_json(found))
+        return
+    _print_plan(found)
+    click.echo(f"{_name(found)}: {_forecast_words(found)}")
+
+
+@compact.command()
+@click.argument("jobs", nargs=-1)
+@click.option(
+    "--footers",
+    is_flag=True,
+    help="Read the footer of every file to be merged, for a better forecast of bytes.",
+)
+@_settings_options
+def forecast(
+    jobs: Sequence[str], footers: bool, url: str | None, as_json: bool, **given: Any
+) -> None:
+    """Show what a restore reads now, and would read afterwards; of every job if none is named."""
+    store, settings = open_to_read(url), _settings(given)
+    paths = [find_job(store, job) for job in jobs] or list_jobs(store)
+    plans: list[CompactionPlan] = []
+    problems: list[ArroyoStateError] = []
+    for one in paths:
+        try:
+            plans.append(plan_job(store, one, settings, footers=footers))
+        except ArroyoStateError as error:
+            problems.append(error)
+    plans.sort(key=lambda one: one.files_after - one.files_before)
+    if as_json:
+        print_json([_forecast_json(one) for one in plans])
+    else:
+        columns = ("job", "epoch", "files", "→", "bytes", "→ ", "opens of a subtask", "→  ")
+        print_table(columns, [_forecast_line(one) for one in plans])
+    report(problems)
+
+
+def _forecast_json(found: CompactionPlan) -> dict[str, Any]:
+    shown = plan_to_json(found)
+    return {"job": _name(found), **{key: shown[key] for key in ("epoch", "before", "after")}}
+
+
+def _forecast_line(found: CompactionPlan) -> tuple[object, ...]:
+    before, after = found.before, found.after
+    return (
+        _name(found),
+        found.epoch,
+        before.files,
+        after.files,
+        bytes_words(before.size_bytes),
+        bytes_words(after.size_bytes),
+        max(before.opens, default=0),
+        max(after.opens, default=0),
+    )
+
+
+def _name(found: CompactionPlan) -> str:
+    return JobPaths(found.job, found.pipeline).root
+
+
+def _opens(found: Forecast) -> str:
+    return f"{max(found.opens, default=0)}"
+
+
+def _forecast_words(found: CompactionPlan) -> str:
+    if not found.merges:
+        return f"nothing to merge at epoch {found.epoch}"
+    return (
+        f"{found.files_before} files would become {found.files_after} at most; a subtask would "
+        f"open {_opens(found.after)} at a restore, not {_opens(found.before)}"
+    )
+
+
+def _print_plan(found: CompactionPlan) -> None:
+    lines = [
+        (one.operator, one.table, len(one.paths), bytes_words(one.size_bytes), most_outputs(one))
+        for one in found.merges
+    ]
+    if lines:
+        print_table(("operator", "table", "files", "bytes", "at most"), lines)
+    for left in found.left_out:
+        files = f" ({len(left.files)} files)" if len(left.files) > 1 else ""
+        where = f"{left.operator} {left.table}" if left.operator else _name(found)
+        click.echo(f"left: {where}{files}: {left.reason}")
+
+
+# ---- run -----------------------------------------------------------------------------------------
+
+
+@compact.command()
+@click.argument("jobs", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do it; without it the plan is shown.")
+@click.option("--spark", is_flag=True, help="Merge on Spark where there is enough for it.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="SECONDS",
+    help="How long to wait for a running job to take over what was merged.",
+)
+@_settings_options
+def run(
+    jobs: Sequence[str],
+    yes: bool,
+    spark: bool,
+    wait: float,
+    url: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Merge, verify what a restore would load, and publish it. Dry run until --yes.
+
+    Of several jobs one that fails does not hold up the others.
+    """
+    store = open_url(url) if yes else open_to_read(url)
+    settings = _settings(given)
+    options: dict[str, Any] = {"wait_seconds": wait, "dry_run": not yes}
+    outcomes: list[CompactionOutcome] = []
+    problems: list[ArroyoStateError] = []
+    for paths in [find_job(store, job) for job in jobs]:
+        try:
+            with _progress(paths, shown=yes and not as_json) as told:
+                chosen = {**options, "on_progress": told}
+                outcomes.append(_compact(store, paths, settings, chosen, spark=spark and yes))
+        except ArroyoStateError as error:
+            problems.append(error)
+            continue
+        if not as_json:
+            _print_outcome(outcomes[-1], yes=yes)
+    if as_json:
+        documents = [_outcome_json(outcome) for outcome in outcomes]
+        print_json(documents[0] if len(jobs) == 1 and documents else documents)
+    report(problems)
+
+
+def _compact(
+    store: ObjectStore,
+    paths: JobPaths,
+    settings: CompactionSettings,
+    options: dict[str, Any],
+    *,
+    spark: bool,
+) -> CompactionOutcome:
+    if not spark:
+        return compact_job(store, paths, settings, **options)
+    from arroyo_dagster.spark.compaction import compact_job_on_spark
+    from arroyo_dagster.spark.session import get_session
+
+    return compact_job_on_spark(lambda: get_session()[0], store, paths, settings, **options)
+
+
+@contextmanager
+def _progress(paths: JobPaths, *, shown: bool) -> Iterator[OnProgress]:
+    """A line on a terminal that tells how far it is; nothing where nobody looks."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda progress: None
+        return
+    yield lambda progress: click.echo(
+        f"\r\x1b[K{paths.root}: {progress_words(progress)}", nl=False, err=True
+    )
+    click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def progress_words(progress: Progress) -> str:
+    """How far a compaction is, for people."""
+    done, total = bytes_words(progress.bytes_done), bytes_words(progress.bytes_total)
+    left = progress.seconds_left
+    ahead = "" if left is None else f", {left:.0f} s left"
+    return f"{progress.share:.0%}, {done} of {total}{ahead}"
+
+
+def _outcome_json(outcome: CompactionOutcome) -> dict[str, Any]:
+    return {
+        "plan": plan_to_json(outcome.plan),
+        "done": outcome.changed,
+        "files_after": outcome.files_after,
+        "size_bytes_after": outcome.size_bytes_after,
+        "published": outcome.published,
+        "epoch": outcome.epoch,
+    }
+
+
+def _print_outcome(outcome: CompactionOutcome, *, yes: bool) -> None:
+    found = outcome.plan
+    if not yes or not outcome.changed:
+        _print_plan(found)
+    click.echo(f"{_name(found)}: {_outcome_words(outcome, yes=yes)}")
+
+
+def _outcome_words(outcome: CompactionOutcome, *, yes: bool) -> str:
+    found = outcome.plan
+    if not found.merges and not outcome.changed:
+        return f"nothing to merge at epoch {found.epoch}"
+    if not yes:
+        return f"{_forecast_words(found)}; nothing was changed, --yes does it"
+    sizes = f"{bytes_words(found.size_bytes_before)} became {bytes_words(outcome.size_bytes_after)}"
+    files = f"{found.files_before} files became {outcome.files_after}, {sizes}"
+    if outcome.epoch is not None:
+        return f"{files}; epoch {outcome.epoch} lists them"
+    return f"{files}; the job takes them over at its next checkpoint"

@@ -1,0 +1,87 @@
+"""Test helpers for SDF states: functions of a package, and whole dataflows, tried in memory.
+
+from arroyo_dagster.sdf_testing import DataflowTrial, Trial, package_tests
+
+def test_words_are_counted():
+    flow = DataflowTrial("dataflow.yaml")
+    flow.send("sentences", "to be or not", "to be").run()
+    assert flow.state("count-words.hits") == {"to": 2, "be": 2, "or": 1, "not": 1}
+    assert flow.failed == {}
+
+@pytest.mark.parametrize("test", package_tests("sdf-package.yaml"), ids=str)
+def test_package(test):                     # every entry of the section `tests` of the package
+    test.check()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.local.dataflow_trial import DataflowTrial
+from arroyo_dagster.state.sdf.definition import Package
+from arroyo_dagster.state.sdf.loading import load_with_packages
+from arroyo_dagster.state.sdf.package_tests import PackageTest, read_tests, run_test
+from arroyo_dagster.state.sdf.trials import Trial
+
+__all__ = ["DataflowTrial", "OnePackageTest", "Trial", "load_trial", "package_tests"]
+
+
+@dataclass(frozen=True, slots=True)
+class OnePackageTest:
+    """One entry of a package's section `tests`; `check` runs it on states of its own."""
+
+    test: PackageTest
+    fresh: Callable[[], Trial]
+
+    def check(self) -> None:
+        """Run it.
+
+        Raises:
+            AssertionError: it did not come to what it expects.
+        """
+        outcome = run_test(self.test, self.fresh())
+        assert outcome.passed, f"{outcome.function}: {outcome.problem}"
+
+    def __str__(self) -> str:
+        return f"{self.test.function}: {self.test.name}"
+
+
+def package_tests(
+    path: str | Path, *, functions: Mapping[str, Callable[..., Any] | str] | None = None
+) -> list[OnePackageTest]:
+    """The tests of a package, for `pytest.mark.parametrize`.
+
+    Args:
+        path: an sdf-package.yaml, or its folder.
+        functions: Python for bodies that are not in the YAML, by name.
+
+    Raises:
+        InvalidDefinition: the package, or its section, has mistakes.
+    """
+    package, packages = _package(path)
+
+    def fresh() -> Trial:
+        return Trial(package, functions=functions, packages=packages)
+
+    return [OnePackageTest(test, fresh) for test in read_tests(package)]
+
+
+def load_trial(path: str | Path, **options: Any) -> Trial:
+    """A package to try, from its file or folder; `options` as `Trial` takes them."""
+    package, packages = _package(path)
+    return Trial(package, packages=packages, **options)
+
+
+def _package(path: str | Path) -> tuple[Package, dict[str, Package]]:
+    document, packages = load_with_packages(path)
+    if not isinstance(document, Package):
+        raise InputError(
+            "a dataflow is not tested function by function",
+            file=str(path),
+            next_step="try the whole of it with `DataflowTrial`",
+        )
+    return document, packages

@@ -1,0 +1,43 @@
+"""The columns of data files, and those that the files of a table may have, as plain values."""
+
+from __future__ import annotations
+
+import sys
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, REMOVAL_SCHEMA
+from arroyo_dagster.state.codec.schema import file_schema, schema_to_json
+from arroyo_dagster.state.model.tables import GlobalKeyedConfig, TableConfig
+from arroyo_dagster.state.planning.health import Column, Columns
+
+
+def stored_form(schema: pa.Schema) -> str | None:
+    """A schema as metadata has it; None where it holds a type that cannot be stored."""
+    try:
+        # Thousands of files share one schema.
+        return sys.intern(schema_to_json(schema))
+    except (InputError, UnicodeDecodeError):
+        return None
+
+
+def columns_of(schema: pa.Schema) -> Columns:
+    """A schema as plain values, duplicate names included."""
+    return tuple(Column(field.name, str(field.type), field.nullable) for field in schema)
+
+
+def table_forms(config: TableConfig) -> tuple[Columns, ...]:
+    """The columns that the files of a table may have.
+
+    Raises:
+        FormatError: the stored schema is none, or its keys are not among its columns.
+    """
+    if isinstance(config.config, GlobalKeyedConfig):
+        return (columns_of(GLOBAL_KEY_VALUE_SCHEMA), columns_of(REMOVAL_SCHEMA))
+    schema = config.config.schema
+    columns = file_schema(config.config)
+    named = (schema.timestamp_index, *(schema.key_indices or ()), *schema.hashed_indices)
+    if not all(0 <= index < len(columns) - 2 for index in named):
+        raise FormatError("the stored schema names a column that it does not have", columns=named)
+    return (columns_of(columns),)

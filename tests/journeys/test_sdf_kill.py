@@ -1,0 +1,128 @@
+"""Dataflows killed anywhere, and going on exactly once: many services, and records between them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from arroyo_dagster.state.storage import Crash, MemoryStore
+from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.stories import flags, newest_epoch, outcome, run_story, write_story
+
+PROJECT = Path(__file__).parents[2]
+SECONDS = 120
+T = TypeVar("T")
+
+
+class KilledBefore(Wrapper):
+    """Is killed just before some object is written for the n-th time."""
+
+    def __init__(self, store: Any, name: str, at: int) -> None:
+        super().__init__(store)
+        self._name, self.left = name, at
+
+    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
+        if verb in ("put", "create") and path.endswith(self._name):
+            self.left -= 1
+            if self.left == 0:
+                raise Crash(f"killed before {verb} {path}")
+        return action()
+
+
+def same_however_it_is_killed(folder: Path, name: str, sentences: int, step: int) -> None:
+    """Kill it before each `step`-th object of a name; it must come to what an undisturbed run does."""
+    plain = MemoryStore(uuid.uuid4().hex)
+    write_story(folder / "plain", sentences, seed=1)
+    run_story(plain, folder / "plain", rows_per_epoch=6)
+    expected = outcome(plain, folder / "plain")
+    assert expected["closed"]
+    for at in range(1, 1000, step):
+        store, mine = MemoryStore(uuid.uuid4().hex), folder / str(at)
+        write_story(mine, sentences, seed=1)
+        killed = KilledBefore(store, name, at)
+        try:
+            run_story(killed, mine, rows_per_epoch=6)
+        except Crash:
+            run_story(store, mine, rows_per_epoch=6)
+        assert outcome(store, mine) == expected, at
+        if killed.left > 0:
+            assert at > 5
+            return
+
+
+def test_a20_killed_between_sink_write_and_commit_it_comes_to_the_same(tmp_path: Path) -> None:
+    same_however_it_is_killed(tmp_path, "committed.json", 11, step=2)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["committed.json", "checkpoint-manifest.pb", ".parquet"])
+def test_killed_before_any_object_it_comes_to_the_same(tmp_path: Path, name: str) -> None:
+    same_however_it_is_killed(tmp_path, name, 24, step=1)
+
+
+def killed_and_finished(folder: Path, *, kills: int, sentences: int, rows_per_epoch: int) -> None:
+    """Run the command, kill it at random moments, let it end, compare with a run left alone."""
+    seed = time.time_ns() % 1_000_000
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    write_story(folder / "killed", sentences, seed)
+    write_story(folder / "plain", sentences, seed)
+    store = open_store(f"file://{folder}/killed/state")
+    rounds = sentences // rows_per_epoch
+    for kill in range(1, kills + 1):
+        _run(folder / "killed", rows_per_epoch, store, kill * rounds // (kills + 1), chance)
+    _run(folder / "killed", rows_per_epoch, store, None, chance)
+    plain = open_store(f"file://{folder}/plain/state")
+    run_story(plain, folder / "plain", rows_per_epoch=rows_per_epoch)
+    assert outcome(store, folder / "killed") == outcome(plain, folder / "plain")
+
+
+def _run(
+    folder: Path, rows_per_epoch: int, store: Any, until_epoch: int | None, chance: random.Random
+) -> None:
+    log = folder / "log"
+    command = [sys.executable, "-m", "arroyo_dagster.cli", "sdf", "run", str(folder / "story.yaml")]
+    options = ["--url", f"file://{folder}/state", "--flush-open", "--keep-epochs", "4"]
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [*command, *flags(folder, rows_per_epoch), *options],
+            cwd=PROJECT,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        if until_epoch is None:
+            assert process.wait(SECONDS) == 0, log.read_text()
+            return
+        service = chance.choice(["split", "count", "follow", "gather"])
+        deadline = time.monotonic() + SECONDS
+        while newest_epoch(store, service) < until_epoch and process.poll() is None:
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 0.15))
+        assert process.poll() in (None, 0), log.read_text()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_a_dataflow_killed_three_times_goes_on_exactly_once(tmp_path: Path) -> None:
+    killed_and_finished(tmp_path, kills=3, sentences=32, rows_per_epoch=4)
+
+
+@pytest.mark.soak
+def test_a_dataflow_killed_fifty_times_goes_on_exactly_once(tmp_path: Path) -> None:
+    killed_and_finished(tmp_path, kills=50, sentences=600, rows_per_epoch=10)

@@ -1,0 +1,99 @@
+"""Topics bound to Spark's own sources and sinks: a dataflow run over them, cut off and gone on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.spark.landing import landed_batches
+from arroyo_dagster.spark.pipelines import run_pipelines
+from arroyo_dagster.spark.topics import SparkTopics
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.sdf.service import RunOptions, build_dataflow
+from arroyo_dagster.state.sdf.topics.bindings import BindingsText, parse_binding
+from arroyo_dagster.state.sdf.topics.wiring import wire
+from arroyo_dagster.state.storage.open import open_store
+from tests.word_services import random_words, states_of, words_dataflow
+
+
+class Place:
+    """A folder with what a dataflow reads and writes through Spark."""
+
+    def __init__(self, session: Any, root: Path) -> None:
+        self.session = session
+        self.root = root
+        self.store = open_store(str(root / "state"))
+        (root / "words").mkdir()
+        (root / "asked.jsonl").write_text('"w1"\n"nobody"\n')
+
+    def write(self, name: str, words: list[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(word) + "\n" for word in words)
+        (self.root / "words" / name).write_text(text)
+
+    def run(self, **options: Any) -> None:
+        schema = "text string, at long"
+        words = f"words=spark:json?path={self.root}/words&schema={schema}"
+        given = BindingsText(
+            sources={
+                "words": parse_binding(words, "source"),
+                "asked": parse_binding(f"asked=jsonl:{self.root}/asked.jsonl", "source"),
+            },
+            sinks={"answers": parse_binding(f"answers=spark:json?path={self.answers}", "sink")},
+        )
+        topics = SparkTopics(self.store)
+        dataflow = words_dataflow()
+        wired = wire(dataflow, given, self.store, outside=topics)
+        services = build_dataflow(
+            dataflow, self.store, bindings=wired.bindings, options=RunOptions()
+        )
+        run_pipelines(services, self.store, topics=topics, session=self.session, **options)
+
+    @property
+    def answers(self) -> Path:
+        return self.root / "answers"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(states_of(self.store)["count.counts"])
+
+
+def counted(words: list[dict[str, Any]]) -> dict[str, int]:
+    return dict(Counter(word["text"] for word in words))
+
+
+def test_a_dataflow_reads_and_writes_through_spark_each_record_once(
+    session: Any, tmp_path: Path
+) -> None:
+    place, words = Place(session, tmp_path), random_words(80, 6)
+    place.write("a.json", words[:40])
+    place.run()
+    assert place.counts == counted(words[:40])
+    answers = [json.loads(line) for file in place.answers.glob("*.json") for line in file.open()]
+    assert sorted(answers, key=str) == [
+        {"n": 0, "text": "nobody"},
+        {"n": counted(words[:40])["w1"], "text": "w1"},
+    ]
+    place.write("b.json", words[40:])
+    place.run()
+    assert place.counts == counted(words)
+    assert sum(1 for file in place.answers.glob("*.json") for _ in file.open()) == 2
+    # What both readers of the topic have taken does not stay.
+    landed = StatePath("tests.words/count/_arroyo_dagster/landed/words")
+    assert landed_batches(place.store, landed) == []
+
+
+def test_without_spark_such_a_topic_is_refused(tmp_path: Path) -> None:
+    given = BindingsText(
+        sources={
+            "words": parse_binding("words=spark:kafka?subscribe=words", "source"),
+            "asked": parse_binding("asked=spark:kafka?subscribe=asked", "source"),
+        }
+    )
+    with pytest.raises(InputError, match="one of Spark's") as found:
+        wire(words_dataflow(), given, open_store(str(tmp_path)))
+    assert "--spark" in str(found.value)
