@@ -143,8 +143,9 @@ def _uuid() -> uuid.UUID:
     return uuid.UUID(int=_Pool.world.chance.getrandbits(128))
 
 
-def _problem(self: Any, operator: Any, path: StatePath, *_: Any) -> NotFoundError | None:
+def _problem(self: Any, *listed: Any) -> NotFoundError | None:
     """Whether a data file is there: what it holds is nothing."""
+    path = listed[-1]
     there = self.store.head(path) is not None
     return None if there else NotFoundError("a data file is missing", path=path)
 
