@@ -783,6 +783,10 @@ class ParquetBackend:
         kept = oldest_kept(epochs, min_epoch, self.paths.layout) if epochs else None
         history = self.load_history(kept) if epochs else []
         retained = self.retained()
+        if self.paths.layout is Layout.LEGACY:
+            # A pinned epoch stays as well: what it lists must be known in full.
+            pinned = retained.pinned
+            history = [self._load_legacy(c.epoch) if c.epoch in pinned else c for c in history]
         return plan_expire(
             self.paths,
             history,
