@@ -25,9 +25,9 @@ from collections.abc import Mapping
 
 import dagster as dg
 
+from arroyo_dagster.orchestration.compaction import CompactionConfig
 from arroyo_dagster.orchestration.definitions import ScheduleOptions, build_arroyo_definitions
 from arroyo_dagster.orchestration.maintenance import (
-    CompactionConfig,
     GcConfig,
     MaintenanceOptions,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from arroyo_dagster.errors import NotFoundError
@@ -53,11 +54,20 @@ class MadeUpJob:
 
     Args:
         operators: half of their tables are global ones, a file an epoch; the others carry files on.
+        orphan_every: a listing shows an orphan for so many files.
     """
 
     url = "memory://made-up"
 
-    def __init__(self, epochs: int, *, operators: int = 50, tables: int = 4) -> None:
+    def __init__(
+        self, epochs: int, *, operators: int = 50, tables: int = 4, orphan_every: int = 10
+    ) -> None:
+        self._orphan_every = orphan_every
+        self._names = sorted(
+            f"operator-operator_{number}/table-t{table}-000-0123456789abcdef"
+            for number in range(operators)
+            for table in range(tables)
+        )
         self.epochs = epochs
         self.calls: Counter[str] = Counter()
         self.reads: Counter[str] = Counter()
@@ -192,12 +202,34 @@ class MadeUpJob:
             raise NotFoundError("there is no such object", path=path)
         return self.record(epoch) if path.endswith(".record") else self.manifest(epoch)
 
+    # ---- and those that a listing needs ----------------------------------------------------------
+
     def head(self, path: StatePath) -> ObjectInfo | None:
         self.calls["head"] += 1
-        raise AssertionError(f"nobody asks for {path}")
+        return _info(path)
 
     def list_dir(self, prefix: str = "") -> Listing:
-        self.calls["list"] += 1
-        raise AssertionError(f"nobody lists {prefix}")
+        self.calls["list_dir"] += 1
+        return Listing(objects=(), prefixes=())
 
-    list = list_dir
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Every object in order; in each operator's directory some that nothing lists."""
+        self.calls["list"] += 1
+        yield _info(PATHS.current_generation)
+        for epoch in range(1, self.epochs + 1):
+            yield _info(PATHS.epoch_record(Epoch(epoch)))
+        for epoch in range(1, self.epochs + 1):
+            ref = PATHS.manifest(GENERATION, Epoch(epoch))
+            yield _info(ref)
+            directory = ref.rpartition("/")[0]
+            for at, name in enumerate(self._names):
+                yield _info(f"{directory}/{name}")
+                if at % self._orphan_every == 0:
+                    yield _info(f"{directory}/{name[:-1]}g")
+        yield _info(PATHS.generation_manifest(GENERATION))
+
+
+def _info(path: str) -> ObjectInfo:
+    return ObjectInfo(
+        path=str.__new__(StatePath, path), size_bytes=1000, modified_micros=1, etag="0123456789"
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from arroyo_dagster.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from arroyo_dagster.orchestration.compaction import CompactionConfig
     from arroyo_dagster.orchestration.component import ArroyoStateComponent
     from arroyo_dagster.orchestration.definitions import (
         ScheduleOptions,
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     )
     from arroyo_dagster.orchestration.failures import as_failure
     from arroyo_dagster.orchestration.gc import DeadJobsConfig, GcConfig, OrphansConfig
-    from arroyo_dagster.orchestration.maintenance import CompactionConfig, MaintenanceOptions
+    from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
     from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
     from arroyo_dagster.orchestration.runners import (
         InProcessRunner,
@@ -53,7 +54,7 @@ _MODULES = {
     "ArroyoStateStore": "resources",
     "ArroyoTableProps": "translator",
     "DagsterArroyoTranslator": "translator",
-    "CompactionConfig": "maintenance",
+    "CompactionConfig": "compaction",
     "DeadJobsConfig": "gc",
     "GcConfig": "gc",
     "OrphansConfig": "gc",

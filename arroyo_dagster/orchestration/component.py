@@ -6,9 +6,10 @@ import dagster as dg
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from pydantic import Field
 
+from arroyo_dagster.orchestration.compaction import CompactionConfig
 from arroyo_dagster.orchestration.definitions import ScheduleOptions, build_arroyo_definitions
 from arroyo_dagster.orchestration.gc import DeadJobsConfig, GcConfig, OrphansConfig
-from arroyo_dagster.orchestration.maintenance import CompactionConfig, MaintenanceOptions
+from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
@@ -40,8 +41,9 @@ class ScheduleTimes(dg.Model, dg.Resolvable):
 class Maintenance(dg.Model, dg.Resolvable):
     """How the schedules keep state small."""
 
-    policy: Literal["bin-pack", "full"] = Field(
-        default="bin-pack", description="Merge small neighbours only, or every file of a table."
+    policy: Literal["bin-pack", "levels", "window", "full"] = Field(
+        default="bin-pack",
+        description="Merge small neighbours, level by level, by window of event time, or all.",
     )
     min_backlog: int = Field(
         default=MaintenanceOptions.min_backlog,

@@ -16,6 +16,11 @@ from arroyo_dagster.orchestration.assets import (
     new_epochs,
 )
 from arroyo_dagster.orchestration.checks import RECENT, build_fleet_checks
+from arroyo_dagster.orchestration.compaction import build_compacted_state
+from arroyo_dagster.orchestration.compaction_fleet import (
+    build_compaction_sensor,
+    build_fleet_compaction,
+)
 from arroyo_dagster.orchestration.gc import build_collection, build_gc_journal
 from arroyo_dagster.orchestration.maintenance import (
     COMPACTION_CRON,
@@ -23,7 +28,6 @@ from arroyo_dagster.orchestration.maintenance import (
     GC_CRON,
     ORPHANS_CRON,
     MaintenanceOptions,
-    build_compacted_state,
     build_maintenance_job,
     build_maintenance_schedules,
 )
@@ -83,6 +87,7 @@ def build_arroyo_definitions(
     deployment: str | None = None,
     sensor: SensorOptions | None = None,
     sensor_running: bool = False,
+    compaction_sensor: bool = False,
     schedules: ScheduleOptions | None = None,
     schedules_running: bool = False,
     recent: timedelta = RECENT,
@@ -102,6 +107,8 @@ def build_arroyo_definitions(
         translator: names and describes the assets.
         deployment: tells several deployments of one Dagster instance apart; part of asset keys and
             of the name of the partitions.
+        compaction_sensor: have a sensor that asks for compactions as soon as there is enough to do,
+            rather than by the clock; on or off with `sensor_running`.
         sensor_running, schedules_running: on from the start; off by default, so that installing
             starts nothing.
         recent: how old the newest epoch of a job that is not at rest may be.
@@ -139,6 +146,12 @@ def build_arroyo_definitions(
     sdf_jobs = [build_sdf_job(graph) for graph in graphs]
     told = StatesTold(graphs, sdf) if graphs else None
     timed = partial(build_clock_schedule, running=schedules_running, timezone=clock.timezone)
+    chosen = maintenance or MaintenanceOptions()
+    sensors = [build_checkpoint_sensor(naming, options=sensor, states=told, running=sensor_running)]
+    if compaction_sensor:
+        sensors.append(
+            build_compaction_sensor(naming, compaction_job, chosen, running=sensor_running)
+        )
     return dg.Definitions(
         assets=[
             *(checkpoint_spec(naming), catalogue, fleet, compacted),
@@ -148,11 +161,9 @@ def build_arroyo_definitions(
         asset_checks=[fleet_checks],
         jobs=[
             *(refresh_job, fleet_job, sync_job, compaction_job, gc_job),
-            *(orphans_job, dead_jobs_job, *sdf_jobs),
+            *(orphans_job, dead_jobs_job, build_fleet_compaction(naming), *sdf_jobs),
         ],
-        sensors=[
-            build_checkpoint_sensor(naming, options=sensor, states=told, running=sensor_running)
-        ],
+        sensors=sensors,
         schedules=[
             timed("arroyo_fleet_schedule", fleet_job, clock.fleet),
             timed("arroyo_sync_schedule", sync_job, clock.sync),
@@ -172,7 +183,7 @@ def build_arroyo_definitions(
                 gc_job,
                 orphans_job,
                 dead_jobs_job,
-                maintenance or MaintenanceOptions(),
+                chosen,
                 compaction_cron=clock.compaction,
                 gc_cron=clock.gc,
                 orphans_cron=clock.orphans,

@@ -97,7 +97,7 @@ def journal_metadata(runs: Sequence["Run"], entries: Sequence["Entry"]) -> dict[
     return shown.known(
         {
             "arroyo/runs": len(runs),
-            "arroyo/reclaimed_bytes": sum(run.size_bytes for run in runs),
+            "arroyo/reclaimed_bytes_ever": sum(run.size_bytes for run in runs),
             "arroyo/newest_run": runs[-1].name,
             "runs": shown.table(map(_run, reversed(runs))),
             "newest run": shown.table(map(_entry, entries)),

@@ -10,10 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from arroyo_dagster.spark.orphans import plan_orphans_on_spark
 from arroyo_dagster.spark.tasks import run_items
 from arroyo_dagster.state.local.collecting import Delete, GcOutcome, Pace, collect, delete_here
 from arroyo_dagster.state.local.gc import ExpireOutcome, expire_job
 from arroyo_dagster.state.local.gc_plans import GcRequest
+from arroyo_dagster.state.model.collecting import PlanKind
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
@@ -44,6 +46,8 @@ def collect_on_spark(
         store: must be one that workers can open as well.
         from_objects: fewer data files in flight at once are deleted in this process.
     """
+    if asked.kind is PlanKind.ORPHANS:
+        options.setdefault("make", partial(plan_orphans_on_spark, session))
     return collect(
         store,
         paths,

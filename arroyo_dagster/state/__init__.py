@@ -42,6 +42,13 @@ if TYPE_CHECKING:
         TableSource,
     )
     from arroyo_dagster.state.coordinator import request_stop
+    from arroyo_dagster.state.local.collecting import (
+        collect,
+    )
+    from arroyo_dagster.state.local.gc_plans import (
+        GcRequest,
+        plan_collection,
+    )
     from arroyo_dagster.state.local.hashes import (
         HashEvidence,
         find_hash_variant,
@@ -60,6 +67,10 @@ if TYPE_CHECKING:
         describe_epoch,
         read_rows,
     )
+    from arroyo_dagster.state.local.retained import (
+        pin_epoch,
+        unpin_epochs,
+    )
     from arroyo_dagster.state.local.verify import (
         JobVerdict,
         verify_job,
@@ -68,6 +79,10 @@ if TYPE_CHECKING:
         Checkpoint,
         CheckpointState,
         OperatorCheckpoint,
+    )
+    from arroyo_dagster.state.model.collecting import (
+        PlanKind,
+        Retention,
     )
     from arroyo_dagster.state.model.ids import (
         Epoch,
@@ -162,6 +177,7 @@ __all__ = [
     "Epoch",
     "ExpiringTimeKeyTable",
     "ExpiringTimeKeyView",
+    "GcRequest",
     "GlobalKeyedTable",
     "GlobalKeyedTableCheckpointer",
     "GlobalKeyedView",
@@ -187,6 +203,8 @@ __all__ = [
     "ParquetSink",
     "Pipeline",
     "PipelineId",
+    "PlanKind",
+    "Retention",
     "RunOutcome",
     "Sink",
     "Source",
@@ -207,6 +225,7 @@ __all__ = [
     "WorkerGeneration",
     "WriteProtected",
     "codec_for",
+    "collect",
     "configure",
     "default_catalogue",
     "describe_epoch",
@@ -222,6 +241,8 @@ __all__ = [
     "list_jobs",
     "matching_variants",
     "open_store",
+    "pin_epoch",
+    "plan_collection",
     "range_for_server",
     "read_rows",
     "register_table",
@@ -230,6 +251,7 @@ __all__ = [
     "server_for_hash",
     "summarise_jobs",
     "timestamp_table_config",
+    "unpin_epochs",
     "verify_job",
 ]
 
@@ -261,6 +283,11 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "TableSource",
     ),
     "coordinator": ("request_stop",),
+    "local.collecting": ("collect",),
+    "local.gc_plans": (
+        "GcRequest",
+        "plan_collection",
+    ),
     "local.hashes": (
         "HashEvidence",
         "find_hash_variant",
@@ -279,6 +306,10 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "describe_epoch",
         "read_rows",
     ),
+    "local.retained": (
+        "pin_epoch",
+        "unpin_epochs",
+    ),
     "local.verify": (
         "JobVerdict",
         "verify_job",
@@ -287,6 +318,10 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "Checkpoint",
         "CheckpointState",
         "OperatorCheckpoint",
+    ),
+    "model.collecting": (
+        "PlanKind",
+        "Retention",
     ),
     "model.ids": (
         "Epoch",

@@ -780,6 +780,10 @@ class ParquetBackend:
         """
         history = self._whole_history(min_epoch)
         retained = self.retained()
+        if self.paths.layout is Layout.LEGACY:
+            # A pinned epoch stays as well: what it lists must be known in full.
+            pinned = retained.pinned
+            history = [self._load_legacy(c.epoch) if c.epoch in pinned else c for c in history]
         return plan_expire(
             self.paths,
             history,

@@ -1,5 +1,5 @@
 """The demo: the flights job on Spark, killed half way, started again, stopped, finished, proved;
-seen, compacted while it runs, and expired through Dagster.
+seen, compacted while it runs, and expired through Dagster; and states built by two dataflows.
 
     make demo                                           on Spark
     python examples/flights/demo.py --in-process        without
@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from states import Shown, States
 from upkeep import Upkeep
 from verify import FLIGHTS, JOB, Proof, explain, prove
 
@@ -330,6 +331,18 @@ class Story:
         self._upkeep.catalogue()
         return steps
 
+    def build_states(self, states: States) -> list[Shown]:
+        """Let two dataflows build their states, and Dagster see them. Returns what it shows."""
+        how = "on Spark" if self._job.spark else "in process"
+        self._show.say(
+            f"SDF states: words counted, and {states.month.num_rows:,} flights by carrier and hour "
+            f"({how}), beside the job."
+        )
+        states.run()
+        self._show.say(f"  {states.prove()}")
+        self._show.say(f"Dagster's sensor looks: {self._upkeep.tick()}.")
+        return self._upkeep.states()
+
     def _kept(self, name: str) -> Kept:
         files, size = self._job.size()
         listed = len(set(self._job.newest().paths))
@@ -490,6 +503,17 @@ def _kept_table(steps: list[Kept]) -> Table:
     return table
 
 
+def _states_table(shown: list[Shown]) -> Table:
+    table = Table(title="States, as Dagster shows them", title_justify="left")
+    table.add_column("state")
+    for name in ("keys", "epoch"):
+        table.add_column(name, justify="right")
+    table.add_column("the first row")
+    for one in shown:
+        table.add_row(one.name, f"{one.rows:,}", str(one.epoch), one.first)
+    return table
+
+
 def _next_steps(job: Job) -> list[str]:
     command = os.path.relpath(ARROYO_STATE[0], PROJECT)
     root = JOB.root
@@ -498,7 +522,10 @@ def _next_steps(job: Job) -> list[str]:
         f"{command} jobs --url {job.url}",
         f"{command} show {root} --url {job.url}",
         f"{command} rows {root} aircraft totals --url {job.url}",
-        f"{_shown(Path(__file__).with_name('pipeline.py'))}: the operators, to read",
+        f"{command} sdf show state examples/sdf/words/dataflow.yaml count-words/hits "
+        f"--url {job.url}",
+        f"{_shown(Path(__file__).with_name('pipeline.py'))}: the operators, to read; "
+        "examples/sdf: the dataflows",
     ]
 
 
@@ -530,9 +557,11 @@ def demo(console: Console, *, spark: bool) -> None:
         show.say("Proof again, of what a restore loads now.")
         again = prove(job.url, job.output, flights)
         _say(show, again)
+        shown = story.build_states(States(job.url, FOLDER, flights, spark=spark))
     console.print()
     console.print(_table(story.accounts, proof, time.monotonic() - started))
     console.print(_kept_table(steps))
+    console.print(_states_table(shown))
     console.print("What to look at next:")
     for line in _next_steps(job):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)

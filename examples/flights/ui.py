@@ -1,5 +1,6 @@
-"""Dagster's UI, alive: a job that writes an epoch every five seconds, the sensor on, its files
-compacted and its old epochs expired by schedules that look every minute.
+"""Dagster's UI, alive: a job that writes an epoch every five seconds, and a dataflow whose states
+change as often; the sensor on, files compacted and old epochs expired by schedules that look every
+minute.
 
     make ui
     python examples/flights/ui.py --port 3001
@@ -24,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from home import PROJECT, dagster_home
+from states import FLIGHTS, live_command
 
 FOLDER = PROJECT / ".demo" / "live"
 ROWS_PER_EPOCH = 256
@@ -67,6 +69,7 @@ class Live:
             **SETTINGS,
             "ARROYO__CHECKPOINT_URL": self.url,
             "DAGSTER_HOME": str(self._home),
+            "ARROYO_DATAFLOWS": str(FLIGHTS),
             "FLIGHTS_JOB": "live",
             "FLIGHTS_OUTPUT": str(self.folder / "output"),
             "FLIGHTS_ROWS_PER_EPOCH": str(ROWS_PER_EPOCH),
@@ -145,7 +148,7 @@ def main() -> int:
     live = Live(options.folder.resolve())
     environment, logs = (
         live.environment(),
-        [live.folder / f"{n}.log" for n in ("writer", "dagster")],
+        [live.folder / f"{n}.log" for n in ("writer", "states", "dagster")],
     )
     print(f"A first {BEGUN_EPOCHS} epochs of the flights job, into {live.folder} …", flush=True)
     begun = live.writer("--epochs", str(BEGUN_EPOCHS))
@@ -153,18 +156,23 @@ def main() -> int:
     port = _free_port(options.port)
     url = f"http://127.0.0.1:{port}"
     paced = live.writer("--interval", str(SECONDS_BETWEEN_EPOCHS), "--follow")
+    states = live_command(
+        live.url, live.folder, rows_per_epoch=ROWS_PER_EPOCH, seconds=SECONDS_BETWEEN_EPOCHS
+    )
     dagster = [sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml"]
     dagster += ["-h", "127.0.0.1", "-p", str(port)]
     with (
         _running(paced, environment, logs[0]) as writer,
-        _running(dagster, environment, logs[1]) as ui,
+        _running(states, environment, logs[1]),
+        _running(dagster, environment, logs[2]) as ui,
     ):
         print("Dagster starts (some 15 seconds) …", flush=True)
-        _await(url, ui, logs[1])
+        _await(url, ui, logs[2])
         print(
             f"Open {url}/asset-groups\n"
             f"An epoch every {SECONDS_BETWEEN_EPOCHS} seconds (log: {logs[0]}); the sensor looks "
             "every 10 seconds; files are compacted every minute, on Spark.\n"
+            f"States of {FLIGHTS.relative_to(PROJECT)} change as often (log: {logs[1]}).\n"
             "Ctrl-C ends it.",
             flush=True,
         )

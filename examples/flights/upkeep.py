@@ -11,6 +11,7 @@ from typing import Any
 
 import dagster as dg
 from home import dagster_home
+from states import DATAFLOWS, Shown
 from verify import JOB
 
 from arroyo_dagster.errors import ArroyoStateError
@@ -34,6 +35,7 @@ class Upkeep:
             self._store,
             spark=SparkSessionResource(master=SPARK_MASTER),
             runner=None if spark else InProcessRunner(),
+            dataflows=DATAFLOWS,
         )
         self._instance = dg.DagsterInstance.get()
         # Each demo writes the job anew: what the instance knows of an older one is forgotten.
@@ -79,6 +81,22 @@ class Upkeep:
         """Remove the job's older epochs."""
         config = {"keep_epochs": keep_epochs, "dry_run": False}
         return self._run("arroyo_gc", arroyo_retained_epochs=config)
+
+    def states(self) -> list[Shown]:
+        """The states of dataflows, as the instance has them."""
+        found = []
+        for key in sorted(self._definitions.resolve_all_asset_keys()):
+            event = self._instance.get_latest_materialization_event(key)
+            if key.path[0] != "sdf" or key.path[2] != "state" or event is None:
+                continue
+            assert event.asset_materialization is not None
+            said = {name: one.value for name, one in event.asset_materialization.metadata.items()}
+            rows = said["first rows"].records if "first rows" in said else []
+            first = [f"{name} {value}" for name, value in rows[0].data.items()] if rows else []
+            shown = ", ".join(one for one in first if not one.startswith("_updated_at"))
+            name = " / ".join([key.path[1], *key.path[3:]])
+            found.append(Shown(name, said["dagster/row_count"], said["sdf/epoch"], shown))
+        return found
 
     def _run(self, job: str, **config: Any) -> Mapping[str, Any]:
         ops = {name: {"config": values} for name, values in config.items()}

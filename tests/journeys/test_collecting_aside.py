@@ -41,7 +41,7 @@ from tests.collecting import (
     whole,
     without_ours,
 )
-from tests.fleets import Written, legacy_job, protocol_job
+from tests.fleets import OPERATOR, Written, legacy_job, protocol_job
 from tests.jobs import copied, run_word_job
 
 QUICK = Pace(sleep=lambda seconds: None)
@@ -88,6 +88,19 @@ def test_a_pinned_epoch_of_arroyo_s_legacy_layout_stays() -> None:
     )
     whole(store, paths, 4, *range(9, 21))
     assert not collect(store, paths, said, yes=True, clock=clock).done
+
+
+def test_a_job_s_own_expiry_stops_where_a_pinned_epoch_is_not_whole() -> None:
+    clock = Clock()
+    paths = legacy_job("j")
+    store = MemoryStore(clock=clock)
+    Written(store, paths, start=clock.micros).epochs(15)
+    pin_epoch(store, paths, Epoch(2), clock=clock)
+    store.delete_many([paths.operator_metadata(OPERATOR, Epoch(2))])
+    before = without_ours(store)
+    with pytest.raises(NotFoundError):
+        ParquetBackend(store, paths).cleanup_checkpoint(Epoch(14))
+    assert without_ours(store) == before
 
 
 def test_only_a_whole_epoch_can_be_pinned() -> None:

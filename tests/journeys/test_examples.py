@@ -17,6 +17,8 @@ PROJECT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 240.0
 CHECKPOINTS = """{ assetNodes(assetKeys: [{path: ["arroyo", "checkpoint"]}]) {
   latestMaterializationByPartition(partitions: ["flights/live"]) { timestamp } } }"""
+STATE = """{ assetNodes(assetKeys: [{path: ["sdf", "examples.flights", "state", "punctuality",
+  "on-time"]}]) { assetMaterializations(limit: 1) { timestamp } } }"""
 
 
 def test_the_demo_ends_with_equal_tables_fewer_files_and_what_to_do_next() -> None:
@@ -32,6 +34,8 @@ def test_the_demo_ends_with_equal_tables_fewer_files_and_what_to_do_next() -> No
     assert done.stdout.count("Equal to a plain group-by of 336,776 flights") == 2
     assert "compacted while it runs" in done.stdout
     assert "expired to 2 epochs" in done.stdout
+    assert "Equal to plain counts: 39 words of 22 keys" in done.stdout
+    assert "examples.flights / hourly" in done.stdout
     assert "make ui" in done.stdout
 
 
@@ -48,14 +52,20 @@ def _asked(url: str, query: str) -> Any:
 
 def _seen(url: str) -> bool:
     nodes = (_asked(url, CHECKPOINTS) or {}).get("assetNodes") or []
-    return bool(nodes and nodes[0]["latestMaterializationByPartition"][0])
+    states = (_asked(url, STATE) or {}).get("assetNodes") or []
+    return bool(
+        nodes
+        and nodes[0]["latestMaterializationByPartition"][0]
+        and states
+        and states[0]["assetMaterializations"]
+    )
 
 
 def _line_with(log: Path, words: str) -> str | None:
     return next((line for line in log.read_text().splitlines() if words in line), None)
 
 
-def test_the_ui_opens_on_a_job_whose_epochs_are_seen(tmp_path: Path) -> None:
+def test_the_ui_opens_on_a_job_and_states_that_are_seen(tmp_path: Path) -> None:
     log = tmp_path / "ui.log"
     with log.open("wb") as output:
         ui = subprocess.Popen(

@@ -160,7 +160,7 @@ WINDOWED = """
       assign-timestamp:
         run: |
           def event_time(event, given):
-              return event["t"]
+              return {time}
       partition:
         assign-key:
           run: |
@@ -170,11 +170,12 @@ WINDOWED = """
           run: |
             def count(event):
                 {body}
-      flush:
+{flush}    sinks: [{{type: topic, id: closed}}]
+"""
+FLUSH = """      flush:
         run: |
           def flushed():
               {flush}
-    sinks: [{{type: topic, id: closed}}]
 """
 EVENT = "event: {type: object, properties: {k: {type: string}, t: {type: i64}}}"
 
@@ -186,10 +187,19 @@ def windowed(
     value: str = "{type: u32}",
     body: str = "counts().increment(1)",
     flush: str = "return [list(pair) for pair in counts()]",
+    time: str = "event['t']",
     more: str = "",
     **options: Any,
 ) -> Flow:
-    services = WINDOWED.format(kind=kind, watermark=watermark, value=value, body=body, flush=flush)
+    """A service that counts events in windows; `flush` "": it has none."""
+    services = WINDOWED.format(
+        kind=kind,
+        watermark=watermark,
+        value=value,
+        body=body,
+        time=time,
+        flush=FLUSH.format(flush=flush) if flush else "",
+    )
     text = definition(services + more, topics={"events": "event", "closed": ""})
     text = text.replace("services:\n", f"types:\n  {EVENT}\nservices:\n", 1)
     return Flow(text, **options)

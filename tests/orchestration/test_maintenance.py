@@ -10,9 +10,10 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.errors import StorageError
+from arroyo_dagster.orchestration.compaction import CompactionConfig
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.gc import GcConfig
-from arroyo_dagster.orchestration.maintenance import CompactionConfig, MaintenanceOptions
+from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRunner
 from arroyo_dagster.state.backend import ParquetBackend
@@ -89,7 +90,7 @@ def test_a_job_at_rest_is_compacted_and_a_second_run_materialises_nothing(
     before = state_of(store, word_job(store, **JOB))
     result = run(defs, "arroyo_compaction", instance, FULL)
     assert result.success
-    assert checks_of(result) == {"row_parity": True, "restorable": True}
+    assert checks_of(result) == {"row_parity": True, "restorable": True, "effective": True}
     (event,) = result.get_asset_materialization_events()
     shown = {name: one.value for name, one in event.materialization.metadata.items()}
     assert event.partition == KEY
@@ -105,7 +106,7 @@ def test_a_job_at_rest_is_compacted_and_a_second_run_materialises_nothing(
     again = run(defs, "arroyo_compaction", instance, FULL)
     assert again.success
     assert not again.get_asset_materialization_events()
-    assert checks_of(again) == {"row_parity": True, "restorable": True}
+    assert checks_of(again) == {"row_parity": True, "restorable": True, "effective": True}
     assert listing(store) == objects
 
 
@@ -216,3 +217,111 @@ def test_schedules_ask_the_store_and_run_where_there_is_enough(
         assert not after.run_requests
         assert "nothing due" in str(after.skip_message)
     assert any(map(is_compacted, ParquetBackend(store, PATHS).load().paths))
+
+
+def test_a_compaction_shows_its_forecast_beside_the_outcome_and_its_progress(
+    url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    result = run(definitions(url, tmp_path), "arroyo_compaction", instance, FULL)
+    (event,) = result.get_asset_materialization_events()
+    shown = {name: one.value for name, one in event.materialization.metadata.items()}
+    compared: Any = event.materialization.metadata["forecast and outcome"]
+    assert shown["arroyo/opens_after"] <= shown["arroyo/opens_forecast"]
+    assert shown["arroyo/opens_forecast"] < shown["arroyo/opens_before"]
+    lines = {record.data["what"]: record.data for record in compared.records}
+    assert lines["files"]["outcome"] == shown["arroyo/files_after"]
+    logs = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    assert any(line.startswith("100%: ") for line in logs)
+
+
+class Idle(InProcessRunner):
+    """Forecasts too much."""
+
+    def compact(self, store: Any, paths: Any, settings: Any, **options: Any) -> Any:
+        outcome = super().compact(store, paths, settings, **options)
+        few = replace(outcome.plan.after, files=1)
+        return replace(outcome, plan=replace(outcome.plan, after=few))
+
+
+def test_less_than_was_forecast_is_a_warning_that_stops_nothing(
+    url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    result = run(definitions(url, tmp_path, runner=Idle()), "arroyo_compaction", instance, FULL)
+    assert result.success
+    assert not checks_of(result)["effective"]
+
+
+def test_budgets_and_policies_are_configuration_and_a_wrong_one_is_told(
+    url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    defs = definitions(url, tmp_path)
+    config: dict[str, Any] = {"policy": "levels", "level_files": 2, "max_tables": 1}
+    ops = {"ops": {"arroyo_compacted_state": {"config": config}}}
+    result = run(defs, "arroyo_compaction", instance, ops)
+    (event,) = result.get_asset_materialization_events()
+    left: Any = event.materialization.metadata["left out"]
+    assert any("over the budget of 1 tables" in record.data["why"] for record in left.records)
+    config["sort"] = "sideways"
+    assert "choose one of replay, time, key" in first_line(
+        run(defs, "arroyo_compaction", instance, ops)
+    )
+
+
+def test_the_sensor_asks_once_for_an_epoch_of_a_job_with_enough_to_do(
+    url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    quiet = definitions(url, tmp_path)
+    assert "arroyo_compaction_sensor" not in {one.name for one in quiet.sensors or ()}
+    options = MaintenanceOptions(min_backlog=8, compaction=CompactionConfig(policy="full"))
+    defs = definitions(url, tmp_path, maintenance=options, compaction_sensor=True)
+
+    def tick() -> Any:
+        with (
+            dg.build_sensor_context(
+                instance=instance,
+                repository_def=defs.get_repository_def(),
+                resources={"arroyo_store": resource(url, tmp_path)},
+            ) as context,
+            dg.partition_loading_context(dynamic_partitions_store=instance),
+        ):
+            return defs.resolve_sensor_def("arroyo_compaction_sensor").evaluate_tick(context)
+
+    (first,), (second,) = tick().run_requests, tick().run_requests
+    assert first.run_key == second.run_key == f"compact:{KEY}:g1:e8"
+    assert run(defs, "arroyo_compaction", instance, first.run_config).success
+    assert "nothing due" in str(tick().skip_message)
+
+
+class FailingFor(InProcessRunner):
+    """Cannot compact one of the jobs, which nothing heals."""
+
+    job: str
+
+    def compact(self, store: Any, paths: Any, settings: Any, **options: Any) -> Any:
+        if paths.job == self.job:
+            raise StorageError("the store does not answer", retryable=False)
+        return super().compact(store, paths, settings, **options)
+
+
+def test_one_run_over_many_jobs_goes_on_where_one_fails_and_repeats_only_that(
+    url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    run_word_job(store, **JOB, job="other", max_epochs=8)
+    config = {
+        "ops": {
+            "arroyo_due_jobs": {"config": {"min_backlog": 8}},
+            "arroyo_compact_job": {"config": {"policy": "full"}},
+        }
+    }
+
+    def fleet(runner: MaintenanceRunner) -> dg.ExecuteInProcessResult:
+        job = definitions(url, tmp_path, runner=runner).resolve_job_def("arroyo_compaction_fleet")
+        return job.execute_in_process(instance=instance, run_config=config, raise_on_error=False)
+
+    failed = fleet(FailingFor(job="main"))
+    assert not failed.success
+    done = [one.partition for one in failed.get_asset_materialization_events()]
+    assert done == ["words/other"]
+    healed = fleet(InProcessRunner())
+    assert healed.success
+    assert [one.partition for one in healed.get_asset_materialization_events()] == [KEY]

@@ -11,15 +11,18 @@ import pytest
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, StorageError
 from arroyo_dagster.spark.compaction import compact_job_on_spark
-from arroyo_dagster.spark.gc import expire_job_on_spark
+from arroyo_dagster.spark.gc import collect_on_spark, expire_job_on_spark
 from arroyo_dagster.spark.tasks import assigned, run_items
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.local.compaction import compact_job
 from arroyo_dagster.state.local.pipeline import run_pipeline
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.storage.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
+from tests.collecting import orphans, whole
+from tests.fleets import OPERATOR, TABLE, Written, protocol_job
 from tests.words import newest, output_of, random_words, tables_of, words_pipeline
 
 if TYPE_CHECKING:
@@ -64,6 +67,22 @@ def test_compacted_and_expired_on_spark_the_job_goes_on_as_if_nothing_had_been(
     )
     outputs = [output_of(tmp_path / name / "output") for name in ("compacted", "undisturbed")]
     assert outputs[0] == outputs[1]
+
+
+def test_orphans_are_found_and_deleted_by_workers(session: SparkSession, tmp_path: Path) -> None:
+    paths, root = protocol_job("p"), tmp_path / "state"
+    store = open_store(f"file://{root}")
+    Written(store, paths).epochs(4)
+    for number in range(30):
+        lost = paths.data_file(OPERATOR, TABLE, number, Epoch(1), WorkerGeneration(1), attempt="l")
+        store.put(lost, b"lost")
+    for path in root.rglob("*-l"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    asked = orphans(**{"p/main": "stopped"})
+    outcome = collect_on_spark(lambda: session, store, paths, asked, yes=True, from_objects=1)
+    assert outcome.deleted == 30
+    whole(store, paths, 1, 2, 3, 4)
+    assert not list(root.rglob("*-l"))
 
 
 def test_nothing_to_do_asks_for_no_session(tmp_path: Path) -> None:
@@ -132,7 +151,11 @@ def test_the_assets_compact_and_expire_through_spark(session: SparkSession, tmp_
             result = defs.resolve_job_def(job).execute_in_process(
                 instance=instance, partition_key=key, run_config={"ops": ops}
             )
-            assert len(result.get_asset_materialization_events()) == 1
+            made = [event.asset_key for event in result.get_asset_materialization_events()]
+            assert [key.path[-1] for key in made if key is not None] == {
+                "arroyo_compaction": ["compacted_state"],
+                "arroyo_gc": ["retained_epochs_plan", "retained_epochs", "gc_journal"],
+            }[job]
             assert all(check.passed for check in result.get_asset_check_evaluations())
     assert ParquetBackend(store, pipeline.paths).epochs() == [9, 10]
     assert tables_of(store, newest(store, pipeline)) == content

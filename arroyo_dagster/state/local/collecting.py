@@ -47,6 +47,9 @@ from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
 Delete = Callable[[ObjectStore, Sequence[Sequence[StatePath]]], list[DeleteOutcome]]
 """Deletes batches of up to 1000 objects; gives what became of each batch, in order."""
 
+Make = Callable[..., GcPlan]
+"""Makes a plan, as `plan_collection` does."""
+
 HEADS = 64
 """So few objects are looked up one by one to see whether they are gone; more by a listing."""
 
@@ -119,6 +122,7 @@ def collect(
     yes: bool = False,
     plan: GcPlan | None = None,
     aside: bool = False,
+    make: Make = plan_collection,
     delete: Delete = delete_here,
     pace: Pace | None = None,
     owner: str = "arroyo-state gc",
@@ -130,7 +134,8 @@ def collect(
     Args:
         plan: carry out this one, made earlier, if everything in it may still go.
         aside: move objects to the job's quarantine instead, from where they can come back.
-        delete: deletes data files; in this process unless given.
+        make: makes plans; in this process unless given.
+        delete: deletes data files; likewise.
         owner: who asks, for lease and journal.
         progress: told after every few thousand objects.
 
@@ -140,15 +145,13 @@ def collect(
         StorageError: objects could not be deleted; what refers to them is still there.
     """
     if not yes:
-        found = plan or plan_collection(
-            store, paths, asked, now_micros=clock(), progress=_planning(progress)
-        )
+        found = plan or make(store, paths, asked, now_micros=clock(), progress=_planning(progress))
         return GcOutcome(plan=found, done=False, deleted=found.objects, size_bytes=found.size_bytes)
     check_allowed(store, paths, asked)
     with lease(store, paths, owner, clock=clock) as held:
         now = _store_clock(held, paths, clock)
         opened = finish_open_runs(held, paths)
-        fresh = plan_collection(held, paths, asked, now_micros=now, progress=_planning(progress))
+        fresh = make(held, paths, asked, now_micros=now, progress=_planning(progress))
         chosen = fresh if plan is None else _checked(held, plan, fresh)
         if not chosen.objects:
             delete_all(held, [paths.removal] if chosen.kind is PlanKind.DEAD_JOB else [])

@@ -23,13 +23,19 @@ from arroyo_dagster.state.model.compaction import (
     CompactionPlan,
     CompactionRecord,
     CompactionSettings,
+    Forecast,
     Merged,
     MergeOutcome,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.checkpoint import carry_operator
-from arroyo_dagster.state.planning.compaction import apply_merged, backlog, plan_compaction
+from arroyo_dagster.state.planning.compaction import (
+    apply_merged,
+    backlog,
+    forecast,
+    plan_compaction,
+)
 from arroyo_dagster.state.planning.health import row_parity
 from arroyo_dagster.state.planning.query import is_at_rest
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -49,6 +55,7 @@ class CompactionOutcome:
         record: the record that was left for the writer.
         epoch: the epoch that lists the merged files; None while no writer has taken them over.
         files_after, size_bytes_after: what a restore reads from then on.
+        after: the same, with how often each subtask opens a file; None where nothing changed.
     """
 
     plan: CompactionPlan
@@ -58,6 +65,7 @@ class CompactionOutcome:
     epoch: Epoch | None = None
     files_after: int = 0
     size_bytes_after: int = 0
+    after: Forecast | None = None
 
     @property
     def changed(self) -> bool:
@@ -234,7 +242,7 @@ def compact_job(
         if facts.at_rest:
             outcome = _publish_epoch(backend, facts, plan, outcomes)
         else:
-            outcome = _publish_record(backend, held, plan, outcomes, clock())
+            outcome = _publish_record(backend, held, facts, plan, outcomes, clock())
     if outcome.epoch is None and wait_seconds > 0:
         return _awaited(store, paths, outcome, wait_seconds)
     return outcome
@@ -305,7 +313,9 @@ def _check_same(paths: JobPaths, plan: CompactionPlan, outcome: MergeOutcome) ->
 # ---- publishing ----------------------------------------------------------------------------------
 
 
-def _outcome(plan: CompactionPlan, merges: tuple[MergeOutcome, ...]) -> CompactionOutcome:
+def _outcome(
+    facts: _Facts, plan: CompactionPlan, merges: tuple[MergeOutcome, ...]
+) -> CompactionOutcome:
     gone = sum(len(one.merged.input_paths) - len(one.merged.output_paths) for one in merges)
     saved = sum(one.size_bytes_in - one.size_bytes_out for one in merges)
     return CompactionOutcome(
@@ -313,12 +323,25 @@ def _outcome(plan: CompactionPlan, merges: tuple[MergeOutcome, ...]) -> Compacti
         merges=merges,
         files_after=plan.files_before - gone,
         size_bytes_after=plan.size_bytes_before - saved,
+        after=_after(facts, plan, merges),
     )
+
+
+def _after(facts: _Facts, plan: CompactionPlan, merges: tuple[MergeOutcome, ...]) -> Forecast:
+    waiting = [merged for _, record in facts.pending for merged in record.merged]
+    done = [*waiting, *(one.merged for one in merges)]
+    applied = apply_merged(facts.checkpoint.operators, done).operators
+    sizes = dict(facts.sizes)
+    for one in merges:
+        paths = one.merged.output_paths
+        sizes.update(dict.fromkeys(paths, one.size_bytes_out // max(1, len(paths))))
+    return forecast(replace(facts.checkpoint, operators=applied), sizes, plan.parallelism)
 
 
 def _publish_record(
     backend: ParquetBackend,
     held: Leased,
+    facts: _Facts,
     plan: CompactionPlan,
     outcomes: tuple[MergeOutcome, ...],
     now_micros: int,
@@ -333,7 +356,7 @@ def _publish_record(
         merged=tuple(outcome.merged for outcome in outcomes),
     )
     path = backend.write_compaction_record(record)
-    return replace(_outcome(plan, outcomes), published="record", record=path)
+    return replace(_outcome(facts, plan, outcomes), published="record", record=path)
 
 
 def _publish_epoch(
@@ -374,7 +397,7 @@ def _publish_epoch(
     )
     backend.publish(manifest)
     backend.store.delete_many([path for path, _ in facts.pending])
-    return replace(_outcome(plan, outcomes), published="epoch", epoch=epoch)
+    return replace(_outcome(facts, plan, outcomes), published="epoch", epoch=epoch)
 
 
 def _started_from(backend: ParquetBackend, facts: _Facts) -> Checkpoint:

@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.collecting import measured
 from arroyo_dagster.state.planning.dead_jobs import files_below, plan_dead_job, what_is_left_of
 from arroyo_dagster.state.planning.expiry import plan_expiry
-from arroyo_dagster.state.planning.orphans import plan_orphans, standing_of
+from arroyo_dagster.state.planning.orphans import judge, plan_orphans, standing_of
 from arroyo_dagster.state.planning.permission import at_rest, check_still, why_dead
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -112,7 +112,7 @@ def plan_collection(
     if asked.kind is PlanKind.EXPIRE and not with_sizes:
         assert asked.retention is not None
         roots = read_roots(store, paths, progress)
-        answer = _needed(asked, roots, before)
+        answer = needed_answer(asked, roots, before)
         return plan_expiry(roots, asked.retention, now_micros=now, answer=answer)
     begun = _begun_removal(store, paths) if asked.kind is PlanKind.DEAD_JOB else None
     if begun is not None:
@@ -120,7 +120,7 @@ def plan_collection(
     survey, roots = survey_job(store, paths, progress)
     if asked.kind is PlanKind.DEAD_JOB:
         return _dead_job(store, asked, survey, roots, now)
-    answer = _needed(asked, roots, before)
+    answer = needed_answer(asked, roots, before)
     if asked.kind is PlanKind.ORPHANS:
         return _orphans(asked, survey, roots, now, answer)
     assert asked.retention is not None
@@ -130,7 +130,7 @@ def plan_collection(
     return measured(plan, survey.files, survey.metadata, survey.ours)
 
 
-def _needed(asked: GcRequest, roots: Roots, before: JobAnswer | None) -> JobAnswer | None:
+def needed_answer(asked: GcRequest, roots: Roots, before: JobAnswer | None) -> JobAnswer | None:
     """What is known of a job of Arroyo's; of a job of ours nobody is asked.
 
     Args:
@@ -154,7 +154,7 @@ def _orphans(
     )
     return plan_orphans(
         standing,
-        survey.files,
+        [judge(standing, survey.files)],
         survey.metadata,
         survey.foreign,
         listed=survey.listed,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.model.compaction import MEBIBYTE, MergeOutcome
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merging import MergeTask, combined, parts, run_merge, run_part
@@ -18,6 +19,7 @@ RunMerges = Callable[[ObjectStore, Sequence[MergeTask], OnBytes], Iterable[Merge
 """Carries out merges, outcomes in the order of the tasks, and tells of every byte it has read."""
 
 _SIDE_BY_SIDE_BYTES = 16 * MEBIBYTE
+_ATTEMPTS = 3
 _LEAST_SHARE = 0.02
 _EVERY_SECONDS = 0.5
 
@@ -30,8 +32,19 @@ def merge_here(
     pieces = [parts(task) for task in tasks]
     big = sum(task.merge.size_bytes for task in tasks) >= _SIDE_BY_SIDE_BYTES
     if not big or workers < 2 or sum(map(len, pieces)) < 2:
-        return (run_merge(store, task, on_bytes) for task in tasks)
+        return (_tried(lambda one: run_merge(store, one, on_bytes), task) for task in tasks)
     return _side_by_side(store, tasks, pieces, workers, on_bytes)
+
+
+def _tried(run: Callable[[MergeTask], MergeOutcome], task: MergeTask) -> MergeOutcome:
+    """What `run` gives; where the store fails for a moment, of this one only, once more."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return run(task)
+        except StorageError as error:
+            if not error.retryable:
+                raise
+    return run(task)
 
 
 def _side_by_side(
@@ -42,7 +55,13 @@ def _side_by_side(
     on_bytes: OnBytes,
 ) -> Iterator[MergeOutcome]:
     with ThreadPoolExecutor(workers, "arroyo-merge") as pool:
-        begun = [[pool.submit(run_part, store, one, on_bytes) for one in piece] for piece in pieces]
+        begun = [
+            [
+                pool.submit(_tried, lambda part: run_part(store, part, on_bytes), one)
+                for one in piece
+            ]
+            for piece in pieces
+        ]
         try:
             for task, waiting in zip(tasks, begun, strict=True):
                 yield combined(task, [one.result() for one in waiting])

@@ -44,6 +44,27 @@ OUR_NAMES = frozenset(
 )
 
 
+def directories_of(store: ObjectStore, paths: JobPaths) -> list[StatePath]:
+    """Directories that together hold everything but what lies beside them, level by level: one for
+    each attempt at an epoch, and for whatever else is there.
+    """
+    inner = {paths.root, paths.generations, paths.checkpoints()}
+    found: list[StatePath] = []
+    waiting = [paths.root]
+    while waiting:
+        levels = concurrently(store.list_dir, waiting)
+        below = [path for level in levels for path in level.prefixes]
+        waiting = [p for p in below if p in inner or _is_generation(paths, p)]
+        found += [path for path in below if path not in waiting]
+    return sorted(found)
+
+
+def _is_generation(paths: JobPaths, path: StatePath) -> bool:
+    rest = path.removeprefix(f"{paths.generations}/")
+    number, _, more = rest.partition("/")
+    return rest != path and number.isdecimal() and more in ("", "checkpoints")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """The objects below a job, as listed.
@@ -54,6 +75,7 @@ class Survey:
         ours: what maintenance keeps for itself.
         foreign: names that nobody here gives.
         newest: the newest epoch when the listing began.
+        beside: how many files were listed elsewhere, and are not in `files`.
     """
 
     paths: JobPaths
@@ -62,10 +84,12 @@ class Survey:
     ours: Packed
     foreign: Packed
     newest: Epoch
+    beside: int = 0
 
     @property
     def listed(self) -> int:
-        return len(self.files) + len(self.metadata) + len(self.ours) + len(self.foreign)
+        shelves = (self.files, self.metadata, self.ours, self.foreign)
+        return sum(map(len, shelves)) + self.beside
 
 
 def survey_job(
@@ -87,25 +111,38 @@ def survey_job(
     found = list_job(store, paths, newest.epoch, progress)
     if not found.listed:
         raise refuse("the listing is empty, and an epoch is there", paths, path=newest.ref)
-    roots = read_roots(store, paths, progress)
+    return found, read_listed(store, found, progress)
+
+
+def read_listed(store: ObjectStore, found: Survey, progress: Progress = untold) -> Roots:
+    """Read everything that refers to data files: what leads to epochs, and what was listed.
+
+    Raises:
+        ProtocolError, FormatError, NotFoundError, ConflictError: as `survey_job`.
+    """
+    roots = read_roots(store, found.paths, progress)
     roots = _with_attempts(store, roots, found)
     check_roots(roots)
     roots = replace(roots, compactions=_compactions(store, roots, found))
     _check_complete(store, roots, found)
-    return found, roots
+    return roots
 
 
 def list_job(
-    store: ObjectStore, paths: JobPaths, newest: Epoch, progress: Progress = untold
+    store: ObjectStore,
+    paths: JobPaths,
+    newest: Epoch,
+    progress: Progress = untold,
+    below: StatePath | None = None,
 ) -> Survey:
-    """List everything below a job.
+    """List everything below a job, or below one directory of it.
 
     Raises:
         ProtocolError: another job's objects lie within this one, or those of a newer release.
     """
     sorted_out: dict[str, list[Packed]] = {}
     waiting: dict[str, list[Stored]] = {"files": [], "metadata": [], "ours": [], "foreign": []}
-    for count, info in enumerate(store.list(paths.root), start=1):
+    for count, info in enumerate(store.list(below or paths.root), start=1):
         where = _shelf(paths, info.path, info.addressable)
         shelf = waiting[where]
         shelf.append(Stored(info.path, info.size_bytes, info.modified_micros, info.etag))
@@ -114,11 +151,18 @@ def list_job(
             shelf.clear()
         if count % 10_000 == 0:
             progress("listed objects", count, None)
-    packed = {
-        name: Packed.joined([*sorted_out.get(name, ()), Packed(rest)])
-        for name, rest in waiting.items()
-    }
-    return Survey(paths=paths, newest=newest, **packed)
+
+    def shelf_of(name: str) -> Packed:
+        return Packed.joined([*sorted_out.get(name, ()), Packed(waiting[name])])
+
+    return Survey(
+        paths=paths,
+        newest=newest,
+        files=shelf_of("files"),
+        metadata=shelf_of("metadata"),
+        ours=shelf_of("ours"),
+        foreign=shelf_of("foreign"),
+    )
 
 
 def _shelf(paths: JobPaths, path: StatePath, addressable: bool) -> str:

@@ -253,6 +253,11 @@ class PathsDigest:
     def hexdigest(self) -> str:
         return f"{self._sum % 2**128:032x}"
 
+    @staticmethod
+    def joined(digests: Iterable[str]) -> str:
+        """The digest of a set by those of its parts, which have nothing in common."""
+        return f"{sum(int(one, 16) for one in digests) % 2**128:032x}"
+
 
 def _number(path: str) -> int:
     data = path.encode("utf-8", "surrogatepass")

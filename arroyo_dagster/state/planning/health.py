@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.compaction import MergeOutcome
+from arroyo_dagster.state.model.compaction import CompactionPlan, Forecast, MergeOutcome
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
@@ -358,6 +358,33 @@ def _recency_findings(job: JobAge, age_micros: int | None, limit_micros: int) ->
 
 
 # ---- maintenance ---------------------------------------------------------------------------------
+
+
+def effective(plan: CompactionPlan, after: Forecast | None) -> Verdict:
+    """Tell whether a compaction did what was forecast of it.
+
+    Args:
+        after: what a restore reads now; None where nothing was changed.
+    """
+    if after is None:
+        return Verdict(findings=(), looked_at=0)
+    figures = {
+        "files": (plan.before.files, plan.after.files, after.files),
+        "files opened by a subtask": tuple(
+            max(one.opens, default=0) for one in (plan.before, plan.after, after)
+        ),
+    }
+    findings = [
+        warning(
+            "less-than-forecast",
+            str(plan.ref),
+            f"{before} {what} were to become {forecast} at most, and became {found}",
+            "look at the reasons in the plan; values of several state versions stay apart",
+        )
+        for what, (before, forecast, found) in figures.items()
+        if found > forecast
+    ]
+    return Verdict(findings=tuple(findings), looked_at=len(plan.merges))
 
 
 def row_parity(merges: Sequence[MergeOutcome]) -> Verdict:

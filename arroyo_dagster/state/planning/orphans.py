@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import (
@@ -240,9 +240,51 @@ def _reason_of_generation(standing: Standing, one: Stored, name: ObjectName) -> 
 # ---- the plan ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What was decided of some objects.
+
+    Attributes:
+        data, records: what may go.
+        stays: for each reason why others stay, how many objects and bytes.
+        referenced, digest: how many files among them are referenced, and the digest of those.
+    """
+
+    data: Packed
+    records: Packed
+    stays: Mapping[str, tuple[int, int]]
+    referenced: int = 0
+    digest: str = "0"
+
+
+def judge(standing: Standing, files: Iterable[Stored]) -> Judged:
+    """Decide of data files and subtask metadata, in order of name."""
+    stays = _Stays()
+    data, records = _split(standing.roots, _chosen(standing, files, stays))
+    return Judged(
+        data=data,
+        records=records,
+        stays=stays.counts(),
+        referenced=len(standing.referenced),
+        digest=standing.referenced.hexdigest,
+    )
+
+
+def judge_below(standing: Standing, below: str, files: Iterable[Stored]) -> Judged:
+    """As `judge`, for the files of one directory: what refers to others is not looked at.
+
+    Args:
+        standing: as `standing_of` gives it; what it says is referenced is made anew.
+        below: the directory, with a slash behind it.
+    """
+    roots = standing.roots
+    stays = [*roots.epochs, *(one for one in roots.attempts if one.ref not in standing.lost)]
+    return judge(replace(standing, referenced=referenced_by(roots, stays, below)), files)
+
+
 def plan_orphans(
     standing: Standing,
-    files: Iterable[Stored],
+    parts: Sequence[Judged],
     metadata: Iterable[Stored],
     foreign: Iterable[Stored],
     *,
@@ -252,48 +294,63 @@ def plan_orphans(
     """Choose what nothing refers to and may go.
 
     Args:
-        files, metadata, foreign: the objects below the job, as listed, in order of name.
+        parts: what was decided of data files and subtask metadata, in order of name.
+        metadata, foreign: the other objects below the job, as listed.
         listed: how many there are altogether.
     """
-    roots = standing.roots
-    stays: dict[str, Counter[str]] = {"objects": Counter(), "bytes": Counter()}
-    chosen = _chosen(standing, files, stays)
-    data, records = _split(roots, chosen)
-    gone_metadata = Packed(
-        sorted(_chosen(standing, metadata, stays), key=lambda one: _age(roots, one.path))
-    )
+    roots, stays = standing.roots, _Stays()
+    going = sorted(_chosen(standing, metadata, stays), key=lambda one: _age(roots, one.path))
+    for part in parts:
+        stays.add(part.stays)
     names = [one.path for one in foreign]
-    stays["objects"][Reason.FOREIGN.name.lower()] = len(names)
+    stays.add({Reason.FOREIGN.name.lower(): (len(names), 0)})
+    proof = replace(
+        prove(roots, standing.referenced, answer, listed),
+        referenced=sum(part.referenced for part in parts),
+        digest=PathsDigest.joined(part.digest for part in parts),
+    )
     return GcPlan(
         kind=PlanKind.ORPHANS,
         pipeline=roots.paths.pipeline,
         job=roots.paths.job,
         made_at_micros=standing.now_micros,
         rule={"grace_micros": standing.grace_micros},
-        proof=prove(roots, standing.referenced, answer, listed),
-        data=data,
-        records=records,
-        metadata=gone_metadata,
-        stays={
-            reason: (count, stays["bytes"][reason])
-            for reason, count in sorted(stays["objects"].items())
-            if count
-        },
+        proof=proof,
+        data=Packed.joined(part.data for part in parts),
+        records=Packed.joined(part.records for part in parts),
+        metadata=Packed(going),
+        stays=stays.counts(),
         foreign=tuple(names[:FOREIGN_SHOWN]),
     )
 
 
-def _chosen(
-    standing: Standing, objects: Iterable[Stored], stays: Mapping[str, Counter[str]]
-) -> Iterator[Stored]:
+class _Stays:
+    """Counts what stays, by reason."""
+
+    def __init__(self) -> None:
+        self._objects: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+
+    def count(self, reason: Reason, one: Stored) -> None:
+        self._objects[reason.name.lower()] += 1
+        self._bytes[reason.name.lower()] += one.size_bytes or 0
+
+    def add(self, counts: Mapping[str, tuple[int, int]]) -> None:
+        for name, (objects, size) in counts.items():
+            self._objects[name] += objects
+            self._bytes[name] += size
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        return {name: (n, self._bytes[name]) for name, n in sorted(self._objects.items()) if n}
+
+
+def _chosen(standing: Standing, objects: Iterable[Stored], stays: _Stays) -> Iterator[Stored]:
     for one in objects:
         reason = reason_of(standing, one, object_name(standing.roots.paths, one.path))
         if reason.goes:
             yield one
-            continue
-        name = reason.name.lower()
-        stays["objects"][name] += 1
-        stays["bytes"][name] += one.size_bytes or 0
+        else:
+            stays.count(reason, one)
 
 
 def _split(roots: Roots, chosen: Iterable[Stored]) -> tuple[Packed, Packed]:

@@ -176,22 +176,22 @@ def metadata_of(paths: JobPaths, one: EpochRoot) -> Iterator[StatePath]:
 # ---- the proof -----------------------------------------------------------------------------------
 
 
-def referenced_by(roots: Roots, stays: Iterable[EpochRoot]) -> PathsDigest:
+def referenced_by(roots: Roots, stays: Iterable[EpochRoot], below: str = "") -> PathsDigest:
     """Every data file that something which stays refers to.
 
     Args:
         stays: the epochs and attempts that stay.
+        below: only files whose paths begin so.
     """
     found = PathsDigest()
     before: frozenset[str] = frozenset()
     for one in stays:
-        files = frozenset(one.files.texts)
+        files = frozenset(text for text in one.files.texts if text.startswith(below))
         found.add(files - before)
         before = files
-    for packed in roots.compactions.values():
-        found.add(packed.texts)
-    for aside in roots.quarantined:
-        found.add(aside.needs.texts)
+    others = (*roots.compactions.values(), *(aside.needs for aside in roots.quarantined))
+    for packed in others:
+        found.add(text for text in packed.texts if text.startswith(below))
     return found
 
 

@@ -64,6 +64,7 @@ class Invocation:
             yield self
         finally:
             self.running = False
+            self.serial += 1  # whatever handles are kept are of no use from here on
             _CURRENT.reset(token)
 
     def sql(self, text: str, params: Mapping[str, Any] | None) -> Frame:

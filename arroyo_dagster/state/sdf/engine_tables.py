@@ -10,12 +10,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from arroyo_dagster.state.codec.bincode import Codec, codec_for
+from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
+from arroyo_dagster.state.model.ids import TableName
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.model.types import I64, U32, U64
 from arroyo_dagster.state.operators import OperatorContext
 from arroyo_dagster.state.sdf.definition import StateDef
 from arroyo_dagster.state.sdf.faults import StateSchemaError
 from arroyo_dagster.state.sdf.windows import Window
-from arroyo_dagster.state.tables.global_keyed import global_table_config
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 
 METRICS, SCHEMAS, WATERMARK, WINDOWS = "metrics", "schemas", "watermark", "windows"
 
@@ -123,6 +128,16 @@ def stored_schemas(states: Iterable[StateDef]) -> dict[str, str]:
         state.name: json.dumps({**state.schema, "hash": state.schema_hash}, sort_keys=True)
         for state in states
     }
+
+
+def read_schemas(store: ObjectStore, operator: OperatorCheckpoint) -> dict[str, str]:
+    """The schemas that an epoch of the operator `states` holds; see `stored_schemas`."""
+    files = operator.tables.get(TableName(SCHEMAS))
+    if not isinstance(files, GlobalKeyedFiles):
+        return {}
+    text: Codec[str] = codec_for(str)
+    pairs = GlobalKeyedTable(SCHEMAS_CONFIG, store).load(files.files)
+    return {text.decode(key): text.decode(value) for key, value in pairs.items()}
 
 
 def check_schemas(

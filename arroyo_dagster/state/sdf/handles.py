@@ -108,9 +108,9 @@ class CellSlot(Slot):
         assert state.scalar_type is not None
         self.scalar: ScalarType = state.scalar_type
         self.default = self.scalar.default
-        self.is_integer = self.scalar.is_integer
         self.low, self.high = self.scalar.bounds or (0, 0)
-        self._cell = Cell(self)
+        self._cell_class = IntegerCell if self.scalar.is_integer else Cell
+        self._cell = self._cell_class(self)
 
     def access(self) -> Cell:
         place = self.place
@@ -118,7 +118,7 @@ class CellSlot(Slot):
             raise self.outside()
         cell = self._cell
         if getrefcount(cell) > _ALONE:  # somebody keeps the last one, which must not come to life
-            cell = self._cell = Cell(self)
+            cell = self._cell = self._cell_class(self)
         cell._serial = place.serial
         return cell
 
@@ -152,20 +152,6 @@ class Cell:
 
     def increment(self, by: int = 1) -> Any:
         """Add to the value, and give the sum."""
-        slot = self._slot
-        place = slot.place
-        if self._serial == place.serial and slot.is_integer and type(by) is int:
-            key, fresh = place.text, slot.fresh
-            before = fresh.get(key)
-            value = by + (slot.stored.get(key, 0) if before is None else before)
-            if slot.low <= value <= slot.high and place.running:
-                if slot._wrote != self._serial:
-                    slot._wrote, slot._before = self._serial, before
-                fresh[key] = value
-                return value
-        return self._increment_carefully(by)
-
-    def _increment_carefully(self, by: Any) -> Any:
         slot = self._alive()
         if slot.scalar is ScalarType.BOOL or slot.scalar is ScalarType.STRING:
             raise access_error(
@@ -196,9 +182,30 @@ class Cell:
 
     def _alive(self) -> CellSlot:
         slot = self._slot
-        if self._serial != slot.place.serial or not slot.place.running:
+        if self._serial != slot.place.serial:
             raise slot.outside()
         return slot
+
+
+class IntegerCell(Cell):
+    """A cell of an integer type."""
+
+    __slots__ = ()
+
+    def increment(self, by: int = 1) -> Any:
+        """Add to the value, and give the sum."""
+        slot, serial = self._slot, self._serial
+        place = slot.place
+        if serial == place.serial and type(by) is int:
+            key, fresh = place.text, slot.fresh
+            before = fresh.get(key)
+            value = by + (slot.stored.get(key, 0) if before is None else before)
+            if slot.low <= value <= slot.high:
+                if slot._wrote != serial:
+                    slot._wrote, slot._before = serial, before
+                fresh[key] = value
+                return value
+        return super().increment(by)
 
 
 class _Holder:
@@ -322,7 +329,7 @@ class Row:
 
     def __alive(self) -> RowSlot:
         slot = self.__slot
-        if slot.place.serial != self.__serial or not slot.place.running:
+        if slot.place.serial != self.__serial:
             raise slot.outside()
         return slot
 

@@ -281,7 +281,10 @@ class Namespaces:
 
     def _offset(self, service: ServiceDef, topic: str) -> tuple[_Columns, list[Shown]]:
         offsets = self._offsets(service.name)[topic]
-        rows = [Shown(name, GLOBAL_WINDOW, (_next(value),)) for name, value in offsets.items()]
+        rows = [
+            Shown(name.removeprefix("file:").removeprefix("from:"), GLOBAL_WINDOW, (_next(value),))
+            for name, value in offsets.items()
+        ]
         return [("Value", None)], sorted(rows, key=lambda row: row.key)
 
     def _watermark(self, service: ServiceDef, name: str) -> tuple[_Columns, list[Shown]]:

@@ -56,6 +56,7 @@ from arroyo_dagster.state.sdf.definition import (
     ValueKind,
 )
 from arroyo_dagster.state.sdf.delivering import DeliverOperator
+from arroyo_dagster.state.sdf.engine_tables import check_schemas, read_schemas
 from arroyo_dagster.state.sdf.faults import Unsupported
 from arroyo_dagster.state.sdf.flushing import FlushOperator
 from arroyo_dagster.state.sdf.functions import FunctionPlan, Library, load
@@ -66,7 +67,7 @@ from arroyo_dagster.state.sdf.service_source import CLOCK, ServiceSource
 from arroyo_dagster.state.sdf.snapshots import FLUSH, STATES
 from arroyo_dagster.state.sdf.sql import KEY
 from arroyo_dagster.state.sdf.state_tables import flushed_config, state_config
-from arroyo_dagster.state.sdf.view import Clock, now_ms, service_paths
+from arroyo_dagster.state.sdf.view import Clock, OwnerJob, now_ms, service_paths
 from arroyo_dagster.state.storage.store import ObjectStore
 
 SKIP, FAIL = "skip", "fail"
@@ -133,7 +134,9 @@ def build_dataflow(
 
     Raises:
         InputError: a topic that is read has no source, a source gives other columns; a function
-            is not bound (E26), cannot be loaded or does not fit (E27); a name cannot be kept.
+            is not bound (E26), cannot be loaded or does not fit (E27); a name cannot be kept; a
+            state was stored with another schema (E50).
+        CheckpointError: there is a checkpoint to go on from, and it cannot be read (E51).
     """
     return [
         build_service(dataflow, service, store, bindings=bindings, options=options)
@@ -291,6 +294,7 @@ class _Planning:
             migrate=self._options.migrate,
         )
         self._check_states(plan)
+        self._check_stored(plan)
         return plan
 
     def _check_sources(self) -> None:
@@ -323,6 +327,17 @@ class _Planning:
             state_config(state)
             if state.window is not None:
                 flushed_config(state)
+
+    def _check_stored(self, plan: ServicePlan) -> None:
+        head = OwnerJob(self._store, plan.paths[plan.name]).newest()
+        operator = None if head is None else head.operator(STATES)
+        if operator is not None:
+            check_schemas(
+                read_schemas(self._store, operator),
+                plan.owned.values(),
+                migrate=plan.migrate,
+                service=plan.name,
+            )
 
     def _topic(self, endpoint: Endpoint) -> TopicPlan:
         assert endpoint.id is not None

@@ -262,6 +262,11 @@ def _without_updated_at(tokens: list[_Token]) -> list[_Token]:
     return changed
 
 
+def point_query(text: str) -> tuple[str, str] | None:
+    """The table and the key, of a query that reads the row of one key from one table."""
+    return _point_query([one for one in _tokens(text) if one.kind != "space"])
+
+
 _ONE_TABLE_ONLY = {"join", "union", "intersect", "except", "or", "not", "with", "values", "having"}
 
 

@@ -174,16 +174,16 @@ class Trial:
         place, slots = self._place(function, state_key)
         loaded = load(self._plan(function), {**CONTEXT, **place.accessors})
         arguments = self._arguments(function, loaded, value, key)
-        try:
-            with place.entered():
+        with place.entered():
+            try:
                 result = loaded.body(*arguments)
-            if function.operator == "flat-map" and result is not None:
-                result = list(result)
-            answer = self._answer(function, loaded, arguments, result)
-        except BaseException:
-            for slot in slots:
-                slot.discard()
-            raise
+                if function.operator == "flat-map" and result is not None:
+                    result = list(result)
+                answer = self._answer(function, loaded, arguments, result)
+            except BaseException:
+                for slot in slots:
+                    slot.discard()
+                raise
         for slot in slots:
             slot.settle()
         return answer

@@ -53,8 +53,12 @@ class OwnerJob:
     """The job of a service, as those see it who read its states."""
 
     def __init__(self, store: ObjectStore, paths: JobPaths) -> None:
+        self._store, self._paths = store, paths
         self._backend = ParquetBackend(store, paths)
         self._newest: Checkpoint | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (OwnerJob, (self._store, self._paths))
 
     def newest(self) -> Checkpoint | None:
         """The newest epoch that is ready; None = there is none yet.

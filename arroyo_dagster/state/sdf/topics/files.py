@@ -15,6 +15,10 @@ from arroyo_dagster.state.sdf.topics.records import RECORDS, Found, record_batch
 
 ROWS_PER_EPOCH = 100_000
 
+FILE = "file:"
+"""What begins the members of an offset that are files. Others are of what the topic was bound to
+before, and stay: bound to it again, it goes on where it was."""
+
 Progress = tuple[int, int, int]
 """How far a file was read, what tells it from another, and its number: which was seen when."""
 
@@ -126,12 +130,17 @@ class FileSource(Source):
             )
             room -= count
             if stop > position:
-                end[entry.name] = [stop, self._format.mark(self._folder, entry, stop), number]
+                end[FILE + entry.name] = [
+                    stop,
+                    self._format.mark(self._folder, entry, stop),
+                    number,
+                ]
         return end
 
     @staticmethod
     def _progress(offset: Offset, name: str) -> Progress:
-        position, mark, number = offset.get(name, (0, 0, len(offset)))
+        seen = sum(member.startswith(FILE) for member in offset)
+        position, mark, number = offset.get(FILE + name, (0, 0, seen))
         return position, mark, number
 
     def _shorter(self, entry: Entry, position: int, length: int) -> ProtocolError:
@@ -148,7 +157,8 @@ class FileSource(Source):
     def partitions(self, start: Offset, end: Offset) -> Sequence[FileSplit]:
         """One split for each file of which the epoch takes something."""
         splits = []
-        for name in end:
+        names = (member.removeprefix(FILE) for member in end if member.startswith(FILE))
+        for name in names:
             (first, _, _), (last, _, number) = (
                 self._progress(start, name),
                 self._progress(end, name),

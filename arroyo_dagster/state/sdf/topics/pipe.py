@@ -94,16 +94,18 @@ class PipeSource(Source):
         Raises:
             ConflictError: another run keeps lines of this topic.
         """
-        before = int(start["segment"])
+        before = int(start.get("segment", 0))
         self._forget(before)
         path = self._path(before + 1)
         if self._store.head(path) is not None:
             self._taken = before + 1  # kept by a run that was killed before it took it
-            return {"segment": before + 1}
+            return {**start, "segment": before + 1}
         self._kept.extend(self._waiting(self._rows_per_epoch - len(self._kept)))
-        end = self._keep(before + 1)
-        self._taken = int(end["segment"])
-        return end
+        if not self._kept:
+            return start
+        self._keep(before + 1)
+        self._taken = before + 1
+        return {**start, "segment": before + 1}
 
     def close(self) -> None:
         """Keep the lines that have come but were not taken: the next run begins with them."""
@@ -113,12 +115,11 @@ class PipeSource(Source):
         while self._store.head(self._path(segment)) is not None:
             segment += 1
         self._kept.extend(self._waiting(_WAITING_LINES))
-        self._keep(segment)
+        if self._kept:
+            self._keep(segment)
 
-    def _keep(self, segment: int) -> Offset:
-        """Write what is kept to a segment, if it is anything. Gives the offset behind it."""
-        if not self._kept:
-            return {"segment": segment - 1}
+    def _keep(self, segment: int) -> None:
+        """Write what is kept to a segment."""
         path, data = self._path(segment), encode_rows(pa.table({"line": self._kept}, _LINES))
         if not self._store.create(path, data) and self._store.read(path) != data:
             raise ConflictError(
@@ -128,7 +129,6 @@ class PipeSource(Source):
                 next_step="let one run at a time read the topic",
             )
         self._kept = []
-        return {"segment": segment}
 
     def _waiting(self, room: int) -> list[bytes]:
         """Lines that have come; a moment is given to those that come together."""
@@ -173,7 +173,10 @@ class PipeSource(Source):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[PipeSplit]:
         """One split a segment."""
-        return [PipeSplit(at + 1) for at in range(int(start["segment"]), int(end["segment"]))]
+        return [
+            PipeSplit(at + 1)
+            for at in range(int(start.get("segment", 0)), int(end.get("segment", 0)))
+        ]
 
     def read(self, partition: PipeSplit) -> Iterator[pa.RecordBatch]:
         """The lines of one segment."""
@@ -187,5 +190,5 @@ class PipeSource(Source):
         return (
             self._ended
             and not self._kept
-            and self._store.head(self._path(int(offset["segment"]) + 1)) is None
+            and self._store.head(self._path(int(offset.get("segment", 0)) + 1)) is None
         )

@@ -62,6 +62,8 @@ class RateSource(Source):
 
     def latest_offset(self, start: Offset) -> Offset:
         """The numbers whose time has come, at most `rows_per_epoch` of them."""
+        if "next" not in start:  # of what the topic was bound to before
+            return {**start, **self.initial_offset()}
         passed = self._clock_millis() - int(start["origin_millis"])
         due = int(passed * self._per_second / 1000)
         due = due if self._limit is None else min(due, self._limit)
@@ -70,7 +72,7 @@ class RateSource(Source):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[RateSplit]:
         """One split."""
-        first, last = int(start["next"]), int(end["next"])
+        first, last = int(start.get("next", 0)), int(end.get("next", 0))
         return [RateSplit(first, last, int(end["origin_millis"]))] if first < last else []
 
     def read(self, partition: RateSplit) -> Iterator[pa.RecordBatch]:
@@ -85,4 +87,4 @@ class RateSource(Source):
 
     def exhausted(self, offset: Offset) -> bool:
         """Whether the limit is reached."""
-        return self._limit is not None and int(offset["next"]) >= self._limit
+        return self._limit is not None and int(offset.get("next", 0)) >= self._limit

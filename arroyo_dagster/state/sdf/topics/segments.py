@@ -25,6 +25,8 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 _NAME = re.compile(r"(\d{7,})-(\d{3,})-[0-9a-f]{16}\.parquet")
 FILES_PER_EPOCH = 64
+FROM = "from:"
+"""What begins the members of an offset that are writers; others stay, as in `FileSource`."""
 
 
 def topic_directory(job: JobPaths, topic: str) -> StatePath:
@@ -101,13 +103,14 @@ class SegmentSource(Source):
 
     def initial_offset(self) -> Offset:
         """Before every writer's first epoch."""
-        return dict.fromkeys(self._writers, _BEGINNING)
+        return {FROM + writer: _BEGINNING for writer in self._writers}
 
     def latest_offset(self, start: Offset) -> Offset:
         """At most `files_per_epoch` files on."""
         end, room = {**self.initial_offset(), **start}, self._files_per_epoch
         for writer in self._writers:
-            known, done = int(end[writer]["epoch"]), set(end[writer]["read"])
+            member = FROM + writer
+            known, done = int(end[member]["epoch"]), set(end[member]["read"])
             there = self._segments(writer, known)
             fresh = [one for one in there if one.path.name not in done][:room]
             room -= len(fresh)
@@ -119,7 +122,7 @@ class SegmentSource(Source):
                 if one.epoch < there[-1].epoch:
                     complete = one.epoch
             names = {one.path.name: one for one in there if one.epoch > complete}
-            end[writer] = {"epoch": complete, "read": sorted(done & names.keys())}
+            end[member] = {"epoch": complete, "read": sorted(done & names.keys())}
         return end
 
     def _segments(self, writer: str, after_epoch: int) -> list[Segment]:
@@ -143,8 +146,8 @@ class SegmentSource(Source):
             ProtocolError: a file that an epoch has taken is gone.
         """
         splits: list[SegmentSplit] = []
-        for number, (writer, stop) in enumerate(sorted(end.items())):
-            begin = start.get(writer, _BEGINNING)
+        for number, writer in enumerate(self._writers):
+            begin, stop = start.get(FROM + writer, _BEGINNING), end[FROM + writer]
             there = self._segments(writer, int(begin["epoch"]))
             wanted = set(stop["read"]) - set(begin["read"])
             self._check_there(writer, wanted - {one.path.name for one in there})

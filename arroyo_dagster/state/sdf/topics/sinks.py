@@ -13,7 +13,7 @@ import pyarrow as pa
 from arroyo_dagster.errors import InputError, NotFoundError, ProtocolError, StorageError
 from arroyo_dagster.state.codec.bincode import codec_for
 from arroyo_dagster.state.codec.parquet import encode_rows
-from arroyo_dagster.state.connectors import PRE_COMMIT, FolderSink, ParquetSink
+from arroyo_dagster.state.connectors import PRE_COMMIT, FolderSink
 from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import TableConfig
@@ -26,8 +26,7 @@ from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.table import TaskInfo
 
 POSITION = TableName("position")
-_BYTES = "bytes"
-_APPENDED = codec_for(tuple[int, int, str])
+_APPENDED = codec_for(tuple[str, int, int, str])
 _PRINTED = codec_for(bytes)
 
 
@@ -46,16 +45,61 @@ class Writer(Protocol):
         """The values behind each other."""
 
 
+APPENDED, PRINTED, KEPT = TableName("appended"), TableName("printed"), TableName("kept")
+_TABLES = (
+    *(
+        global_table_config(name, "pre-commit data", two_phase_commit=True, key=str, value=str)
+        for name in (PRE_COMMIT, APPENDED, PRINTED, KEPT)
+    ),
+    global_table_config(POSITION, "how long a sink has made each file", key=str, value=int),
+)
+"""The tables of every sink of a topic, so that it can be bound to another kind at any time."""
+
+
+def check_own(
+    topic: str, own: Sequence[TableName], data: Mapping[TableName, Mapping[int, bytes]]
+) -> None:
+    """Refuse to commit what was prepared for a sink of another kind.
+
+    Raises:
+        InputError: a run was killed within an epoch, and the topic was bound to something else.
+    """
+    others = sorted(table for table, parts in data.items() if parts and table not in own)
+    if others:
+        raise InputError(
+            "the job's last epoch is not committed yet, and was prepared for another kind of sink",
+            topic=topic,
+            prepared=", ".join(others),
+            next_step="run it once with the topic bound as it was; then bind it anew",
+        )
+
+
 def values_in(batches: Sequence[pa.RecordBatch]) -> list[bytes]:
     """The values of records."""
     return [value for batch in batches for value in batch.column("value").to_pylist()]
 
 
-class LinesFolderSink(FolderSink):
-    """Records into text files of a folder, exactly once; see `FolderSink`."""
+class TopicFolderSink(FolderSink):
+    """A folder as the sink of a topic; see `FolderSink`."""
 
-    def __init__(self, url: str, writer: Writer) -> None:
+    topic: str
+
+    def tables(self) -> Sequence[TableConfig]:
+        """Those of every sink."""
+        return _TABLES
+
+    def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
+        """Move the staged files of an epoch to where readers look. Errors as `check_own`."""
+        check_own(self.topic, (self.pre_commit,), data)
+        super().commit(epoch, data)
+
+
+class LinesFolderSink(TopicFolderSink):
+    """Records into text files of a folder, exactly once."""
+
+    def __init__(self, topic: str, url: str, writer: Writer) -> None:
         super().__init__(url)
+        self.topic = topic
         self._writer = writer
         self.suffix = writer.suffix
 
@@ -64,13 +108,14 @@ class LinesFolderSink(FolderSink):
         return self._writer.header + self._writer.rows(values_in(rows.to_batches()))
 
 
-class ParquetFolderSink(FolderSink):
+class ParquetFolderSink(TopicFolderSink):
     """Records into Parquet files of a folder, columns typed as declared, exactly once."""
 
     suffix = ".parquet"
 
-    def __init__(self, url: str, shape: Shape) -> None:
+    def __init__(self, topic: str, url: str, shape: Shape) -> None:
         super().__init__(url)
+        self.topic = topic
         self._shape = shape
 
     def encode(self, rows: pa.Table) -> bytes:
@@ -78,7 +123,7 @@ class ParquetFolderSink(FolderSink):
         return encode_rows(typed_table(values_in(rows.to_batches()), self._shape))
 
 
-class KeptSink(ParquetSink):
+class KeptSink(TopicFolderSink):
     """Records for other services of the dataflow, in the job of the service that wrote them.
 
     Args:
@@ -86,11 +131,16 @@ class KeptSink(ParquetSink):
         topic: the topic.
     """
 
-    pre_commit = TableName("kept")
+    suffix = ".parquet"
+    pre_commit = KEPT
 
     def __init__(self, url: str, topic: str) -> None:
         super().__init__(url)
-        self._topic = topic
+        self.topic = topic
+
+    def encode(self, rows: pa.Table) -> bytes:
+        """A Parquet file of the records as they are."""
+        return encode_rows(rows)
 
     @property
     def _store(self) -> ObjectStore:
@@ -98,18 +148,19 @@ class KeptSink(ParquetSink):
 
     def folder(self, task: TaskInfo) -> str:
         """Where `SegmentSource` looks."""
-        return f"{topic_directory(JobPaths(JobId(task.job), task.pipeline), self._topic)}/"
+        return f"{topic_directory(JobPaths(JobId(task.job), task.pipeline), self.topic)}/"
 
 
 class BothSinks(Sink):
-    """A sink that is bound, and `KeptSink`: each has tables of its own."""
+    """A sink that is bound, and `KeptSink`: each has commit data of its own."""
 
     def __init__(self, bound: Sink, kept: KeptSink) -> None:
         self._sinks = (bound, kept)
 
     def tables(self) -> Sequence[TableConfig]:
-        """Those of both."""
-        return [config for sink in self._sinks for config in sink.tables()]
+        """Those of both; what both have, once."""
+        found = {config.table: config for sink in self._sinks for config in sink.tables()}
+        return list(found.values())
 
     def on_start(self, ctx: OperatorContext) -> None:
         """Both begin."""
@@ -129,9 +180,10 @@ class BothSinks(Sink):
             sink.handle_checkpoint(ctx, collector)
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
-        """Both commit, each what it finds in its own table."""
-        for sink in self._sinks:
-            sink.commit(epoch, data)
+        """Both commit, each what it has prepared. Errors as `check_own`."""
+        bound, kept = self._sinks
+        bound.commit(epoch, {name: parts for name, parts in data.items() if name != KEPT})
+        kept.commit(epoch, {name: parts for name, parts in data.items() if name == KEPT})
 
 
 class _RecordSink(Sink):
@@ -141,12 +193,8 @@ class _RecordSink(Sink):
         self._batches: list[pa.RecordBatch] = []
 
     def tables(self) -> Sequence[TableConfig]:
-        """The table of pre-commits."""
-        return (
-            global_table_config(
-                PRE_COMMIT, "pre-commit data", two_phase_commit=True, key=str, value=str
-            ),
-        )
+        """Those of every sink."""
+        return _TABLES
 
     def on_start(self, ctx: OperatorContext) -> None:
         """Begin with nothing buffered."""
@@ -191,10 +239,6 @@ class AppendSink(_RecordSink):
                 next_step="create it, or give another path",
             )
 
-    def tables(self) -> Sequence[TableConfig]:
-        """How long the file is, beside the table of pre-commits."""
-        return (*super().tables(), global_table_config(POSITION, key=str, value=int))
-
     def on_start(self, ctx: OperatorContext) -> None:
         """Begin with nothing buffered.
 
@@ -225,15 +269,15 @@ class AppendSink(_RecordSink):
         if not values:
             return
         positions = ctx.table_manager.get_global_keyed_state(POSITION, str, int)
-        start = positions.get(_BYTES)
+        start = positions.get(self._path)
         if start is None:
             start = self._empty()
         data = (b"" if start else self._writer.header) + self._writer.rows(values)
         staged = StatePath(f"{ctx.task_info.operator}-{ctx.epoch:07}-{uuid.uuid4().hex[:16]}")
         self._staging.put(staged, data)
-        positions.insert(_BYTES, start + len(data))
-        commit = _APPENDED.encode((start, len(data), staged))
-        ctx.table_manager.insert_committing_data(PRE_COMMIT, commit)
+        positions.insert(self._path, start + len(data))
+        commit = _APPENDED.encode((self._path, start, len(data), staged))
+        ctx.table_manager.insert_committing_data(APPENDED, commit)
 
     def _empty(self) -> int:
         if os.path.exists(self._path) and os.path.getsize(self._path):
@@ -250,9 +294,19 @@ class AppendSink(_RecordSink):
 
         Raises:
             ProtocolError: the file is not what the epochs before have left.
+            InputError: it was prepared for another file, or another kind of sink.
         """
-        for encoded in data.get(PRE_COMMIT, {}).values():
-            start, length, staged = _APPENDED.decode(encoded)
+        check_own(self._topic, (APPENDED,), data)
+        for encoded in data.get(APPENDED, {}).values():
+            path, start, length, staged = _APPENDED.decode(encoded)
+            if path != self._path:
+                raise InputError(
+                    "the job's last epoch is not committed yet, and was prepared for another file",
+                    topic=self._topic,
+                    prepared=path,
+                    given=self._path,
+                    next_step="run it once with the topic bound as it was; then bind it anew",
+                )
             try:
                 content = self._staging.read(StatePath(staged))
             except NotFoundError as error:
@@ -301,18 +355,20 @@ class PrintSink(_RecordSink):
 
     """
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, topic: str, writer: Writer) -> None:
         super().__init__()
+        self._topic = topic
         self._writer = writer
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
         """Leave the lines as commit data."""
         if values := self._drain():
             lines = _PRINTED.encode(self._writer.rows(values))
-            ctx.table_manager.insert_committing_data(PRE_COMMIT, lines)
+            ctx.table_manager.insert_committing_data(PRINTED, lines)
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
-        """Print the epoch's records."""
-        for _, lines in sorted(data.get(PRE_COMMIT, {}).items()):
+        """Print the epoch's records. Errors as `check_own`."""
+        check_own(self._topic, (PRINTED,), data)
+        for _, lines in sorted(data.get(PRINTED, {}).items()):
             sys.stdout.write(_PRINTED.decode(lines).decode(errors="replace"))
         sys.stdout.flush()

@@ -282,14 +282,14 @@ class _Wiring:
         if binding.kind == "spark":
             return self._opener(binding).sink(binding, shape)
         if binding.kind == "stdout":
-            return PrintSink(JsonLines(binding.topic))
+            return PrintSink(binding.topic, JsonLines(binding.topic))
         if binding.kind == "parquet":
-            return ParquetFolderSink(_folder_url(binding.target), shape)
+            return ParquetFolderSink(binding.topic, _folder_url(binding.target), shape)
         writer: Writer = (
             JsonLines(binding.topic) if binding.kind == "jsonl" else CsvLines(binding.topic, shape)
         )
         if _is_folder(binding.target):
-            return LinesFolderSink(_folder_url(binding.target), writer)
+            return LinesFolderSink(binding.topic, _folder_url(binding.target), writer)
         if len(self._writers[binding.topic]) > 1:
             raise InputError(
                 "one file takes the records of one service",

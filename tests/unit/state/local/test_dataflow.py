@@ -162,7 +162,7 @@ def test_a_crash_anywhere_between_two_services_doubles_and_loses_nothing(
 ) -> None:
     counted = FaultInjecting(MemoryStore(uuid.uuid4().hex))
     run(counted, tmp_path / "plain")
-    for at in range(1, counted.changes + 1, 3):
+    for at in range(1, counted.changes + 1, 5):
         store, out = MemoryStore(uuid.uuid4().hex), tmp_path / str(at)
         with pytest.raises(Crash):
             run(FaultInjecting(store, fail_at=at, mode=mode, crash=True), out)

@@ -265,6 +265,37 @@ def test_deletes_are_applied_though_nothing_is_in_memory() -> None:
     assert rest.to_pylist() == [{"v": 2}]
 
 
+@pytest.mark.parametrize("view", ["get_uncached_key_value_view", "get_key_time_table"])
+def test_many_keys_are_deleted_at_once_as_one_by_one(view: str) -> None:
+    job = Job()
+    tables = job.manager()
+    seen = getattr(tables, view)("t")
+    seen.insert(rows(*((f"k{at % 50}", at, 100 + at) for at in range(200))))
+    seen.delete_keys(rows(*((f"k{at}", 0, 300) for at in range(0, 50, 2))))
+    seen.delete_keys(rows())
+    seen.insert(rows(("k0", 7, 301)))
+    job.write(tables)
+    left = job.manager().get_key_time_table("t").rows()
+    kept = {f"k{at}" for at in range(1, 50, 2)}
+    assert set(left["k"].to_pylist()) == kept | {"k0"}
+    assert (left.num_rows, left["v"].to_pylist()[-1]) == (101, 7)
+    if view == "get_key_time_table":
+        assert seen.rows().num_rows == 101
+
+
+def test_keys_that_are_floats_are_deleted_by_value_not_by_bits() -> None:
+    schema = pa.schema([pa.field("k", pa.float64()), pa.field("v", pa.int64()), TIME])
+    job = Job(config(schema))
+    tables = job.manager()
+    seen = tables.get_key_time_table("t")
+    seen.insert(pa.table([[0.0, -0.0, 1.0], [1, 2, 3], [1, 1, 1]], schema=schema))
+    one = job.manager().get_key_time_table("t")
+    one.insert(pa.table([[0.0, -0.0, 1.0], [1, 2, 3], [1, 1, 1]], schema=schema))
+    seen.delete_keys(pa.table([[-0.0], [0], [1]], schema=schema))
+    one.delete_key(-0.0)
+    assert seen.rows().equals(one.rows())
+
+
 def test_of_a_generational_table_it_gives_the_newest_rows_or_all() -> None:
     job = Job(config(generational=True))
     manager = job.manager()

@@ -255,3 +255,26 @@ def test_cells_of_files_follow_the_declared_type_and_converter(tmp_path: Path) -
     sources = found.bindings.sources
     assert read_on(sources["sentences"], {})[0] == [b"to be"]  # the topic is raw
     assert read_on(sources["asked"], {})[0] == [b'"to be"']
+
+
+def test_a_topic_that_is_bound_to_another_thing_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    store = MemoryStore()
+    (tmp_path / "in").write_text("one\n")
+    file = f"<sentences=jsonl:{tmp_path}/in"
+
+    def source(flag: str, stdin: bytes = b"") -> Any:
+        found = wired(flag, "<asked=rate:1", store=store, stdin=io.BytesIO(stdin))
+        return found.bindings.sources["sentences"]
+
+    found, offset = read_on(source(file), source(file).initial_offset())
+    more, offset = read_on(source("<sentences=stdin", b"two\n"), offset)
+    found += more
+    with (tmp_path / "in").open("a") as into:
+        into.write("three\n")
+    more, offset = read_on(source(file), offset)
+    found += more
+    more, offset = read_on(source("<sentences=rate:1000000?limit=2"), offset)
+    found += more
+    more, offset = read_on(source("<sentences=stdin", b"four\n"), offset)
+    found += [more[0]]
+    assert [value for value in found if value[:1] != b"{"] == [b"one", b"two", b"three", b"four"]

@@ -70,15 +70,16 @@ def appended(path: Path, **options: Any) -> AppendSink:
 @pytest.mark.parametrize("mode", ["before", "after", "partial"])
 def test_a_fault_anywhere_leaves_each_line_once_in_order(tmp_path: Path, mode: Any) -> None:
     counted = FaultInjecting(MemoryStore())
-    run_pipeline(job(appended(tmp_path / "plain")), counted)
-    assert (tmp_path / "plain").read_bytes() == b"".join(line + b"\n" for line in LINES)
+    run_pipeline(job(appended(tmp_path / "plain"), LINES[:4]), counted)
+    assert (tmp_path / "plain").read_bytes() == b"".join(line + b"\n" for line in LINES[:4])
     for at in range(1, counted.changes + 1):
         store, path = MemoryStore(), tmp_path / f"{at}"
         with pytest.raises(Crash):
             run_pipeline(
-                job(appended(path)), FaultInjecting(store, fail_at=at, mode=mode, crash=True)
+                job(appended(path), LINES[:4]),
+                FaultInjecting(store, fail_at=at, mode=mode, crash=True),
             )
-        run_pipeline(job(appended(path)), store)
+        run_pipeline(job(appended(path), LINES[:4]), store)
         assert path.read_bytes() == (tmp_path / "plain").read_bytes(), at
 
 
@@ -98,7 +99,7 @@ class Torn(AppendSink):
 
 def test_a_write_that_stops_anywhere_within_the_file_is_finished(tmp_path: Path) -> None:
     whole = b"".join(line + b"\n" for line in LINES)
-    for at in range(len(whole) // 4):
+    for at in range(0, len(whole) // 4, 2):
         store, path = MemoryStore(), tmp_path / str(at)
         torn = Torn("counts", str(path), JsonLines("counts"))
         torn.at = at
@@ -158,11 +159,13 @@ def test_a_raw_text_of_two_lines_is_not_written_as_two_records() -> None:
 
 
 def test_folders_get_a_file_an_epoch(tmp_path: Path) -> None:
-    run_pipeline(job(LinesFolderSink(f"{tmp_path}/lines", JsonLines("counts"))), MemoryStore())
+    run_pipeline(
+        job(LinesFolderSink("counts", f"{tmp_path}/lines", JsonLines("counts"))), MemoryStore()
+    )
     files = sorted((tmp_path / "lines").glob("*.jsonl"))
     assert b"".join(file.read_bytes() for file in files).splitlines() == LINES
     assert len(files) == 5
-    run_pipeline(job(ParquetFolderSink(f"{tmp_path}/rows", OBJECT)), MemoryStore())
+    run_pipeline(job(ParquetFolderSink("counts", f"{tmp_path}/rows", OBJECT)), MemoryStore())
     tables = [pq.read_table(file) for file in sorted((tmp_path / "rows").glob("*.parquet"))]
     rows = pa.concat_tables(tables)
     assert rows.schema.types == [pa.uint32(), pa.string()]
@@ -171,12 +174,14 @@ def test_folders_get_a_file_an_epoch(tmp_path: Path) -> None:
 
 def test_a_value_that_does_not_fit_its_declared_type_is_named(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="declared type") as raised:
-        run_pipeline(job(ParquetFolderSink(str(tmp_path), OBJECT), [b'{"n":-1}']), MemoryStore())
+        run_pipeline(
+            job(ParquetFolderSink("counts", str(tmp_path), OBJECT), [b'{"n":-1}']), MemoryStore()
+        )
     assert raised.value.facts["column"] == "n"
 
 
 def test_stdout_gets_lines_when_their_epoch_is_ready(capsys: Any) -> None:
-    run_pipeline(job(PrintSink(JsonLines("counts"))), MemoryStore())
+    run_pipeline(job(PrintSink("counts", JsonLines("counts"))), MemoryStore())
     assert capsys.readouterr().out.encode().splitlines() == LINES
 
 
@@ -193,7 +198,10 @@ def test_another_service_reads_what_is_ready_and_only_that(files: int) -> None:
     store = MemoryStore(uuid.uuid4().hex)
     pipeline = job(KeptSink(store.url, "counts"))
     reader = between(store, pipeline, files_per_epoch=files)
-    assert read_on(reader, reader.initial_offset()) == ([], {"writer": {"epoch": 0, "read": []}})
+    assert read_on(reader, reader.initial_offset()) == (
+        [],
+        {"from:writer": {"epoch": 0, "read": []}},
+    )
     found: list[bytes] = []
     offset = reader.initial_offset()
     for _ in range(6):
@@ -201,7 +209,7 @@ def test_another_service_reads_what_is_ready_and_only_that(files: int) -> None:
         more, offset = read_on(between(store, pipeline, files_per_epoch=files), offset)
         found += more
     assert found == LINES
-    assert (offset["writer"]["epoch"], len(offset["writer"]["read"])) == (4, 1)
+    assert (offset["from:writer"]["epoch"], len(offset["from:writer"]["read"])) == (4, 1)
     rows = records(reader, reader.initial_offset(), offset)
     assert [row["value"] for row in rows] == LINES
     assert {row["key"] for row in rows} == {b"k"}
@@ -241,4 +249,43 @@ def test_epochs_of_several_subtasks_are_read_whichever_comes_first() -> None:
         seen += [split.path.name for split in reader.partitions(offset, end)]
         offset = json.loads(json.dumps(end))
     assert seen == [names[1], names[0], names[3], names[2]]
-    assert offset == {"writer": {"epoch": 1, "read": sorted(names[2:])}}
+    assert offset == {"from:writer": {"epoch": 1, "read": sorted(names[2:])}}
+
+
+def test_a_sink_is_bound_to_another_thing_and_back(tmp_path: Path, capsys: Any) -> None:
+    """Each epoch of the same job goes where the topic is bound to just then."""
+    store, first, second = MemoryStore(), tmp_path / "first", tmp_path / "second"
+    folder = f"{tmp_path}/folder"
+    for sink in (
+        appended(first),
+        PrintSink("counts", JsonLines("counts")),
+        appended(second),
+        LinesFolderSink("counts", folder, JsonLines("counts")),
+        appended(first),
+    ):
+        run_pipeline(job(sink), store, max_epochs=1)
+    assert first.read_bytes().splitlines() == [*LINES[:2], LINES[8]]
+    assert capsys.readouterr().out.encode().splitlines() == LINES[2:4]
+    assert second.read_bytes().splitlines() == LINES[4:6]
+    (file,) = Path(folder).glob("*.jsonl")
+    assert file.read_bytes().splitlines() == LINES[6:8]
+
+
+@pytest.mark.parametrize("other", ["stdout", "file", "folder"])
+def test_what_was_prepared_for_one_sink_is_not_committed_to_another(
+    tmp_path: Path, other: str
+) -> None:
+    store, path = MemoryStore(), tmp_path / "out"
+    torn = Torn("counts", str(path), JsonLines("counts"))
+    with pytest.raises(Crash):
+        run_pipeline(job(torn), store)
+    sinks: dict[str, Sink] = {
+        "stdout": PrintSink("counts", JsonLines("counts")),
+        "file": appended(tmp_path / "another"),
+        "folder": LinesFolderSink("counts", f"{tmp_path}/folder", JsonLines("counts")),
+    }
+    with pytest.raises(InputError, match="prepared for another") as raised:
+        run_pipeline(job(sinks[other]), store)
+    assert raised.value.facts["topic"] == "counts"
+    run_pipeline(job(appended(path)), store)
+    assert path.read_bytes().splitlines() == LINES

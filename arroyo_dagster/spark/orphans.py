@@ -1,0 +1,131 @@
+"""The orphans of one job, listed and judged by Spark's workers, a directory at a time.
+
+The driver reads what refers to data files and tells everybody; of the objects it sees those that
+may go. What is decided of one is decided by the same rule as in process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from arroyo_dagster.spark.tasks import run_items
+from arroyo_dagster.state.local.gc_plans import GcRequest, needed_answer, wall_clock
+from arroyo_dagster.state.local.roots import Progress, newest_root, untold
+from arroyo_dagster.state.local.survey import Survey, directories_of, list_job, read_listed
+from arroyo_dagster.state.model.collecting import GcPlan, PathsDigest
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.objects import NOTHING, Packed
+from arroyo_dagster.state.planning.orphans import (
+    Judged,
+    Standing,
+    judge_below,
+    plan_orphans,
+    standing_of,
+)
+from arroyo_dagster.state.planning.reachable import refuse
+from arroyo_dagster.state.storage.store import ObjectStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A directory of a job, to be listed by a worker."""
+
+    store: ObjectStore
+    paths: JobPaths
+    newest: Epoch
+
+
+def plan_orphans_on_spark(
+    session: Callable[[], SparkSession],
+    store: ObjectStore,
+    paths: JobPaths,
+    asked: GcRequest,
+    *,
+    now_micros: int | None = None,
+    progress: Progress = untold,
+) -> GcPlan:
+    """As `plan_collection` for orphans; the driver holds references and orphans, not objects.
+
+    Each directory is listed twice: for what it holds of metadata, and, once that was read, for what
+    may go. What is written in between is too young to go.
+
+    Raises:
+        ProtocolError, FormatError, NotFoundError, ConflictError, InputError: as `plan_collection`.
+    """
+    now = wall_clock() if now_micros is None else now_micros
+    before = asked.answer(paths)
+    newest = newest_root(store, paths)
+    if newest is None:
+        raise refuse("the job has no epoch, so nothing says what is needed", paths)
+    directories = directories_of(store, paths)
+    ones = [1] * len(directories)
+    place = _Place(store, paths, newest.epoch)
+    beside = list_beside(store, paths, newest.epoch, directories)
+    parts = run_items(session(), partial(_survey, place), directories, ones) if directories else []
+    survey = _joined([beside, *parts])
+    progress("listed objects", survey.listed, None)
+    roots = read_listed(store, survey, progress)
+    answer = needed_answer(asked, roots, before)
+    standing = standing_of(
+        roots,
+        survey.metadata,
+        now_micros=now,
+        grace_micros=asked.grace_micros,
+        answer=answer,
+    )
+    # Workers make their own part of what is referenced.
+    told = replace(standing, referenced=PathsDigest())
+    judged = run_items(session(), partial(_judged, place, told), directories, ones)
+    return plan_orphans(
+        told, judged, survey.metadata, survey.foreign, listed=survey.listed, answer=answer
+    )
+
+
+def list_beside(
+    store: ObjectStore, paths: JobPaths, newest: Epoch, directories: list[StatePath]
+) -> Survey:
+    """What lies beside these directories, level by level: nothing that may be an orphan."""
+    levels = {paths.root, paths.generations, paths.checkpoints()}
+    for path in directories:
+        while (parent := path.parent) is not None and parent not in levels:
+            levels.add(parent)
+            path = parent
+
+    class Levels:
+        """A listing of these levels alone."""
+
+        def list(self, prefix: str) -> object:
+            for level in sorted(
+                level for level in levels if f"{level}/".startswith(f"{paths.root}/")
+            ):
+                yield from store.list_dir(level).objects
+
+    return list_job(Levels(), paths, newest)  # type: ignore[arg-type]
+
+
+def _survey(place: _Place, directory: StatePath) -> Survey:
+    """What one directory holds, but its files: how many these are."""
+    found = list_job(place.store, place.paths, place.newest, below=directory)
+    return replace(found, files=NOTHING, beside=len(found.files))
+
+
+def _joined(parts: list[Survey]) -> Survey:
+    return replace(
+        parts[0],
+        metadata=Packed.joined(part.metadata for part in parts),
+        ours=Packed.joined(part.ours for part in parts),
+        foreign=Packed.joined(part.foreign for part in parts),
+        beside=sum(part.beside for part in parts),
+    )
+
+
+def _judged(place: _Place, standing: Standing, directory: StatePath) -> Judged:
+    found = list_job(place.store, place.paths, place.newest, below=directory)
+    return judge_below(standing, f"{directory}/", found.files)
