@@ -512,7 +512,9 @@ class LegacyRun:
                 kept = set(self._loaded(hands, name, new).paths)
             except NotFoundError as error:
                 if new in job.rows:
-                    raise Violation(f"the job never checkpoints again: no {name} at {new}") from error
+                    raise Violation(
+                        f"the job never checkpoints again: no {name} at {new}"
+                    ) from error
                 return
             for number in range(old, new):
                 try:
@@ -526,9 +528,7 @@ class LegacyRun:
                 hands.delete_many([job.paths.operator_metadata(name, Epoch(number))])
         for number in range(old, new):
             hands.delete_many([job.paths.legacy_metadata(Epoch(number))])
-        hands.put(
-            head_path, metadata.encode_legacy_checkpoint(replace(head, min_epoch=Epoch(new)))
-        )
+        hands.put(head_path, metadata.encode_legacy_checkpoint(replace(head, min_epoch=Epoch(new))))
         for number in [e for e in job.rows if e < new]:
             job.rows[number] = "compacted"
         job.min_epoch = new

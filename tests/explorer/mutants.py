@@ -32,7 +32,7 @@ def _listing_trusted() -> Iterator[None]:
         return seen, replace(known, epochs=kept or known.epochs[:1])
 
     with (
-        mock.patch.object(survey, "check_listed", lambda paths, unlisted: None),
+        mock.patch.object(survey, "check_listed", return_value=None),
         mock.patch.object(gc_plans, "survey_job", trusting),
     ):
         yield
@@ -55,7 +55,7 @@ def _no_attempts() -> Iterator[None]:
     """Manifests that own no epoch yet, and that a start would claim."""
     with (
         mock.patch.object(survey, "_with_attempts", lambda store, known, found: known),
-        mock.patch.object(roots, "_unowned", lambda reader, epochs: ()),
+        mock.patch.object(roots, "_unowned", return_value=()),
     ):
         yield
 

@@ -262,7 +262,7 @@ class Watch:
         pattern = RECORD if self.protocol else LEGACY_HEAD
         found = pattern.fullmatch(path)
         if found is None:
-            marker = path.endswith("/committed.json") or path.endswith(MANIFEST)
+            marker = path.endswith(("/committed.json", MANIFEST))
             self._protected = None if marker else self._protected
             if marker:
                 self._marked(path)

@@ -55,10 +55,10 @@ from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.planning.checkpoint import cutoff_micros
 from arroyo_dagster.state.storage import concurrency
+from arroyo_dagster.state.storage.wrappers import Crash
+from arroyo_dagster.state.tables import merging as merging_module
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
-from arroyo_dagster.state.tables import merging as merging_module
-from arroyo_dagster.state.storage.wrappers import Crash
 from tests.explorer.oracle import LEGACY_HEAD, RECORD, Watch
 from tests.explorer.world import HOUR, Hands, Process, Violation, World, refused
 
@@ -394,9 +394,7 @@ class Collection:
     in_flight: int = 8
 
 
-def gather(
-    world: World, process: Process, paths: JobPaths, watch: Watch, what: Collection
-) -> str:
+def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: Collection) -> str:
     """The product's collector."""
     hands: Any = Hands(world, process)
     if what.keep is not None:

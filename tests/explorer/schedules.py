@@ -20,7 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from arroyo_dagster.state.local.gc_plans import GcRequest
-from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS, GRACE_MICROS, PlanKind, Retention
+from arroyo_dagster.state.model.collecting import (
+    GRACE_FLOOR_MICROS,
+    GRACE_MICROS,
+    PlanKind,
+    Retention,
+)
 from arroyo_dagster.state.model.directory import JobCondition
 from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
@@ -79,7 +84,9 @@ def base_of(kind: str, number: int) -> Base:
     job = ours.Job(paths, two_phase, None)
     controller = None
     if kind.startswith("arroyo"):
-        keep, every = chance.choice(((10, 4), (4, 2)) if kind.endswith("legacy") else ((4, 2), (3, 1)))
+        keep, every = chance.choice(
+            ((10, 4), (4, 2)) if kind.endswith("legacy") else ((4, 2), (3, 1))
+        )
         controller = Controller(
             paths,
             keep=keep,
@@ -328,7 +335,9 @@ def explore(seed: int, *, trace: list[str] | None = None) -> Counter[str]:
     world.page = chance.choice((1000, 1000, 9))
     world.cut_listings = chance.random() < 0.15
     if trace is not None:
-        trace.append(f"seed {seed}: {base.kind}, epochs {sorted(watch.epochs)}, pins {watch.pinned}")
+        trace.append(
+            f"seed {seed}: {base.kind}, epochs {sorted(watch.epochs)}, pins {watch.pinned}"
+        )
     if chance.random() < 0.35:
         world.run(chosen, jumps=0.7, pause=chance.randint(1, 90))
     else:

@@ -1,4 +1,4 @@
-"""Somebody does the whole of something between any two calls of a collector: every place is tried."""
+"""Somebody does all of something between any two calls of a collector: every place is tried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules gone through: nothing that must stay is ever taken away; and what is broken is found."""
+"""Schedules gone through: nothing that must stay is taken away; and what is broken is found."""
 
 from __future__ import annotations
 

@@ -118,9 +118,7 @@ def _parents_of_pinned(roots: Roots) -> frozenset[StatePath]:
     """The parents of all pinned epochs, young ones too: they grow old, and then it is too late."""
     pinned = roots.retained.pinned
     return frozenset(
-        one.parent_ref
-        for one in roots.epochs
-        if one.epoch in pinned and one.parent_ref is not None
+        one.parent_ref for one in roots.epochs if one.epoch in pinned and one.parent_ref is not None
     )
 
 
