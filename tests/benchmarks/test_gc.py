@@ -24,6 +24,7 @@ SECONDS = 600
 _PLAN = """
 import json, sys, time
 from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
+from arroyo_dagster.state.local.telling import told_again
 from arroyo_dagster.state.model.collecting import PlanKind, Retention
 from tests.epochs import PATHS, MadeUpJob
 what, epochs = sys.argv[1], int(sys.argv[2])
@@ -39,10 +40,11 @@ def peak():
 store.manifest(1), store.record(1)
 before, told = peak(), []
 begun, used = time.perf_counter(), time.process_time()
-plan = plan_collection(
-    store, PATHS, asked, now_micros=10**14, with_sizes=not expiry,
-    progress=lambda *done: told.append(time.perf_counter()),
-)
+with told_again(lambda done: told.append(time.perf_counter())) as say:
+    plan = plan_collection(
+        store, PATHS, asked, now_micros=10**14, with_sizes=not expiry,
+        progress=lambda *done: say(done),
+    )
 ends = [begun, *told, time.perf_counter()]
 print(json.dumps({
     "seconds": ends[-1] - begun,

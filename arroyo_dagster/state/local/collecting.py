@@ -27,6 +27,7 @@ from arroyo_dagster.state.local.journal import Journal, finish_open_runs
 from arroyo_dagster.state.local.quarantine import Aside
 from arroyo_dagster.state.local.retained import forget_released
 from arroyo_dagster.state.local.roots import Progress, newest_root
+from arroyo_dagster.state.local.telling import told_again, unheard
 from arroyo_dagster.state.model.collecting import GcPlan, PathsDigest, PlanKind
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -127,7 +128,7 @@ def collect(
     pace: Pace | None = None,
     owner: str = "arroyo-state gc",
     clock: Clock = wall_clock,
-    progress: Callable[[GcProgress], None] = lambda state: None,
+    progress: Callable[[GcProgress], None] = unheard,
 ) -> GcOutcome:
     """Collect what one plan of a job takes; without `yes` say what would go.
 
@@ -137,16 +138,35 @@ def collect(
         make: makes plans; in this process unless given.
         delete: deletes data files; likewise.
         owner: who asks, for lease and journal.
-        progress: told after every few thousand objects.
+        progress: told after every few thousand objects, and every few seconds.
 
     Raises:
         ConflictError: somebody else maintains the job, or `plan` no longer fits.
         ProtocolError: refused, with the evidence; see `plan_collection`.
         StorageError: objects could not be deleted; what refers to them is still there.
     """
-    if not yes:
-        found = plan or make(store, paths, asked, now_micros=clock(), progress=_planning(progress))
-        return GcOutcome(plan=found, done=False, deleted=found.objects, size_bytes=found.size_bytes)
+    with told_again(progress) as told:
+        if yes:
+            return _carried_out(
+                store, paths, asked, plan, aside, make, delete, pace or Pace(), owner, clock, told
+            )
+        found = plan or make(store, paths, asked, now_micros=clock(), progress=_planning(told))
+    return GcOutcome(plan=found, done=False, deleted=found.objects, size_bytes=found.size_bytes)
+
+
+def _carried_out(
+    store: ObjectStore,
+    paths: JobPaths,
+    asked: GcRequest,
+    plan: GcPlan | None,
+    aside: bool,
+    make: Make,
+    delete: Delete,
+    pace: Pace,
+    owner: str,
+    clock: Clock,
+    progress: Callable[[GcProgress], None],
+) -> GcOutcome:
     check_allowed(store, paths, asked)
     with lease(store, paths, owner, clock=clock) as held:
         now = _store_clock(held, paths, clock)
@@ -162,7 +182,7 @@ def collect(
         if chosen.kind is PlanKind.DEAD_JOB:
             # Its epochs cannot be read any more once this has begun.
             held.create(paths.removal, encode_json(gc_plan_to_json(chosen)))
-        run = _Run(held, chosen, asked, journal, moving, delete, pace or Pace(), progress)
+        run = _Run(held, chosen, asked, journal, moving, delete, pace, progress)
         run.carry_out()
         journal.end({"deleted": run.deleted, "size_bytes": run.size_bytes})
         if chosen.kind is PlanKind.DEAD_JOB:
