@@ -1,4 +1,4 @@
-"""Ways to break garbage collection, one at a time: the explorer must find each."""
+"""Ways to break garbage collection, one at a time: the tests must find each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 from unittest import mock
 
 from arroyo_dagster.state import lease as lease_module
-from arroyo_dagster.state.local import collecting, gc_plans, quarantine, roots, survey
+from arroyo_dagster.state.local import gc_plans, roots, survey
 from arroyo_dagster.state.model.collecting import Retained
-from arroyo_dagster.state.model.objects import NOTHING
 from arroyo_dagster.state.planning import expiry, orphans, reachable
 from arroyo_dagster.state.planning.orphans import Reason
 
@@ -46,10 +45,6 @@ def _orphan_at_once(standing: Any, one: Any, name: Any) -> Reason:
     return Reason.ORPHAN
 
 
-def _newest_first(self: Any, wave: list[list[Any]]) -> Iterator[list[Any]]:
-    return iter([[one.path] for batch in reversed(wave) for one in reversed(batch)])
-
-
 @contextmanager
 def _no_attempts() -> Iterator[None]:
     """Manifests that own no epoch yet, and that a start would claim."""
@@ -65,7 +60,6 @@ def _no_parents(known: Any) -> frozenset[Any]:
 
 
 MUTANTS: dict[str, Callable[[], Any]] = {
-    "compaction records are ignored": _instead(survey, "_compactions", lambda *_: {}),
     "pins are ignored": _instead(roots.Reader, "retained", _without_pins),
     "the parent of the newest epoch is skipped": _instead(
         expiry, "_needed_by_recovery", lambda epochs, newest: epochs[:1]
@@ -78,18 +72,8 @@ MUTANTS: dict[str, Callable[[], Any]] = {
     ),
     "the lease is not checked again": _instead(lease_module.Leased, "check", lambda self: None),
     "what a start would claim is ignored": _no_attempts,
-    "what is in quarantine needs nothing": _instead(
-        quarantine, "_needs", lambda held, plan: NOTHING
-    ),
-    "newer manifests go before older ones": _instead(collecting._Run, "_pieces", _newest_first),
-    "whether Arroyo has started is not asked again": _instead(
-        collecting._Run, "_recheck", lambda self: None
-    ),
     "the ten epochs that Arroyo's cleanup needs go": _instead(
         expiry, "LEGACY_EPOCHS_BEFORE_NEWEST", 0
-    ),
-    "a stored plan is carried out as it is": _instead(
-        collecting, "_checked", lambda held, plan, fresh: plan
     ),
     "files shared with epochs that stay go": _instead(
         expiry, "referenced_by", lambda known, stays: reachable.PathsDigest()

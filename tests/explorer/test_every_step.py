@@ -10,9 +10,10 @@ import pytest
 from arroyo_dagster.state.model.directory import JobCondition
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller
+from tests.explorer.mutants import MUTANTS
 from tests.explorer.oracle import Watch
 from tests.explorer.schedules import LEGACY, PROTOCOL, SIBLINGS, START, Setting, check_end
-from tests.explorer.world import DAY, Process, World
+from tests.explorer.world import DAY, Process, Violation, World
 
 LAYOUTS = {"protocol": PROTOCOL, "legacy": LEGACY}
 MOST_CALLS = 400
@@ -24,8 +25,15 @@ def _machinery() -> Iterator[None]:
         yield
 
 
-def abandoned(layout: str, whose: str, epochs: int = 5) -> Setting:
-    """A job with some epochs, and the files of an attempt that died days ago."""
+def abandoned(
+    layout: str, whose: str, epochs: int = 5, *, at: str | None = None, merged: bool = False
+) -> Setting:
+    """A job with some epochs, and the files of an attempt that died days ago.
+
+    Args:
+        at: just before it wrote an object with this in its path.
+        merged: whether a compaction waits for the writer.
+    """
     paths = LAYOUTS[layout]
     controller = Controller(paths, keep=10, every=4) if whose == "arroyo" else None
     world = World(dict(SIBLINGS), START, random.Random(layout + whose))
@@ -35,12 +43,15 @@ def abandoned(layout: str, whose: str, epochs: int = 5) -> Setting:
     world.watch = watch
     setting = Setting(world, watch, ours.Job(paths), controller, random.Random(layout))
     world.run([setting.writer(epochs, stop=False)])
+    if merged:
+        world.run([setting.compaction()])
     dying = setting.writer(1)
     dying.fault_on, dying.fault = "/checkpoint-manifest.pb", "crash"
     if layout == "legacy":
         dying.fault_on = f"checkpoint-{epochs + 1:07}/operator-op/metadata"
         if controller is not None:
             dying.fault_on = f"checkpoint-{epochs + 1:07}/operator-source_s_0/metadata"
+    dying.fault_on = at or dying.fault_on
     world.run([dying])
     assert dying.result == "crashed"
     if controller is not None:
@@ -104,3 +115,32 @@ def test_a_job_that_starts_and_publishes_between_any_two_calls_loses_nothing(
     )
     assert places > 20
     assert collected or whose == "arroyo"
+
+
+def test_what_a_start_would_claim_stays_although_no_epoch_lists_it() -> None:
+    def collected() -> str:
+        setting = again(abandoned("protocol", "arroyo", at="/epochs/epoch-"), 1)
+        process = setting.orphans()
+        setting.world.run([process])
+        check_end(setting.world, setting.watch)
+        writer = setting.writer(1)
+        setting.world.run([writer])
+        assert max(setting.watch.epochs) == 7, "the sixth epoch is claimed, and goes on"
+        return str(process.result)
+
+    assert collected() in ("collected", "nothing")
+    with MUTANTS["what a start would claim is ignored"](), pytest.raises(Violation):
+        collected()
+
+
+def test_what_a_compaction_has_merged_waits_for_a_writer_that_is_long_in_coming() -> None:
+    def collected() -> str:
+        setting = again(abandoned("protocol", "ours", merged=True), 1)
+        assert setting.watch.waiting()
+        process = setting.orphans()
+        setting.world.run([process])
+        setting.world.run([setting.writer(2)])
+        check_end(setting.world, setting.watch)
+        return str(process.result)
+
+    assert collected() == "collected"
