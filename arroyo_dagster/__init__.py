@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ORCHESTRATION = (
+    "ArroyoDirectory",
     "ArroyoStateComponent",
     "ArroyoStateStore",
     "ArroyoTableProps",
@@ -28,10 +29,12 @@ _ORCHESTRATION = (
     "GcConfig",
     "InProcessRunner",
     "MaintenanceOptions",
+    "MaintenanceWindow",
     "ScheduleOptions",
     "SensorOptions",
     "SparkRunner",
     "SparkSessionResource",
+    "WindowConfig",
     "build_arroyo_definitions",
 )
 _MODULES = {

@@ -11,6 +11,7 @@ from arroyo_dagster.state.codec.hashing import key_hashes
 from arroyo_dagster.state.codec.operations import INSERT
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
 from arroyo_dagster.state.model.checkpoints import Manifest, OperatorCheckpoint, StreamProgress
+from arroyo_dagster.state.model.compaction import MergedRows, RowsMerge
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
@@ -18,7 +19,7 @@ from arroyo_dagster.state.model.ids import (
     PipelineId,
     StatePath,
 )
-from arroyo_dagster.state.model.keys import range_for_server
+from arroyo_dagster.state.model.keys import KeyRange, range_for_server
 from arroyo_dagster.state.model.layout import REMOVED, JobPaths
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
@@ -29,7 +30,9 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
+from arroyo_dagster.state.tables.merging_rows import merge_rows
 from arroyo_dagster.state.tables.range_files import routes
+from arroyo_dagster.state.tables.table import Compaction
 from arroyo_dagster.state.tables.time_files import write_time_file
 
 PATHS = JobPaths(JobId("made"), PipelineId("tests"))
@@ -142,3 +145,34 @@ def pair_files(
             data = encode_pairs(pairs, pairs.values(), GLOBAL_KEY_VALUE_SCHEMA, version=version)
             store.put(found[-1], data)
     return tuple(found)
+
+
+def compact_rows(
+    table: ExpiringTimeKeyTable,
+    files: Sequence[TimeFile],
+    name_file: Callable[[str], StatePath],
+    keys: KeyRange,
+    *,
+    cutoff_micros: int,
+    from_oldest: bool,
+) -> Compaction[TimeFile]:
+    """Merge files of one key range, as one merge of a plan does."""
+    merge = RowsMerge(
+        operator=OPERATOR,
+        table=table.config.table,
+        inputs=tuple(files),
+        ranges=(keys,),
+        cutoff_micros=cutoff_micros,
+        size_bytes=0,
+        from_oldest=from_oldest,
+    )
+    done = merge_rows(table, table._store, merge, lambda _, suffix: name_file(suffix))
+    assert done.same
+    assert isinstance(done.merged, MergedRows)
+    return Compaction(
+        outputs=done.merged.outputs,
+        rows_in=done.rows_in,
+        rows_out=done.rows_out,
+        dropped=done.dropped,
+        size_bytes=done.size_bytes_out,
+    )

@@ -38,9 +38,12 @@ class Loopback:
 Answer = Callable[[str, dict[str, str]], Reply]
 """From a path below the root and its query to a reply."""
 
+Change = Callable[[str, str, Any], Reply]
+"""From a method, a path below the root and the document sent to a reply."""
+
 
 @contextlib.contextmanager
-def serving(answer: Answer) -> Iterator[Loopback]:
+def serving(answer: Answer, change: Change | None = None) -> Iterator[Loopback]:
     asked: list[tuple[str, str, dict[str, str]]] = []
     released = threading.Event()
 
@@ -51,6 +54,15 @@ def serving(answer: Answer) -> Iterator[Loopback]:
             query = {name: values[0] for name, values in parse_qs(parts.query).items()}
             with contextlib.suppress(ConnectionError):  # the client may have had enough
                 self._send(answer(parts.path, query))
+
+        def _change(self) -> None:
+            asked.append((self.command, self.path, dict(self.headers.items())))
+            document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with contextlib.suppress(ConnectionError):
+                assert change is not None
+                self._send(change(self.command, self.path, document))
+
+        do_PATCH = do_POST = _change  # noqa: N815
 
         def _send(self, reply: Reply) -> None:
             body = reply.body

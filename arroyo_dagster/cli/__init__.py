@@ -9,12 +9,11 @@ from arroyo_dagster.cli import (
     gc,
     looking,
     maintenance,
+    rewriting,
     running,
     sdf,
-    sdf_looking,
-    sdf_running,
-    sdf_testing,
     verifying,
+    window,
 )
 from arroyo_dagster.cli.grammar import main
 
@@ -24,10 +23,9 @@ __all__ = [
     "looking",
     "main",
     "maintenance",
+    "rewriting",
     "running",
     "sdf",
-    "sdf_looking",
-    "sdf_running",
-    "sdf_testing",
     "verifying",
+    "window",
 ]

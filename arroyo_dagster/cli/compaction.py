@@ -9,13 +9,19 @@ from typing import Any, TypeVar
 
 import click
 
+from arroyo_dagster.cli.directory import directory_of
 from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.rewriting import arroyo_options, rewrite_json, runner, show_rewrite, undo
 from arroyo_dagster.cli.shown import bytes_words, print_json, print_table, report
+from arroyo_dagster.cli.window import window
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.local.compaction import CompactionOutcome, compact_job, plan_job
+from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import find_job, list_jobs
 from arroyo_dagster.state.local.merges import OnProgress, Progress
+from arroyo_dagster.state.local.rewriting import plan_rewrite_of, rewrite_job
+from arroyo_dagster.state.local.rewriting_scene import is_arroyos
 from arroyo_dagster.state.model.compaction import (
     MEBIBYTE,
     Budget,
@@ -27,6 +33,7 @@ from arroyo_dagster.state.model.compaction import (
     SortOrder,
 )
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.rewriting import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.planning.compaction import most_outputs
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -143,16 +150,25 @@ def compact() -> None:
     """Merge small files; a restore loads the same. Dry run until --yes."""
 
 
+compact.add_command(undo)
+compact.add_command(window)
+
+
 # ---- plan and forecast ---------------------------------------------------------------------------
 
 
 @compact.command()
 @click.argument("job")
+@arroyo_options
 @_settings_options
 def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
     """Show what would be merged, and of everything that is left why."""
     store = open_to_read(url)
-    found = plan_job(store, find_job(store, job), _settings(given))
+    paths = find_job(store, job)
+    if is_arroyos(store, paths):
+        show_rewrite(_rewritten(store, paths, given, yes=False), yes=False, as_json=as_json)
+        return
+    found = plan_job(store, paths, _settings(given))
     if as_json:
         print_json(plan_to_json(found))
         return
@@ -174,11 +190,14 @@ def forecast(
     """Show what a restore reads now, and would read afterwards; of every job if none is named."""
     store, settings = open_to_read(url), _settings(given)
     paths = [find_job(store, job) for job in jobs] or list_jobs(store)
-    plans: list[CompactionPlan] = []
+    plans: list[CompactionPlan | RewritePlan] = []
     problems: list[ArroyoStateError] = []
     for one in paths:
         try:
-            plans.append(plan_job(store, one, settings, footers=footers))
+            if is_arroyos(store, one):
+                plans.append(plan_rewrite_of(store, one, JobDirectory(), settings))
+            else:
+                plans.append(plan_job(store, one, settings, footers=footers))
         except ArroyoStateError as error:
             problems.append(error)
     plans.sort(key=lambda one: one.files_after - one.files_before)
@@ -190,12 +209,12 @@ def forecast(
     report(problems)
 
 
-def _forecast_json(found: CompactionPlan) -> dict[str, Any]:
+def _forecast_json(found: CompactionPlan | RewritePlan) -> dict[str, Any]:
     shown = plan_to_json(found)
     return {"job": _name(found), **{key: shown[key] for key in ("epoch", "before", "after")}}
 
 
-def _forecast_line(found: CompactionPlan) -> tuple[object, ...]:
+def _forecast_line(found: CompactionPlan | RewritePlan) -> tuple[object, ...]:
     before, after = found.before, found.after
     return (
         _name(found),
@@ -209,7 +228,7 @@ def _forecast_line(found: CompactionPlan) -> tuple[object, ...]:
     )
 
 
-def _name(found: CompactionPlan) -> str:
+def _name(found: CompactionPlan | RewritePlan) -> str:
     return JobPaths(found.job, found.pipeline).root
 
 
@@ -253,6 +272,7 @@ def _print_plan(found: CompactionPlan) -> None:
     metavar="SECONDS",
     help="How long to wait for a running job to take over what was merged.",
 )
+@arroyo_options
 @_settings_options
 def run(
     jobs: Sequence[str],
@@ -265,18 +285,22 @@ def run(
 ) -> None:
     """Merge, verify what a restore would load, and publish it. Dry run until --yes.
 
-    Of several jobs one that fails does not hold up the others.
+    A job of Arroyo's is rewritten in place if somebody says that it is stopped. Of several jobs
+    one that fails does not hold up the others.
     """
     store = open_url(url) if yes else open_to_read(url)
     settings = _settings(given)
     options: dict[str, Any] = {"wait_seconds": wait, "dry_run": not yes}
-    outcomes: list[CompactionOutcome] = []
+    outcomes: list[CompactionOutcome | RewriteOutcome] = []
     problems: list[ArroyoStateError] = []
     for paths in [find_job(store, job) for job in jobs]:
         try:
-            with _progress(paths, shown=yes and not as_json) as told:
-                chosen = {**options, "on_progress": told}
-                outcomes.append(_compact(store, paths, settings, chosen, spark=spark and yes))
+            if is_arroyos(store, paths):
+                outcomes.append(_rewritten(store, paths, given, yes=yes, spark=spark))
+            else:
+                with _progress(paths, shown=yes and not as_json) as told:
+                    chosen = {**options, "on_progress": told}
+                    outcomes.append(_compact(store, paths, settings, chosen, spark=spark and yes))
         except ArroyoStateError as error:
             problems.append(error)
             continue
@@ -286,6 +310,25 @@ def run(
         documents = [_outcome_json(outcome) for outcome in outcomes]
         print_json(documents[0] if len(jobs) == 1 and documents else documents)
     report(problems)
+
+
+def _rewritten(
+    store: ObjectStore,
+    paths: JobPaths,
+    given: dict[str, Any],
+    *,
+    yes: bool,
+    spark: bool = False,
+) -> RewriteOutcome:
+    return rewrite_job(
+        store,
+        paths,
+        directory_of(given["api"], given["database"], given["say"], given["token"]),
+        _settings(given),
+        run=runner(spark=spark and yes),
+        quiet_seconds=given["quiet"],
+        dry_run=not yes,
+    )
 
 
 def _compact(
@@ -324,7 +367,9 @@ def progress_words(progress: Progress) -> str:
     return f"{progress.share:.0%}, {done} of {total}{ahead}"
 
 
-def _outcome_json(outcome: CompactionOutcome) -> dict[str, Any]:
+def _outcome_json(outcome: CompactionOutcome | RewriteOutcome) -> dict[str, Any]:
+    if isinstance(outcome, RewriteOutcome):
+        return rewrite_json(outcome)
     return {
         "plan": plan_to_json(outcome.plan),
         "done": outcome.changed,
@@ -335,7 +380,10 @@ def _outcome_json(outcome: CompactionOutcome) -> dict[str, Any]:
     }
 
 
-def _print_outcome(outcome: CompactionOutcome, *, yes: bool) -> None:
+def _print_outcome(outcome: CompactionOutcome | RewriteOutcome, *, yes: bool) -> None:
+    if isinstance(outcome, RewriteOutcome):
+        show_rewrite(outcome, yes=yes, as_json=False)
+        return
     found = outcome.plan
     if not yes or not outcome.changed:
         _print_plan(found)

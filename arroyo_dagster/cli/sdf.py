@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,25 @@ from arroyo_dagster.state.sdf.loading import load_document
 from arroyo_dagster.state.sdf.mistakes import InvalidDefinition, Mistake
 
 
-@main.group()
+class _OnDemand(click.Group):
+    """Loads the modules of its commands when one of them is asked for: they need polars, and no
+    other command should wait for it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        for module in _MODULES:
+            importlib.import_module(f"arroyo_dagster.cli.{module}")
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if super().get_command(ctx, cmd_name) is None:
+            self.list_commands(ctx)
+        return super().get_command(ctx, cmd_name)
+
+
+_MODULES = ("sdf_looking", "sdf_running", "sdf_testing")
+
+
+@main.group(cls=_OnDemand)
 def sdf() -> None:
     """SDF keyed states: declared in YAML, changed by one service, read by others."""
 

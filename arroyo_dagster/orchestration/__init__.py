@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         ScheduleOptions,
         build_arroyo_definitions,
     )
+    from arroyo_dagster.orchestration.directory import ArroyoDirectory
     from arroyo_dagster.orchestration.failures import as_failure
     from arroyo_dagster.orchestration.gc import DeadJobsConfig, GcConfig, OrphansConfig
     from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from arroyo_dagster.orchestration.schedules import build_due_schedule
     from arroyo_dagster.orchestration.sensors import SensorOptions, build_checkpoint_sensor
     from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
+    from arroyo_dagster.orchestration.window import MaintenanceWindow, WindowConfig
 
 __all__ = [
+    "ArroyoDirectory",
     "ArroyoStateComponent",
     "ArroyoStateStore",
     "ArroyoTableProps",
@@ -38,11 +41,13 @@ __all__ = [
     "InProcessRunner",
     "MaintenanceOptions",
     "MaintenanceRunner",
+    "MaintenanceWindow",
     "OrphansConfig",
     "ScheduleOptions",
     "SensorOptions",
     "SparkRunner",
     "SparkSessionResource",
+    "WindowConfig",
     "as_failure",
     "build_arroyo_definitions",
     "build_checkpoint_sensor",
@@ -50,6 +55,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "ArroyoDirectory": "directory",
     "ArroyoStateComponent": "component",
     "ArroyoStateStore": "resources",
     "ArroyoTableProps": "translator",
@@ -61,10 +67,12 @@ _MODULES = {
     "InProcessRunner": "runners",
     "MaintenanceOptions": "maintenance",
     "MaintenanceRunner": "runners",
+    "MaintenanceWindow": "window",
     "ScheduleOptions": "definitions",
     "SensorOptions": "sensors",
     "SparkRunner": "runners",
     "SparkSessionResource": "resources",
+    "WindowConfig": "window",
     "as_failure": "failures",
     "build_arroyo_definitions": "definitions",
     "build_checkpoint_sensor": "sensors",

@@ -10,9 +10,11 @@ from pydantic import Field
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import shown
 from arroyo_dagster.orchestration.checks import RESTORABLE, check_result, epoch_verdict
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure, failure_of
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.rewriting import is_arroyos, rewritten_events
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.orchestration.translator import COMPACTED_STATE, OPERATOR_METADATA, Naming
 from arroyo_dagster.state.model.compaction import (
@@ -92,6 +94,12 @@ class CompactionConfig(dg.Config):
         default=10.0,
         ge=0,
         description="How long to wait for a running job to take over what was merged.",
+    )
+    quiet_seconds: float = Field(
+        default=60.0,
+        ge=0,
+        description="Of a stopped job of Arroyo's: for so long nothing of it may change before its "
+        "metadata is written.",
     )
     dry_run: bool = Field(default=False, description="Plan, and change nothing.")
 
@@ -177,8 +185,26 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
         config: CompactionConfig,
         arroyo_store: ArroyoStateStore,
         arroyo_runner: MaintenanceRunner,
+        arroyo_directory: ArroyoDirectory,
     ):
         paths = job_of(context.partition_key)
+        if is_arroyos(arroyo_store, paths):
+            yield from rewritten_events(
+                context,
+                paths,
+                key,
+                config.settings(),
+                store=arroyo_store,
+                directory=arroyo_directory,
+                runner=arroyo_runner,
+                checks=(ROW_PARITY, EFFECTIVE),
+                quiet_seconds=config.quiet_seconds,
+                dry_run=config.dry_run,
+            )
+            with as_failure():
+                verdict = epoch_verdict(RESTORABLE, arroyo_store.reading(), [paths])
+            yield check_result(verdict, RESTORABLE, key)
+            return
         merges: list[MergeOutcome] = []
         begun = time.monotonic()
         try:

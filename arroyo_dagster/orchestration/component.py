@@ -13,6 +13,7 @@ from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
+from arroyo_dagster.orchestration.window import MaintenanceWindow
 
 
 class ScheduleTimes(dg.Model, dg.Resolvable):
@@ -79,6 +80,14 @@ class Maintenance(dg.Model, dg.Resolvable):
         )
 
 
+class Window(dg.Model, dg.Resolvable):
+    """When running jobs of Arroyo's may be stopped to be rewritten; opt-in, job by job."""
+
+    jobs: list[str] = Field(description="As job or pipeline/job; no other is touched.")
+    between: str = Field(description="HH:MM-HH:MM, every day.")
+    time_zone: str = Field(default="UTC", description="Of these times: a name of the tz database.")
+
+
 class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
     """See and keep small the state of the streaming jobs below one checkpoint URL."""
 
@@ -104,6 +113,9 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
     sensor_running: bool = Field(default=False, description="The sensor is on from the start.")
     schedules: ScheduleTimes = Field(default_factory=ScheduleTimes)
     maintenance: Maintenance = Field(default_factory=Maintenance)
+    window: Window | None = Field(
+        default=None, description="When running jobs of Arroyo's may be stopped, and which; none."
+    )
     dataflows: list[str] = Field(
         default_factory=list,
         description="SDF dataflows whose states lie there: dataflow.yaml files, seen from here.",
@@ -147,6 +159,13 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
                 timezone=times.timezone,
             ),
             schedules_running=times.running,
+            window=None
+            if self.window is None
+            else MaintenanceWindow(
+                jobs=self.window.jobs,
+                between=self.window.between,
+                time_zone=self.window.time_zone,
+            ),
             dataflows=[context.path / one for one in self.dataflows],
         )
 

@@ -21,6 +21,7 @@ from arroyo_dagster.orchestration.compaction_fleet import (
     build_compaction_sensor,
     build_fleet_compaction,
 )
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.gc import build_collection, build_gc_journal
 from arroyo_dagster.orchestration.maintenance import (
     COMPACTION_CRON,
@@ -54,12 +55,14 @@ from arroyo_dagster.orchestration.translator import (
     DagsterArroyoTranslator,
     Naming,
 )
+from arroyo_dagster.orchestration.window import MaintenanceWindow, build_window_definitions
 from arroyo_dagster.state.model.collecting import PlanKind
 from arroyo_dagster.state.sdf.definition import Dataflow
 
 STORE = "arroyo_store"
 SPARK = "arroyo_spark"
 RUNNER = "arroyo_runner"
+DIRECTORY = "arroyo_directory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,8 @@ def build_arroyo_definitions(
     recent: timedelta = RECENT,
     dataflows: Sequence[str | Path | Dataflow | SdfGraph] = (),
     sdf: SdfOptions | None = None,
+    directory: ArroyoDirectory | None = None,
+    window: MaintenanceWindow | None = None,
 ) -> dg.Definitions:
     """Build the assets, checks, jobs, sensor, schedules and resources of one deployment.
 
@@ -115,6 +120,8 @@ def build_arroyo_definitions(
         dataflows: SDF dataflows whose states lie there, each a dataflow.yaml: their states become
             assets.
         sdf: how those are looked at.
+        directory: who says what Arroyo's jobs are doing; without it none of them is rewritten.
+        window: when running jobs of Arroyo's may be stopped to be rewritten, and which; none.
 
     Raises:
         InvalidDefinition: a dataflow.yaml has mistakes.
@@ -145,6 +152,11 @@ def build_arroyo_definitions(
     graphs = [one if isinstance(one, SdfGraph) else load_graph(one) for one in dataflows]
     sdf_jobs = [build_sdf_job(graph) for graph in graphs]
     told = StatesTold(graphs, sdf) if graphs else None
+    windowed = (
+        dg.Definitions()
+        if window is None
+        else build_window_definitions(naming, window, running=schedules_running)
+    )
     timed = partial(build_clock_schedule, running=schedules_running, timezone=clock.timezone)
     chosen = maintenance or MaintenanceOptions()
     sensors = [build_checkpoint_sensor(naming, options=sensor, states=told, running=sensor_running)]
@@ -152,7 +164,7 @@ def build_arroyo_definitions(
         sensors.append(
             build_compaction_sensor(naming, compaction_job, chosen, running=sensor_running)
         )
-    return dg.Definitions(
+    shared = dg.Definitions(
         assets=[
             *(checkpoint_spec(naming), catalogue, fleet, compacted),
             *(retained, orphans, dead_jobs, journal),
@@ -196,8 +208,10 @@ def build_arroyo_definitions(
             STORE: resource,
             SPARK: session,
             RUNNER: runner or SparkRunner(spark=session),
+            DIRECTORY: directory or ArroyoDirectory(),
         },
     )
+    return dg.Definitions.merge(shared, windowed)
 
 
 def _in_process(name: str, selection: dg.AssetSelection, description: str) -> Any:

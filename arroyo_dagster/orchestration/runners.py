@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+from pydantic import Field
 
 from arroyo_dagster.orchestration.resources import SparkSessionResource
 from arroyo_dagster.state.model.compaction import CompactionSettings
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.local.collecting import GcOutcome
     from arroyo_dagster.state.local.compaction import CompactionOutcome
     from arroyo_dagster.state.local.gc_plans import GcRequest
+    from arroyo_dagster.state.local.rewriting import RunRewrites
     from arroyo_dagster.state.storage.store import ObjectStore
 
 
@@ -39,11 +41,21 @@ class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
 
         return collect(store, paths, asked, **options)
 
+    def rewrites(self) -> "RunRewrites":
+        """Who writes the new files of Arroyo's jobs; the process of the step unless overridden."""
+        from arroyo_dagster.state.local.rewriting import rewrite_here
+
+        return rewrite_here
+
 
 class SparkRunner(MaintenanceRunner):
-    """On Spark. No session is started where there is nothing to do."""
+    """On Spark. No session is started where there is nothing, or little, to do."""
 
     spark: dg.ResourceDependency[SparkSessionResource]
+    in_process_mb: int = Field(
+        default=64,
+        description="Compactions that read fewer MiB are carried out in the process of the step.",
+    )
 
     def compact(
         self,
@@ -54,7 +66,14 @@ class SparkRunner(MaintenanceRunner):
     ) -> "CompactionOutcome":
         from arroyo_dagster.spark.compaction import compact_job_on_spark
 
-        return compact_job_on_spark(lambda: self.spark.session, store, paths, settings, **options)
+        return compact_job_on_spark(
+            lambda: self.spark.session,
+            store,
+            paths,
+            settings,
+            in_process_bytes=self.in_process_mb << 20,
+            **options,
+        )
 
     def collect(
         self, store: "ObjectStore", paths: JobPaths, asked: "GcRequest", **options: Any
@@ -62,6 +81,11 @@ class SparkRunner(MaintenanceRunner):
         from arroyo_dagster.spark.gc import collect_on_spark
 
         return collect_on_spark(lambda: self.spark.session, store, paths, asked, **options)
+
+    def rewrites(self) -> "RunRewrites":
+        from arroyo_dagster.spark.rewriting import rewrites_on_spark
+
+        return rewrites_on_spark(lambda: self.spark.session)
 
 
 class InProcessRunner(MaintenanceRunner):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from arroyo_dagster.spark.tasks import run_items
 from arroyo_dagster.state.local.gc_plans import GcRequest, needed_answer, wall_clock
-from arroyo_dagster.state.local.roots import Progress, newest_root, untold
+from arroyo_dagster.state.local.roots import newest_root
+from arroyo_dagster.state.local.roots_read import NO_EPOCH, Progress, untold
 from arroyo_dagster.state.local.survey import Survey, directories_of, list_job, read_listed
 from arroyo_dagster.state.model.collecting import GcPlan, PathsDigest
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -63,7 +64,7 @@ def plan_orphans_on_spark(
     before = asked.answer(paths)
     newest = newest_root(store, paths)
     if newest is None:
-        raise refuse("the job has no epoch, so nothing says what is needed", paths)
+        raise refuse(NO_EPOCH, paths)
     directories = directories_of(store, paths)
     ones = [1] * len(directories)
     place = _Place(store, paths, newest.epoch)

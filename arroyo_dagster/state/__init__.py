@@ -59,6 +59,11 @@ if TYPE_CHECKING:
         list_jobs,
         summarise_jobs,
     )
+    from arroyo_dagster.state.local.maintenance_window import (
+        WindowOptions,
+        recover_window,
+        run_window,
+    )
     from arroyo_dagster.state.local.pipeline import (
         RunOutcome,
         run_pipeline,
@@ -70,6 +75,13 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.local.retained import (
         pin_epoch,
         unpin_epochs,
+    )
+    from arroyo_dagster.state.local.rewriting import (
+        plan_rewrite_of,
+        rewrite_job,
+    )
+    from arroyo_dagster.state.local.rewriting_undo import (
+        undo_rewrite,
     )
     from arroyo_dagster.state.local.verify import (
         JobVerdict,
@@ -102,9 +114,17 @@ if TYPE_CHECKING:
         JobPaths,
         Layout,
     )
+    from arroyo_dagster.state.model.rewriting import (
+        RewriteOutcome,
+        RewritePlan,
+    )
     from arroyo_dagster.state.model.tables import (
         TableConfig,
         TableKind,
+    )
+    from arroyo_dagster.state.model.window import (
+        WindowLimits,
+        WindowOutcome,
     )
     from arroyo_dagster.state.operators import (
         Collector,
@@ -124,6 +144,9 @@ if TYPE_CHECKING:
         configure,
         get_storage_provider,
         open_store,
+    )
+    from arroyo_dagster.state.storage.arroyo_api import (
+        ArroyoControl,
     )
     from arroyo_dagster.state.tables.catalogue import (
         Catalogue,
@@ -162,6 +185,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GLOBAL_KEY_VALUE_SCHEMA",
+    "ArroyoControl",
     "BackingStore",
     "Catalogue",
     "Checkpoint",
@@ -205,6 +229,8 @@ __all__ = [
     "PipelineId",
     "PlanKind",
     "Retention",
+    "RewriteOutcome",
+    "RewritePlan",
     "RunOutcome",
     "Sink",
     "Source",
@@ -222,6 +248,9 @@ __all__ = [
     "TaskInfo",
     "UncachedKeyValueView",
     "VersionInfo",
+    "WindowLimits",
+    "WindowOptions",
+    "WindowOutcome",
     "WorkerGeneration",
     "WriteProtected",
     "codec_for",
@@ -243,14 +272,19 @@ __all__ = [
     "open_store",
     "pin_epoch",
     "plan_collection",
+    "plan_rewrite_of",
     "range_for_server",
     "read_rows",
+    "recover_window",
     "register_table",
     "request_stop",
+    "rewrite_job",
     "run_pipeline",
+    "run_window",
     "server_for_hash",
     "summarise_jobs",
     "timestamp_table_config",
+    "undo_rewrite",
     "unpin_epochs",
     "verify_job",
 ]
@@ -306,6 +340,25 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "describe_epoch",
         "read_rows",
     ),
+    "local.rewriting": (
+        "plan_rewrite_of",
+        "rewrite_job",
+    ),
+    "local.rewriting_undo": ("undo_rewrite",),
+    "local.maintenance_window": (
+        "WindowOptions",
+        "recover_window",
+        "run_window",
+    ),
+    "model.rewriting": (
+        "RewriteOutcome",
+        "RewritePlan",
+    ),
+    "model.window": (
+        "WindowLimits",
+        "WindowOutcome",
+    ),
+    "storage.arroyo_api": ("ArroyoControl",),
     "local.retained": (
         "pin_epoch",
         "unpin_epochs",

@@ -544,6 +544,27 @@ class ParquetBackend:
             self._create_once(found.record_path, records.encode_epoch_record(found.record))
             del facts[found.record_path]
 
+    def next_restore(
+        self,
+    ) -> recovery.Restore | recovery.Claim | recovery.StartEmpty | recovery.CannotStart:
+        """Say what the next start of Arroyo's would restore in the protocol layout. Writes nothing.
+
+        Raises:
+            NotFoundError: the job was never started.
+            ProtocolError: objects contradict each other, so that nothing would be restored.
+        """
+        self._protocol_only()
+        fence = self._read(self.paths.current_generation, records.decode_current_generation)
+        starting = WorkerGeneration(fence.worker_generation + 1)
+        # A start raises the fence before it looks, so that it may claim.
+        raised = replace(fence, worker_generation=starting)
+        facts: dict[StatePath, recovery.Record | None] = {self.paths.current_generation: raised}
+        while True:
+            found = recovery.resolve(self.paths, starting, facts, now_micros=0, as_arroyo=True)
+            if not isinstance(found, recovery.Need):
+                return found
+            facts[found.path] = self._fact(found.path)
+
     def _asked(
         self,
         question: Callable[[recovery.Facts], _T | recovery.Need],

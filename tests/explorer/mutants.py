@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from arroyo_dagster.state import lease as lease_module
-from arroyo_dagster.state.local import gc_plans, roots, survey
+from arroyo_dagster.state.local import gc_plans, roots_protocol, roots_read, survey
 from arroyo_dagster.state.model.collecting import Retained
 from arroyo_dagster.state.planning import expiry, orphans, reachable
 from arroyo_dagster.state.planning.orphans import Reason
@@ -37,7 +37,7 @@ def _listing_trusted() -> Iterator[None]:
         yield
 
 
-def _without_pins(self: roots.Reader) -> Any:
+def _without_pins(self: roots_read.Reader) -> Any:
     return Retained(), ()
 
 
@@ -50,7 +50,7 @@ def _no_attempts() -> Iterator[None]:
     """Manifests that own no epoch yet, and that a start would claim."""
     with (
         mock.patch.object(survey, "_with_attempts", lambda store, known, found: known),
-        mock.patch.object(roots, "_unowned", return_value=()),
+        mock.patch.object(roots_protocol, "_unowned", return_value=()),
     ):
         yield
 
@@ -60,7 +60,7 @@ def _no_parents(known: Any) -> frozenset[Any]:
 
 
 MUTANTS: dict[str, Callable[[], Any]] = {
-    "pins are ignored": _instead(roots.Reader, "retained", _without_pins),
+    "pins are ignored": _instead(roots_read.Reader, "retained", _without_pins),
     "the parent of the newest epoch is skipped": _instead(
         expiry, "_needed_by_recovery", lambda epochs, newest: epochs[:1]
     ),

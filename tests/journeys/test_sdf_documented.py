@@ -39,7 +39,7 @@ def _shell(block: str, place: Path) -> str:
         elif "|" in line.split("'")[0]:
             shown += _piped(line, place, env)
         else:
-            command, *args = shlex.split(line)
+            command, *args = shlex.split(line, comments=True)
             assert command == "arroyo-state"
             result = CliRunner().invoke(main, args, env=env)
             assert result.exit_code == 0, result.output
@@ -96,3 +96,13 @@ def test_every_definition_shown_is_part_of_an_example() -> None:
             assert any(shown in text for text in examples), block
     shown = [block for block in _blocks("yaml") if "def report_carrier" in block]
     assert shown
+
+
+def test_the_commands_of_the_readme_run(place: Path) -> None:
+    readme = (PROJECT / "README.md").read_text()
+    (block,) = [
+        one for one in re.findall(r"```sh\n(.*?)```", readme, re.DOTALL) if "sdf run" in one
+    ]
+    shown = _shell(f"export ARROYO__CHECKPOINT_URL=file:///tmp/readme\n{block}", place)
+    assert '"word":"rain"' in shown
+    assert "5 passed, 0 failed" in shown

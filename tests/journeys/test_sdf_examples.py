@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
+from arroyo_dagster.sdf_testing import DataflowTrial
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLES = PROJECT / "examples" / "sdf"
@@ -133,3 +134,12 @@ def test_an_alarm_is_far_from_all_delays_before(flights: tuple[Path, pl.DataFram
     assert [
         (one["carrier"], one["flight"], one["delay"], one["usual"]) for one in found
     ] == expected
+
+
+def test_functions_and_the_state_of_a_package_serve_a_dataflow() -> None:
+    flow = DataflowTrial(EXAMPLES / "packages" / "dataflow.yaml")
+    flow.send("sentences", "to be or not", "to be").run()
+    flow.send("asked", "be", "nothing").run()
+    assert flow.received("counts") == [2, 0]
+    assert flow.state("count-words.word-count")["to"] == {"count": 2}
+    assert flow.failed == {}

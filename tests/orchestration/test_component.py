@@ -22,6 +22,8 @@ ATTRIBUTES: dict[str, Any] = {
     "deployment": "blue",
     "sensor_running": True,
     "schedules": {"fleet": "*/5 * * * *", "timezone": "Europe/Berlin", "running": True},
+    "arroyo_api_url": "http://arroyo:5115",
+    "window": {"jobs": ["job_x"], "between": "02:00-04:00", "time_zone": "Asia/Tokyo"},
     "translation": {"group_name": "streaming", "tags": {"team": "platform"}},
 }
 
@@ -51,6 +53,8 @@ def test_yaml_gives_the_definitions() -> None:
             assert schedule.cron_schedule == "*/5 * * * *"
             assert schedule.execution_timezone == "Europe/Berlin"
             assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
+            window = defs.resolve_schedule_def("arroyo_window_schedule")
+            assert (window.cron_schedule, window.execution_timezone) == ("0 2 * * *", "Asia/Tokyo")
 
 
 def test_what_is_misspelt_in_yaml_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from arroyo_dagster.state.sdf.dumping import dump
 from arroyo_dagster.state.sdf.emitting import emit
 from arroyo_dagster.state.sdf.mistakes import KIND_OF_NUMBER, InvalidDefinition, Mistakes
 from arroyo_dagster.state.sdf.reading import parse_document, read_states
+from arroyo_dagster.state.sdf.topics.bindings import read_bindings
 from arroyo_dagster.state.sdf.yaml_tree import read_tree
 
 DATA = Path(__file__).parents[1] / "unit" / "state" / "sdf" / "data"
@@ -122,3 +124,38 @@ def test_any_tree_of_the_grammars_words_is_read_or_refused(tree: Any) -> None:
     read_all(
         emit({"services": {"a": {"states": {"s": tree}, "transforms": tree}}, "types": {"t": tree}})
     )
+
+
+PIECES = st.sampled_from(
+    [
+        *(
+            "sources:",
+            "sinks:",
+            "functions:",
+            "env:",
+            " w: ",
+            "jsonl",
+            ":",
+            "x",
+            "{",
+            "}",
+            "[",
+            "]",
+        ),
+        *("follow", "true", "rate", "5", "?", "=", "\n", " ", ",", "null", "&a ", "*a", "- ", "'"),
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=40))
+def test_any_bindings_file_is_read_or_refused_with_its_mistakes(pieces: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "bindings.yaml"
+        file.write_text("".join(pieces))
+        try:
+            found = read_bindings(file)
+        except InvalidDefinition as error:
+            told = [one.message for one in error.mistakes if one.line > 0]
+        else:
+            told = [f"{one.topic} {one.kind}" for one in found.sources.values()]
+    assert all(told)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from arroyo_dagster.errors import ArroyoStateError, InputError, StorageError
+from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
 from arroyo_dagster.spark.compaction import compact_job_on_spark
 from arroyo_dagster.spark.gc import collect_on_spark, expire_job_on_spark
 from arroyo_dagster.spark.tasks import assigned, run_items
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.local.compaction import compact_job
+from arroyo_dagster.state.local.merges import Progress
 from arroyo_dagster.state.local.pipeline import run_pipeline
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.storage import FaultInjecting
 from arroyo_dagster.state.storage.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.collecting import orphans, whole
@@ -48,7 +53,7 @@ def test_compacted_and_expired_on_spark_the_job_goes_on_as_if_nothing_had_been(
     twin, _ = _run(tmp_path / "twin", 9)
     before = newest(store, pipeline)
     content = tables_of(store, before)
-    outcome = compact_job_on_spark(lambda: session, store, pipeline.paths, FULL)
+    outcome = compact_job_on_spark(lambda: session, store, pipeline.paths, FULL, in_process_bytes=0)
     in_process = compact_job(twin, pipeline.paths, FULL)
     assert outcome.published == "epoch"
     assert [m.after for m in outcome.merges] == [m.after for m in in_process.merges]
@@ -85,12 +90,49 @@ def test_orphans_are_found_and_deleted_by_workers(session: SparkSession, tmp_pat
     assert not list(root.rglob("*-l"))
 
 
-def test_nothing_to_do_asks_for_no_session(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_fault_somewhere_on_spark_loses_and_doubles_nothing(
+    session: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    store, pipeline = _run(tmp_path, 6)
+    content = tables_of(store, newest(store, pipeline))
+    chance = random.Random(seed)
+    # Workers count their own changes: the fault comes in one of them, or where it is published.
+    at, late = chance.randint(1, 12), chance.choice(["before", "after"])
+    faulty = FaultInjecting(store, fail_at=at, mode=late)  # type: ignore[arg-type]
+    with contextlib.suppress(StorageError, ConflictError):
+        compact_job_on_spark(lambda: session, faulty, pipeline.paths, FULL, in_process_bytes=0)
+    assert tables_of(store, newest(store, pipeline)) == content
+    compact_job_on_spark(lambda: session, store, pipeline.paths, FULL, in_process_bytes=0)
+    assert tables_of(store, newest(store, pipeline)) == content
+
+
+def test_a_large_merge_is_carried_out_in_parts_and_progress_is_told(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    store, pipeline = _run(tmp_path / "parted", 9)
+    content = tables_of(store, newest(store, pipeline))
+    told: list[Progress] = []
+    settings = replace(FULL, part_bytes=2_000)
+    outcome = compact_job_on_spark(
+        lambda: session,
+        store,
+        pipeline.paths,
+        settings,
+        in_process_bytes=0,
+        on_progress=told.append,
+    )
+    assert any(len(merge.merged.output_paths) > 1 for merge in outcome.merges)
+    assert told[-1].bytes_done == told[-1].bytes_total > 0
+    assert tables_of(store, newest(store, pipeline)) == content
+
+
+def test_nothing_to_do_and_little_ask_for_no_session(tmp_path: Path) -> None:
     def none() -> Any:
         raise AssertionError("a session was asked for")
 
     store, pipeline = _run(tmp_path, 3)
-    compact_job(store, pipeline.paths, FULL)
+    assert compact_job_on_spark(none, store, pipeline.paths, FULL).changed
     again = compact_job_on_spark(none, store, pipeline.paths, FULL)
     assert not again.changed
     kept = expire_job_on_spark(none, store, pipeline.paths, keep_epochs=9, yes=True)

@@ -228,3 +228,20 @@ def test_failing_records_are_counted_or_end_the_run(tmp_path: Path) -> None:
     )
     assert fatal.exit_code == 1
     assert json.loads(fatal.stderr.splitlines()[-1])["error"]["type"] == "StepFailed"
+
+
+def test_records_between_services_are_kept_by_what_maintains_their_jobs(
+    words: tuple[Path, Path],
+) -> None:
+    kept = [one for one in words[1].rglob("*.parquet") if "topics/words" in str(one)]
+    assert len(kept) == 1
+    for args in (
+        ["gc", "plan", "orphans", "examples.words/split", "--older-than", "2h"],
+        ["gc", "plan", "expire", "examples.words/count-words", "--keep", "2"],
+        ["verify", "examples.words/count-words"],
+        ["compact", "plan", "examples.words/count-words"],
+        ["rows", "examples.words/count-words", "states", "word-stats", "--limit", "3"],
+    ):
+        result = CliRunner().invoke(cli.main, [*args, "--url", str(words[1])])
+        assert result.exit_code == 0, result.output
+        assert "topics/words" not in result.output

@@ -65,11 +65,11 @@ class FileFacts:
     """Smallest and largest routing key and event time (ns), if asked for and recorded."""
 
 
-def encode_rows(rows: pa.Table) -> bytes:
+def encode_rows(rows: pa.Table, *, row_group_rows: int = MAX_ROW_GROUP_ROWS) -> bytes:
     """Encode the rows of an expiring table: ZSTD level 1, statistics, `ARROW:schema` only."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, rows.schema, **_settings()) as writer:
-        writer.write_table(rows, row_group_size=MAX_ROW_GROUP_ROWS)
+        writer.write_table(rows, row_group_size=row_group_rows)
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
@@ -326,10 +326,15 @@ def open_pages(
     )
 
 
-def rows_at_once(footer: pq.FileMetaData, most: int) -> int:
+def rows_at_once(footer: pq.FileMetaData, most: int, group: int | None = None) -> int:
     """How many rows to read at once so that some megabytes are in memory: whole record batches of
-    Arroyo's, 1024 to `most`."""
-    sizes = (one.total_byte_size // max(1, one.num_rows) for one in _groups(footer))
+    Arroyo's, 1024 to `most`.
+
+    Args:
+        group: of this row group; None = of any.
+    """
+    groups = _groups(footer) if group is None else [footer.row_group(group)]
+    sizes = (one.total_byte_size // max(1, one.num_rows) for one in groups)
     widest = max(sizes, default=0)
     return min(most, max(1, _PIECE_BYTES // max(1, widest) // BATCH_ROWS) * BATCH_ROWS)
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from arroyo_dagster.state.model.compaction import CompactionPlan
+from arroyo_dagster.state.model.rewriting import RewritePlan
 
 
-def plan_to_json(plan: CompactionPlan) -> dict[str, Any]:
+def plan_to_json(plan: CompactionPlan | RewritePlan) -> dict[str, Any]:
     """A plan as an object of JSON values, its fields by name."""
     found: dict[str, Any] = _plain(plan)
     return found

@@ -77,7 +77,7 @@ class DataFile:
         with decoding(self._path):
             pages = open_pages(self._source, self._file.metadata)
             batches = pages.reader.iter_batches(
-                batch_size=rows_at_once(pages.metadata, most),
+                batch_size=rows_at_once(pages.metadata, most, group),
                 row_groups=[group],
                 column_indices=leaves,
                 use_threads=False,

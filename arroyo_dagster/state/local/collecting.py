@@ -26,7 +26,8 @@ from arroyo_dagster.state.local.gc_plans import (
 from arroyo_dagster.state.local.journal import Journal, finish_open_runs
 from arroyo_dagster.state.local.quarantine import Aside
 from arroyo_dagster.state.local.retained import forget_released
-from arroyo_dagster.state.local.roots import Progress, newest_root
+from arroyo_dagster.state.local.roots import newest_root
+from arroyo_dagster.state.local.roots_read import Progress
 from arroyo_dagster.state.local.telling import told_again, unheard
 from arroyo_dagster.state.model.collecting import GcPlan, PathsDigest, PlanKind
 from arroyo_dagster.state.model.ids import Epoch, StatePath

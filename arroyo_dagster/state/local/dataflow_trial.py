@@ -18,7 +18,7 @@ from arroyo_dagster.state.sdf.loading import load_with_packages
 from arroyo_dagster.state.sdf.namespaces import Namespaces
 from arroyo_dagster.state.sdf.service import Bindings, RunOptions, build_dataflow, converter_of
 from arroyo_dagster.state.sdf.topics.records import RECORDS, Found, record_batches
-from arroyo_dagster.state.sdf.topics.segments import SegmentSource, topic_directory
+from arroyo_dagster.state.sdf.topics.segments import SegmentSource
 from arroyo_dagster.state.sdf.topics.sinks import KeptSink
 from arroyo_dagster.state.sdf.topics.wiring import job_paths, services_by_topic
 from arroyo_dagster.state.sdf.view import Clock, Views, now_ms
@@ -111,7 +111,7 @@ class DataflowTrial:
 
     def _segments(self, topic: str) -> SegmentSource:
         writers = {
-            service: topic_directory(job_paths(self.dataflow, service), topic)
+            service: job_paths(self.dataflow, service).topic(topic)
             for service in self._written[topic]
         }
         return SegmentSource(topic, self.store, writers)

@@ -10,7 +10,8 @@ from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.collecting import decode_gc_plan
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import list_jobs
-from arroyo_dagster.state.local.roots import Progress, newest_root, read_roots, untold
+from arroyo_dagster.state.local.roots import newest_root, read_roots
+from arroyo_dagster.state.local.roots_read import Progress, untold
 from arroyo_dagster.state.local.survey import Survey, list_job, survey_job
 from arroyo_dagster.state.model.collecting import (
     GRACE_MICROS,

@@ -6,6 +6,7 @@ without an outcome.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +96,7 @@ class Journal:
         self._store = store
         self.name = f"{now_micros:017}-{plan[:12]}"
         self._at = paths.journal / self.name
-        self._now = now_micros
+        self._begun = now_micros - time.monotonic_ns() // 1000
         fields = {
             "version": VERSION,
             "owner": owner,
@@ -137,7 +138,8 @@ class Journal:
             [str(one.path), one.size_bytes, one.etag, outcomes.get(one.path, UNKNOWN)]
             for one in objects
         ]
-        _write_batch(self._store, self._at / f"{number:06}.json", self._now, lines)
+        now = self._begun + time.monotonic_ns() // 1000
+        _write_batch(self._store, self._at / f"{number:06}.json", now, lines)
 
     def end(self, counts: Mapping[str, int]) -> None:
         """Say that the run came to its end, with what it did."""

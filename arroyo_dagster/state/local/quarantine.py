@@ -22,7 +22,7 @@ from arroyo_dagster.state.lease import lease
 from arroyo_dagster.state.local.gc_plans import Clock, wall_clock
 from arroyo_dagster.state.local.journal import Journal
 from arroyo_dagster.state.local.retained import put_retained, read_retained
-from arroyo_dagster.state.local.roots import Reader
+from arroyo_dagster.state.local.roots_read import Reader
 from arroyo_dagster.state.model.collecting import (
     GRACE_FLOOR_MICROS,
     PURGE_MICROS,

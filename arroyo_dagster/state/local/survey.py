@@ -11,17 +11,11 @@ from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
 from arroyo_dagster.state.codec.references import operator_references
-from arroyo_dagster.state.local.roots import (
-    NO_EPOCH,
-    Progress,
-    Reader,
-    attempt,
-    epoch_root,
-    newest_root,
-    read_roots,
-    untold,
-)
+from arroyo_dagster.state.local.roots import newest_root, read_roots
+from arroyo_dagster.state.local.roots_protocol import attempt
+from arroyo_dagster.state.local.roots_read import NO_EPOCH, Progress, Reader, epoch_root, untold
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import EpochRoot, PathsDigest, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -40,6 +34,8 @@ OUR_NAMES = frozenset(
     {
         *("stop-request.json", "retained.json", "compactions", "leases", "writers", "commits"),
         *("journal", "quarantine", "removal.json"),
+        *("topics", "stdin", "landed", "spark", "spark-sinks"),
+        *("rewrites", "window.json", "windows"),
     }
 )
 
@@ -123,7 +119,8 @@ def read_listed(store: ObjectStore, found: Survey, progress: Progress = untold) 
     roots = read_roots(store, found.paths, progress)
     roots = _with_attempts(store, roots, found)
     check_roots(roots)
-    roots = replace(roots, compactions=_compactions(store, roots, found))
+    touched = {**_compactions(store, roots, found), **_rewrites(store, roots, found)}
+    roots = replace(roots, compactions=touched)
     _check_complete(store, roots, found)
     return roots
 
@@ -232,6 +229,19 @@ def _compactions(store: ObjectStore, roots: Roots, found: Survey) -> dict[StateP
         files = (p for one in record.merged for p in (*one.input_paths, *one.output_paths))
         touched[path] = Packed.of_paths(files)
     return touched
+
+
+def _rewrites(store: ObjectStore, roots: Roots, found: Survey) -> dict[StatePath, Packed]:
+    """The files that putting back the rewrite of the newest epoch needs. A record that does not
+    decode is refused; one of an epoch that was left behind puts back nothing any more."""
+    listed = [one.path for one in found.ours if one.path.parent == roots.paths.rewrites]
+    reader = Reader(store, roots.paths)
+    read = concurrently(lambda p: reader.optional(p, decode_rewrite_record), listed)
+    return {
+        path: Packed.of_paths(record.inputs)
+        for path, record in zip(listed, read, strict=True)
+        if record is not None and record.epoch == roots.head.epoch
+    }
 
 
 def _check_complete(store: ObjectStore, roots: Roots, found: Survey) -> None:

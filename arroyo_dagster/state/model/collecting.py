@@ -187,7 +187,8 @@ class Roots:
             nobody knows (the legacy layout).
         epochs: every epoch that exists, newest first, what a collection has half removed included.
         attempts: manifests and operator metadata that own no epoch.
-        compactions: the files that compactions which wait for their writer touch, by record.
+        compactions: the files that compactions which wait for their writer touch, and those that
+            putting back a rewrite needs, by record.
         generations: the manifests of worker generations that are there, as far as they were looked
             for.
         more: what else was read: fence, records of generations, pins.

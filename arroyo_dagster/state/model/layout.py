@@ -28,7 +28,11 @@ REMOVED = "-removed"
 COMPACTED = "-compacted"
 """Ends the name of a data file that was merged of others."""
 
+_REWRITTEN = "-ext-"
+"""In the name of a data file that we wrote into a job of Arroyo's; no name of its own has it."""
+
 _LEVEL = re.compile(rf"-l(\d{{1,9}}){COMPACTED}$")
+_REWRITTEN_NAME = re.compile(rf"-\d{{3,}}{_REWRITTEN}[0-9a-f]{{16,}}$")
 _CHECKPOINT = re.compile(r"checkpoint-(\d{7,})")
 _EPOCH_RECORD = re.compile(r"epoch-(\d{7,})\.record")
 
@@ -74,6 +78,14 @@ class JobPaths:
         """Compaction records that wait for the job's writer."""
         return self.ours / "compactions"
 
+    def topic(self, topic: str) -> StatePath:
+        """Records that an SDF service puts out for other services of its dataflow."""
+        return self.ours / "topics" / topic
+
+    def stdin(self, topic: str) -> StatePath:
+        """Lines of a pipe that an SDF service keeps until their epoch is ready."""
+        return self.ours / "stdin" / topic
+
     @property
     def leases(self) -> StatePath:
         """Who maintains the job: one object a lease, the highest number counts."""
@@ -103,6 +115,21 @@ class JobPaths:
     def quarantine(self) -> StatePath:
         """What was moved aside instead of deleted: a directory a run."""
         return self.ours / "quarantine"
+
+    @property
+    def rewrites(self) -> StatePath:
+        """What a job of Arroyo's had in its metadata before we rewrote it: to put it back."""
+        return self.ours / "rewrites"
+
+    @property
+    def window(self) -> StatePath:
+        """A maintenance window that is open: whoever finds it alone must start the job again."""
+        return self.ours / "window.json"
+
+    @property
+    def windows(self) -> StatePath:
+        """Who holds the maintenance window of the job: as `leases`."""
+        return self.ours / "windows"
 
     def commit_note(self, epoch: Epoch) -> StatePath:
         """Legacy layout: both phases of the commit are done. Arroyo keeps that in its database."""
@@ -195,6 +222,20 @@ class JobPaths:
     def legacy_metadata(self, epoch: Epoch) -> StatePath:
         """The object that makes an epoch exist in the legacy layout."""
         return self.checkpoint(epoch) / "metadata"
+
+
+def rewritten_attempt(unique: str) -> str:
+    """The attempt in the name of a data file that we write into a job of Arroyo's.
+
+    Neither a subtask of Arroyo's (`table-t-000`) nor its compaction (`…-compacted`) ever writes
+    such a name, and `unique` keeps our own attempts apart.
+    """
+    return f"{_REWRITTEN.removeprefix('-')}{unique}"
+
+
+def is_rewritten(path: str) -> bool:
+    """Whether we wrote a data file into a job of Arroyo's."""
+    return _REWRITTEN_NAME.search(path) is not None
 
 
 def is_compacted(path: str) -> bool:

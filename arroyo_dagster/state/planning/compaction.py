@@ -8,8 +8,9 @@ merged apart, and each file that comes of it belongs to one subtask.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
@@ -47,7 +48,8 @@ from arroyo_dagster.state.planning.policies import Candidate, Run, choose, why_l
 from arroyo_dagster.state.planning.query import restore_plan
 
 NOT_OURS = (
-    "this is a job of Arroyo's: its files are shown, checked and compared, but not merged yet"
+    "this is a job of Arroyo's: it is not compacted as ours are, but rewritten in place while it "
+    "is stopped (`state.local.rewriting`)"
 )
 SNAPSHOTS = "Arroyo writes global keyed tables anew at every epoch: there is nothing to merge"
 UNKEYED = "an aggregate without GROUP BY restores from the first row of a batch: it is not merged"
@@ -98,7 +100,7 @@ def plan_compaction(
             found = _plan_table(_Table(operator, name, ours), files, sizes, settings)
             merges.extend(found.merges)
             left_out.extend(found.left_out)
-    merges, too_much = _within(settings.budget, merges)
+    merges, too_much = within_budget(settings.budget, merges, gain)
     left_out.extend(too_much)
     looked_at = replace(checkpoint, operators=operators)
     after = replace(checkpoint, operators=_forecast(operators, merges))
@@ -420,7 +422,23 @@ def gain(merge: Merge) -> int:
     return len(merge.paths) - most_outputs(merge)
 
 
-def _first(order: MergeOrder, merges: Sequence[Merge]) -> list[Merge]:
+class Costly(Protocol):
+    """Something to be done to files of one table, which costs reading them."""
+
+    @property
+    def operator(self) -> OperatorId: ...
+    @property
+    def table(self) -> TableName: ...
+    @property
+    def paths(self) -> tuple[StatePath, ...]: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+_C = TypeVar("_C", bound=Costly)
+
+
+def _first(order: MergeOrder, merges: Sequence[_C], gain: Callable[[_C], int]) -> list[_C]:
     if order is MergeOrder.GAIN:
         return sorted(merges, key=lambda one: gain(one) / max(1, one.size_bytes), reverse=True)
     if order is MergeOrder.SMALLEST:
@@ -428,12 +446,19 @@ def _first(order: MergeOrder, merges: Sequence[Merge]) -> list[Merge]:
     return list(merges)
 
 
-def _within(budget: Budget, merges: Sequence[Merge]) -> tuple[list[Merge], list[LeftOut]]:
-    taken: list[Merge] = []
+def within_budget(
+    budget: Budget, merges: Sequence[_C], gain: Callable[[_C], int]
+) -> tuple[list[_C], list[LeftOut]]:
+    """Take as many merges as a budget lasts for, in its order; of the others say why not.
+
+    Args:
+        gain: how many files fewer there are after one, at least.
+    """
+    taken: list[_C] = []
     left: list[LeftOut] = []
     tables: set[tuple[OperatorId, TableName]] = set()
     bytes_left, files_left = budget.size_bytes, budget.files
-    for merge in _first(budget.order, merges):
+    for merge in _first(budget.order, merges, gain):
         table = (merge.operator, merge.table)
         reason = None
         if budget.min_gain_files > 1 and gain(merge) < budget.min_gain_files:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.compaction import CompactionPlan, Forecast, MergeOutcome
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.rewriting import RewritePlan
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
@@ -360,7 +361,7 @@ def _recency_findings(job: JobAge, age_micros: int | None, limit_micros: int) ->
 # ---- maintenance ---------------------------------------------------------------------------------
 
 
-def effective(plan: CompactionPlan, after: Forecast | None) -> Verdict:
+def effective(plan: CompactionPlan | RewritePlan, after: Forecast | None) -> Verdict:
     """Tell whether a compaction did what was forecast of it.
 
     Args:
@@ -384,7 +385,8 @@ def effective(plan: CompactionPlan, after: Forecast | None) -> Verdict:
         for what, (before, forecast, found) in figures.items()
         if found > forecast
     ]
-    return Verdict(findings=tuple(findings), looked_at=len(plan.merges))
+    done = plan.tables if isinstance(plan, RewritePlan) else plan.merges
+    return Verdict(findings=tuple(findings), looked_at=len(done))
 
 
 def row_parity(merges: Sequence[MergeOutcome]) -> Verdict:

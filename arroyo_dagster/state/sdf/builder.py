@@ -5,9 +5,11 @@ Source: sdf-states.md 1.5, 1.7, 3.1, 3.2, 3.5; errors E41 to E43, E50.
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -140,7 +142,7 @@ class StatesOperator(ServiceOperator):
             return
         key_types = self.plan.key_types
         arrived = Arrived(batch, self.plan.topics, key_types[0] if key_types else None)
-        with self._place.entered():
+        with self._place.entered(), collected_later():
             if self._windowed or self._steps or self._update is None:
                 self._fold(arrived, collector)
             else:
@@ -268,7 +270,8 @@ class StatesOperator(ServiceOperator):
             self._marks.insert(ctx.task_info.task_index, self._watermark)
             self._close(closed, collector)
         for store in self._stores:
-            expired = store.write(ctx.epoch)
+            with collected_later():
+                expired = store.write(ctx.epoch)
             self.metrics.count(store.state.name, expired=expired)
         if self._new_schemas and ctx.task_info.task_index == 0:
             view = ctx.table_manager.get_global_keyed_state(SCHEMAS, str, str)
@@ -298,6 +301,21 @@ class StatesOperator(ServiceOperator):
         if not self._windowed:
             return watermark_micros_of_sources
         return watermark_micros(self._watermark)
+
+
+@contextmanager
+def collected_later() -> Iterator[None]:
+    """Leave Python's cycle collector for after a batch.
+
+    Entries are tuples that live on; the collector would go through all of them again and again.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _not_none(update: Function, result: Any) -> OperatorResultError:

@@ -7,7 +7,7 @@ it is stored.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -217,6 +217,3 @@ def epochs_in(batch: pa.RecordBatch, owners: Sequence[str]) -> dict[str, Any]:
 def clock_in(batch: pa.RecordBatch) -> int:
     """The engine's clock in the epoch of a batch, in milliseconds."""
     return int(column(batch, CLOCK)[0].value)
-
-
-Fail = Callable[[int, Exception], None]

@@ -18,8 +18,6 @@ from arroyo_dagster.state.sdf.builder import closed_schema
 from arroyo_dagster.state.sdf.carrying import (
     Travel,
     check_travels,
-    clock_in,
-    column,
     encode,
     encode_keys,
 )
@@ -234,6 +232,3 @@ def _whole(state: StateDef, parts: Sequence[pa.Table]) -> pa.Table:
     return pa.table(
         {KEY: pa.array([], pa.string()), VALUE: pa.array([], arrow_type(state.scalar_type))}
     )
-
-
-__all__ = ["FlushOperator", "clock_in", "column"]

@@ -8,13 +8,16 @@ Source: sdf-states.md 3.2, 6.2 and 6.3; errors E41, E43, E44.
 
 from __future__ import annotations
 
+import functools
+import keyword
+from collections.abc import Callable
 from sys import getrefcount
 from typing import Any
 
 from arroyo_dagster.state.sdf.context import Invocation
 from arroyo_dagster.state.sdf.definition import StateDef, ValueKind
 from arroyo_dagster.state.sdf.faults import StateAccessError, access_error, unknown_name
-from arroyo_dagster.state.sdf.types import ScalarType
+from arroyo_dagster.state.sdf.types import Column, ScalarType
 from arroyo_dagster.state.sdf.values import check_of, value_error
 
 Stored = dict[str, Any]
@@ -231,20 +234,18 @@ class RowSlot(Slot):
     def __init__(self, state: StateDef) -> None:
         super().__init__(state)
         self.columns = state.columns
-        self.attributes = [column.attribute for column in state.columns]
-        self.checks = [(column.attribute, check_of(column.type)) for column in state.columns]
         self.defaults = tuple(column.type.default for column in state.columns)
         self.ttl_ms = state.ttl_ms
-        self._class = _row_class(self.attributes)
+        self._make, self.packed = _row_functions(state.columns)
 
     def access(self) -> Row:
-        if not self.place.running:
+        place = self.place
+        if not place.running:
             raise self.outside()
-        stored = self.live(self.place.text)
-        row = self._class(self, stored is not None)
-        values = self.defaults if stored is None else stored
-        vars(row).update(zip(self.attributes, values, strict=False))
-        return row
+        stored = self.live(place.text)
+        if stored is None:
+            return self._make(self, place.serial, self.defaults, False)
+        return self._make(self, place.serial, stored, True)
 
     def live(self, key: str) -> tuple[Any, ...] | None:
         """The row of a key, unless it was deleted or has expired."""
@@ -261,15 +262,15 @@ class RowSlot(Slot):
 class Row:
     """A copy of a row, one attribute a column; `update()` writes it back, `delete()` removes it.
 
-    Columns are items too, under the names of the YAML or of Python: `row["pu-zone"]`.
+    Columns are items too, under the names of the YAML or of Python: `row["pu-zone"]`. Nothing but
+    a column can be assigned.
     """
 
-    __slots__ = ("_Row__exists", "_Row__serial", "_Row__slot", "__dict__")
+    __slots__ = ("_Row__exists", "_Row__serial", "_Row__slot")
 
-    def __init__(self, slot: RowSlot, exists: bool) -> None:
-        self.__slot = slot
-        self.__serial = slot.place.serial
-        self.__exists = exists
+    __slot: RowSlot
+    __serial: int
+    __exists: bool
 
     @property
     def exists(self) -> bool:
@@ -278,26 +279,22 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """The columns by their names in the YAML."""
-        return {column.name: getattr(self, column.attribute) for column in self.__slot.columns}
+        return {one.name: getattr(self, _slot_name(one)) for one in self.__slot.columns}
 
     def update(self) -> None:
         """Write every column back; creates the row if there is none.
 
         Raises:
             StateValueError: a value its column cannot hold (E41). Nothing is written then.
-            StateAccessError: an attribute that is no column was assigned (E44), or the invocation
-                is over (E43).
+            StateAccessError: a column was taken away (E44), or the invocation is over (E43).
         """
         slot = self.__alive()
-        values = vars(self)
         try:
-            if len(values) == len(slot.checks):
-                checked = [check(values[name]) for name, check in slot.checks]
-                slot.write((*checked, slot.now_ms))
-                return
-        except (ValueError, KeyError):
-            pass
-        self.__refuse(slot, values)
+            entry = slot.packed(self, slot.now_ms)
+        except (ValueError, AttributeError):
+            self.__refuse(slot)
+            raise
+        slot.write(entry)
 
     def delete(self) -> None:
         """Remove the row; a later access starts from defaults."""
@@ -312,7 +309,7 @@ class Row:
     def __attribute(self, name: str) -> str:
         for column in self.__slot.columns:
             if name in (column.name, column.attribute):
-                return column.attribute
+                return _slot_name(column)
         if name == "value" and isinstance(vars(type(self)).get("value"), property):
             return name
         known = [column.name for column in self.__slot.columns]
@@ -322,10 +319,12 @@ class Row:
         if name.startswith("_"):
             raise AttributeError(name)
         slot = self.__slot
-        raise unknown_name("column", name, slot.attributes, state=slot.state.name)
+        known = [column.attribute for column in slot.columns]
+        raise unknown_name("column", name, known, state=slot.state.name)
 
     def __repr__(self) -> str:
-        return f"Row({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+        shown = (f"{name}={value!r}" for name, value in self.to_dict().items())
+        return f"Row({', '.join(shown)})"
 
     def __alive(self) -> RowSlot:
         slot = self.__slot
@@ -333,28 +332,64 @@ class Row:
             raise slot.outside()
         return slot
 
-    def __refuse(self, slot: RowSlot, values: dict[str, Any]) -> None:
+    def __refuse(self, slot: RowSlot) -> None:
         """Raise the error that names what is wrong with a row."""
-        for name in values:
-            if name not in slot.attributes:
-                raise unknown_name("column", name, slot.attributes, state=slot.state.name)
         for column in slot.columns:
-            if column.attribute not in values:
-                raise unknown_name("column", column.name, list(values), state=slot.state.name)
-            _checked(slot, column.type, values[column.attribute], column.name)
+            _checked(slot, column.type, getattr(self, _slot_name(column)), column.name)
 
 
-def _row_class(attributes: list[str]) -> type[Row]:
+def _slot_name(column: Column) -> str:
+    """The attribute that holds a column; a name no Python has is reached as an item only."""
+    usable = column.attribute.isidentifier() and not keyword.iskeyword(column.attribute)
+    return column.attribute if usable else f"column_{column.name.encode().hex()}"
+
+
+Make = Callable[[RowSlot, int, tuple[Any, ...], bool], Row]
+Packed = Callable[[Row, int], tuple[Any, ...]]
+
+
+@functools.cache
+def _row_functions(columns: tuple[Column, ...]) -> tuple[Make, Packed]:
+    """What makes a state's rows of entries, and entries of rows; ValueError: a value does not fit.
+
+    They are written out for the columns at hand: a row is made, and checked, for every record.
+    """
+    names = [_slot_name(column) for column in columns]
+    scope: dict[str, Any] = {"new": object.__new__, "row_class": _row_class(columns)}
+    make = ["def make(slot, serial, values, exists):", " row = new(row_class)"]
+    make += [" row._Row__slot, row._Row__serial, row._Row__exists = slot, serial, exists"]
+    packed = ["def packed(row, now_ms):"]
+    for at, (name, column) in enumerate(zip(names, columns, strict=True)):
+        make.append(f" row.{name} = values[{at}]")
+        packed.append(f" v{at} = row.{name}")
+        if column.type.bounds is not None:
+            low, high = column.type.bounds
+            packed.append(f" if type(v{at}) is not int or not {low} <= v{at} <= {high}:")
+            packed.append(f"  v{at} = check{at}(v{at})")
+        else:
+            packed.append(f" v{at} = check{at}(v{at})")
+        scope[f"check{at}"] = check_of(column.type)
+    values = "".join(f"v{at}, " for at in range(len(names)))
+    lines = [*make, " return row", *packed, f" return ({values}now_ms)" if names else ""]
+    if not names:
+        lines[-1] = " return (now_ms,)"
+    exec("\n".join(lines), scope)
+    return scope["make"], scope["packed"]
+
+
+def _row_class(columns: tuple[Column, ...]) -> type[Row]:
     """The class of a state's rows: `value` is its only column, where that has another name."""
-    if len(attributes) != 1 or attributes == ["value"]:
-        return Row
-    only = attributes[0]
-    value = property(
-        lambda row: getattr(row, only),
-        lambda row, given: setattr(row, only, given),
-        doc="The only column, as older definitions call it.",
-    )
-    return type("Row", (Row,), {"__slots__": (), "value": value})
+    names = [_slot_name(column) for column in columns]
+    members: dict[str, Any] = {"__slots__": tuple(names)}
+    if len(names) == 1 and names != ["value"]:
+        only = names[0]
+        members["value"] = property(
+            lambda row: getattr(row, only),
+            lambda row, given: setattr(row, only, given),
+            doc="The only column, as older definitions call it.",
+        )
+    # Python names the class where something is assigned that is no column.
+    return type(f"Row({', '.join(names)})", (Row,), members)
 
 
 def _checked(slot: Slot, scalar: ScalarType, value: Any, column: str | None) -> Any:

@@ -5,7 +5,8 @@ Source: sdf-states.md 2.10; errors E16, E22.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from arroyo_dagster.state.sdf.definition import StateDef, StateForm, StateRef
 from arroyo_dagster.state.sdf.mistakes import Mistakes
@@ -14,10 +15,16 @@ from arroyo_dagster.state.sdf.yaml_tree import Node
 
 @dataclass(slots=True)
 class States:
-    """The states of all services: those that are whole, and the names of all."""
+    """The states of all services: those that are whole, and the names of all.
+
+    Attributes:
+        brought: those that imported functions bring to a service besides; None where a package was
+            not loaded, so that nobody knows.
+    """
 
     whole: dict[str, dict[str, StateDef]]
     named: dict[str, dict[str, Node]]
+    brought: Mapping[str, Mapping[str, StateDef] | None] = field(default_factory=dict)
 
 
 class Linking:
@@ -64,6 +71,11 @@ class Linking:
         owner = self._states.whole.get(ref.service, {}).get(ref.state)
         if owner is None and ref.state in self._states.named.get(ref.service, {}):
             return None  # it is there, and what is wrong with it was said
+        if owner is None and ref.service != service:
+            brought = self._states.brought.get(ref.service, {})
+            if brought is None:
+                return state
+            owner = brought.get(ref.state)
         if owner is None or owner.form is not StateForm.TYPED or ref.service == service:
             self._add("E16", state, self._missing(service, state, ref, owner))
             return None

@@ -5,7 +5,7 @@ Source: sdf-states.md 3.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from arroyo_dagster.state.operators import Operator, OperatorContext
 from arroyo_dagster.state.sdf.carrying import clock_in, epochs_in
 from arroyo_dagster.state.sdf.context import CONTEXT, Accessor, Invocation
 from arroyo_dagster.state.sdf.converters import Converter
-from arroyo_dagster.state.sdf.definition import StateDef, StateForm, WindowedDef
+from arroyo_dagster.state.sdf.definition import StateDef, StateForm
 from arroyo_dagster.state.sdf.engine_tables import METRICS_CONFIG, Metrics
 from arroyo_dagster.state.sdf.functions import Function, FunctionPlan, load
 from arroyo_dagster.state.sdf.names import mangled
@@ -153,13 +153,3 @@ class ServiceOperator(Operator):
     def steps(self, plans: Iterable[FunctionPlan], place: Invocation) -> list[Step]:
         """Transforms in their place."""
         return [Step(self.function(plan, place)) for plan in plans]
-
-
-Place = Callable[[int], Any]
-__all__ = [
-    "PartitionPlan",
-    "ServiceOperator",
-    "ServicePlan",
-    "TopicPlan",
-    "WindowedDef",
-]

@@ -175,6 +175,25 @@ def _type_of(package: Package, name: str) -> TypeDef | None:
     return Scope.of(package.types, {}).own.get(same_name(name))
 
 
+def brought_states(service: ServiceDef, imported: Imported) -> dict[str, StateDef] | None:
+    """The states that the imported functions of a service bring along (spec I2), as its own.
+
+    None: a package was not loaded, so that nobody knows.
+    """
+    found: dict[str, StateDef] = {}
+    for step in service.steps:
+        if step.target not in imported.functions:
+            continue
+        used = imported.functions[step.target]
+        if used is None:
+            return None
+        function, package = used
+        for name in function.states:
+            if (brought := package.states.get(name)) is not None:
+                found.setdefault(name, _owned(brought, service, package))
+    return found
+
+
 def inject_states(
     service: ServiceDef, imported: Imported, node: Node, mistakes: Mistakes
 ) -> ServiceDef:
@@ -183,20 +202,14 @@ def inject_states(
     What the service declares itself under such a name wins, if it is of the same shape.
     """
     states: dict[str, StateDef] = dict(service.states)
-    for step in service.steps:
-        used = None if step.target is None else imported.functions.get(step.target)
-        function, package = used if used is not None else (None, None)
-        for name in () if function is None else function.states:
-            brought = None if package is None else package.states.get(name)
-            if brought is None or package is None:
-                continue
-            declared = states.setdefault(name, _owned(brought, service, package))
-            if declared.schema != brought.schema:
-                message = (
-                    f"state `{name}` is already defined by `{service.name}`, and of another shape "
-                    f"than function `{step.target}` of package `{package.id}` needs"
-                )
-                mistakes.add(node.mistake("E22", message, key="states"))
+    for name, brought in (brought_states(service, imported) or {}).items():
+        declared = states.setdefault(name, brought)
+        if declared.schema != brought.schema:
+            message = (
+                f"state `{name}` is already defined by `{service.name}`, and of another shape than "
+                f"a function of package `{brought.package}` needs"
+            )
+            mistakes.add(node.mistake("E22", message, key="states"))
     return replace(service, states=states)
 
 

@@ -26,7 +26,12 @@ from arroyo_dagster.state.sdf.definition import (
 from arroyo_dagster.state.sdf.legacy import modernised
 from arroyo_dagster.state.sdf.linking import States
 from arroyo_dagster.state.sdf.mistakes import InvalidDefinition, Mistakes
-from arroyo_dagster.state.sdf.packages import Imported, ImportReader, inject_states
+from arroyo_dagster.state.sdf.packages import (
+    Imported,
+    ImportReader,
+    brought_states,
+    inject_states,
+)
 from arroyo_dagster.state.sdf.reading_services import ServiceReader, StepReader, kept, names_of
 from arroyo_dagster.state.sdf.reading_states import Block, StateReader
 from arroyo_dagster.state.sdf.reading_types import TypeReader
@@ -160,7 +165,12 @@ class _Reader:
             check_names(types, section, scope, self._mistakes)
         return _Parts(types, imported, scope)
 
-    def _states(self, parts: _Parts, blocks: list[Block]) -> States:
+    def _states(
+        self,
+        parts: _Parts,
+        blocks: list[Block],
+        brought: Mapping[str, Mapping[str, StateDef] | None] | None = None,
+    ) -> States:
         section = self._root.get("types")
         lines = {} if section is None else {k: v[0] for k, v in section.key_places.items()}
         reader = StateReader(
@@ -172,7 +182,7 @@ class _Reader:
             extended=self._extended,
             documents=self._documents,
         )
-        return reader.read(blocks)
+        return reader.read(blocks, brought or {})
 
     # ---- a dataflow ------------------------------------------------------------------------------
 
@@ -184,7 +194,8 @@ class _Reader:
             topics = self._topics(parts.scope)
             reader = ServiceReader(self._mistakes, StepReader(self._mistakes, self._types))
             services = {name: reader.read(name, node) for name, node in nodes.items()}
-        states = self._states(parts, _blocks(services, nodes))
+        brought = {name: brought_states(one, parts.imported) for name, one in services.items()}
+        states = self._states(parts, _blocks(services, nodes), brought)
         with self._mistakes.softened(self._lenient):
             services = self._completed(parts, services, states, topics, nodes)
         return Dataflow(

@@ -68,9 +68,15 @@ class StateReader:
         self._extended = extended
         self._documents = documents
 
-    def read(self, blocks: list[Block]) -> States:
-        """Read all blocks of a document, and link the references to their owners."""
-        states = States({}, {})
+    def read(
+        self, blocks: list[Block], brought: Mapping[str, Mapping[str, StateDef] | None]
+    ) -> States:
+        """Read all blocks of a document, and link the references to their owners.
+
+        Args:
+            brought: as `States` has it.
+        """
+        states = States({}, {}, brought)
         for block in blocks:
             whole = states.whole.setdefault(block.owner, {})
             named = states.named.setdefault(block.owner, {})

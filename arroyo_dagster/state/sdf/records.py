@@ -17,13 +17,11 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.state.codec.hashing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.model.types import I64, U32, U64
 from arroyo_dagster.state.operators import Collector, OperatorContext
 from arroyo_dagster.state.sdf.boundary import VALUE
 from arroyo_dagster.state.sdf.carrying import (
     BOOL_KEY,
     INT_KEY,
-    KEY_TEXT,
     KIND,
     MARK,
     PICKLED,
@@ -36,22 +34,20 @@ from arroyo_dagster.state.sdf.carrying import (
     place_in,
 )
 from arroyo_dagster.state.sdf.engine_tables import (
-    WATERMARK,
     WATERMARK_CONFIG,
-    WINDOWS,
     WINDOWS_CONFIG,
-    WindowBounds,
 )
+from arroyo_dagster.state.sdf.event_time import EventTime
 from arroyo_dagster.state.sdf.faults import OperatorResultError
 from arroyo_dagster.state.sdf.functions import Function
 from arroyo_dagster.state.sdf.operators import ServiceOperator, ServicePlan, TopicPlan
 from arroyo_dagster.state.sdf.service_source import CLOCK, IDLE, SOURCE, epoch_column
 from arroyo_dagster.state.sdf.sql import KEY
 from arroyo_dagster.state.sdf.state_tables import WINDOW_END, WINDOW_START
-from arroyo_dagster.state.sdf.steps import Place, Records, Step, call_each, has_result, run_steps
+from arroyo_dagster.state.sdf.steps import Place, Records, call_each, has_result, run_steps
 from arroyo_dagster.state.sdf.types import ScalarType
 from arroyo_dagster.state.sdf.values import Key, check_of, key_for, key_text
-from arroyo_dagster.state.sdf.windows import Window, WindowDef, advanced
+from arroyo_dagster.state.sdf.windows import Window
 
 
 class RecordsOperator(ServiceOperator):
@@ -97,7 +93,7 @@ class RecordsOperator(ServiceOperator):
                 with self._place.entered():
                     self._take(source, part, collector)
             elif self._event_time is not None:
-                self._event_time.tick(part, idle=source == IDLE)
+                self._event_time.tick(idle=source == IDLE)
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
         """Tell every subtask of the states how far event time is, and which windows close."""
@@ -385,62 +381,6 @@ def keys_of_every_subtask(parallelism: int) -> list[str]:
     return found
 
 
-class EventTime:
-    """The watermark of a service and its open windows, in the order records arrive."""
-
-    def __init__(self, window: WindowDef, ctx: OperatorContext) -> None:
-        tables = ctx.table_manager
-        self._window = window
-        self._subtask = ctx.task_info.task_index
-        self._marks = tables.get_global_keyed_state(WATERMARK, U32, I64)
-        self._stored = tables.get_global_keyed_state(WINDOWS, WindowBounds, U64)
-        marks = self._marks.get_all()
-        self._watermark: int | None = max(marks.values(), default=None)
-        self._open: dict[Window, int] = {
-            key.window: count for key, count in self._stored.get_all().items()
-        }
-        self._told = self._watermark
-        self._changed: set[Window] = set()
-        self._closed: list[Window] = []
-
-    def accept(self, time_ms: int) -> tuple[Window, ...]:
-        """The windows that take a record; it moves the watermark, late or not."""
-        windows = self._window.accepted(time_ms, self._watermark)
-        self._watermark = advanced(self._watermark, time_ms)
-        for window in windows:
-            self._open[window] = self._open.get(window, 0) + 1
-            self._changed.add(window)
-        return windows
-
-    def tick(self, batch: pa.RecordBatch, *, idle: bool) -> None:
-        """The engine's clock was read; an idle service goes on to where its windows close."""
-        if idle:
-            self._watermark = self._window.idle_watermark(self._open, self._watermark)
-
-    def close(self) -> tuple[int, tuple[Window, ...]] | None:
-        """How far event time is and which windows close; None = nothing to tell."""
-        if self._watermark is None or self._watermark == self._told:
-            return None
-        closing = self._window.due(self._open, self._watermark)
-        for window in closing:
-            del self._open[window]
-        self._closed.extend(closing)
-        self._told = self._watermark
-        return self._watermark, closing
-
-    def write(self) -> None:
-        """Put what has changed into the tables."""
-        closed = set(self._closed)
-        self._stored.remove_many(WindowBounds(*window) for window in closed)
-        self._stored.insert_many(
-            (WindowBounds(*window), self._open[window]) for window in sorted(self._changed - closed)
-        )
-        if self._watermark is not None and self._watermark != self._marks.get(self._subtask):
-            self._marks.insert(self._subtask, self._watermark)
-        self._closed.clear()
-        self._changed.clear()
-
-
 # ---- records of a batch --------------------------------------------------------------------------
 
 
@@ -518,6 +458,3 @@ def _one_a_window(records: Records) -> tuple[Records, pa.Array | None]:
         [(window,) for windows in records.windows for window in windows],
     )
     return found, pa.array(repeated, pa.int64())
-
-
-__all__ = ["KEY_TEXT", "RecordsOperator", "Step", "keys_of_every_subtask"]

@@ -131,6 +131,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ArroyoStateError):
         number = error.facts.get("number")
         return f"{number}: {error.message}" if number else error.message
+    if isinstance(error, AttributeError) and str(error).startswith("'Row("):
+        return f"E44: {error}"  # Python's own words for what is no column of a row
     return f"{type(error).__name__}: {error}"
 
 

@@ -1,4 +1,7 @@
-"""What Arroyo's REST API says of its jobs; read only, no request changes anything.
+"""What Arroyo's REST API says of its jobs, and how it is asked to stop and start one.
+
+`ArroyoApi` only reads; no request of its changes anything. `ArroyoControl` is for maintenance
+windows alone.
 
 Source: crates/arroyo-api/src/{rest,pipelines,jobs}.rs, crates/arroyo-api/queries/api_queries.sql,
 crates/arroyo-rpc/src/api_types/ (arroyo-state.md 10.3).
@@ -205,6 +208,28 @@ class ArroyoApi:
             url=self.source,
             next_step=_NOT_ARROYO,
         )
+
+
+class ArroyoControl(ArroyoApi):
+    """The same client, which may also stop and start pipelines: each call is one request.
+
+    Of a request that fails with a StorageError nobody knows whether it was carried out; all of them
+    may be repeated.
+
+    Source: crates/arroyo-api/src/pipelines.rs, `patch_pipeline`, `restart_pipeline`.
+    """
+
+    def stop_with_checkpoint(self, pipeline: PipelineId) -> None:
+        """Ask for a last checkpoint and a stop."""
+        self._server.send("PATCH", _path(pipeline), {"stop": "checkpoint"})
+
+    def start(self, pipeline: PipelineId) -> None:
+        """Ask a stopped job to run again, from its newest checkpoint; takes back a stop, too."""
+        self._server.send("PATCH", _path(pipeline), {"stop": "none"})
+
+    def restart(self, pipeline: PipelineId) -> None:
+        """Ask a failed job to run again, from its newest checkpoint."""
+        self._server.send("POST", f"{_path(pipeline)}/restart", {"force": False})
 
 
 # ---- documents to facts --------------------------------------------------------------------------

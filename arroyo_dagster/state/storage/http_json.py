@@ -1,4 +1,4 @@
-"""JSON documents from an HTTP server, read only: every wait, answer and address is bounded."""
+"""JSON documents from and to an HTTP server: every wait, answer and address is bounded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from email.message import Message
-from typing import IO, Any, NoReturn
+from typing import IO, Any, Literal, NoReturn
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
@@ -51,7 +51,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class JsonServer:
-    """GET requests below one address. Nothing is remembered between two of them.
+    """Requests below one address. Nothing is remembered between two of them.
 
     Args:
         url: the address, `http` or `https`, without user, query or fragment.
@@ -104,8 +104,19 @@ class JsonServer:
         """
         url = f"{self.url}{path}"
         full = f"{url}?{urllib.parse.urlencode(query)}" if query else url
+        return self._answer(urllib.request.Request(full, headers=self._headers), url)
+
+    def send(self, method: Literal["PATCH", "POST"], path: str, body: Mapping[str, Any]) -> Any:
+        """Ask for a change, once, and give the answer. Errors as `get`: of a StorageError nobody
+        knows whether the change was made."""
+        url = f"{self.url}{path}"
+        headers = {**self._headers, "Content-Type": "application/json"}
+        data = json.dumps(body).encode()
+        return self._answer(urllib.request.Request(url, data, headers, method=method), url)
+
+    def _answer(self, request: urllib.request.Request, url: str) -> Any:
         try:
-            return _document(self._read(full), url)
+            return _document(self._read(request, url), url)
         except urllib.error.HTTPError as error:
             with error:
                 raise _refused(error, url) from error
@@ -114,8 +125,7 @@ class JsonServer:
         except (OSError, http.client.HTTPException) as error:
             raise _unreachable(error, url, self._timeout) from error
 
-    def _read(self, url: str) -> bytes:
-        request = urllib.request.Request(url, headers=self._headers)
+    def _read(self, request: urllib.request.Request, url: str) -> bytes:
         until = time.monotonic() + self._deadline
         body = bytearray()
         with self._opener.open(request, timeout=self._timeout) as answer:

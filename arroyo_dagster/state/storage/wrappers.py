@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, BinaryIO, Literal, TypeVar
 
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
@@ -15,6 +17,7 @@ from arroyo_dagster.state.storage.store import (
     Listing,
     ObjectInfo,
     ObjectStore,
+    check_range,
     open_by_ranges,
 )
 
@@ -120,6 +123,42 @@ class WriteProtected(Wrapper):
                 next_step="a read-only command must not get here; report it",
             )
         return action()
+
+
+class Overlaid(Wrapper):
+    """A store as it would be with other bytes in some of its objects; writing is refused.
+
+    Args:
+        objects: the bytes of those that differ, by path; each is there already.
+    """
+
+    def __init__(self, store: ObjectStore, objects: Mapping[StatePath, bytes]) -> None:
+        super().__init__(WriteProtected(store))
+        self._objects = dict(objects)
+
+    def read(self, path: StatePath) -> bytes:
+        """Give the whole object; see `ObjectStore.read`."""
+        return self._objects[path] if path in self._objects else self.inner.read(path)
+
+    def read_range(self, path: StatePath, start: int, length: int) -> bytes:
+        """Give a part of the object; see `ObjectStore.read_range`."""
+        if path not in self._objects:
+            return self.inner.read_range(path, start, length)
+        check_range(path, start, length)
+        return self._objects[path][start : start + length]
+
+    def head(self, path: StatePath) -> ObjectInfo | None:
+        """Describe the object; see `ObjectStore.head`."""
+        found = self.inner.head(path)
+        if found is None or path not in self._objects:
+            return found
+        return replace(found, size_bytes=len(self._objects[path]), etag=None)
+
+    def open_input(self, path: StatePath) -> BinaryIO:
+        """Open the object for random access, as the wrapped store does."""
+        if path not in self._objects:
+            return self.inner.open_input(path)
+        return io.BytesIO(self._objects[path])
 
 
 class Counting(Wrapper):

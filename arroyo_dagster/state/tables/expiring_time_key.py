@@ -5,8 +5,7 @@ Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +15,14 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.hashing import key_hashes
 from arroyo_dagster.state.codec.schema import file_schema, memory_schema, stored_schema
 from arroyo_dagster.state.model.checkpoints import ExpiringTimeKeyReport
-from arroyo_dagster.state.model.ids import StatePath, TableName
+from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.keys import KeyRange
-from arroyo_dagster.state.model.layout import COMPACTED
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig, TimeFile
 from arroyo_dagster.state.planning.checkpoint import cutoff_micros, files_to_carry
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.live_rows import LiveRows, RowForm, StoredRows, not_older
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData
-from arroyo_dagster.state.tables.table import Compaction, EpochFiles
+from arroyo_dagster.state.tables.table import EpochFiles
 from arroyo_dagster.state.tables.time_files import (
     Part,
     TimeFileReader,
@@ -133,83 +131,6 @@ class ExpiringTimeKeyTable:
         live.replay(parts)
         live.evict(cutoff_micros)
         return live.rows().select([needed.index(at) for at in wanted])
-
-    def _whole(self, files: Iterable[TimeFile], keys: KeyRange) -> list[StoredRows]:
-        """The rows as stored, `_key_hash` and `_operation` among the columns."""
-        part = Part(keys=keys, columns=tuple(range(len(self.file_schema))))
-        return self._reader.read(files, part)
-
-    def live_rows(
-        self,
-        files: Iterable[TimeFile],
-        keys: KeyRange,
-        *,
-        cutoff_micros: int,
-        from_oldest: bool,
-    ) -> LiveRows:
-        """The rows in `keys` that `files` add to a restore at this cutoff, as they are stored.
-
-        Args:
-            from_oldest: nothing older is listed: deletes are applied, else they are rows too.
-        """
-        live = LiveRows(self.form.as_stored(self.file_schema))
-        parts = self._whole(files, keys)
-        if from_oldest:
-            live.replay(parts)
-        else:
-            live.append(*(part.rows for part in parts))
-        live.evict(cutoff_micros)
-        return live
-
-    def compact_data(
-        self,
-        files: Sequence[TimeFile],
-        name_file: Callable[[str], StatePath],
-        keys: KeyRange,
-        *,
-        cutoff_micros: int,
-        from_oldest: bool,
-    ) -> Compaction[TimeFile]:
-        """Merge the rows of `files` that lie in `keys` into one new file; none if none are left.
-
-        Hashes are copied, order is kept, rows older than the cutoff are dropped.
-
-        Args:
-            files: neighbours in the replay order of `keys`.
-            from_oldest: nothing older is listed: deletes are applied and disappear.
-        """
-        parts = self._whole(files, keys)
-        live = LiveRows(self.form.as_stored(self.file_schema))
-        dropped: dict[str, int] = {}
-        if from_oldest:
-            live.replay(parts)
-            dropped["delete operations, applied"] = sum(part.deletes for part in parts)
-        else:
-            live.append(*(part.rows for part in parts))
-        rows_in = sum(part.rows.num_rows for part in parts)
-        dropped["rows deleted"] = rows_in - len(live) - sum(dropped.values())
-        before = len(live)
-        live.evict(cutoff_micros)
-        dropped["rows older than the retention"] = before - len(live)
-        outputs: tuple[TimeFile, ...] = ()
-        size = 0
-        if len(live):
-            output, size = write_time_file(
-                self._store,
-                live.rows(),
-                name_file(COMPACTED),
-                epoch=max(file.epoch for file in files),
-                timestamp_index=self.timestamp_index,
-            )
-            level = 1 + max(file.compaction_generation for file in files)
-            outputs = (replace(output, compaction_generation=level),)
-        return Compaction(
-            outputs=outputs,
-            rows_in=rows_in,
-            rows_out=len(live),
-            dropped={reason: count for reason, count in dropped.items() if count},
-            size_bytes=size,
-        )
 
     def checkpoint(self, files: EpochFiles) -> ExpiringTimeKeyTableCheckpointer:
         """Open a checkpointer for what changes until the barrier of `files.epoch`."""

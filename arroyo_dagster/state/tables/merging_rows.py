@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -175,9 +175,14 @@ class _RowsMerging:
         weighed = ((item, item[1] if item[1] <= _WHOLE_BYTES else 0) for item in files)
         sources = read_ahead(fetched, weighed, _AHEAD_BYTES)
         for (file, size), data in zip(files, sources, strict=True):
-            source = self._store.open_input(file.path) if data is None else data
-            for rows in decode(file, source, BATCH_ROWS):
-                yield file, rows
+            with ExitStack() as opened:
+                source: bytes | BinaryIO = (
+                    opened.enter_context(self._store.open_input(file.path))
+                    if data is None
+                    else data
+                )
+                for rows in decode(file, source, BATCH_ROWS):
+                    yield file, rows
             on_bytes(size)
 
     # ---- straight on -----------------------------------------------------------------------------

@@ -118,10 +118,9 @@ class RangeFiles:
         found.waiting_bytes += rows.nbytes
         found.waiting_rows += rows.num_rows
         if found.waiting_rows >= self._form.row_group_rows:
-            self._write(at, found)
+            self._encode(at)
         elif sum(one.waiting_bytes for one in self._open.values()) > self._form.memory_bytes:
-            largest = max(self._open, key=lambda one: self._open[one].waiting_bytes)
-            self._write(largest, self._open[largest])
+            self._encode(max(self._open, key=lambda one: self._open[one].waiting_bytes))
 
     def _encoder(self) -> RowsEncoder:
         hash_at = len(self._schema) - 2
@@ -132,7 +131,13 @@ class RangeFiles:
             bloom_filter=hash_at if by_key else None,
         )
 
-    def _write(self, at: int, one: _Open) -> None:
+    def _encode(self, at: int) -> None:
+        one = self._open[at]
+        self._write(one)
+        if one.encoder.size_bytes >= self._form.file_bytes:
+            self._close(at)
+
+    def _write(self, one: _Open) -> None:
         rows = pa.concat_tables(one.waiting)
         one.waiting, one.waiting_bytes, one.waiting_rows = [], 0, 0
         bounds = pc.min_max(rows.column(len(self._schema) - 2))
@@ -143,8 +148,6 @@ class RangeFiles:
         one.timeless |= times.null_count > 0
         one.rows += rows.num_rows
         one.encoder.write(rows, self._form.row_group_rows)
-        if one.encoder.size_bytes >= self._form.file_bytes:
-            self._close(at)
 
     def close(self) -> tuple[TimeFile, ...]:
         """Write what is left, and give all files: by key range, in replay order."""
@@ -160,11 +163,7 @@ class RangeFiles:
     def _close(self, at: int) -> None:
         one = self._open.pop(at)
         if one.waiting:
-            self._open[at] = one
-            self._write(at, one)
-            if at not in self._open:
-                return
-            del self._open[at]
+            self._write(one)
         data = one.encoder.finish()
         path = self._name(self._merge.ranges[at], compacted(self._merge.level))
         self._store.put(path, data)

@@ -198,7 +198,7 @@ class _Opened:
             return part.rows
         at = self.table.timestamp_index if timestamp_index is None else timestamp_index
         if self.plan.whole_batches:
-            return _fresh_batches(part, at, cutoff)
+            return fresh_batches(part, at, cutoff)
         return part.rows.filter(not_older(part.rows.column(at), cutoff))
 
 
@@ -207,7 +207,7 @@ def _batches_of(part: StoredRows) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return part.batches
 
 
-def _fresh_batches(part: StoredRows, timestamp_index: int, cutoff_micros: int) -> pa.Table:
+def fresh_batches(part: StoredRows, timestamp_index: int, cutoff_micros: int) -> pa.Table:
     """The rows of those record batches that have a row at the cutoff, or behind it."""
     batches = _batches_of(part)
     times = part.rows.column(timestamp_index).cast(pa.int64()).fill_null(0).to_numpy()

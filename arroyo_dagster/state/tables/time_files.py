@@ -83,13 +83,15 @@ class TimeFileReader:
                 where = self._places(data, file, part)
                 for group in self._groups(data, file, part):
                     for rows in data.pieces(where.places, group, PIECE_ROWS):
-                        batches = _batches([rows.num_rows]) if part.batches else None
+                        batches = batch_numbers([rows.num_rows]) if part.batches else None
                         yield self._stored(rows, where, part, batches)
 
     def _read_file(self, file: TimeFile, part: Part) -> StoredRows:
         with closing(self._open(file, part)) as data:
             where, groups = self._places(data, file, part), self._groups(data, file, part)
-            batches = _batches([data.row_groups[at] for at in groups]) if part.batches else None
+            batches = (
+                batch_numbers([data.row_groups[at] for at in groups]) if part.batches else None
+            )
             return self._stored(data.read(where.places, groups), where, part, batches)
 
     def _places(self, data: DataFile, file: TimeFile, part: Part) -> _Places:
@@ -269,7 +271,7 @@ def in_range(hashes: pa.ChunkedArray, keys: KeyRange) -> pa.ChunkedArray:
     )
 
 
-def _batches(group_rows: Sequence[int]) -> npt.NDArray[np.int64]:
+def batch_numbers(group_rows: Sequence[int]) -> npt.NDArray[np.int64]:
     """For each row the number of its record batch, counted through the row groups."""
     found: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
     before = 0

@@ -94,7 +94,7 @@ class PipeSource(Source):
         Raises:
             ConflictError: another run keeps lines of this topic.
         """
-        before = int(start.get("segment", 0))
+        before = self._taken = int(start.get("segment", 0))
         self._forget(before)
         path = self._path(before + 1)
         if self._store.head(path) is not None:

@@ -17,7 +17,6 @@ import pyarrow as pa
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.parquet import decode_file
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operators import Offset, Source
 from arroyo_dagster.state.sdf.boundary import SINK_SCHEMA
 from arroyo_dagster.state.sdf.topics.records import RECORDS
@@ -27,11 +26,6 @@ _NAME = re.compile(r"(\d{7,})-(\d{3,})-[0-9a-f]{16}\.parquet")
 FILES_PER_EPOCH = 64
 FROM = "from:"
 """What begins the members of an offset that are writers; others stay, as in `FileSource`."""
-
-
-def topic_directory(job: JobPaths, topic: str) -> StatePath:
-    """Where a job keeps the records it puts out to a topic that no sink is bound to."""
-    return job.ours / "topics" / topic
 
 
 _EPOCH_BITS, _SUBTASK_BITS = 36, 24  # rows of a subtask's epoch, then subtasks, then epochs

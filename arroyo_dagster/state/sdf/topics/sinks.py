@@ -19,7 +19,6 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.operators import Collector, OperatorContext, Sink
 from arroyo_dagster.state.sdf.topics.cells import Shape, typed_table
-from arroyo_dagster.state.sdf.topics.segments import topic_directory
 from arroyo_dagster.state.storage.open import get_storage_provider, open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import global_table_config
@@ -148,7 +147,7 @@ class KeptSink(TopicFolderSink):
 
     def folder(self, task: TaskInfo) -> str:
         """Where `SegmentSource` looks."""
-        return f"{topic_directory(JobPaths(JobId(task.job), task.pipeline), self.topic)}/"
+        return f"{JobPaths(JobId(task.job), task.pipeline).topic(self.topic)}/"
 
 
 class BothSinks(Sink):

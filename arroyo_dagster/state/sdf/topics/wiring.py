@@ -27,7 +27,7 @@ from arroyo_dagster.state.sdf.topics.lines import CsvRows, Lines
 from arroyo_dagster.state.sdf.topics.pipe import PipeSource, Stream
 from arroyo_dagster.state.sdf.topics.rate import RateSource
 from arroyo_dagster.state.sdf.topics.rows import ParquetRows
-from arroyo_dagster.state.sdf.topics.segments import SegmentSource, topic_directory
+from arroyo_dagster.state.sdf.topics.segments import SegmentSource
 from arroyo_dagster.state.sdf.topics.sinks import (
     AppendSink,
     BothSinks,
@@ -259,12 +259,12 @@ class _Wiring:
     def _pipe(self, topic: str, rows: int) -> PipeSource:
         if self._stdin is None:
             raise InputError("there is no standard input to read here", topic=topic)
-        directory = job_paths(self._dataflow, self._readers[topic][0]).ours / "stdin" / topic
+        directory = job_paths(self._dataflow, self._readers[topic][0]).stdin(topic)
         return PipeSource(topic, self._store, directory, self._stdin, rows_per_epoch=rows)
 
     def _between(self, topic: str) -> SegmentSource:
         writers = {
-            service: topic_directory(job_paths(self._dataflow, service), topic)
+            service: job_paths(self._dataflow, service).topic(topic)
             for service in self._writers[topic]
         }
         return SegmentSource(topic, self._store, writers)

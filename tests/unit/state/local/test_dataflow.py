@@ -19,7 +19,7 @@ from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.sdf.boundary import SINK_SCHEMA
 from arroyo_dagster.state.sdf.topics.cells import JsonLines
-from arroyo_dagster.state.sdf.topics.segments import SegmentSource, topic_directory
+from arroyo_dagster.state.sdf.topics.segments import SegmentSource
 from arroyo_dagster.state.sdf.topics.sinks import AppendSink, KeptSink
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
 
@@ -59,7 +59,7 @@ def services(
     rows = source(pa.table(columns, SINK_SCHEMA), rows_per_epoch=2)
     stream = writer.source("topics", rows, timestamp="timestamp").apply("out", Out())
     stream.sink("sink", KeptSink(store.url, "t"))
-    between = SegmentSource("t", store, {"writer": topic_directory(writer.paths, "t")})
+    between = SegmentSource("t", store, {"writer": writer.paths.topic("t")})
     stream = reader.source("topics", between, timestamp="timestamp").apply("out", Out())
     stream.sink("sink", AppendSink("t", str(out), JsonLines("t")))
     return (writer, reader), (between,)

@@ -63,6 +63,25 @@ def test_a_function_brings_its_states_as_the_services_own() -> None:
     assert read(dump(found)) == found
 
 
+def test_a_state_that_a_function_brought_can_be_referred_to() -> None:
+    other = (
+        "  b: {sources: [{type: topic, id: t}], states: {per-word: {from: counting.per-word}}}\n"
+    )
+    found = read(dataflow(imported(what=FUNCTIONS), other))
+    state = found.services["b"].states["per-word"]
+    assert (state.form, state.owner, state.scalar_type) == (
+        StateForm.REFERENCE,
+        "counting",
+        ScalarType.U32,
+    )
+    believed = parse_document(dataflow(imported(what=FUNCTIONS), other))
+    assert isinstance(believed, Dataflow)
+    assert believed.services["b"].states["per-word"].value_kind is None
+    wrong = other.replace("counting.per-word", "counting.other")
+    (one,) = mistakes(dataflow(imported(what=FUNCTIONS), wrong))
+    assert one.number == "E16"
+
+
 def test_an_explicit_declaration_of_the_same_shape_wins() -> None:
     other = f"  owner: {{sources: [{{type: topic, id: t}}], states: {{per-word: {KEYED}}}}}\n"
     service = "    states: {per-word: {from: owner.per-word}}\n" + other

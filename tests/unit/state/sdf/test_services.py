@@ -234,6 +234,20 @@ def test_a_key_becomes_what_the_state_declares(key: str, body: str, text: str) -
     assert flow.send("words", ["ab"]).cells("build.counts") == {text: 1}
 
 
+def test_what_is_no_column_cannot_be_assigned(caplog: pytest.LogCaptureFixture) -> None:
+    services = builder("row = counts()\nrow.m = 1\nrow.update()", value=row_of(n="u32"))
+    flow = Flow(definition(services, converter="raw")).send("words", ["a"])
+    assert flow.rows("build.counts") == {}
+    assert "E44: 'Row(n)' object has no attribute 'm'" in caplog.text
+
+
+def test_columns_of_any_name_are_kept() -> None:
+    value = "{type: arrow-row, properties: {a b: {type: u8}, class: {type: string}}}"
+    body = "row = counts()\nrow['a b'] += 1\nrow.class_ = 'x'\nrow.update()"
+    flow = Flow(definition(builder(body, value=value), converter="raw")).send("words", ["a", "a"])
+    assert flow.rows("build.counts") == {"a": {"a b": 2, "class": "x"}}
+
+
 def test_update_state_returns_nothing() -> None:
     flow = Flow(definition(builder("return counts().increment(1)"), converter="raw"))
     assert flow.send("words", ["a"]).cells("build.counts") == {}

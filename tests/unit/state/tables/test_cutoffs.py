@@ -32,6 +32,7 @@ from arroyo_dagster.state.tables.expiring_time_key import (
 from arroyo_dagster.state.tables.restoring import restored_rows
 from arroyo_dagster.state.tables.table import EpochFiles
 from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView, KeyTimeView
+from tests.fabricated import compact_rows
 
 T, OP = TableName("t"), OperatorId("o")
 ALL_KEYS = range_for_server(0, 1)
@@ -263,8 +264,13 @@ def test_arroyo_goes_on_from_less_of_an_aggregate_without_keys_and_that_is_told(
 def test_a_merge_keeps_rows_from_the_cutoff_on() -> None:
     store, table = MemoryStore(), config()
     files = [store_file(store, table, EDGE, name=name) for name in "ab"]
-    done = ExpiringTimeKeyTable(table, store).compact_data(
-        files, lambda suffix: StatePath("c" + suffix), ALL_KEYS, cutoff_micros=5, from_oldest=True
+    done = compact_rows(
+        ExpiringTimeKeyTable(table, store),
+        files,
+        lambda suffix: StatePath("c" + suffix),
+        ALL_KEYS,
+        cutoff_micros=5,
+        from_oldest=True,
     )
     assert done.dropped == {"rows older than the retention": 2}
     (merged,) = ExpiringTimeKeyTable(table, store).read(done.outputs, ALL_KEYS)

@@ -27,6 +27,7 @@ from arroyo_dagster.state.tables.expiring_time_key import (
 from arroyo_dagster.state.tables.messages import RowData, TableData
 from arroyo_dagster.state.tables.table import EpochFiles
 from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView
+from tests.fabricated import compact_rows
 from tests.jobs import as_multiset
 
 SCHEMA = pa.schema(
@@ -329,7 +330,8 @@ def test_columns_of_one_name_and_nested_nanoseconds_are_exact_through_everything
     expected = pa.concat_tables([given_rows.slice(0, 1), given_rows.slice(2)])
     table = subtask.table
     assert table.load(subtask.files, ALL_KEYS, cutoff_micros=0).equals(expected)
-    done = table.compact_data(
+    done = compact_rows(
+        table,
         subtask.files,
         lambda suffix: StatePath(f"c{next(_NUMBERS)}{suffix}"),
         ALL_KEYS,

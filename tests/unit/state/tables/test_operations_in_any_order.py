@@ -33,6 +33,7 @@ from arroyo_dagster.state.tables.expiring_time_key import (
 from arroyo_dagster.state.tables.messages import RowData, TableData
 from arroyo_dagster.state.tables.table import EpochFiles
 from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView
+from tests.fabricated import compact_rows
 from tests.jobs import as_multiset
 
 ALL_KEYS = range_for_server(0, 1)
@@ -142,8 +143,8 @@ class Files:
         run = self.listed[start:end]
         if not run:
             return
-        done = self.table.compact_data(
-            run, name_file, ALL_KEYS, cutoff_micros=0, from_oldest=start == 0
+        done = compact_rows(
+            self.table, run, name_file, ALL_KEYS, cutoff_micros=0, from_oldest=start == 0
         )
         self.listed = (*self.listed[:start], *done.outputs, *self.listed[end:])
 

@@ -41,6 +41,7 @@ from arroyo_dagster.state.tables.time_views import (
     KeyTimeView,
     UncachedKeyValueView,
 )
+from tests.fabricated import compact_rows
 from tests.jobs import as_multiset
 
 T, OP, GEN = TableName("t"), OperatorId("o"), WorkerGeneration(1)
@@ -102,7 +103,8 @@ class Job:
         outputs = [
             output
             for index in range(parallelism)
-            for output in table.compact_data(
+            for output in compact_rows(
+                table,
                 files.files,
                 lambda suffix: StatePath(f"p/j/{uuid.uuid4().hex}{suffix}"),
                 range_for_server(index, parallelism),

@@ -55,6 +55,22 @@ def test_a_stop_keeps_the_lines_that_had_come() -> None:
     assert read_on(pipe(store), end)[0] == [b"c", b"d"]
 
 
+def test_a_stop_before_anything_new_was_taken_keeps_lines_behind_those_of_earlier_runs() -> None:
+    store = MemoryStore()
+    _, offset = read_on(pipe(store, b"a\nb\nc\n"), {"segment": 0})
+    assert offset == {"segment": 2}
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as stream, open(writing, "wb", buffering=0) as into:
+        source = pipe(store, stream)
+        assert source.latest_offset(offset) == offset
+        into.write(b"late\n")
+        until = time.monotonic() + 10
+        while source._lines.empty():
+            assert time.monotonic() < until
+        source.close()
+    assert read_on(pipe(store), offset)[0] == [b"late"]
+
+
 def test_a_silent_pipe_gives_nothing_and_is_not_at_its_end() -> None:
     store = MemoryStore()
     reading, writing = os.pipe()

@@ -19,7 +19,7 @@ from arroyo_dagster.state.operators import Collector, Operator, OperatorContext,
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.sdf.boundary import SINK_SCHEMA
 from arroyo_dagster.state.sdf.topics.cells import CsvLines, JsonLines, Shape
-from arroyo_dagster.state.sdf.topics.segments import SegmentSource, topic_directory
+from arroyo_dagster.state.sdf.topics.segments import SegmentSource
 from arroyo_dagster.state.sdf.topics.sinks import (
     AppendSink,
     BothSinks,
@@ -189,7 +189,7 @@ def test_stdout_gets_lines_when_their_epoch_is_ready(capsys: Any) -> None:
 
 
 def between(store: Any, pipeline: Pipeline, **options: Any) -> SegmentSource:
-    directory = topic_directory(pipeline.paths, "counts")
+    directory = pipeline.paths.topic("counts")
     return SegmentSource("counts", store, {"writer": directory}, **options)
 
 

@@ -1,0 +1,221 @@
+"""`compact window`: a running job of Arroyo's, stopped, rewritten and started again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import click
+
+from arroyo_dagster.cli.directory import API_VARIABLE
+from arroyo_dagster.cli.grammar import open_to_read, open_url, show_error, store_options
+from arroyo_dagster.cli.rewriting import (
+    in_words,
+    rewrite_json,
+    runner,
+    show_plan,
+    token_option,
+)
+from arroyo_dagster.cli.shown import clock, print_json
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.window_times import DailyWindow, micros_of
+from arroyo_dagster.state.codec.plans import plan_to_json
+from arroyo_dagster.state.local.jobs import find_job
+from arroyo_dagster.state.local.maintenance_window import (
+    WindowOptions,
+    interrupted_windows,
+    recover_window,
+    run_window,
+)
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.window import WindowEnd, WindowLimits, WindowOutcome, WindowStep
+from arroyo_dagster.state.storage.arroyo_api import ArroyoControl
+from arroyo_dagster.state.storage.store import ObjectStore
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_LIMITS = WindowLimits()
+
+
+def _limit(name: str, default: float, text: str) -> Callable[[_F], _F]:
+    return click.option(
+        f"--{name}-limit",
+        type=click.FloatRange(0),
+        default=default,
+        show_default=True,
+        metavar="SECONDS",
+        help=text,
+    )
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--between",
+    metavar="HH:MM-HH:MM",
+    help="When it may be done, every day; the job runs again before the window closes.",
+)
+@click.option("--time-zone", default="UTC", show_default=True, help="Of --between, by its name.")
+@click.option("--now", is_flag=True, help="Do it at once, in place of --between.")
+@click.option(
+    "--arroyo-api",
+    "api",
+    metavar="URL",
+    envvar=API_VARIABLE,
+    required=True,
+    help=f"Arroyo's REST API, http://HOST:5115, by which the job is stopped and started; else "
+    f"from {API_VARIABLE}.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice([policy.value for policy in CompactionPolicy]),
+    default=CompactionPolicy.FULL.value,
+    show_default=True,
+    help="Which files are rewritten.",
+)
+@_limit("stop", _LIMITS.stop, "How long the job may take to stop.")
+@_limit("rewrite", _LIMITS.rewrite, "How long it may be down for the rewrite.")
+@_limit("start", _LIMITS.start, "How long it may take to run again.")
+@_limit("quiet", _LIMITS.quiet, "How long its files must be quiet before metadata is written.")
+@click.option(
+    "--level",
+    type=click.IntRange(0, 4),
+    default=2,
+    show_default=True,
+    help="How closely the rewritten epoch is verified before the start.",
+)
+@click.option("--yes", is_flag=True, help="Do it; without it the plan is shown.")
+@click.option("--spark", is_flag=True, help="Write the new files on Spark.")
+@token_option
+@store_options
+def window(
+    job: str,
+    between: str | None,
+    time_zone: str,
+    now: bool,
+    api: str,
+    policy: str,
+    stop_limit: float,
+    rewrite_limit: float,
+    start_limit: float,
+    quiet_limit: float,
+    level: int,
+    yes: bool,
+    spark: bool,
+    token: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Stop a running job of Arroyo's with a checkpoint, rewrite its state, start it again.
+
+    Whatever goes wrong, the job is started again, and what was done is told. If this process dies
+    between, the next call starts the job, whatever the time.
+    """
+    if (between is None) == (not now):
+        raise click.UsageError("say when: --between HH:MM-HH:MM, or --now")
+    daily = None if between is None else DailyWindow.parse(between, time_zone)
+    store = open_url(url) if yes else open_to_read(url)
+    paths = find_job(store, job)
+    control = ArroyoControl(api, token=token)
+    options = WindowOptions(
+        settings=CompactionSettings(policy=CompactionPolicy(policy)),
+        limits=WindowLimits(
+            stop=stop_limit, rewrite=rewrite_limit, start=start_limit, quiet=quiet_limit
+        ),
+        closes_at_micros=None,
+        verify_level=level,
+        run=runner(spark=spark and yes),
+        on_step=_told if not as_json else lambda step: None,
+    )
+    outcome = _carried_out(store, paths, control, options, daily, yes=yes)
+    _show(paths, outcome, as_json=as_json)
+    if outcome.problem is not None or not outcome.started:
+        click.get_current_context().exit(1)
+
+
+def _carried_out(
+    store: ObjectStore,
+    paths: JobPaths,
+    control: ArroyoControl,
+    options: WindowOptions,
+    daily: DailyWindow | None,
+    *,
+    yes: bool,
+) -> WindowOutcome:
+    if not yes:
+        return run_window(store, paths, control, options, dry_run=True)
+    if interrupted_windows(store, [paths]):
+        found = recover_window(store, paths, control, options)
+        if found is not None:
+            return found
+    return run_window(store, paths, control, _until_it_closes(options, paths, daily))
+
+
+def _until_it_closes(
+    options: WindowOptions, paths: JobPaths, daily: DailyWindow | None
+) -> WindowOptions:
+    if daily is None:
+        return options
+    closes = daily.closes_at()
+    if closes is None:
+        raise InputError(
+            "the window is not open now",
+            job=paths.root,
+            opens_next=daily.opens_next().to_iso8601_string(),
+            next_step="call it again when it is open, or with --now",
+        )
+    return replace(options, closes_at_micros=micros_of(closes))
+
+
+def _told(step: WindowStep) -> None:
+    click.echo(f"{clock(step.at_micros)}  {step.did}", err=True)
+
+
+def _show(paths: JobPaths, outcome: WindowOutcome, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_as_json(outcome))
+        return
+    if outcome.end is WindowEnd.DRY_RUN:
+        _show_dry_run(paths, outcome)
+        return
+    if outcome.problem is not None:
+        show_error(outcome.problem)
+    words = [outcome.end.value]
+    if outcome.rewrite is not None:
+        words.append(
+            in_words(outcome.rewrite, yes=True, started=outcome.end is not WindowEnd.AT_REST)
+        )
+    if outcome.downtime_seconds:
+        words.append(f"down for {outcome.downtime_seconds:.0f} s")
+    click.echo(f"{paths.root}: {'; '.join(words)}")
+
+
+def _show_dry_run(paths: JobPaths, outcome: WindowOutcome) -> None:
+    plan = outcome.plan
+    assert plan is not None
+    show_plan(plan, plan.left_out)
+    if not plan.tables:
+        click.echo(f"{paths.root}: nothing to rewrite at epoch {plan.epoch}; not stopped for it")
+        return
+    click.echo(
+        f"{paths.root}: {plan.before.files} files would become {plan.after.files} at most; the job "
+        "was not touched, --yes stops it, rewrites it and starts it"
+    )
+
+
+def _as_json(outcome: WindowOutcome) -> dict[str, Any]:
+    problem = outcome.problem
+    rewrite = outcome.rewrite
+    if rewrite is None and outcome.end is WindowEnd.DRY_RUN and outcome.plan is not None:
+        return {"end": outcome.end.value, "plan": plan_to_json(outcome.plan)}
+    return {
+        "end": outcome.end.value,
+        "started": outcome.started,
+        "problem": None if problem is None else str(problem),
+        "downtime_seconds": round(outcome.downtime_seconds, 3),
+        "state": None if outcome.facts is None else outcome.facts.state,
+        "run_id": None if outcome.facts is None else outcome.facts.run_id,
+        "rewrite": None if rewrite is None else rewrite_json(rewrite),
+        "steps": [{"at_micros": one.at_micros, "did": one.did} for one in outcome.steps],
+    }

@@ -1,0 +1,66 @@
+"""Who says what Arroyo's jobs are doing, configured. Nobody is asked before it matters."""
+
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.local.directory import JobDirectory
+    from arroyo_dagster.state.storage.arroyo_api import ArroyoControl
+
+
+class ArroyoDirectory(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Arroyo's REST API, its database, or your word; what is not said here the store may say.
+
+    Without any of them none of Arroyo's jobs is rewritten.
+    """
+
+    api_url: str | None = Field(
+        default=None, description="Arroyo's REST API, http://HOST:5115; outranks the others."
+    )
+    api_token: str | None = Field(
+        default=None, description="A bearer token for it, if it wants one; use dg.EnvVar."
+    )
+    database: str | None = Field(
+        default=None, description="The controller's state.sqlite, a path or URL; only read."
+    )
+    said: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Your own word, by job or pipeline/job: stopped, running…; it counts last.",
+    )
+
+    def directory(self, store: ArroyoStateStore) -> "JobDirectory":
+        """Whom to ask: those named here, else those that the store names.
+
+        Raises:
+            InputError: one of them cannot be used.
+        """
+        from arroyo_dagster.state.local.directory import open_directory
+
+        if self.api_url is None and self.database is None:
+            return store.directory(self.said)
+        return open_directory(
+            api=self.api_url, token=self.api_token, database=self.database, said=self.said
+        )
+
+    def control(self, store: ArroyoStateStore) -> "ArroyoControl":
+        """By whom jobs are stopped and started: the API, and nobody else.
+
+        Raises:
+            InputError: there is none.
+        """
+        from arroyo_dagster.state.storage.arroyo_api import ArroyoControl
+
+        url, token = self.api_url, self.api_token
+        if url is None:
+            url, token = store.arroyo_api_url, store.arroyo_api_token
+        if url is None:
+            raise InputError(
+                "a maintenance window needs Arroyo's REST API, to stop and start the job",
+                next_step="give arroyo_api_url to the store, or api_url to arroyo_directory",
+            )
+        return ArroyoControl(url, token=token)

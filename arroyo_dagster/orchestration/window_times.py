@@ -1,0 +1,108 @@
+"""Windows of time in a time zone: `02:00-04:00` in Europe/Berlin, every day.
+
+A window that ends before it begins passes midnight. Where the clocks are changed a time that does
+not exist is the one that follows, and one that comes twice is the first.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from arroyo_dagster.errors import InputError
+
+if TYPE_CHECKING:
+    import pendulum
+
+_BETWEEN = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class DailyWindow:
+    """A window of time that comes every day.
+
+    Attributes:
+        begins, ends: minutes since midnight; a window that ends before it begins passes midnight.
+        time_zone: its name in the tz database.
+    """
+
+    begins: int
+    ends: int
+    time_zone: str
+
+    @classmethod
+    def parse(cls, between: str, time_zone: str) -> "DailyWindow":
+        """Read `HH:MM-HH:MM`.
+
+        Raises:
+            InputError: not such a text, an empty window, or no such time zone.
+        """
+        import pendulum
+
+        found = _BETWEEN.fullmatch(between.strip())
+        numbers = [int(one) for one in found.groups()] if found else []
+        if not numbers or max(numbers[0], numbers[2]) > 23 or max(numbers[1], numbers[3]) > 59:
+            raise InputError(
+                "a window is written as HH:MM-HH:MM, from 00:00 to 23:59",
+                between=between,
+                next_step="write it as 02:00-04:00; one that passes midnight as 23:00-01:30",
+            )
+        try:
+            pendulum.timezone(time_zone)
+        except Exception as error:
+            raise InputError(
+                "there is no such time zone",
+                time_zone=time_zone,
+                next_step="use a name of the tz database, such as Europe/Berlin or UTC",
+            ) from error
+        begins, ends = numbers[0] * 60 + numbers[1], numbers[2] * 60 + numbers[3]
+        if begins == ends:
+            raise InputError("the window is empty: it ends when it begins", between=between)
+        return cls(begins, ends, time_zone)
+
+    @property
+    def cron(self) -> str:
+        """When it opens, as cron in its time zone."""
+        return f"{self.begins % 60} {self.begins // 60} * * *"
+
+    def closes_at(self, now: "pendulum.DateTime | None" = None) -> "pendulum.DateTime | None":
+        """When the window that is open now closes; None if none is.
+
+        Args:
+            now: the time to ask about; that of this machine unless given.
+        """
+        for opens, closes in self._around(now):
+            if opens <= self._now(now) < closes:
+                return closes
+        return None
+
+    def opens_next(self, now: "pendulum.DateTime | None" = None) -> "pendulum.DateTime":
+        """When it opens next."""
+        return next(opens for opens, _ in self._around(now) if opens > self._now(now))
+
+    def _now(self, now: "pendulum.DateTime | None") -> "pendulum.DateTime":
+        import pendulum
+
+        return (now or pendulum.now("UTC")).in_timezone(self.time_zone)
+
+    def _around(
+        self, now: "pendulum.DateTime | None"
+    ) -> "list[tuple[pendulum.DateTime, pendulum.DateTime]]":
+        today = self._now(now).start_of("day")
+        found = []
+        for day in (today.subtract(days=1), today, today.add(days=1), today.add(days=2)):
+            opens = self._at(day, self.begins)
+            closes = self._at(day.add(days=1) if self.ends <= self.begins else day, self.ends)
+            found.append((opens, closes))
+        return found
+
+    def _at(self, day: "pendulum.DateTime", minutes: int) -> "pendulum.DateTime":
+        import pendulum
+
+        return pendulum.datetime(
+            day.year, day.month, day.day, minutes // 60, minutes % 60, tz=self.time_zone
+        )
+
+
+def micros_of(time: "pendulum.DateTime") -> int:
+    """A time as microseconds since the Unix epoch."""
+    return int(time.int_timestamp * 1_000_000 + time.microsecond)

@@ -1,0 +1,206 @@
+"""Rewritten files made visible: the metadata of one epoch of Arroyo's, overwritten in place."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from arroyo_dagster.errors import (
+    ConflictError,
+    ProtocolError,
+)
+from arroyo_dagster.state.backend import delete_all
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.codec.maintenance_records import (
+    encode_rewrite_record,
+)
+from arroyo_dagster.state.lease import Leased
+from arroyo_dagster.state.local.rewriting_scene import (
+    Scene,
+    Unchanged,
+    check_not_cancelled,
+    check_restorable,
+    overwrite,
+)
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.compaction import LeftOut
+from arroyo_dagster.state.model.ids import OUR_DIRECTORY, StatePath
+from arroyo_dagster.state.model.layout import JobPaths, is_rewritten
+from arroyo_dagster.state.model.rewriting import (
+    RewriteOutcome,
+    RewritePlan,
+    RewriteRecord,
+    RewrittenPart,
+    TableRewrite,
+)
+from arroyo_dagster.state.model.tables import (
+    TimeFile,
+)
+from arroyo_dagster.state.planning.compaction import forecast
+from arroyo_dagster.state.planning.rewriting import (
+    TableKey,
+    rewritten,
+)
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.wrappers import Overlaid
+
+
+def _check_quiet(store: ObjectStore, paths: JobPaths, before: Scene) -> None:
+    """Nothing but what we wrote may differ from what was listed in the beginning."""
+    now = {info.path: info for info in store.list(paths.root) if info.addressable}
+    ours = f"{paths.root}/{OUR_DIRECTORY}/"
+    changed = [
+        path
+        for path in dict.fromkeys((*before.listing, *now))
+        if not path.startswith(ours)
+        and before.listing.get(path) != now.get(path)
+        and not (path not in before.listing and is_rewritten(path))
+    ]
+    if changed:
+        raise ConflictError(
+            f"{len(changed)} objects of the job changed meanwhile: somebody is still at it",
+            job=paths.root,
+            path=changed[0],
+            retryable=True,
+            next_step="wait until the controller's cleanup is over, then run it again; nothing was "
+            "published",
+        )
+
+
+def publish(
+    held: Leased,
+    work: Unchanged,
+    plan: RewritePlan,
+    parts: Sequence[RewrittenPart],
+    left_out: Sequence[LeftOut],
+    verify_level: int,
+    now_micros: int,
+) -> RewriteOutcome:
+    files, taken = _new_files(plan, parts, left_out)
+    after = rewritten(work.scene.checkpoint, files)
+    objects = _encoded(work.scene, after)
+    left = (*plan.left_out, *_left_out_once(left_out))
+    found = RewriteOutcome(plan=plan, parts=tuple(taken), left_out=left, after=plan.before)
+    if not objects:
+        return found
+    _check_quiet(held, work.paths, work.scene)
+    epoch = work.scene.checkpoint.epoch
+    check_restorable(Overlaid(held, objects), work.paths, epoch, verify_level)
+    record = _record(held, work, plan, objects, found, now_micros)
+    path = work.paths.rewrites / f"{plan.epoch:07}-{held.lease.token:010}.json"
+    held.put(path, encode_rewrite_record(record))
+    for at, data in objects.items():
+        check_not_cancelled(work.paths, work.cancelled)
+        work.check(held)
+        overwrite(held, work.paths, at, work.scene.objects[at], data)
+    work.check(held, published=True)
+    _forget_older(held, work.paths, record)
+    return replace(_with_result(found, work, after), published=True, record=path)
+
+
+def _new_files(
+    plan: RewritePlan, parts: Sequence[RewrittenPart], left_out: Sequence[LeftOut]
+) -> tuple[dict[TableKey, tuple[TableRewrite, list[TimeFile]]], list[RewrittenPart]]:
+    """The tables that get new files. Both tables of an aggregate stay as they are, if one does."""
+    stuck = {one.operator for one in left_out if _of_aggregate(plan, one)}
+    stuck_tables = {(one.operator, one.table) for one in left_out}
+    found: dict[TableKey, tuple[TableRewrite, list[TimeFile]]] = {}
+    taken: list[RewrittenPart] = []
+    for table in plan.tables:
+        key = (table.operator, table.table)
+        mine = [p for p in parts if (p.merged.operator, p.merged.table) == key]
+        outputs = [file for part in mine for file in _outputs(part)]
+        # Without a row left the table would vanish from the epoch: Arroyo drops it in its time.
+        if key in stuck_tables or (table.operator in stuck and table.rule.aggregate) or not outputs:
+            continue
+        found[key] = (table, outputs)
+        taken += mine
+    return found, taken
+
+
+def _of_aggregate(plan: RewritePlan, one: LeftOut) -> bool:
+    return any(
+        (table.operator, table.table) == (one.operator, one.table) and table.rule.aggregate
+        for table in plan.tables
+    )
+
+
+def _left_out_once(left_out: Sequence[LeftOut]) -> list[LeftOut]:
+    """Of each table the first reason."""
+    return list({(one.operator, one.table): one for one in reversed(left_out)}.values())
+
+
+def _outputs(part: RewrittenPart) -> tuple[TimeFile, ...]:
+    return tuple(file for file in part.merged.outputs if isinstance(file, TimeFile))
+
+
+def _encoded(scene: Scene, after: Checkpoint) -> dict[StatePath, bytes]:
+    """The metadata objects to overwrite, and their new bytes."""
+    if after == scene.checkpoint:
+        return {}
+    ref = scene.checkpoint.ref
+    if scene.checkpoint.worker_generation is not None:
+        manifest = metadata.decode_manifest(scene.objects[ref], ref)
+        new = replace(manifest, operators=after.operators)
+        data = metadata.encode_manifest(new)
+        _check_reads(metadata.decode_manifest(data, ref) == new, ref)
+        return {ref: data}
+    found = {}
+    before = zip(scene.objects, scene.checkpoint.operators, after.operators, strict=True)
+    for path, old, changed in before:
+        if old != changed:
+            found[path] = metadata.encode_operator(changed)
+            _check_reads(metadata.decode_operator(found[path], path) == changed, path)
+    return found
+
+
+def _check_reads(same: bool, path: StatePath) -> None:
+    if not same:
+        raise ProtocolError("metadata would read back different from what was meant", path=path)
+
+
+def _record(
+    held: Leased,
+    work: Unchanged,
+    plan: RewritePlan,
+    objects: Mapping[StatePath, bytes],
+    found: RewriteOutcome,
+    now_micros: int,
+) -> RewriteRecord:
+    gone = {path for part in found.parts for path in part.merged.input_paths}
+    return RewriteRecord(
+        pipeline=plan.pipeline,
+        job=plan.job,
+        epoch=plan.epoch,
+        worker_generation=plan.worker_generation,
+        run_id=plan.run_id,
+        token=held.lease.token,
+        created_at_micros=now_micros,
+        before={path: work.scene.objects[path] for path in objects},
+        after={path: hashlib.sha256(data).hexdigest() for path, data in objects.items()},
+        inputs=tuple(sorted(gone)),
+    )
+
+
+def _forget_older(held: Leased, paths: JobPaths, record: RewriteRecord) -> None:
+    """What undoes the rewrite of an epoch that was left behind undoes nothing any more."""
+    kept = f"{record.epoch:07}-"
+    listed = (info.path for info in held.list_dir(paths.rewrites).objects)
+    delete_all(held, [path for path in listed if not path.name.startswith(kept)])
+
+
+def _with_result(found: RewriteOutcome, work: Unchanged, after: Checkpoint) -> RewriteOutcome:
+    new = {file.path: part for part in found.parts for file in _outputs(part)}
+    sizes = {**work.sizes, **{path: part.size_bytes_out for path, part in new.items()}}
+    listed = set(after.paths)
+    return replace(
+        found,
+        unlisted=tuple(
+            one.file.path
+            for table in found.plan.tables
+            for one in table.inputs
+            if one.file.path not in listed and one.file.epoch == found.plan.epoch
+        ),
+        after=forecast(after, sizes, found.plan.parallelism),
+    )

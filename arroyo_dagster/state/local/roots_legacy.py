@@ -1,0 +1,125 @@
+"""The roots of a job of the legacy layout: one level is listed, and the numbers behind it tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.codec.references import operator_references
+from arroyo_dagster.state.local.roots_read import (
+    AT_ONCE,
+    NO_EPOCH,
+    Progress,
+    Reader,
+    epoch_root,
+)
+from arroyo_dagster.state.model.checkpoints import (
+    CheckpointState,
+    LegacyCheckpoint,
+)
+from arroyo_dagster.state.model.collecting import (
+    EpochRoot,
+    References,
+    Roots,
+)
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.planning.reachable import refuse
+from arroyo_dagster.state.storage.concurrency import concurrently
+
+BEYOND = 8
+"""So many numbers after the newest epoch are looked at, in case a listing was cut short."""
+
+
+def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
+    """The roots of a job of the legacy layout; None: it changed meanwhile, look again."""
+    backend = ParquetBackend(reader.store, reader.paths)
+    retained, aside = reader.retained()
+    numbers = sorted(backend.checkpoint_dirs(), reverse=True)
+    newest = newest_legacy(reader, numbers)
+    if newest is None:
+        raise refuse(NO_EPOCH, reader.paths)
+    wanted = [n for n in numbers if n <= newest]
+    found: list[EpochRoot] = []
+    for at in range(0, len(wanted), AT_ONCE):
+        some = concurrently(lambda n: legacy_epoch(reader, n), wanted[at : at + AT_ONCE])
+        found += [one for one in some if one is not None]
+        progress("read epochs", min(len(wanted), at + AT_ONCE), len(wanted))
+    if reader.store.head(reader.paths.legacy_metadata(newest)) is None:
+        return None
+    return Roots(
+        paths=reader.paths,
+        worker_generation=None,
+        epochs=tuple(found),
+        retained=retained,
+        quarantined=aside,
+        more=tuple(reader.roots.values()),
+    )
+
+
+def newest_legacy(reader: Reader, numbers: Sequence[Epoch]) -> Epoch | None:
+    """The newest epoch, by a listing and by looking where it might have been cut short."""
+    paths, store = reader.paths, reader.store
+
+    def there(number: Epoch) -> bool:
+        return store.head(paths.legacy_metadata(number)) is not None
+
+    listed = next((number for number in numbers if there(number)), None)
+    first = listed or 0
+    beyond = [Epoch(n) for n in range(first + 1, first + 1 + BEYOND) if n not in numbers]
+    unseen = [
+        n for n, is_there in zip(beyond, concurrently(there, beyond), strict=True) if is_there
+    ]
+    fresh = {*ParquetBackend(store, paths).checkpoint_dirs()} if unseen else set()
+    hidden = [number for number in unseen if number not in fresh]
+    if hidden:
+        raise refuse(
+            f"the listing is incomplete: epoch {hidden[-1]} is there and was not listed",
+            paths,
+            path=paths.legacy_metadata(hidden[-1]),
+            next_step="check the store, or what lies between it and here, then try again",
+        )
+    return listed
+
+
+def legacy_epoch(reader: Reader, epoch: Epoch) -> EpochRoot | None:
+    paths = reader.paths
+    ref = paths.legacy_metadata(epoch)
+    head = reader.optional(ref, metadata.decode_legacy_checkpoint)
+    if head is None:
+        return None
+    _check_own(reader, head, ref, epoch)
+    names = {name: paths.operator_metadata(name, epoch) for name in head.operators}
+    parts = [reader.optional(path, operator_references) for path in names.values()]
+    gone = [p for p, part in zip(names.values(), parts, strict=True) if part is None]
+    known = [part for part in parts if part is not None]
+    for name, part in zip(names, parts, strict=True):
+        if part is not None and (part.job, part.operators[0][0]) != (paths.job, name):
+            raise refuse("operator metadata is of another operator", paths, path=names[name])
+    found = References(
+        job=head.job,
+        epoch=epoch,
+        min_epoch=head.min_epoch,
+        start_time_micros=head.start_time_micros,
+        finish_time_micros=head.finish_time_micros,
+        needs_commit=any(part.needs_commit for part in known),
+        operators=tuple((name, _parallelism(parts, name)) for name in names),
+        ours=head.progress is not None,
+        files=tuple(dict.fromkeys(path for part in known for path in part.files)),
+    )
+    roots = reader.taken((ref, *names.values()))
+    return epoch_root(reader.paths, ref, found, CheckpointState.READY, roots, tuple(gone))
+
+
+def _parallelism(parts: Sequence[References | None], name: OperatorId) -> int:
+    known = {part.operators[0][0]: part.operators[0][1] for part in parts if part is not None}
+    return known.get(name, 0)
+
+
+def _check_own(reader: Reader, head: LegacyCheckpoint, ref: StatePath, epoch: Epoch) -> None:
+    if (head.job, head.epoch) != (reader.paths.job, epoch):
+        raise refuse(
+            f"checkpoint metadata says that it is epoch {head.epoch} of {head.job}",
+            reader.paths,
+            path=ref,
+        )

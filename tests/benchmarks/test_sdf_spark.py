@@ -1,0 +1,107 @@
+"""Dataflows on Spark beside the same in process, and a state's restore beside a plain read."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from arroyo_dagster.spark.pipelines import run_pipelines
+from arroyo_dagster.spark.session import get_session
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.state.model.ids import TableName
+from arroyo_dagster.state.sdf.definition import Dataflow
+from arroyo_dagster.state.sdf.reading import parse_document
+from arroyo_dagster.state.sdf.service import RunOptions, build_dataflow
+from arroyo_dagster.state.sdf.topics.bindings import BindingsText, parse_binding
+from arroyo_dagster.state.sdf.topics.wiring import wire
+from arroyo_dagster.state.sdf.view import Views
+from arroyo_dagster.state.storage.open import open_store
+from tests.benchmarks.conftest import Comparison
+from tests.dataflows import builder, definition, row_of
+
+KEYS = 1_000_000
+ROWS_PER_EPOCH = KEYS
+ROW = (row_of(n="u32"), "row = counts()\nrow.n += 1\nrow.update()")
+
+
+def dataflow() -> Dataflow:
+    found = parse_document(definition(builder(ROW[1], value=ROW[0]), converter="raw"))
+    assert isinstance(found, Dataflow)
+    return found
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two million records of a million words, in no order."""
+    listed = [f"word-{at % KEYS}" for at in range(2 * KEYS)]
+    random.Random(1).shuffle(listed)
+    path = tmp_path_factory.mktemp("words") / "words.parquet"
+    pq.write_table(pa.table({"word": listed}), path)
+    return path
+
+
+def services(words: Path, url: str, parallelism: int) -> tuple[Any, Any]:
+    store = open_store(url)
+    source = parse_binding(f"words=parquet:{words}?rows_per_epoch={ROWS_PER_EPOCH}", "source")
+    wired = wire(dataflow(), BindingsText(sources={"words": source}), store)
+    options = RunOptions(parallelism=parallelism)
+    return build_dataflow(dataflow(), store, bindings=wired.bindings, options=options), store
+
+
+def test_the_builder_on_two_cores_of_spark_beside_the_one_in_process(
+    words: Path, tmp_path: Path, comparison: Comparison
+) -> None:
+    """Goal: at least 0.5 of its rate, so at most twice its time; a session is not counted."""
+    session, ours = get_session("local[2]")
+    times: tuple[list[float], list[float]] = ([], [])
+    try:
+        for turn in range(3):
+            pipelines, store = services(words, str(tmp_path / f"spark-{turn}"), 2)
+            begun = time.perf_counter()
+            run_pipelines(pipelines, store, session=session)
+            times[0].append(time.perf_counter() - begun)
+            (pipeline,), plain = services(words, str(tmp_path / f"plain-{turn}"), 1)
+            begun = time.perf_counter()
+            run_pipeline(pipeline, plain)
+            times[1].append(time.perf_counter() - begun)
+            assert Views(store, dataflow()).view("counts").frame().height == KEYS
+    finally:
+        if ours:
+            session.stop()
+    ratio = comparison.report(times[0], times[1], goal=2.0)
+    print(f"rate against the run in process {1 / ratio:.2f}, goal 0.5, growing with cores")
+
+
+def test_a_state_of_a_million_keys_restored_beside_a_read_of_its_files(
+    words: Path, tmp_path: Path, comparison: Comparison
+) -> None:
+    """Goal: at most 2 times what pyarrow needs to read the same files."""
+    (pipeline,), store = services(words, str(tmp_path / "state"), 1)
+    run_pipeline(pipeline, store)
+    head = Views(store, dataflow()).head(pipeline.job)
+    assert head is not None
+    name = TableName("counts")
+    files = [
+        path
+        for operator in head.operators
+        if name in operator.tables
+        for path in operator.tables[name].paths
+    ]
+    paths = [tmp_path / "state" / path for path in files]
+
+    def restore(_: Any) -> None:
+        ParquetBackend(store, pipeline.paths).load()
+        assert Views(store, dataflow()).view("counts").frame().height == KEYS
+
+    def read(_: Any) -> None:
+        rows = [pq.ParquetFile(path).read() for path in paths]
+        assert sum(table.num_rows for table in rows) >= KEYS
+
+    comparison.ratio(restore, read, goal=2.0, rounds=3)

@@ -1,0 +1,487 @@
+"""The maintenance window: whatever goes wrong, and wherever, the job runs again, from the same
+rows; and if our process is dead, whoever looks next starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+
+from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec.parquet import encode_rows
+from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.local import maintenance_window
+from arroyo_dagster.state.local.maintenance_window import (
+    WindowOptions,
+    interrupted_windows,
+    recover_window,
+    run_window,
+)
+from arroyo_dagster.state.local.rewriting import rewrite_here
+from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.model.compaction import (
+    CompactionPolicy,
+    CompactionSettings,
+    LeftOut,
+)
+from arroyo_dagster.state.model.layout import Layout, is_rewritten
+from arroyo_dagster.state.model.rewriting import RewrittenPart
+from arroyo_dagster.state.model.window import WindowEnd, WindowLimits, WindowOutcome
+from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore
+from arroyo_dagster.state.storage.arroyo_api import ArroyoControl
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+from arroyo_dagster.state.tables.rewriting import RewriteTask
+from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, window_config
+from tests.arroyo_server import DyingControl, Faults, ModelArroyo, arroyo
+from tests.shares import Share, everywhere
+
+FULL = CompactionSettings(policy=CompactionPolicy.FULL)
+WINDOW = window_config(EVENTS, ["k"], retention=600)
+LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
+EVERYWHERE = everywhere("layout")
+LIMITS = WindowLimits(stop=60, rewrite=600, start=60, quiet=5)
+
+
+def running(layout: Layout, epochs: int = 4) -> ModelArroyo:
+    """A job that has written some epochs, and runs."""
+    job = ArroyoJob(layout, watermark_micros=30 * SECOND)
+    for at in range(epochs):
+        times = [(20 + at + n) * SECOND * 1000 for n in range(4)]
+        rows = table_rows(EVENTS, [[f"k{n}" for n in range(4)], [at] * 4, times])
+        job.write({("tumbling_1", WINDOW): rows})
+    return ModelArroyo(job)
+
+
+def options(model: ModelArroyo, **more: Any) -> WindowOptions:
+    return WindowOptions(
+        **{
+            "settings": FULL,
+            "limits": LIMITS,
+            "clock": model.clock,
+            "sleep": model.sleep,
+            **more,
+        }
+    )
+
+
+def window(
+    model: ModelArroyo,
+    faults: Faults | None = None,
+    store: ObjectStore | None = None,
+    **more: Any,
+) -> WindowOutcome:
+    with arroyo(model, faults) as server:
+        return run_window(
+            store or model.job.store,
+            model.job.paths,
+            ArroyoControl(server.url),
+            options(model, **more),
+        )
+
+
+def recovered(model: ModelArroyo) -> WindowOutcome | None:
+    """What the next look does, once the lease of whoever died has run out."""
+    model.sleep(120)
+    with arroyo(model) as server:
+        found = recover_window(
+            model.job.store, model.job.paths, ArroyoControl(server.url), options(model)
+        )
+    model.sleep(30)
+    return found
+
+
+def expect_running(model: ModelArroyo, expected: Any, note: str = "") -> None:
+    """The job runs, means to, and has what it had."""
+    model.sleep(30)
+    assert (model.state, model.stop) == ("Running", "none"), note
+    assert interrupted_windows(model.job.store, [model.job.paths], clock=model.clock) == [], note
+    # What it has in memory shows in its next epoch.
+    model.job.write({})
+    assert content(model.job.store, model.job.paths) == expected, note
+    verdict = verify_job(model.job.store, model.job.paths, level=0).verdict
+    assert verdict.errors == (), note
+
+
+# ---- what it does --------------------------------------------------------------------------------
+
+
+@LAYOUTS
+def test_a_running_job_is_stopped_rewritten_verified_and_started(layout: Layout) -> None:
+    model = running(layout)
+    before = content(model.job.store, model.job.paths)
+    outcome = window(model)
+    assert outcome.end is WindowEnd.REWRITTEN
+    assert outcome.problem is None
+    assert outcome.started
+    assert model.log == [
+        *("CheckpointStopping", "Stopping", "Stopped"),
+        *("Compiling", "Scheduling", "Running"),
+    ]
+    assert outcome.plan is not None
+    assert outcome.rewrite is not None
+    assert outcome.rewrite.published
+    assert outcome.rewrite.after.files < outcome.plan.before.files
+    assert 10 < outcome.downtime_seconds < 60
+    told = [step.did.partition(",")[0].partition(":")[0] for step in outcome.steps]
+    assert told == [
+        "left a record beside the job",
+        "asked Arroyo to stop the job",
+        "the job is Stopped",
+        "rewritten",
+        "verified at level 2",
+        "asked Arroyo to start the job",
+        "the job runs",
+    ]
+    # The run that came up has the rewritten files in memory.
+    assert any(is_rewritten(file.path) for file in model.job.files["tumbling_1", "t"])
+    expect_running(model, before)
+
+
+@LAYOUTS
+def test_a_job_with_nothing_to_rewrite_is_not_touched(layout: Layout) -> None:
+    model = running(layout, epochs=1)
+    assert window(model).end is WindowEnd.NOTHING_TO_DO
+    assert model.log == []
+
+
+@LAYOUTS
+def test_a_dry_run_touches_nothing(layout: Layout) -> None:
+    model = running(layout)
+    with arroyo(model) as server:
+        store = WriteProtected(model.job.store)
+        control = ArroyoControl(server.url)
+        outcome = run_window(store, model.job.paths, control, options(model), dry_run=True)
+        assert all(method == "GET" for method, _, _ in server.asked)
+    assert outcome.end is WindowEnd.DRY_RUN
+    assert outcome.plan is not None
+    assert outcome.plan.tables
+    assert outcome.plan.why_not is not None
+    assert "the job runs" in outcome.plan.why_not
+
+
+@LAYOUTS
+def test_a_job_that_somebody_stopped_is_rewritten_and_stays_stopped(layout: Layout) -> None:
+    model = running(layout)
+    before = content(model.job.store, model.job.paths)
+    model.stop = "checkpoint"
+    model.sleep(60)
+    assert window(model).end is WindowEnd.AT_REST
+    assert model.state == "Stopped"
+    assert content(model.job.store, model.job.paths) == before
+
+
+def test_a_window_that_closes_too_soon_does_not_begin() -> None:
+    model = running(Layout.LEGACY)
+    with pytest.raises(InputError, match="closes in 60 s") as caught:
+        window(model, closes_at_micros=model.now_micros + 60 * SECOND)
+    assert "the job was not touched" in str(caught.value)
+    assert model.log == []
+
+
+def test_what_takes_longer_than_the_window_is_given_up_in_time() -> None:
+    model = running(Layout.LEGACY)
+    before = content(model.job.store, model.job.paths)
+
+    def slowly(
+        held: ObjectStore, tasks: Sequence[RewriteTask]
+    ) -> Iterable[RewrittenPart | LeftOut]:
+        for found in rewrite_here(held, tasks):
+            model.sleep(400)
+            yield found
+
+    closes = model.now_micros + 300 * SECOND
+    outcome = window(model, run=slowly, closes_at_micros=closes)
+    assert outcome.end is WindowEnd.KEPT
+    assert "given up" in str(outcome.problem)
+    recovered(model)  # the lease ran out as well, so the record is still there
+    expect_running(model, before)
+
+
+@pytest.mark.parametrize("state", ["Compiling", "Scheduling", "Stopping"])
+def test_a_job_that_is_changing_is_left_alone(state: str) -> None:
+    model = running(Layout.LEGACY)
+    model.state, model.due_micros = state, model.now_micros + 10**9
+    with pytest.raises(InputError, match=f"it is {state}"):
+        window(model)
+
+
+def test_the_api_of_another_cluster_is_not_enough() -> None:
+    model = running(Layout.PROTOCOL)
+    other = ModelArroyo(ArroyoJob(Layout.LEGACY))
+    other.job.__class__ = _OtherJob
+    with arroyo(other) as server, pytest.raises(ArroyoStateError):
+        run_window(model.job.store, model.job.paths, ArroyoControl(server.url), options(model))
+    assert model.log == other.log == []
+
+
+class _OtherJob(ArroyoJob):
+    @property
+    def paths(self) -> Any:
+        return replace(super().paths, job="job_other")
+
+
+# ---- it is started, whatever happens -------------------------------------------------------------
+
+
+def test_a_job_that_does_not_stop_runs_on() -> None:
+    model = running(Layout.LEGACY)
+    before = content(model.job.store, model.job.paths)
+    model.stuck = {"CheckpointStopping"}
+    seen: list[str] = []
+
+    def let_go(step: Any) -> None:
+        seen.append(step.did)
+        if step.did.startswith("given up"):
+            model.stuck = set()
+
+    outcome = window(model, on_step=let_go)
+    assert outcome.end is WindowEnd.KEPT
+    assert "did not stop within 60 s" in str(outcome.problem)
+    recovered(model)  # the lease ran out as well, so the record is still there
+    expect_running(model, before)
+
+
+def test_a_job_that_fails_while_it_stops_is_restarted() -> None:
+    model = running(Layout.PROTOCOL)
+    before = content(model.job.store, model.job.paths)
+    model.fails = {"CheckpointStopping"}
+    outcome = window(model)
+    assert outcome.end is WindowEnd.KEPT
+    assert "did not stop, it Failed: failed in CheckpointStopping" in str(outcome.problem)
+    expect_running(model, before)
+
+
+def test_a_job_whose_sources_end_meanwhile_is_finished_and_that_is_said() -> None:
+    model = running(Layout.LEGACY)
+
+    def finish(step: Any) -> None:
+        if step.did.startswith("asked Arroyo to stop"):
+            model._enter("Finished")
+
+    outcome = window(model, on_step=finish)
+    assert outcome.end is WindowEnd.KEPT
+    assert "it Finished" in str(outcome.problem)
+    assert interrupted_windows(model.job.store, [model.job.paths], clock=model.clock) == []
+
+
+@LAYOUTS
+def test_a_job_that_will_not_run_from_the_rewritten_state_gets_the_old_one_back(
+    layout: Layout,
+) -> None:
+    model = running(layout)
+    before = content(model.job.store, model.job.paths)
+    model.will_not_restore = lambda job: any(
+        is_rewritten(file.path) for files in job.files.values() for file in files
+    )
+    outcome = window(model)
+    assert outcome.end is WindowEnd.UNDONE
+    assert "the job failed after its state was rewritten" in str(
+        [step.did for step in outcome.steps]
+    )
+    assert model.starts == 1
+    expect_running(model, before)
+
+
+@LAYOUTS
+def test_a_rewritten_epoch_that_does_not_pass_is_put_back_before_the_start(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = running(layout)
+    before = content(model.job.store, model.job.paths)
+
+    def damaged(store: ObjectStore, paths: Any, epoch: Any, level: int) -> None:
+        newest = ParquetBackend(model.job.store, paths).load()
+        path = next(path for path in newest.paths if is_rewritten(path))
+        model.job.store.put(path, encode_rows(table_rows(EVENTS, [[], [], []])))
+        return real(store, paths, epoch, level)
+
+    real = maintenance_window.check_restorable
+    monkeypatch.setattr(maintenance_window, "check_restorable", damaged)
+    outcome = window(model)
+    assert outcome.end is WindowEnd.UNDONE
+    assert "does not pass" in str(outcome.problem)
+    expect_running(model, before)
+
+
+def test_a_rewrite_that_hangs_is_left_behind_and_changes_nothing_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = running(Layout.LEGACY)
+    before = content(model.job.store, model.job.paths)
+    monkeypatch.setattr(maintenance_window, "_GRACE_SECONDS", 0.2)
+    awake: list[bool] = []
+
+    def hang(held: ObjectStore, tasks: Sequence[RewriteTask]) -> Iterator[RewrittenPart | LeftOut]:
+        time.sleep(0.6)
+        awake.append(True)
+        yield from rewrite_here(held, tasks)
+
+    limits = replace(LIMITS, rewrite=0.1, quiet=0)
+    outcome = window(model, run=hang, limits=limits, sleep=model.sleep, clock=model.clock)
+    assert outcome.end is WindowEnd.KEPT
+    assert "hangs" in str(outcome.problem)
+    deadline = time.monotonic() + 5
+    while not awake and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    assert awake
+    expect_running(model, before)
+    assert not any(map(is_rewritten, ParquetBackend(model.job.store, model.job.paths).load().paths))
+
+
+def test_who_ends_this_process_does_not_leave_the_job_stopped() -> None:
+    model = running(Layout.LEGACY)
+    before = content(model.job.store, model.job.paths)
+
+    def ended(held: ObjectStore, tasks: Sequence[RewriteTask]) -> Iterable[RewrittenPart | LeftOut]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        window(model, run=ended)
+    model.sleep(60)
+    assert model.state == "Running"
+    assert recovered(model) is not None  # the record is still there, and is taken away
+    expect_running(model, before)
+
+
+def test_one_window_at_a_time() -> None:
+    model = running(Layout.LEGACY)
+    paths = model.job.paths
+    with lease(model.job.store, paths, "another", directory=paths.windows, clock=model.clock):
+        with pytest.raises(ConflictError):
+            window(model)
+        assert interrupted_windows(model.job.store, [paths], clock=model.clock) == []
+    assert model.log == []
+
+
+# ---- the API fails -------------------------------------------------------------------------------
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("done", [False, True], ids=["not-done", "done-without-an-answer"])
+def test_a_request_that_fails_anywhere_leaves_a_job_that_runs_from_the_same_rows(
+    layout: Layout, share: Share, done: bool
+) -> None:
+    counted = Faults()
+    window(running(layout), counted)
+    assert counted.asked > 15
+    ends = set()
+    changes = {at for at, method in enumerate(counted.methods, 1) if method != "GET"}
+    others = [at for at in range(1, counted.asked + 1) if at not in changes]
+    some = others if share.of == 1 else others[done::2]
+    for at in [*changes, *share(some)]:
+        model = running(layout)
+        before = content(model.job.store, model.job.paths)
+        with contextlib.suppress(StorageError):  # before the job was touched
+            ends.add(window(model, Faults(at=at, done=done)).end)
+        expect_running(model, before, f"request {at}")
+    assert ends <= {WindowEnd.REWRITTEN, WindowEnd.KEPT}
+    assert WindowEnd.REWRITTEN in ends
+
+
+def test_an_api_that_stays_away_is_told_and_the_next_look_starts_the_job() -> None:
+    counted = Faults()
+    window(running(Layout.PROTOCOL), counted)
+    for at in range(5, counted.asked + 1, 4):
+        model = running(Layout.PROTOCOL)
+        before = content(model.job.store, model.job.paths)
+        outcome = window(model, Faults(at=at, until=10**9))
+        assert outcome.problem is not None
+        if not outcome.started:
+            assert outcome.end is WindowEnd.NOT_STARTED
+            paths = model.job.paths
+            cut_off = interrupted_windows(model.job.store, [paths], clock=model.clock)
+            assert cut_off == [paths]
+            found = recovered(model)
+            assert found is not None
+            assert found.end is WindowEnd.RECOVERED
+        expect_running(model, before, f"away from request {at}")
+
+
+# ---- the process dies ----------------------------------------------------------------------------
+
+
+def died(
+    model: ModelArroyo,
+    *,
+    request: int | None = None,
+    change: int | None = None,
+    mode: Literal["before", "after"] = "before",
+) -> tuple[int, int]:
+    """A window whose process dies at a request or a change of the store; how many there were."""
+    store = FaultInjecting(model.job.store, fail_at=change, mode=mode, crash=True)
+    with arroyo(model) as server:
+        control = DyingControl(server.url, dies_at=request, dead=lambda: store.crashed)
+        if request is not None:
+            inner = control._count
+
+            def count(at: int | None, dead: Callable[[], bool]) -> None:
+                try:
+                    inner(at, dead)
+                except Crash:
+                    store.crashed = True
+                    raise
+
+            control._count = count  # type: ignore[method-assign]
+        with contextlib.suppress(Crash):
+            run_window(store, model.job.paths, control, options(model))
+    return control.requests, store.changes
+
+
+@EVERYWHERE
+def test_a_process_that_dies_at_any_request_or_change_leaves_a_job_that_the_next_look_starts(
+    layout: Layout, share: Share
+) -> None:
+    requests, changes = died(running(layout))
+    assert requests > 15
+    assert changes > 8
+    points: list[dict[str, Any]] = [{"request": at} for at in range(1, requests + 1)]
+    points += [
+        {"change": at, "mode": m} for at in range(1, changes + 1) for m in ("before", "after")
+    ]
+    left = 0
+    for point in share(points):
+        model = running(layout)
+        before = content(model.job.store, model.job.paths)
+        died(model, **point)
+        model.sleep(120)
+        paths = model.job.paths
+        if model.state != "Running" or model.stop != "none":
+            assert interrupted_windows(model.job.store, [paths], clock=model.clock) == [paths]
+            left += 1
+        recovered(model)
+        assert recovered(model) is None
+        expect_running(model, before, str(point))
+    assert left > 5
+
+
+def test_a_job_that_somebody_started_since_is_left_alone() -> None:
+    model = running(Layout.LEGACY)
+    before = content(model.job.store, model.job.paths)
+    died(model, request=9)
+    model.stop = "none"
+    model.sleep(60)
+    model.stop = "checkpoint"  # and stopped again, on purpose
+    model.sleep(60)
+    found = recovered(model)
+    assert found is not None
+    assert "was started since" in found.steps[0].did
+    assert model.state == "Stopped"
+    assert content(model.job.store, model.job.paths) == before
+    assert recovered(model) is None
+
+
+def test_a_record_that_cannot_be_read_counts_as_a_window_that_was_cut_off() -> None:
+    model = running(Layout.PROTOCOL)
+    before = content(model.job.store, model.job.paths)
+    model.stop = "checkpoint"
+    model.sleep(60)
+    model.job.store.put(model.job.paths.window, b"{")
+    assert interrupted_windows(model.job.store, [model.job.paths], clock=model.clock)
+    recovered(model)
+    expect_running(model, before)

@@ -1,0 +1,575 @@
+"""The state of stopped jobs of Arroyo's, rewritten in place: whatever goes wrong, and wherever, the
+job restores the same rows, and nobody's file is gone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+
+from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.local.collecting import collect
+from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
+from arroyo_dagster.state.local.rewriting import plan_rewrite_of, rewrite_here, rewrite_job
+from arroyo_dagster.state.local.rewriting_undo import undo_rewrite
+from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.compaction import (
+    CompactionPolicy,
+    CompactionSettings,
+    LeftOut,
+    RowsDigest,
+)
+from arroyo_dagster.state.model.directory import CheckpointFacts, JobCondition
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import Layout, is_rewritten
+from arroyo_dagster.state.model.rewriting import RewriteOutcome, RewrittenPart
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+from arroyo_dagster.state.tables.rewriting import RewriteTask
+from tests.arroyo_jobs import (
+    EVENTS,
+    GROUPS,
+    SECOND,
+    TUPLES,
+    ArroyoJob,
+    Telling,
+    accumulators_config,
+    content,
+    facts_of,
+    stopped,
+    table_rows,
+    tuples_config,
+    window_config,
+    without_keys,
+)
+from tests.collecting import Clock, orphans
+from tests.jobs import copied, listing
+from tests.shares import Share, everywhere
+
+FULL = CompactionSettings(policy=CompactionPolicy.FULL)
+WINDOW = window_config(EVENTS, ["k"], retention=60)
+A = accumulators_config(without_keys(GROUPS), [])
+B = tuples_config(without_keys(TUPLES), [])
+EVERYWHERE = everywhere("layout")
+LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
+
+
+def begun(layout: Layout, epochs: int = 4) -> ArroyoJob:
+    """Two operators: a window, and an aggregate without GROUP BY of which Arroyo loses rows."""
+    job = ArroyoJob(layout, watermark_micros=30 * SECOND)
+    for at in range(epochs):
+        times = [(20 + 10 * at + n) * SECOND * 1000 for n in range(6)]
+        window = table_rows(EVENTS, [[f"k{n % 4}" for n in range(6)], [at] * 6, times])
+        totals = table_rows(
+            without_keys(GROUPS),
+            [[at + 1, at + 2], times[:2], [at * 10 + 1, at * 10 + 2]],
+        )
+        tuples = table_rows(
+            without_keys(TUPLES),
+            [[1] * 3, [b"x", b"y", b"z"], [at + 1, at + 2, 2], times[:1] * 3, [at + 1, at + 2, 1]],
+        )
+        job.write({("tumbling_1", WINDOW): window, ("agg_2", A): totals, ("agg_2", B): tuples})
+    return job
+
+
+def rewrite(store: ObjectStore, job: ArroyoJob, **options: Any) -> RewriteOutcome:
+    said = options.pop("directory", stopped(job.paths))
+    return rewrite_job(store, job.paths, said, FULL, **{"quiet_seconds": 0.0, **options})
+
+
+def others(store: MemoryStore) -> dict[StatePath, bytes]:
+    """Everything but what is ours."""
+    return {
+        info.path: store.read(info.path)
+        for info in store.list()
+        if "_arroyo_dagster" not in info.path and not is_rewritten(info.path)
+    }
+
+
+def expect_whole(store: ObjectStore, job: ArroyoJob, expected: Any, note: str) -> None:
+    """The job is restorable, by the letter, and holds what it held."""
+    assert content(store, job.paths) == expected, note
+    verdict = verify_job(WriteProtected(store), job.paths, level=2).verdict
+    assert verdict.errors == (), note
+    assert ParquetBackend(store, job.paths).load().state is CheckpointState.READY
+
+
+# ---- what it does --------------------------------------------------------------------------------
+
+
+@LAYOUTS
+def test_a_stopped_job_gets_few_files_of_the_same_rows(layout: Layout) -> None:
+    job = begun(layout)
+    before, was = content(job.store, job.paths), others(job.store)
+    plan = plan_rewrite_of(WriteProtected(job.store), job.paths, stopped(job.paths), FULL)
+    assert plan.why_not is None
+    outcome = rewrite(job.store, job)
+    assert outcome.published
+    assert replace(outcome.plan, tables=()) == replace(plan, tables=())
+    assert (outcome.after.files, outcome.after.opens) == (plan.after.files, plan.after.opens)
+    listed = set(ParquetBackend(job.store, job.paths).load().paths)
+    assert outcome.after.files == len(listed) == 5 < plan.before.files
+    sizes = {info.path: info.size_bytes for info in job.store.list()}
+    assert outcome.after.size_bytes == sum(sizes[path] for path in listed)
+    expect_whole(job.store, job, before, "rewritten")
+    now = others(job.store)
+    changed = {path for path in was if now[path] != was[path]}
+    assert now.keys() == was.keys()
+    assert {path.name for path in changed} == (
+        {"metadata"} if layout is Layout.LEGACY else {"checkpoint-manifest.pb"}
+    )
+    assert all("source" not in path and "checkpoint-0000004" in path for path in changed)
+
+
+@LAYOUTS
+def test_what_arroyo_would_lose_is_repaired_and_that_is_said(layout: Layout) -> None:
+    job = begun(layout)
+    found = {one.code for one in verify_job(job.store, job.paths).verdict.findings}
+    assert found - {"table-unknown"} == {"unkeyed-aggregate"}
+    plan = plan_rewrite_of(job.store, job.paths, stopped(job.paths), FULL)
+    assert [(one.table, one.lost_rows) for one in plan.repairs] == [("a", 4), ("b", 8)]
+    outcome = rewrite(job.store, job)
+    # Arroyo would have gone on from the first row of each file: total 31, tuple x.
+    assert {p.merged.table: p.repaired for p in outcome.parts} == {"t": 0, "a": 1, "b": 2}
+    assert outcome.repaired == 3
+    found = {one.code for one in verify_job(job.store, job.paths).verdict.findings}
+    assert found == {"table-unknown"}
+    assert not plan_rewrite_of(job.store, job.paths, stopped(job.paths), FULL).repairs
+
+
+@LAYOUTS
+def test_a_second_run_changes_nothing(layout: Layout) -> None:
+    job = begun(layout)
+    rewrite(job.store, job)
+    before = listing(job.store)
+    again = rewrite(job.store, job)
+    assert not again.changed
+    assert {one.table for one in again.left_out} == {"s", "t", "a", "b"}
+    assert listing(job.store) == before
+
+
+@LAYOUTS
+def test_a_dry_run_writes_nothing(layout: Layout) -> None:
+    job = begun(layout)
+    store = WriteProtected(job.store)
+    assert rewrite(store, job, dry_run=True).plan.tables
+    assert not undo_rewrite(store, job.paths, stopped(job.paths), dry_run=True).done
+
+
+@LAYOUTS
+def test_a_job_that_went_on_is_rewritten_again(layout: Layout) -> None:
+    job = begun(layout)
+    rewrite(job.store, job)
+    # The next run carries on what the rewritten epoch lists.
+    newest = ParquetBackend(job.store, job.paths).load()
+    for operator in newest.operators:
+        for name, files in operator.tables.items():
+            if (operator.operator, name) in job.files:
+                job.files[operator.operator, name] = list(files.files)  # type: ignore[union-attr]
+    for _ in range(4):
+        times = [99 * SECOND * 1000] * 2
+        job.write({("tumbling_1", WINDOW): table_rows(EVENTS, [["k1", "k2"], [7, 7], times])})
+    before = content(job.store, job.paths)
+    outcome = rewrite(job.store, job)
+    assert outcome.published
+    expect_whole(job.store, job, before, "again")
+    records = job.store.list_dir(job.paths.rewrites).objects
+    assert [info.path for info in records] == [outcome.record]
+
+
+@LAYOUTS
+def test_the_whole_is_put_back_byte_for_byte(layout: Layout) -> None:
+    job = begun(layout)
+    was = others(job.store)
+    rewrite(job.store, job)
+    assert others(job.store) != was
+    undone = undo_rewrite(job.store, job.paths, stopped(job.paths))
+    assert undone.done
+    assert others(job.store) == was
+    assert not undo_rewrite(job.store, job.paths, stopped(job.paths)).done
+    assert rewrite(job.store, job).published
+
+
+@LAYOUTS
+def test_what_putting_back_needs_is_not_collected_and_goes_once_it_is_of_no_use(
+    layout: Layout,
+) -> None:
+    clock = Clock()
+    job = begun(layout)
+    job.store = copied(job.store, clock=clock)
+    was = others(job.store)
+    rewrite(job.store, job, clock=clock)
+    clock.days(30)
+    asked = orphans(**{str(job.paths.root): "stopped"})
+    collect(job.store, job.paths, asked, yes=True, clock=clock)
+    assert undo_rewrite(job.store, job.paths, stopped(job.paths), clock=clock).done
+    assert others(job.store) == was
+    clock.days(30)
+    gone = collect(job.store, job.paths, asked, yes=True, clock=clock)
+    assert gone.deleted  # what the rewrite had made
+    assert others(job.store) == was
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+
+MODES = pytest.mark.parametrize(
+    ("mode", "crash"),
+    [("before", False), ("after", False), ("before", True), ("after", True)],
+    ids=["failure", "unknown-outcome", "crash-before", "crash-after"],
+)
+
+
+@EVERYWHERE
+@MODES
+def test_a_fault_at_any_change_leaves_a_job_that_restores_the_same(
+    layout: Layout, share: Share, mode: Literal["before", "after"], crash: bool
+) -> None:
+    job = begun(layout, epochs=2)
+    before, was = content(job.store, job.paths), others(job.store)
+    counted = FaultInjecting(copied(job.store))
+    rewrite(counted, job)
+    assert counted.changes >= 7
+    for at in share(range(1, counted.changes + 1)):
+        note = f"fault at change {at} of {counted.changes}"
+        store = copied(job.store)
+        with contextlib.suppress(Crash, OSError):
+            rewrite(FaultInjecting(store, fail_at=at, mode=mode, crash=crash), job)
+        expect_whole(store, job, before, note)
+        assert others(store).keys() == was.keys(), note
+        finished, undone = copied(store), copied(store)
+        rewrite(finished, job)
+        expect_whole(finished, job, before, f"run again after a {note}")
+        assert not rewrite(finished, job).changed
+        undo_rewrite(undone, job.paths, stopped(job.paths))
+        assert others(undone) == was, f"put back after a {note}"
+
+
+@EVERYWHERE
+@MODES
+def test_a_fault_at_any_change_of_an_undo_leaves_a_job_that_restores_the_same(
+    layout: Layout, share: Share, mode: Literal["before", "after"], crash: bool
+) -> None:
+    job = begun(layout, epochs=2)
+    before, was = content(job.store, job.paths), others(job.store)
+    rewrite(job.store, job)
+    counted = FaultInjecting(copied(job.store))
+    undo_rewrite(counted, job.paths, stopped(job.paths))
+    for at in share(range(1, counted.changes + 1)):
+        store = copied(job.store)
+        with contextlib.suppress(Crash, OSError):
+            faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
+            undo_rewrite(faulty, job.paths, stopped(job.paths))
+        expect_whole(store, job, before, f"fault at change {at}")
+        undo_rewrite(store, job.paths, stopped(job.paths))
+        assert others(store) == was
+
+
+class _FailingRead(FaultInjecting):
+    """Fails at the k-th call of any verb, reads included."""
+
+    def _is_fault(self, verb: str) -> bool:
+        self.changes += 1
+        return self.changes == self._fail_at
+
+
+@EVERYWHERE
+def test_a_read_or_listing_that_fails_anywhere_changes_nothing_for_a_restore(
+    layout: Layout, share: Share
+) -> None:
+    job = begun(layout, epochs=2)
+    before = content(job.store, job.paths)
+    counted = _FailingRead(copied(job.store))
+    rewrite(counted, job)
+    for at in share(range(1, counted.changes + 1), 16):
+        store = copied(job.store)
+        with contextlib.suppress(OSError):
+            rewrite(_FailingRead(store, fail_at=at), job)
+        assert content(store, job.paths) == before, f"fault at call {at}"
+        rewrite(store, job)
+        assert content(store, job.paths) == before, f"run again after a fault at call {at}"
+
+
+# ---- the job is not at rest ----------------------------------------------------------------------
+
+
+RUNNING = {"condition": JobCondition.RUNNING, "state": "Running", "run_id": 7}
+
+
+@LAYOUTS
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"condition": JobCondition.RUNNING}, "the job runs"),
+        ({"condition": JobCondition.CHANGING, "state": "Stopping"}, "Stopping"),
+        ({"condition": JobCondition.GONE}, "gone"),
+        ({"condition": JobCondition.UNKNOWN, "state": "Draining"}, "nobody says"),
+        ({"condition": JobCondition.STOPPED, "action_in_progress": True}, "about to be started"),
+        ({"condition": JobCondition.STOPPED, "running_desired": True}, "about to be started"),
+        (
+            {"condition": JobCondition.STOPPED, "ignore_state_before_epoch": Epoch(9)},
+            "ignores the epochs",
+        ),
+        (
+            {
+                "condition": JobCondition.STOPPED,
+                "checkpoints": (CheckpointFacts(epoch=Epoch(5), ready=False, state="committing"),),
+                "newest_ready_epoch": Epoch(4),
+            },
+            "may still have to be committed",
+        ),
+    ],
+)
+def test_only_a_job_at_rest_is_rewritten_and_the_plan_says_why_not(
+    layout: Layout, facts: dict[str, Any], message: str
+) -> None:
+    job = begun(layout)
+    store = WriteProtected(job.store)
+    said = JobDirectory([Telling(facts_of(job.paths, **facts))])
+    plan = plan_rewrite_of(store, job.paths, said, FULL)
+    assert plan.tables
+    assert plan.why_not is not None
+    assert message in plan.why_not
+    with pytest.raises(InputError, match=message) as caught:
+        rewrite(store, job, directory=said)
+    assert caught.value.next_step
+
+
+def test_a_job_of_which_nobody_speaks_is_refused_and_told_how_to_say_it() -> None:
+    job = begun(Layout.LEGACY)
+    with pytest.raises(InputError, match="nobody says what the job is doing") as caught:
+        rewrite(WriteProtected(job.store), job, directory=JobDirectory())
+    assert "--say JOB=stopped" in str(caught.value)
+
+
+def test_sources_that_disagree_are_not_believed() -> None:
+    job = begun(Layout.LEGACY)
+    said = JobDirectory(
+        [
+            Telling(facts_of(job.paths, JobCondition.STOPPED)),
+            SaidJobs({"job_x": "running"}),
+        ]
+    )
+    with pytest.raises(InputError, match="sources disagree"):
+        rewrite(WriteProtected(job.store), job, directory=said)
+
+
+@LAYOUTS
+def test_a_job_that_is_started_at_any_moment_restores_the_same(layout: Layout) -> None:
+    """The source changes its mind at its k-th answer: from then on the job runs as another run."""
+    job = begun(layout)
+    before = content(job.store, job.paths)
+    rest = facts_of(job.paths, JobCondition.STOPPED, run_id=6)
+    telling = Telling(rest)
+    rewrite(copied(job.store), job, directory=JobDirectory([telling]))
+    for later in (facts_of(job.paths, **RUNNING), replace(rest, run_id=7)):
+        for at in range(1, telling.asked + 1):
+            store = copied(job.store)
+            said = JobDirectory([Telling(rest, later=later, at=at)])
+            with contextlib.suppress(ConflictError, InputError):
+                outcome = rewrite(store, job, directory=said)
+                # Stopped again as another run before anything was looked at twice.
+                assert outcome.plan.run_id == 7
+            expect_whole(store, job, before, f"started at answer {at}")
+
+
+@LAYOUTS
+def test_a_start_that_only_the_store_shows_is_noticed(layout: Layout) -> None:
+    job = begun(layout)
+    store = job.store
+
+    def start_the_job(
+        held: ObjectStore, tasks: Sequence[RewriteTask]
+    ) -> Iterable[RewrittenPart | LeftOut]:
+        yield from rewrite_here(held, tasks)
+        backend = ParquetBackend(store, job.paths)
+        guard = backend.load().ref if layout is Layout.LEGACY else job.paths.current_generation
+        data = store.read(guard)  # a restore writes the first anew, a start raises the second
+        store.put(guard, data.replace(b'"generation":3', b'"generation":4'))
+
+    before = content(store, job.paths)
+    with pytest.raises(ConflictError, match="changed meanwhile"):
+        rewrite(store, job, run=start_the_job)
+    assert content(store, job.paths) == before
+
+
+# ---- two at once ---------------------------------------------------------------------------------
+
+
+@LAYOUTS
+def test_of_two_executors_one_wins_and_the_other_ends_cleanly(layout: Layout) -> None:
+    job = begun(layout)
+    before = content(job.store, job.paths)
+    refused: list[ConflictError] = []
+
+    def meanwhile(
+        held: ObjectStore, tasks: Sequence[RewriteTask]
+    ) -> Iterable[RewrittenPart | LeftOut]:
+        with pytest.raises(ConflictError, match="somebody else maintains") as caught:
+            rewrite(job.store, job, owner="another")
+        refused.append(caught.value)
+        yield from rewrite_here(held, tasks)
+
+    assert rewrite(job.store, job, run=meanwhile).published
+    assert refused[0].retryable
+    expect_whole(job.store, job, before, "one won")
+    assert not rewrite(job.store, job, owner="another").changed
+
+
+@LAYOUTS
+def test_who_was_thought_dead_publishes_nothing_over_who_took_over(layout: Layout) -> None:
+    job = begun(layout)
+    before = content(job.store, job.paths)
+    now = [1_000_000_000]
+    won: list[RewriteOutcome] = []
+
+    def sleeps_for_long(
+        held: ObjectStore, tasks: Sequence[RewriteTask]
+    ) -> Iterable[RewrittenPart | LeftOut]:
+        yield from rewrite_here(held, tasks)
+        now[0] += 3600 * 1_000_000
+        won.append(rewrite(job.store, job, owner="another", clock=lambda: now[0]))
+
+    with pytest.raises(ConflictError):
+        rewrite(job.store, job, run=sleeps_for_long, clock=lambda: now[0])
+    assert won[0].published
+    expect_whole(job.store, job, before, "the second one's")
+
+
+def test_a_maintainer_that_is_at_it_is_waited_for() -> None:
+    job = begun(Layout.LEGACY)
+    with lease(job.store, job.paths, "somebody"), pytest.raises(ConflictError):
+        rewrite(job.store, job)
+    assert rewrite(job.store, job).published
+
+
+# ---- verified before published -------------------------------------------------------------------
+
+
+@LAYOUTS
+def test_a_part_that_would_not_restore_the_same_stops_everything(layout: Layout) -> None:
+    job = begun(layout)
+    was = others(job.store)
+
+    def lose_a_row(
+        held: ObjectStore, tasks: Sequence[RewriteTask]
+    ) -> Iterable[RewrittenPart | LeftOut]:
+        for part in rewrite_here(held, tasks):
+            assert isinstance(part, RewrittenPart)
+            yield replace(part, after=RowsDigest(part.after.rows - 1, 7))
+
+    with pytest.raises(ProtocolError, match="nothing was published"):
+        rewrite(job.store, job, run=lose_a_row)
+    assert others(job.store) == was
+
+
+@LAYOUTS
+def test_a_new_file_that_vanishes_before_it_is_listed_stops_everything(layout: Layout) -> None:
+    job = begun(layout)
+    was = others(job.store)
+
+    def lose_a_file(
+        held: ObjectStore, tasks: Sequence[RewriteTask]
+    ) -> Iterable[RewrittenPart | LeftOut]:
+        parts = list(rewrite_here(held, tasks))
+        assert isinstance(parts[0], RewrittenPart)
+        job.store.delete_many(parts[0].merged.output_paths)
+        return parts
+
+    with pytest.raises(ProtocolError, match="does not pass"):
+        rewrite(job.store, job, run=lose_a_file)
+    assert others(job.store) == was
+
+
+@LAYOUTS
+def test_an_epoch_that_is_damaged_already_stays_as_it_is(layout: Layout) -> None:
+    """Rows that an upstream compaction doubled would be doubled for good."""
+    job = begun(layout)
+    twice = replace(
+        job.files["tumbling_1", "t"][0],
+        path=StatePath(f"{job.files['tumbling_1', 't'][0].path}-compacted"),
+        compaction_generation=1,
+        epoch=Epoch(4),
+    )
+    job.store.put(twice.path, job.store.read(job.files["tumbling_1", "t"][0].path))
+    job.files["tumbling_1", "t"].append(twice)
+    job.write({})
+    was = others(job.store)
+    assert "file-doubled" in {
+        one.code for one in verify_job(job.store, job.paths, level=1).verdict.errors
+    }
+    # Merged, nobody could tell any more.
+    with pytest.raises(ProtocolError, match="doubled"):
+        rewrite(job.store, job)
+    assert others(job.store) == was
+
+
+@LAYOUTS
+def test_a_missing_file_stops_everything(layout: Layout) -> None:
+    job = begun(layout)
+    gone = job.files["tumbling_1", "t"][0].path
+    job.store.delete_many([gone])
+    with pytest.raises(FormatError, match="nothing is rewritten") as caught:
+        rewrite(job.store, job)
+    assert caught.value.facts["path"] == gone
+
+
+@LAYOUTS
+def test_who_changes_objects_of_the_job_meanwhile_is_noticed(layout: Layout) -> None:
+    """A controller's cleanup goes on for a while after a stop."""
+    job = begun(layout)
+    was, gone = others(job.store), job.files["agg_2", "a"][0].path
+    slept: list[float] = []
+
+    def clean_up(seconds: float) -> None:
+        slept.append(seconds)
+        job.store.delete_many([gone])
+
+    with pytest.raises(ConflictError, match="changed meanwhile") as caught:
+        rewrite(job.store, job, quiet_seconds=60.0, sleep=clean_up)
+    assert caught.value.retryable
+    assert 50 < slept[0] <= 60
+    assert others(job.store) == {path: data for path, data in was.items() if path != gone}
+
+
+def test_a_job_that_stopped_long_ago_is_not_waited_for() -> None:
+    job = begun(Layout.LEGACY)
+    long_ago = facts_of(job.paths, JobCondition.STOPPED, finish_time_micros=1)
+    said = JobDirectory([Telling(long_ago)])
+    outcome = rewrite(job.store, job, directory=said, quiet_seconds=60.0, sleep=pytest.fail)
+    assert outcome.published
+
+
+def test_who_gives_up_leaves_everything_as_it_was() -> None:
+    job = begun(Layout.LEGACY)
+    was = others(job.store)
+    with pytest.raises(ConflictError, match="given up"):
+        rewrite(job.store, job, cancelled=lambda: True)
+    assert others(job.store) == was
+
+
+def test_a_job_that_has_gone_on_is_not_put_back() -> None:
+    job = begun(Layout.LEGACY)
+    rewrite(job.store, job)
+    job.write({})
+    with pytest.raises(ConflictError, match="would restore epoch 5 now"):
+        undo_rewrite(job.store, job.paths, stopped(job.paths))
+
+
+def test_the_epoch_that_arroyo_names_is_rewritten_not_a_later_one() -> None:
+    """The database may be one behind: a crash between object and row."""
+    job = begun(Layout.LEGACY)
+    before = {epoch: content(job.store, job.paths, epoch) for epoch in (3, 4)}
+    named = facts_of(job.paths, JobCondition.STOPPED, newest_ready_epoch=Epoch(3))
+    outcome = rewrite(job.store, job, directory=JobDirectory([Telling(named)]))
+    assert outcome.plan.epoch == 3
+    assert {epoch: content(job.store, job.paths, epoch) for epoch in (3, 4)} == before
+    missing = facts_of(job.paths, JobCondition.STOPPED, newest_ready_epoch=Epoch(9))
+    with pytest.raises(InputError, match="epoch 9, which is not there"):
+        rewrite(job.store, job, directory=JobDirectory([Telling(missing)]))

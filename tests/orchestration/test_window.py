@@ -1,0 +1,275 @@
+"""Arroyo's own jobs in Dagster: the asset rewrites stopped ones, the window running ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pendulum
+import pytest
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.runners import InProcessRunner
+from arroyo_dagster.orchestration.window import MaintenanceWindow, WindowConfig
+from arroyo_dagster.orchestration.window_times import DailyWindow, micros_of
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.local import maintenance_window
+from arroyo_dagster.state.model.layout import Layout, is_rewritten
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, window_config
+from tests.arroyo_server import Faults, ModelArroyo, arroyo
+from tests.journeys.test_maintenance_window import died
+from tests.orchestration.conftest import Deployment
+
+WINDOW = window_config(EVENTS, ["k"], retention=600)
+QUICK: dict[str, Any] = {"quiet_seconds": 0.0, "stop_seconds": 20.0, "start_seconds": 20.0}
+
+
+def written(deployed: Deployment) -> ArroyoJob:
+    """A job of Arroyo's in the deployment's store."""
+    job = ArroyoJob(Layout.PROTOCOL, watermark_micros=30 * SECOND, store=deployed.store)
+    for at in range(4):
+        times = [(20 + at + n) * SECOND * 1000 for n in range(4)]
+        job.write({("tumbling_1", WINDOW): table_rows(EVENTS, [list("abcd"), [at] * 4, times])})
+    return job
+
+
+def known(deployed: Deployment, **said: Any) -> Deployment:
+    window = MaintenanceWindow(jobs=["job_x"], between="02:00-04:00", time_zone="Asia/Tokyo")
+    deployed.build(**{"runner": InProcessRunner(), "window": window, **said})
+    deployed.instance.add_dynamic_partitions("arroyo_jobs", ["pl_x/job_x"])
+    return deployed
+
+
+def compacted(deployed: Deployment, **config: Any) -> Any:
+    config = {"policy": "full", "quiet_seconds": 0.0, **config}
+    run_config = {"ops": {"arroyo_compacted_state": {"config": config}}}
+    return deployed.run("arroyo_compaction", "pl_x/job_x", run_config=run_config)
+
+
+def checks(result: Any) -> dict[str, Any]:
+    found = [
+        event.event_specific_data
+        for event in result.all_events
+        if event.event_type_value == "ASSET_CHECK_EVALUATION"
+    ]
+    return {one.check_name: one for one in found}
+
+
+def materialized(result: Any) -> list[Any]:
+    return [
+        event.event_specific_data.materialization
+        for event in result.all_events
+        if event.event_type_value == "ASSET_MATERIALIZATION"
+    ]
+
+
+# ---- stopped jobs: the asset ---------------------------------------------------------------------
+
+
+def test_a_stopped_job_is_rewritten_and_its_asset_says_how(deployed: Deployment) -> None:
+    job = written(deployed)
+    known(deployed, directory=ArroyoDirectory(said={"job_x": "stopped"}))
+    before = content(job.store, job.paths)
+    result = compacted(deployed)
+    assert result.success
+    (event,) = materialized(result)
+    shown = {name: value.value for name, value in event.metadata.items()}
+    assert shown["arroyo/published_as"] == "in place"
+    assert shown["arroyo/files_after"] == shown["arroyo/files_forecast"] == 3
+    assert shown["arroyo/files_before"] == 9
+    assert content(job.store, job.paths) == before
+    assert {name: one.passed for name, one in checks(result).items()} == {
+        "row_parity": True,
+        "effective": True,
+        "restorable": True,
+    }
+    assert materialized(compacted(deployed)) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [({"job_x": "running"}, "the job runs"), ({}, "nobody says what the job is doing")],
+)
+def test_a_job_that_is_not_at_rest_is_only_forecast_and_the_check_says_why(
+    deployed: Deployment, said: dict[str, str], why: str
+) -> None:
+    written(deployed)
+    known(deployed, directory=ArroyoDirectory(said=said))
+    deployed.wrap(WriteProtected)
+    result = compacted(deployed)
+    assert result.success
+    assert materialized(result) == []
+    shown = {name: one.value for name, one in checks(result)["row_parity"].metadata.items()}
+    assert why in shown["arroyo/why_not"]
+    assert (shown["arroyo/files_before"], shown["arroyo/files_forecast"]) == (9, 3)
+    table = checks(result)["row_parity"].metadata["left out"]
+    reasons = [record.data["why"] for record in table.records]
+    assert any("every epoch writes it whole" in reason for reason in reasons)
+
+
+# ---- running jobs: the window --------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(deployed: Deployment, monkeypatch: pytest.MonkeyPatch) -> ModelArroyo:
+    monkeypatch.setattr(maintenance_window, "POLL_SECONDS", 0.01)
+    return ModelArroyo(written(deployed), seconds_a_request=2.0)
+
+
+def open_window(deployed: Deployment, **config: Any) -> Any:
+    config = {"jobs": ["job_x"], **QUICK, **config}
+    return deployed.run(
+        "arroyo_maintenance_window", run_config={"ops": {"arroyo_window": {"config": config}}}
+    )
+
+
+def test_a_window_stops_rewrites_and_starts_a_job_and_tells_of_it(
+    deployed: Deployment, model: ModelArroyo
+) -> None:
+    before = content(model.job.store, model.job.paths)
+    with arroyo(model) as server:
+        known(deployed, directory=ArroyoDirectory(api_url=server.url))
+        result = open_window(deployed)
+    assert result.success
+    assert model.state == "Running"
+    (event,) = materialized(result)
+    assert event.partition == "pl_x/job_x"
+    assert event.metadata["arroyo/window"].value == "rewritten, runs again"
+    newest = ParquetBackend(model.job.store, model.job.paths).load()
+    assert any(map(is_rewritten, newest.paths))
+    assert content(model.job.store, model.job.paths) == before
+
+
+def test_a_job_that_is_not_named_is_not_touched(deployed: Deployment, model: ModelArroyo) -> None:
+    with arroyo(model) as server:
+        known(deployed, directory=ArroyoDirectory(api_url=server.url))
+        assert open_window(deployed, jobs=[]).success
+        assert server.asked == []
+
+
+def test_outside_of_the_window_no_job_is_stopped(deployed: Deployment, model: ModelArroyo) -> None:
+    later = pendulum.now("Europe/Berlin").add(hours=3)
+    between = f"{later:HH:mm}-{later.add(hours=1):HH:mm}"
+    with arroyo(model) as server:
+        known(deployed, directory=ArroyoDirectory(api_url=server.url))
+        result = open_window(deployed, between=between, time_zone="Europe/Berlin")
+    assert result.success
+    assert model.log == []
+
+
+def test_a_window_without_an_api_fails_before_anything_is_touched(
+    deployed: Deployment, model: ModelArroyo
+) -> None:
+    known(deployed, directory=ArroyoDirectory(said={"job_x": "stopped"}))
+    assert not open_window(deployed).success
+    assert model.log == []
+
+
+def test_what_a_window_left_stopped_the_sensor_starts(
+    deployed: Deployment, model: ModelArroyo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = content(model.job.store, model.job.paths)
+    with arroyo(model) as server:
+        known(deployed, directory=ArroyoDirectory(api_url=server.url))
+        sensor = deployed.defs.resolve_sensor_def("arroyo_window_recovery")
+        assert isinstance(ticked(deployed, sensor), dg.SkipReason)
+        model.now_micros = 1_000_000_000_000_000  # its lease ran out long ago, by our clock
+        died(model, change=6)
+        assert model.state == "Stopped"
+        (request,) = ticked(deployed, sensor)
+        assert request.run_config["ops"]["arroyo_window"]["config"]["recover_only"] is True
+        result = deployed.run("arroyo_maintenance_window", run_config=request.run_config)
+        assert result.success
+        assert model.state == "Running"
+        assert isinstance(ticked(deployed, sensor), dg.SkipReason)
+    assert content(model.job.store, model.job.paths) == before
+
+
+def ticked(deployed: Deployment, sensor: dg.SensorDefinition) -> Any:
+    with dg.build_sensor_context(
+        instance=deployed.instance,
+        definitions=deployed.defs,
+        resources={"arroyo_store": deployed.resource},
+    ) as context:
+        return sensor(context)
+
+
+def test_a_job_that_is_not_started_again_fails_the_run_loudly(
+    deployed: Deployment, model: ModelArroyo
+) -> None:
+    with arroyo(model, Faults(at=12, until=10**9)) as server:
+        known(deployed, directory=ArroyoDirectory(api_url=server.url))
+        result = open_window(deployed, stop_seconds=2.0, start_seconds=1.0)
+    assert not result.success
+    failure = result.failure_data_for_node("arroyo_window")
+    assert "NOT STARTED AGAIN: job_x" in str(failure.user_failure_data.description)
+
+
+def test_the_schedule_opens_with_the_window_in_its_time_zone(deployed: Deployment) -> None:
+    window = MaintenanceWindow(jobs=["job_x"], between="23:30-01:15", time_zone="Europe/Berlin")
+    known(deployed, directory=ArroyoDirectory(), window=window)
+    schedule = deployed.defs.resolve_schedule_def("arroyo_window_schedule")
+    assert schedule.cron_schedule == "30 23 * * *"
+    assert schedule.execution_timezone == "Europe/Berlin"
+    assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
+
+
+def test_without_a_window_there_is_nothing_that_stops_a_job(deployed: Deployment) -> None:
+    deployed.build()
+    assert not deployed.defs.resolve_all_job_defs() or "arroyo_maintenance_window" not in {
+        job.name for job in deployed.defs.resolve_all_job_defs()
+    }
+
+
+def test_every_field_of_the_window_is_described() -> None:
+    assert all(field.description for field in WindowConfig.model_fields.values())
+
+
+# ---- times ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("between", "now", "closes"),
+    [
+        ("02:00-04:00", "2026-11-21T02:00:00+01:00", "2026-11-21T04:00:00+01:00"),
+        ("02:00-04:00", "2026-11-21T03:59:59+01:00", "2026-11-21T04:00:00+01:00"),
+        ("02:00-04:00", "2026-11-21T04:00:00+01:00", None),
+        ("02:00-04:00", "2026-11-21T02:30:00+00:00", "2026-11-21T04:00:00+01:00"),
+        ("23:00-01:30", "2026-11-21T23:10:00+01:00", "2026-11-22T01:30:00+01:00"),
+        ("23:00-01:30", "2026-11-22T01:10:00+01:00", "2026-11-22T01:30:00+01:00"),
+        ("23:00-01:30", "2026-11-22T01:40:00+01:00", None),
+        # Clocks go forward at 02:00: half past two is half past three.
+        ("02:30-04:00", "2026-03-29T01:45:00+00:00", "2026-03-29T02:00:00+00:00"),
+        ("02:30-04:00", "2026-03-29T01:15:00+00:00", None),
+        # Clocks go back at 03:00: the window is an hour longer.
+        ("02:30-04:00", "2026-10-25T00:40:00+00:00", "2026-10-25T03:00:00+00:00"),
+        ("02:30-04:00", "2026-10-25T02:40:00+00:00", "2026-10-25T03:00:00+00:00"),
+    ],
+)
+def test_a_window_is_open_by_the_clocks_of_its_time_zone(
+    between: str, now: str, closes: str | None
+) -> None:
+    window = DailyWindow.parse(between, "Europe/Berlin")
+    found = window.closes_at(pendulum.parse(now))  # type: ignore[arg-type]
+    expected = None if closes is None else micros_of(pendulum.parse(closes))  # type: ignore[arg-type]
+    assert (None if found is None else micros_of(found)) == expected
+    assert window.opens_next(pendulum.parse(now)) > pendulum.parse(now)  # type: ignore[arg-type,operator]
+
+
+@pytest.mark.parametrize(
+    ("between", "zone"),
+    [
+        ("", "UTC"),
+        ("2-4", "UTC"),
+        ("25:00-26:00", "UTC"),
+        ("02:00-02:60", "UTC"),
+        ("02:00-02:00", "UTC"),
+        ("02:00-04:00", "Mars/Olympus"),
+        ("02:00-04:00", ""),
+    ],
+)
+def test_what_is_no_window_is_refused_with_a_next_step(between: str, zone: str) -> None:
+    with pytest.raises(InputError):
+        DailyWindow.parse(between, zone)

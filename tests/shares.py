@@ -1,0 +1,44 @@
+"""Enumerated faults, dealt out: each point once, to one layout or the other; all of them to both
+where there is time (`make soak`)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pytest
+
+from arroyo_dagster.state.model.layout import Layout
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share of the points at which something may go wrong.
+
+    Attributes:
+        first, of: which of how many.
+    """
+
+    first: int
+    of: int
+
+    def __call__(self, points: Iterable[T], sparse: int = 1) -> list[T]:
+        """Its points; of every `sparse` ones, except where it has all, only one."""
+        step = self.of * sparse if self.of > 1 else 1
+        return list(itertools.islice(points, self.first, None, step))
+
+
+def everywhere(layout: str) -> pytest.MarkDecorator:
+    """Half of the points for each layout, by the argument `share`; all for both as soak tests."""
+    cases = []
+    for at, one in enumerate(Layout):
+        cases.append(pytest.param(one, Share(at, len(Layout)), id=one.value))
+        everything = pytest.param(
+            one, Share(0, 1), id=f"{one.value}-everything", marks=pytest.mark.soak
+        )
+        cases.append(everything)
+    return pytest.mark.parametrize((layout, "share"), cases)
