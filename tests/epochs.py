@@ -231,5 +231,8 @@ class MadeUpJob:
 
 def _info(path: str) -> ObjectInfo:
     return ObjectInfo(
-        path=str.__new__(StatePath, path), size_bytes=1000, modified_micros=1, etag="0123456789"
+        path=str.__new__(StatePath, path),
+        size_bytes=1000,
+        modified_micros=1 if "/table-" in path else 10**13,
+        etag="0123456789",
     )
