@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from arroyo_dagster.spark.tasks import run_items
-from arroyo_dagster.state.local.gc_plans import GcRequest, wall_clock
+from arroyo_dagster.state.local.gc_plans import GcRequest, needed_answer, wall_clock
 from arroyo_dagster.state.local.roots import newest_root
 from arroyo_dagster.state.local.roots_read import NO_EPOCH, Progress, untold
 from arroyo_dagster.state.local.survey import Survey, directories_of, list_job, read_listed
@@ -61,6 +61,7 @@ def plan_orphans_on_spark(
         ProtocolError, FormatError, NotFoundError, ConflictError, InputError: as `plan_collection`.
     """
     now = wall_clock() if now_micros is None else now_micros
+    before = asked.answer(paths)
     newest = newest_root(store, paths)
     if newest is None:
         raise refuse(NO_EPOCH, paths)
@@ -72,7 +73,7 @@ def plan_orphans_on_spark(
     survey = _joined([beside, *parts])
     progress("listed objects", survey.listed, None)
     roots = read_listed(store, survey, progress)
-    answer = None if roots.ours else asked.answer(paths)
+    answer = needed_answer(asked, roots, before)
     standing = standing_of(
         roots,
         survey.metadata,

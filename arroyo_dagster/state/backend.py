@@ -799,10 +799,7 @@ class ParquetBackend:
             ProtocolError: `min_epoch` is newer than the newest checkpoint.
             NotFoundError, FormatError: an object of an epoch that stays is missing or broken.
         """
-        # What a kept epoch lists must be known in full before anything may go.
-        epochs = sorted(self.epochs(), reverse=True)
-        kept = oldest_kept(epochs, min_epoch, self.paths.layout) if epochs else None
-        history = self.load_history(kept) if epochs else []
+        history = self._whole_history(min_epoch)
         retained = self.retained()
         if self.paths.layout is Layout.LEGACY:
             # A pinned epoch stays as well: what it lists must be known in full.
@@ -815,6 +812,18 @@ class ParquetBackend:
             pinned=retained.pinned,
             needed=self._needed_aside(retained),
         )
+
+    def _whole_history(self, min_epoch: Epoch) -> list[Checkpoint]:
+        """What a kept epoch lists must be known in full before anything may go."""
+        epochs = sorted(self.epochs(), reverse=True)
+        while epochs:
+            try:
+                return self.load_history(oldest_kept(epochs, min_epoch, self.paths.layout))
+            except NotFoundError:
+                before, epochs = epochs, sorted(self.epochs(), reverse=True)
+                if epochs == before:
+                    raise  # else somebody else has let some expire while they were read
+        return []
 
     def retained(self) -> Retained:
         """What stays besides the newest epochs: pins, and what lies in quarantine.

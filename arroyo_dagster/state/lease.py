@@ -81,14 +81,6 @@ class Leased(Wrapper):
         Raises:
             ConflictError: somebody has, or it could not be renewed in time.
         """
-        if self._out_of_time is not None and self._out_of_time():
-            raise ConflictError(
-                "the lease on the job could not be renewed before it ran out",
-                path=self.lease.path,
-                owner=self.lease.owner,
-                retryable=True,
-                next_step="run it again once the store answers in time; nothing was lost",
-            )
         if self.inner.head(self.lease.successor) is not None:
             raise ConflictError(
                 "the lease on the job ran out, and somebody else has taken it",
@@ -96,6 +88,15 @@ class Leased(Wrapper):
                 owner=self.lease.owner,
                 retryable=True,
                 next_step="let the other go on, then run it again; nothing was lost",
+            )
+        # Behind that request, which may have taken its time.
+        if self._out_of_time is not None and self._out_of_time():
+            raise ConflictError(
+                "the lease on the job could not be renewed before it ran out",
+                path=self.lease.path,
+                owner=self.lease.owner,
+                retryable=True,
+                next_step="run it again once the store answers in time; nothing was lost",
             )
 
 

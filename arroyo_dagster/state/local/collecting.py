@@ -26,7 +26,9 @@ from arroyo_dagster.state.local.gc_plans import (
 from arroyo_dagster.state.local.journal import Journal, finish_open_runs
 from arroyo_dagster.state.local.quarantine import Aside
 from arroyo_dagster.state.local.retained import forget_released
+from arroyo_dagster.state.local.roots import newest_root
 from arroyo_dagster.state.local.roots_read import Progress
+from arroyo_dagster.state.local.telling import told_again, unheard
 from arroyo_dagster.state.model.collecting import GcPlan, PathsDigest, PlanKind
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -127,7 +129,7 @@ def collect(
     pace: Pace | None = None,
     owner: str = "arroyo-state gc",
     clock: Clock = wall_clock,
-    progress: Callable[[GcProgress], None] = lambda state: None,
+    progress: Callable[[GcProgress], None] = unheard,
 ) -> GcOutcome:
     """Collect what one plan of a job takes; without `yes` say what would go.
 
@@ -137,16 +139,35 @@ def collect(
         make: makes plans; in this process unless given.
         delete: deletes data files; likewise.
         owner: who asks, for lease and journal.
-        progress: told after every few thousand objects.
+        progress: told after every few thousand objects, and every few seconds.
 
     Raises:
         ConflictError: somebody else maintains the job, or `plan` no longer fits.
         ProtocolError: refused, with the evidence; see `plan_collection`.
         StorageError: objects could not be deleted; what refers to them is still there.
     """
-    if not yes:
-        found = plan or make(store, paths, asked, now_micros=clock(), progress=_planning(progress))
-        return GcOutcome(plan=found, done=False, deleted=found.objects, size_bytes=found.size_bytes)
+    with told_again(progress) as told:
+        if yes:
+            return _carried_out(
+                store, paths, asked, plan, aside, make, delete, pace or Pace(), owner, clock, told
+            )
+        found = plan or make(store, paths, asked, now_micros=clock(), progress=_planning(told))
+    return GcOutcome(plan=found, done=False, deleted=found.objects, size_bytes=found.size_bytes)
+
+
+def _carried_out(
+    store: ObjectStore,
+    paths: JobPaths,
+    asked: GcRequest,
+    plan: GcPlan | None,
+    aside: bool,
+    make: Make,
+    delete: Delete,
+    pace: Pace,
+    owner: str,
+    clock: Clock,
+    progress: Callable[[GcProgress], None],
+) -> GcOutcome:
     check_allowed(store, paths, asked)
     with lease(store, paths, owner, clock=clock) as held:
         now = _store_clock(held, paths, clock)
@@ -162,7 +183,7 @@ def collect(
         if chosen.kind is PlanKind.DEAD_JOB:
             # Its epochs cannot be read any more once this has begun.
             held.create(paths.removal, encode_json(gc_plan_to_json(chosen)))
-        run = _Run(held, chosen, asked, journal, moving, delete, pace or Pace(), progress)
+        run = _Run(held, chosen, asked, journal, moving, delete, pace, progress)
         run.carry_out()
         journal.end({"deleted": run.deleted, "size_bytes": run.size_bytes})
         if chosen.kind is PlanKind.DEAD_JOB:
@@ -241,8 +262,8 @@ class _Run:
     def _step(self, name: str, step: Packed, delete: Delete) -> None:
         if not step:
             return
-        self._recheck()
         for wave in _waves(step, 1 if name == "metadata" else self.pace.in_flight):
+            self._recheck()
             self._wave(wave, delete, in_order=name == "metadata")
             self._done += sum(map(len, wave))
             self._report(name)
@@ -275,6 +296,21 @@ class _Run:
                     run=run_id,
                     next_step="let it go on, then make a new plan; run it again for the rest",
                 )
+            if facts is not None and facts.condition.at_rest:
+                self._check_head()
+
+    def _check_head(self) -> None:
+        """A job at rest publishes nothing, whatever anybody says."""
+        plan = self.plan
+        newest = newest_root(self.store, plan.paths)
+        if newest is None or newest.ref != plan.proof.head:
+            raise refuse(
+                f"the job is said to be at rest, and its newest epoch is another one now: "
+                f"{None if newest is None else newest.epoch}",
+                plan.paths,
+                path=plan.proof.head,
+                next_step="find out who runs it; make a new plan then",
+            )
 
     # ---- a wave of batches -----------------------------------------------------------------------
 
@@ -371,14 +407,15 @@ class _Run:
         if len(step) <= HEADS:
             objects = list(step)
             infos = concurrently(self.store.head, [one.path for one in objects])
-            return [one for one, info in zip(objects, infos, strict=True) if info is not None]
-        return self._still_listed(PathsDigest(step.paths))
+            found = zip(objects, infos, strict=True)
+            return [one for one, info in found if info is not None and info.etag == one.etag]
+        return self._still_listed(PathsDigest(_same(one.path, one.etag) for one in step))
 
     def _still_listed(self, wanted: PathsDigest) -> list[Stored]:
         left, listed = [], 0
         for info in self.store.list(self.plan.paths.root):
             listed += 1
-            if info.addressable and info.path in wanted:
+            if info.addressable and _same(info.path, info.etag) in wanted:
                 left.append(Stored(info.path, info.size_bytes, info.modified_micros, info.etag))
         if not listed:
             # The lease and the journal are there: such an answer says nothing of the others.
@@ -399,6 +436,11 @@ class _Run:
         took = now - self._began
         left = None if not self._done else took / self._done * (total - self._done)
         self.progress(GcProgress(step=name, done=self._done, total=total, left_seconds=left))
+
+
+def _same(path: StatePath, etag: str | None) -> str:
+    """What tells an object from one that was written under its name since."""
+    return f"{path}\0{etag or ''}"
 
 
 def _waves(step: Packed, in_flight: int) -> Iterator[list[list[Stored]]]:

@@ -28,7 +28,7 @@ from arroyo_dagster.state.planning.collecting import measured
 from arroyo_dagster.state.planning.dead_jobs import files_below, plan_dead_job, what_is_left_of
 from arroyo_dagster.state.planning.expiry import plan_expiry
 from arroyo_dagster.state.planning.orphans import judge, plan_orphans, standing_of
-from arroyo_dagster.state.planning.permission import at_rest, why_dead
+from arroyo_dagster.state.planning.permission import at_rest, check_still, why_dead
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -108,34 +108,48 @@ def plan_collection(
         InputError, ConflictError, StorageError: as everywhere.
     """
     now = wall_clock() if now_micros is None else now_micros
+    # A job that stops while it is looked at has published what the look has missed.
+    before = None if asked.kind is PlanKind.DEAD_JOB else asked.answer(paths)
     if asked.kind is PlanKind.EXPIRE and not with_sizes:
         assert asked.retention is not None
         roots = read_roots(store, paths, progress)
-        return plan_expiry(roots, asked.retention, now_micros=now, answer=_needed(asked, roots))
+        answer = needed_answer(asked, roots, before)
+        return plan_expiry(roots, asked.retention, now_micros=now, answer=answer)
     begun = _begun_removal(store, paths) if asked.kind is PlanKind.DEAD_JOB else None
     if begun is not None:
         return _rest_of(store, asked, begun, now)
     survey, roots = survey_job(store, paths, progress)
-    if asked.kind is PlanKind.EXPIRE:
-        return _expiry(asked, survey, roots, now)
+    if asked.kind is PlanKind.DEAD_JOB:
+        return _dead_job(store, asked, survey, roots, now)
+    answer = needed_answer(asked, roots, before)
     if asked.kind is PlanKind.ORPHANS:
-        return _orphans(asked, survey, roots, now)
-    return _dead_job(store, asked, survey, roots, now)
-
-
-def _needed(asked: GcRequest, roots: Roots) -> JobAnswer | None:
-    """What is known of a job of Arroyo's; of a job of ours nobody is asked."""
-    return None if roots.ours else asked.answer(roots.paths)
-
-
-def _expiry(asked: GcRequest, survey: Survey, roots: Roots, now: int) -> GcPlan:
+        return _orphans(asked, survey, roots, now, answer)
     assert asked.retention is not None
-    plan = plan_expiry(roots, asked.retention, now_micros=now, answer=_needed(asked, roots))
+    plan = plan_expiry(
+        roots, asked.retention, now_micros=now, answer=answer, listed_from=survey.newest
+    )
     return measured(plan, survey.files, survey.metadata, survey.ours)
 
 
-def _orphans(asked: GcRequest, survey: Survey, roots: Roots, now: int) -> GcPlan:
-    answer = _needed(asked, roots)
+def needed_answer(asked: GcRequest, roots: Roots, before: JobAnswer | None) -> JobAnswer | None:
+    """What is known of a job of Arroyo's; of a job of ours nobody is asked.
+
+    Args:
+        before: what was known before it was looked at.
+
+    Raises:
+        ConflictError: something else is known now.
+    """
+    if roots.ours:
+        return None
+    answer = asked.answer(roots.paths)
+    check_still(roots.paths, before, answer)
+    return answer
+
+
+def _orphans(
+    asked: GcRequest, survey: Survey, roots: Roots, now: int, answer: JobAnswer | None
+) -> GcPlan:
     standing = standing_of(
         roots, survey.metadata, now_micros=now, grace_micros=asked.grace_micros, answer=answer
     )

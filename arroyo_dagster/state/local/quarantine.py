@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, NotFoundError
-from arroyo_dagster.state.backend import delete_all
+from arroyo_dagster.state.backend import ParquetBackend, delete_all
 from arroyo_dagster.state.codec.collecting import (
     encode_moved,
     encode_quarantined,
@@ -154,7 +154,8 @@ def undelete(
     Raises:
         NotFoundError: there is no such quarantine.
         ConflictError: something else lies where an object was; nothing was brought back.
-        FormatError: a copy is not what it was.
+        FormatError: a copy is not what it was, or an epoch is back and cannot be restored: what
+            it needs besides went meanwhile, which Arroyo's own cleanup does.
     """
     _check_known(read_retained(store, paths), paths, name)
     moved = sorted(moved_in(store, paths, name), key=lambda one: _order(paths, one))
@@ -183,6 +184,8 @@ def undelete(
         objects = [Stored(one.path, one.size_bytes) for one in moved]
         journal.write(1, objects, dict.fromkeys((one.path for one in moved), "back"))
         journal.end({"back": len(moved)})
+    for epoch in pins:
+        ParquetBackend(store, paths).prepare_checkpoint_load(epoch)
     return moved
 
 

@@ -22,6 +22,7 @@ OUR_DIRECTORY = "_arroyo_dagster"
 _MAX_PATH_BYTES = 1024
 _MAX_DECODINGS = 8
 _MAX_SHOWN = 200
+_PLAIN = re.compile(r"[\w\-=<>][\w\-=<>.]*(?:/[\w\-=<>][\w\-=<>.]*)*", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 
 
@@ -74,6 +75,8 @@ class StatePath(str):
 
 def path_problem(text: str) -> str | None:
     """Say what makes `text` unusable as a path below the checkpoint URL; None when nothing does."""
+    if _PLAIN.fullmatch(text) and len(text) <= _MAX_PATH_BYTES:
+        return None  # nearly every path there is
     if not text:
         return "it is empty"
     if text.startswith("/") or text.endswith("/"):

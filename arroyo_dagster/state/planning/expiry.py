@@ -33,7 +33,12 @@ from arroyo_dagster.state.planning.reachable import (
 
 
 def plan_expiry(
-    roots: Roots, retention: Retention, *, now_micros: int, answer: JobAnswer | None = None
+    roots: Roots,
+    retention: Retention,
+    *,
+    now_micros: int,
+    answer: JobAnswer | None = None,
+    listed_from: Epoch | None = None,
 ) -> GcPlan:
     """Choose what goes once only the epochs of `retention`, and pinned ones, stay.
 
@@ -46,6 +51,8 @@ def plan_expiry(
         now_micros: the time that ages are taken from.
         answer: what is known of the job; needed for a job of Arroyo's, of which only one at rest
             has epochs that may go.
+        listed_from: the newest epoch when the listing began, from which the plan will take what is
+            there. It and those after it stay: the listing may show a part of them.
 
     Raises:
         ProtocolError: it is not known, or not allowed; says why, with the evidence.
@@ -58,12 +65,14 @@ def plan_expiry(
         )
     check_clock(roots, now_micros)
     keep_from = oldest_staying(roots, retention, now_micros, answer)
+    if listed_from is not None:
+        keep_from = min(keep_from, listed_from)
     pinned = roots.retained.pinned
     stays = [one for one in roots.epochs if one.epoch >= keep_from or one.epoch in pinned]
     check_whole(roots, stays)
     staying = {one.epoch for one in stays}
     expired = [one for one in reversed(roots.epochs) if one.epoch not in staying]
-    needed = _parents_of_pinned(roots, stays, keep_from)
+    needed = _parents_of_pinned(roots)
     referenced = referenced_by(roots, (*stays, *roots.attempts))
     going = [one for one in expired if one.ref not in needed]
     paths = roots.paths
@@ -105,11 +114,11 @@ def _needed_by_recovery(epochs: Sequence[EpochRoot], newest: Epoch) -> Sequence[
     return epochs[: len(after) + 1]
 
 
-def _parents_of_pinned(
-    roots: Roots, stays: Sequence[EpochRoot], keep_from: Epoch
-) -> frozenset[StatePath]:
+def _parents_of_pinned(roots: Roots) -> frozenset[StatePath]:
+    """The parents of all pinned epochs, young ones too: they grow old, and then it is too late."""
+    pinned = roots.retained.pinned
     return frozenset(
-        one.parent_ref for one in stays if one.epoch < keep_from and one.parent_ref is not None
+        one.parent_ref for one in roots.epochs if one.epoch in pinned and one.parent_ref is not None
     )
 
 

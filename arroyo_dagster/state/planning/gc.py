@@ -87,7 +87,8 @@ def plan_expire(
     expired = [checkpoint for checkpoint in reversed(history) if checkpoint.epoch not in staying]
     kept = {path for one in stays for path in one.paths} | set(needed)
     doomed = {path for c in expired for path in c.paths} - kept
-    parents = {one.parent_ref for one in stays if one.epoch < keep_from}
+    # Of young ones too: they grow old, and then it is too late.
+    parents = {one.parent_ref for one in stays if one.epoch in pinned}
     expired = [one for one in expired if one.ref not in parents]
     records: list[StatePath] = []
     manifests: list[StatePath] = []

@@ -185,7 +185,17 @@ def _reason_of_file(standing: Standing, one: Stored, name: ObjectName) -> Reason
         return young
     if place == standing.restored:
         return Reason.RESTORED_FROM
-    return _reason_while_live(standing, one, name) if standing.live else Reason.ORPHAN
+    if standing.live:
+        return _reason_while_live(standing, one, name)
+    return Reason.MAY_COME_AGAIN if _next_of_legacy(standing, name) else Reason.ORPHAN
+
+
+def _next_of_legacy(standing: Standing, name: ObjectName) -> bool:
+    """Whether the next epoch of a job at rest writes such a name: it may start at any moment."""
+    if standing.roots.paths.layout is not Layout.LEGACY:
+        return False
+    newest = standing.newest_written or standing.roots.head.epoch
+    return name.epoch is not None and name.epoch > newest
 
 
 def _young(standing: Standing, one: Stored) -> Reason | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import SKEW_MICROS, Roots
 from arroyo_dagster.state.model.directory import Absence, JobAnswer, JobCondition, JobFacts
@@ -51,6 +52,28 @@ def at_rest(roots: Roots, answer: JobAnswer | None) -> bool:
             next_step="ask the server that runs this job; nothing was deleted",
         )
     return facts.condition.at_rest
+
+
+def check_still(paths: JobPaths, before: JobAnswer | None, now: JobAnswer | None) -> None:
+    """Make sure that a job was doing one thing from before it was looked at until afterwards.
+
+    Raises:
+        ConflictError: it was not: what was seen may lack what it has published since.
+    """
+    was, now_is = (_doing(answer) for answer in (before, now))
+    if was != now_is:
+        raise ConflictError(
+            f"the job changed while it was looked at: {was} is {now_is} now",
+            job=paths.root,
+            retryable=True,
+            next_step="run it again; nothing was deleted",
+        )
+
+
+def _doing(answer: JobAnswer | None) -> tuple[str, int | None]:
+    if answer is None:
+        return "unknown", None
+    return answer.facts.condition.value, answer.facts.run_id
 
 
 def _known(paths: JobPaths, answer: JobAnswer | None) -> JobFacts:

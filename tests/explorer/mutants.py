@@ -1,0 +1,81 @@
+"""Ways to break garbage collection, one at a time: the tests must find each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from arroyo_dagster.state import lease as lease_module
+from arroyo_dagster.state.local import gc_plans, roots_protocol, roots_read, survey
+from arroyo_dagster.state.model.collecting import Retained
+from arroyo_dagster.state.planning import expiry, orphans, reachable
+from arroyo_dagster.state.planning.orphans import Reason
+
+
+def _instead(owner: Any, name: str, value: Any) -> Callable[[], Any]:
+    return lambda: mock.patch.object(owner, name, value)
+
+
+@contextmanager
+def _listing_trusted() -> Iterator[None]:
+    """Epochs that a listing does not show are taken for gone."""
+    found = survey.survey_job
+
+    def trusting(*given: Any, **named: Any) -> Any:
+        seen, known = found(*given, **named)
+        there = {one.path for one in seen.metadata}
+        kept = tuple(one for one in known.epochs if one.ref in there)
+        return seen, replace(known, epochs=kept or known.epochs[:1])
+
+    with (
+        mock.patch.object(survey, "check_listed", return_value=None),
+        mock.patch.object(gc_plans, "survey_job", trusting),
+    ):
+        yield
+
+
+def _without_pins(self: roots_read.Reader) -> Any:
+    return Retained(), ()
+
+
+def _orphan_at_once(standing: Any, one: Any, name: Any) -> Reason:
+    return Reason.ORPHAN
+
+
+@contextmanager
+def _no_attempts() -> Iterator[None]:
+    """Manifests that own no epoch yet, and that a start would claim."""
+    with (
+        mock.patch.object(survey, "_with_attempts", lambda store, known, found: known),
+        mock.patch.object(roots_protocol, "_unowned", return_value=()),
+    ):
+        yield
+
+
+def _no_parents(known: Any) -> frozenset[Any]:
+    return frozenset()
+
+
+MUTANTS: dict[str, Callable[[], Any]] = {
+    "pins are ignored": _instead(roots_read.Reader, "retained", _without_pins),
+    "the parent of the newest epoch is skipped": _instead(
+        expiry, "_needed_by_recovery", lambda epochs, newest: epochs[:1]
+    ),
+    "the parents of pinned epochs are skipped": _instead(expiry, "_parents_of_pinned", _no_parents),
+    "a listing that is cut short is trusted": _listing_trusted,
+    "there is no grace period": _instead(orphans, "_young", lambda standing, one: None),
+    "what a running job may write is not asked": _instead(
+        orphans, "_reason_while_live", _orphan_at_once
+    ),
+    "the lease is not checked again": _instead(lease_module.Leased, "check", lambda self: None),
+    "what a start would claim is ignored": _no_attempts,
+    "the ten epochs that Arroyo's cleanup needs go": _instead(
+        expiry, "LEGACY_EPOCHS_BEFORE_NEWEST", 0
+    ),
+    "files shared with epochs that stay go": _instead(
+        expiry, "referenced_by", lambda known, stays: reachable.PathsDigest()
+    ),
+}

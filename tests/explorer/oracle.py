@@ -1,0 +1,351 @@
+"""What must stay, by brute force over every metadata object; shares no code with what it judges.
+
+Bytes are parsed with the generated protobuf classes and `json`; names are taken apart here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec.proto import state_pb2 as pb
+from tests.explorer.world import HOUR, Object, Objects, Process, Violation
+
+RECORD = re.compile(r"(.+)/epochs/epoch-(\d+)\.record")
+LEGACY_HEAD = re.compile(r"([^/]+)/checkpoints/checkpoint-(\d+)/metadata")
+OPERATOR = re.compile(r"([^/]+)/checkpoints/checkpoint-(\d+)/operator-.+/metadata")
+MANIFEST = "/checkpoint-manifest.pb"
+DATA = re.compile(r".+/operator-.+/table-[^/]+")
+OURS = "/_arroyo_dagster/"
+
+
+@functools.lru_cache(maxsize=20_000)
+def listed(data: bytes, whole: bool) -> tuple[str, ...]:
+    """The files that a manifest (`whole`), or the metadata of one operator, lists."""
+    operators = (
+        pb.CheckpointManifest.FromString(data).operators
+        if whole
+        else [pb.OperatorCheckpointMetadata.FromString(data)]
+    )
+    found: list[str] = []
+    for operator in operators:
+        for table in operator.table_checkpoint_metadata.values():
+            if table.table_type == pb.GLOBAL_KEY_VALUE:
+                one = pb.GlobalKeyedTableTaskCheckpointMetadata.FromString(table.data)
+                found += one.files
+            else:
+                timed = pb.ExpiringKeyedTimeTableCheckpointMetadata.FromString(table.data)
+                found += [file.file for file in timed.files]
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=20_000)
+def manifest_facts(data: bytes) -> tuple[int, str | None, bool, bool]:
+    """Epoch, parent, whether it needs a commit, whether a job of ours wrote it."""
+    one = pb.CheckpointManifest.FromString(data)
+    parent = one.parent_checkpoint_ref if one.HasField("parent_checkpoint_ref") else None
+    return one.epoch, parent, one.needs_commit, one.HasField("progress")
+
+
+@functools.lru_cache(maxsize=20_000)
+def legacy_operators(data: bytes) -> tuple[str, ...]:
+    """The operators that checkpoint metadata of the legacy layout names."""
+    return tuple(pb.CheckpointMetadata.FromString(data).operator_ids)
+
+
+@functools.lru_cache(maxsize=1000)
+def _outputs(data: bytes) -> tuple[str, ...]:
+    record = records.decode_compaction_record(data, "a compaction record")
+    return tuple(path for one in record.merged for path in one.output_paths)
+
+
+def reachable(objects: Objects, root: str) -> set[str]:
+    """Every data file that any metadata object of a job lists."""
+    found: set[str] = set()
+    for path, (data, _, _) in objects.items():
+        if not path.startswith(root + "/") or OURS in path:
+            continue
+        if path.endswith(MANIFEST):
+            found.update(listed(data, True))
+        elif OPERATOR.fullmatch(path):
+            found.update(listed(data, False))
+    return found
+
+
+def data_files(objects: Objects, root: str) -> set[str]:
+    """Every data file of a job."""
+    return {
+        path
+        for path in objects
+        if path.startswith(root + "/") and OURS not in path and DATA.fullmatch(path)
+    }
+
+
+@dataclass
+class Watch:
+    """Knows which epochs exist, and sees that nothing they need is taken away.
+
+    Attributes:
+        keep: the fewest epochs that anybody who expires was asked to keep; None: none expires.
+        keep_writer: as `keep`, of the job's own cleaning up.
+        trap: how many epochs before the one that a start chooses Arroyo's cleaning up needs.
+        restorable: the epoch that a start chooses, where somebody else decides that.
+        pinned: epochs that somebody was told are pinned.
+        epochs: what each epoch that exists needs.
+        by_arroyo: what Arroyo itself has collected: it knows of no pins.
+    """
+
+    objects: Objects
+    root: str
+    protocol: bool
+    ours: bool
+    keep: int | None = None
+    trap: int = 0
+    restorable: Callable[[], int | None] = lambda: None
+    pinned: set[int] = field(default_factory=set)
+    epochs: dict[int, frozenset[str]] = field(default_factory=dict)
+    clock: Callable[[], int] = lambda: 0
+    by_arroyo: set[str] = field(default_factory=set)
+    _parents: dict[int, set[str]] = field(default_factory=dict)
+    _protected: frozenset[str] | None = None
+
+    def look(self) -> None:
+        """Find the epochs there are, after a start from stored objects."""
+        pattern = RECORD if self.protocol else LEGACY_HEAD
+        for path in sorted(self.objects):
+            found = pattern.fullmatch(path)
+            if found and found[1] == self.root:
+                needs = self._needs(path, int(found[2]))
+                if needs is not None and all(need in self.objects for need in needs):
+                    self.epochs[int(found[2])] = needs
+        self._pin_parents()
+
+    # ---- what an epoch needs ---------------------------------------------------------------------
+
+    def _needs(self, path: str, epoch: int) -> frozenset[str] | None:
+        if self.protocol:
+            return self._protocol_needs(path)
+        needs = {path}
+        for name in legacy_operators(self.objects[path][0]):
+            operator = f"{self.root}/checkpoints/checkpoint-{epoch:07}/operator-{name}/metadata"
+            needs.add(operator)
+            if operator not in self.objects:
+                return None
+            needs.update(listed(self.objects[operator][0], False))
+        return frozenset(needs)
+
+    def _protocol_needs(self, path: str) -> frozenset[str] | None:
+        ref = json.loads(self.objects[path][0])["checkpoint_ref"]
+        if ref not in self.objects:
+            return None
+        data = self.objects[ref][0]
+        return frozenset({path, ref, *self._marker(ref), *listed(data, True)})
+
+    def _marker(self, ref: str) -> tuple[str, ...]:
+        marker = ref.rpartition("/")[0] + "/committed.json"
+        needs_commit = manifest_facts(self.objects[ref][0])[2]
+        return (marker,) if needs_commit and marker in self.objects else ()
+
+    def _of_parent(self, needs: Iterable[str]) -> set[str]:
+        """What a start demands of the parent: that it is ready, not what it lists."""
+        ref = next((one for one in needs if one.endswith(MANIFEST)), None)
+        if ref is None or ref not in self.objects:
+            return set()
+        parent = manifest_facts(self.objects[ref][0])[1]
+        if parent is None or parent not in self.objects:
+            return set()
+        epoch = manifest_facts(self.objects[parent][0])[0]
+        return {parent, f"{self.root}/epochs/epoch-{epoch:07}.record", *self._marker(parent)}
+
+    def protected(self) -> frozenset[str]:
+        """Every object that nobody may take away now."""
+        if self._protected is None:
+            numbers = sorted(self.epochs, reverse=True)
+            stays = self.staying(numbers)
+            found: set[str] = set()
+            for number in stays:
+                needs = self.epochs[number]
+                found |= needs
+                if self.protocol and number == numbers[0]:
+                    found |= self._of_parent(needs)
+                found |= self._parents.get(number, set())
+            self._protected = frozenset(found | self.waiting())
+        return self._protected
+
+    def waiting(self) -> set[str]:
+        """What compactions have merged that wait for the writer."""
+        below = f"{self.root}{OURS}compactions/"
+        found: set[str] = set()
+        for path, (data, _, _) in self.objects.items():
+            if path.startswith(below):
+                found.update(_outputs(data))
+        return found
+
+    def staying(self, numbers: list[int]) -> list[int]:
+        """The epochs that nobody was asked to expire."""
+        if self.keep is None:
+            return numbers
+        newest = self.restorable() or max(numbers, default=0)
+        oldest = newest - self.trap
+        kept = set(numbers[: self.keep]) | (self.pinned & set(numbers))
+        kept |= {n for n in numbers if n >= oldest}
+        return sorted(kept, reverse=True)
+
+    def expires(self, keep: int) -> None:
+        """Somebody begins to expire epochs but the newest `keep`."""
+        self.keep = keep if self.keep is None else min(self.keep, keep)
+        self._protected = None
+
+    def pin(self, epochs: set[int]) -> None:
+        """From now on these are pinned, and no others."""
+        lost = [e for e in epochs - self.pinned if not self.whole(e)]
+        self.pinned = set(epochs)
+        self._pin_parents()
+        if lost and self.ours:
+            raise Violation(f"epoch {lost[0]} was pinned, and is not whole")
+
+    def _pin_parents(self) -> None:
+        """The parent of a pinned epoch stays if it was there when that was pinned."""
+        known = self._parents
+        self._parents = {}
+        for epoch in self.pinned:
+            parent = self._of_parent(self.epochs.get(epoch, ())) if self.protocol else set()
+            if epoch in known or all(path in self.objects for path in parent):
+                self._parents[epoch] = known.get(epoch, parent)
+        self._protected = None
+
+    def whole(self, epoch: int) -> bool:
+        """Whether an epoch exists with all it needs."""
+        needs = self.epochs.get(epoch)
+        return needs is not None and all(path in self.objects for path in needs)
+
+    # ---- what happens ----------------------------------------------------------------------------
+
+    def __call__(self, process: Process, verb: str, path: str, before: Object | None) -> None:
+        """A change was made."""
+        if not path.startswith(self.root + "/"):
+            if process.role == "collector":
+                raise Violation(f"{process.name} touched another job: {verb} {path}")
+            return
+        if OURS in path:
+            if "/compactions/" in path:
+                self._protected = None
+            return
+        if verb == "delete":
+            self._deleted(process, path, before)
+        else:
+            self._written(process, verb, path, before)
+
+    def _deleted(self, process: Process, path: str, before: Object | None) -> None:
+        if process.role == "arroyo":
+            self.by_arroyo.add(path)
+            for number in [n for n, needs in self.epochs.items() if path in needs]:
+                del self.epochs[number]
+            self._protected = None
+            return
+        if path in self.protected():
+            who = [n for n, needs in self.epochs.items() if path in needs]
+            raise Violation(f"{process.name} deleted {path}, which epochs {who} need")
+        if process.role == "collector" and process.name.startswith("orphans"):
+            assert before is not None
+            if self.clock() - before[1] < HOUR:
+                raise Violation(f"{process.name} deleted {path}, written within the last hour")
+        for number in [n for n, needs in self.epochs.items() if path in needs]:
+            del self.epochs[number]
+            self._protected = None
+
+    def _written(self, process: Process, verb: str, path: str, before: Object | None) -> None:
+        pattern = RECORD if self.protocol else LEGACY_HEAD
+        found = pattern.fullmatch(path)
+        if found is None:
+            marker = path.endswith(("/committed.json", MANIFEST))
+            self._protected = None if marker else self._protected
+            if marker:
+                self._marked(path)
+            self._check_overwritten(process, path, before)
+            return
+        epoch = int(found[2])
+        needs = self._needs(path, epoch)
+        missing = sorted(need for need in needs or () if need not in self.objects)
+        if needs is None or missing:
+            newest = max(self.epochs, default=0)
+            if epoch <= newest and process.role == "collector":
+                return  # a note of the oldest epoch, in metadata that has just expired
+            raise Violation(f"epoch {epoch} came to exist without {missing[:1] or 'its metadata'}")
+        self.epochs[epoch] = needs
+        self._protected = None
+
+    def _marked(self, path: str) -> None:
+        directory = path.rpartition("/")[0]
+        for number, needs in self.epochs.items():
+            if directory + MANIFEST in needs and path.endswith("committed.json"):
+                self.epochs[number] = needs | {path}
+
+    def _check_overwritten(self, process: Process, path: str, before: Object | None) -> None:
+        if process.role != "collector" or before is None:
+            return
+        if path in self.protected() and self.objects[path][0] != before[0]:
+            raise Violation(f"{process.name} wrote over {path}")
+
+
+def restored(objects: Objects, root: str, number: int, *, follow: bool) -> str | None:
+    """What a start of worker generation `number` goes on from, or claims (arroyo-state.md 3.3).
+
+    Args:
+        follow: go on along the epoch records, as our own jobs do.
+
+    Raises:
+        Violation: it fails.
+    """
+    for generation in range(number - 1, -1, -1):
+        found = objects.get(f"{root}/generations/{generation}/generation-manifest.json")
+        if found is None:
+            continue
+        fields = json.loads(found[0])
+        refs = [fields.get("latest_checkpoint_ref"), fields.get("base_checkpoint_ref")]
+        for ref in dict.fromkeys(ref for ref in refs if ref):
+            chosen = _candidate(objects, root, ref)
+            if chosen is not None:
+                return _followed(objects, root, chosen) if follow else chosen
+    return None
+
+
+def _candidate(objects: Objects, root: str, ref: str) -> str | None:
+    if ref not in objects:
+        return None
+    epoch, parent, _, _ = manifest_facts(objects[ref][0])
+    if parent is not None and not _ready(objects, root, parent):
+        raise Violation(f"a start fails: the parent {parent} of {ref} is not ready")
+    owner = _owner(objects, root, epoch)
+    if owner is None or owner == ref:
+        return ref  # the start claims it
+    if owner not in objects:
+        raise Violation(f"a start fails: {owner} owns epoch {epoch} and is not there")
+    return _candidate(objects, root, owner)
+
+
+def _followed(objects: Objects, root: str, ref: str) -> str:
+    while True:
+        following = _owner(objects, root, manifest_facts(objects[ref][0])[0] + 1)
+        if following is None:
+            return ref
+        if following not in objects:
+            raise Violation(f"a start fails: {following} owns its epoch and is not there")
+        ref = following
+
+
+def _owner(objects: Objects, root: str, epoch: int) -> str | None:
+    record = objects.get(f"{root}/epochs/epoch-{epoch:07}.record")
+    return None if record is None else str(json.loads(record[0])["checkpoint_ref"])
+
+
+def _ready(objects: Objects, root: str, ref: str) -> bool:
+    if ref not in objects:
+        return False
+    epoch, _, needs_commit, _ = manifest_facts(objects[ref][0])
+    marker = ref.rpartition("/")[0] + "/committed.json"
+    return _owner(objects, root, epoch) == ref and (not needs_commit or marker in objects)

@@ -1,0 +1,486 @@
+"""The product's own programs, made to run in a `World`: writer, compaction, collectors, pins.
+
+The code is the product's. What is replaced: threads (calls that it makes at once come one after the
+other, in an order that the seed chooses), time, random names, and the content of data files, which
+nobody reads here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import types
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError
+from arroyo_dagster.state import backend as backend_module
+from arroyo_dagster.state import lease as lease_module
+from arroyo_dagster.state.coordinator import JobRun
+from arroyo_dagster.state.local.collecting import Pace, collect
+from arroyo_dagster.state.local.compaction import compact_job
+from arroyo_dagster.state.local.directory import JobDirectory
+from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
+from arroyo_dagster.state.local.quarantine import purge, undelete
+from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.model.checkpoints import (
+    ExpiringTimeKeyReport,
+    GlobalKeyedReport,
+    OperatorCheckpoint,
+    StreamProgress,
+    SubtaskCheckpoint,
+)
+from arroyo_dagster.state.model.compaction import (
+    CompactionPolicy,
+    CompactionSettings,
+    MergedPairs,
+    MergedRows,
+    MergeOutcome,
+    PairsMerge,
+)
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyFiles,
+    TableConfig,
+    TimeFile,
+)
+from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
+from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.planning.checkpoint import cutoff_micros
+from arroyo_dagster.state.storage import concurrency
+from arroyo_dagster.state.storage.wrappers import Crash
+from arroyo_dagster.state.tables import merging as merging_module
+from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
+from arroyo_dagster.state.tables.global_keyed import global_table_config
+from tests.explorer.oracle import LEGACY_HEAD, RECORD, Watch
+from tests.explorer.world import HOUR, Hands, Process, Violation, World, refused
+
+SOURCE, OPERATOR = OperatorId("src"), OperatorId("op")
+STEP, RETENTION = 10, 25
+ROWS = pa.schema([("key", pa.string()), pa.field("_timestamp", pa.timestamp("ns"), nullable=False)])
+QUICK = CompactionSettings(policy=CompactionPolicy.FULL, min_files=2)
+
+
+# ---- the machinery of the process, replaced ------------------------------------------------------
+
+
+class _Pool:
+    """Calls made at once come one after the other, in any order."""
+
+    world: World | None = None
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def map(self, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        order = list(range(len(items)))
+        assert self.world is not None
+        if len(items) < 12:
+            self.world.chance.shuffle(order)
+        found: dict[int, Any] = {}
+        failed: dict[int, BaseException] = {}
+        for at in order:
+            try:
+                found[at] = call(items[at])
+            except Exception as error:
+                failed[at] = error
+        if failed:
+            raise failed[min(failed)]
+        return [found[at] for at in range(len(items))]
+
+
+class _Event:
+    def __init__(self) -> None:
+        self.rounds = 0
+        _Thread.newest = self
+
+    def wait(self, seconds: float | None = None) -> bool:
+        self.rounds -= 1
+        return self.rounds < 0
+
+    def set(self) -> None:
+        pass
+
+
+class _Thread:
+    """A lease's renewals: they come when the world lets time go by, or not at all."""
+
+    newest: _Event
+
+    def __init__(self, target: Callable[[], None], **_: Any) -> None:
+        assert _Pool.world is not None
+        self._process = _Pool.world.current
+        self._target, self._event = target, self.newest
+
+    def _renew(self) -> None:
+        self._event.rounds = 1
+        self._target()
+
+    def start(self) -> None:
+        if self._process is not None:
+            self._process.renewals.append(self._renew)
+
+    def join(self) -> None:
+        if self._process is not None:
+            self._process.renewals.remove(self._renew)
+
+
+def _uuid() -> uuid.UUID:
+    assert _Pool.world is not None
+    return uuid.UUID(int=_Pool.world.chance.getrandbits(128))
+
+
+def _problem(self: Any, *listed: Any) -> NotFoundError | None:
+    """Whether a data file is there: what it holds is nothing."""
+    path = listed[-1]
+    there = self.store.head(path) is not None
+    return None if there else NotFoundError("a data file is missing", path=path)
+
+
+@contextlib.contextmanager
+def replaced_machinery() -> Iterator[None]:
+    """While it lasts, threads, time and random names of the product are the world's."""
+    names = types.SimpleNamespace(uuid4=_uuid)
+    clock = types.SimpleNamespace(time_ns=lambda: (_Pool.world.now if _Pool.world else 0) * 1000)
+    threads = types.SimpleNamespace(Event=_Event, Thread=_Thread)
+    with (
+        mock.patch.object(concurrency, "ThreadPoolExecutor", _Pool),
+        mock.patch.object(lease_module, "threading", threads),
+        mock.patch.object(lease_module, "time", clock),
+        mock.patch.object(lease_module, "uuid", names),
+        mock.patch.object(backend_module, "uuid", names),
+        mock.patch.object(merging_module, "uuid", names),
+        mock.patch.object(backend_module.ParquetBackend, "_problem", _problem),
+    ):
+        yield
+
+
+def inhabit(world: World) -> None:
+    """Let the product's threads and names be those of this world."""
+    _Pool.world = world
+
+
+# ---- the job -------------------------------------------------------------------------------------
+
+
+class _Nothing(Operator):
+    def __init__(self, two_phase: bool) -> None:
+        self._two_phase = two_phase
+
+    def tables(self) -> Sequence[TableConfig]:
+        return CONFIGS[self._two_phase]
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        raise AssertionError("no rows come here")
+
+
+_KEYED = global_table_config("g", key=str, value=int)
+_ROWS = timestamp_table_config("t", retention_micros=RETENTION, schema=ROWS, keys=["key"])
+_COMMITS = global_table_config("s", key=str, value=int, two_phase_commit=True)
+CONFIGS = {False: (_KEYED, _ROWS), True: (_KEYED, _ROWS, _COMMITS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of ours: its paths, and how its runs are."""
+
+    paths: JobPaths
+    two_phase: bool = False
+    keep_epochs: int | None = None
+
+    def pipeline(self) -> Pipeline:
+        legacy = self.paths.layout is Layout.LEGACY
+        pipeline = Pipeline(
+            self.paths.job if legacy else self.paths.pipeline or "",
+            job="main" if legacy else self.paths.job,
+            keep_epochs=self.keep_epochs,
+            merge_files_after=10_000,
+            layout=self.paths.layout,
+        )
+        # Only what the coordinator looks at: nothing runs, so nothing is planned.
+        pipeline.sources[SOURCE] = None  # type: ignore[assignment]
+        pipeline.operators[OPERATOR] = types.SimpleNamespace(operator=None)  # type: ignore[assignment]
+        return pipeline
+
+
+class OpaqueRun(JobRun):
+    """The product's coordinator, for data files that hold nothing."""
+
+    def _check_restorable(self, epoch: Epoch) -> None:
+        self.backend.prepare_checkpoint_load(epoch)
+
+    def _open_sources(self) -> dict[Any, Any]:
+        return {}
+
+
+def write_epochs(
+    world: World, process: Process, job: Job, chance: random.Random, epochs: int
+) -> str:
+    """Start a run and write so many epochs."""
+    hands = Hands(world, process)
+    run: OpaqueRun | None = None
+    try:
+        run = OpaqueRun(hands, job.pipeline(), clock=world.clock)
+        for _ in range(epochs):
+            _write_epoch(world, hands, run, job, chance)
+    except ArroyoStateError as error:
+        if isinstance(error, NotFoundError | FormatError) and process.fault_at is None:
+            raise Violation(f"{process.name}: {error}") from error
+        return refused(error)
+    finally:
+        if run is not None:
+            with contextlib.suppress(Crash, ArroyoStateError):
+                run.close()
+    return "done"
+
+
+def _write_epoch(
+    world: World, hands: Hands, run: OpaqueRun, job: Job, chance: random.Random
+) -> None:
+    plan = run.plan(False)
+    reports = [
+        (SOURCE, _report(world, hands, run, job, SOURCE, 0, chance)),
+        (OPERATOR, _report(world, hands, run, job, OPERATOR, 0, chance)),
+    ]
+    if chance.random() < 0.3:
+        _, report = reports[1]
+        mine = OperatorCheckpoint(
+            job=job.paths.job,
+            operator=OPERATOR,
+            epoch=plan.epoch,
+            parallelism=1,
+            subtask=report,
+            configs=report.configs,
+        )
+        run.backend.write_operator_checkpoint_metadata(mine, 0)
+    progress = StreamProgress(query_id="explorer", batch_id=plan.epoch, offsets="{}")
+    run.finish(plan, reports, {}, {}, progress)
+
+
+def _report(
+    world: World,
+    hands: Hands,
+    run: OpaqueRun,
+    job: Job,
+    name: OperatorId,
+    subtask: int,
+    chance: random.Random,
+) -> SubtaskCheckpoint:
+    epoch, generation = run.next_epoch, run.generation
+    configs = CONFIGS[job.two_phase] if name == OPERATOR else CONFIGS[False][:1]
+    watermark = epoch * STEP
+
+    def written(table: Any) -> StatePath:
+        attempt = f"{chance.getrandbits(32):08x}"
+        path = job.paths.data_file(name, table, subtask, epoch, generation, attempt=attempt)
+        hands.put(path, b"%d" % chance.getrandbits(32))
+        return path
+
+    tables: dict[Any, Any] = {}
+    for config in configs:
+        if config.table == "t":
+            before = run.base.operator(name) if run.base else None
+            earlier = before.tables.get(config.table) if before else None
+            files = earlier.files if isinstance(earlier, ExpiringTimeKeyFiles) else ()
+            cutoff = cutoff_micros(watermark, RETENTION)
+            kept = [file for file in files if file.max_timestamp_micros >= cutoff]
+            if chance.random() < 0.8:
+                kept.append(
+                    TimeFile(
+                        epoch=epoch,
+                        path=written(config.table),
+                        min_routing_key=0,
+                        max_routing_key=MAX_ROUTING_KEY,
+                        max_timestamp_micros=watermark,
+                    )
+                )
+            tables[config.table] = ExpiringTimeKeyReport(
+                watermark_micros=watermark, files=tuple(kept)
+            )
+        else:
+            file = written(config.table) if chance.random() < 0.7 else None
+            tables[config.table] = GlobalKeyedReport(file=file)
+    return SubtaskCheckpoint(
+        subtask_index=subtask,
+        start_time_micros=world.now,
+        finish_time_micros=world.now,
+        watermark_micros=watermark,
+        size_bytes=0,
+        tables=tables,
+        configs={config.table: config for config in configs},
+    )
+
+
+# ---- who maintains it ----------------------------------------------------------------------------
+
+
+def compact(world: World, process: Process, job: Job) -> str:
+    """The product's compaction; merged files hold nothing."""
+
+    def merge(store: Any, tasks: Sequence[Any], *_: Any) -> Iterable[MergeOutcome]:
+        for task in tasks:
+            names = task.namer(0)
+            one = task.merge
+            if isinstance(one, PairsMerge):
+                path = names("-compacted")
+                store.put(path, b"merged")
+                merged: Any = MergedPairs(
+                    operator=one.operator, table=one.table, inputs=one.inputs, outputs=(path,)
+                )
+            else:
+                outputs = []
+                for keys in one.ranges:
+                    path = names("-compacted")
+                    store.put(path, b"merged")
+                    outputs.append(
+                        TimeFile(
+                            epoch=max(file.epoch for file in one.inputs),
+                            path=path,
+                            min_routing_key=keys.start,
+                            max_routing_key=keys.end,
+                            max_timestamp_micros=max(f.max_timestamp_micros for f in one.inputs),
+                            compaction_generation=1,
+                        )
+                    )
+                merged = MergedRows(
+                    operator=one.operator,
+                    table=one.table,
+                    inputs=one.inputs,
+                    outputs=tuple(outputs),
+                )
+            yield MergeOutcome(merged=merged, rows_in=1, rows_out=1)
+
+    try:
+        done = compact_job(
+            Hands(world, process),  # type: ignore[arg-type]
+            job.paths,
+            QUICK,
+            run=merge,
+            owner=process.name,
+            clock=world.clock,
+        )
+    except ArroyoStateError as error:
+        return refused(error)
+    return done.published or "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """What a collector is asked to do.
+
+    Attributes:
+        early: whether the plan is made first and carried out later.
+    """
+
+    asked: GcRequest
+    keep: int | None = None
+    aside: bool = False
+    early: bool = False
+    in_flight: int = 8
+
+
+def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: Collection) -> str:
+    """The product's collector."""
+    hands: Any = Hands(world, process)
+    if what.keep is not None:
+        watch.expires(what.keep)
+    plan = None
+    try:
+        if what.early:
+            plan = plan_collection(hands, paths, what.asked, now_micros=world.now)
+        done = collect(
+            hands,
+            paths,
+            what.asked,
+            yes=True,
+            plan=plan,
+            aside=what.aside,
+            pace=Pace(in_flight=what.in_flight, tries=2, sleep=lambda seconds: None),
+            owner=process.name,
+            clock=world.clock,
+        )
+    except ArroyoStateError as error:
+        world.note(f"{process.name}: {error}")
+        return refused(error)
+    return "collected" if done.done else "nothing"
+
+
+def pin(world: World, process: Process, paths: JobPaths, watch: Watch, epoch: int) -> str:
+    """Pin an epoch; once that is done it stays."""
+    try:
+        pin_epoch(
+            Hands(world, process),  # type: ignore[arg-type]
+            paths,
+            Epoch(epoch),
+            owner=process.name,
+            clock=world.clock,
+        )
+    except ArroyoStateError as error:
+        return refused(error)
+    watch.pin(watch.pinned | {epoch})
+    return "pinned"
+
+
+def unpin(world: World, process: Process, paths: JobPaths, watch: Watch) -> str:
+    """Take a pin back."""
+    hands: Any = Hands(world, process)
+    try:
+        found = read_retained(hands, paths).pinned
+        if not found:
+            return "nothing"
+        watch.pin(watch.pinned - {min(found)})
+        unpin_epochs(hands, paths, [min(found)], owner=process.name, clock=world.clock)
+    except ArroyoStateError as error:
+        return refused(error)
+    return "unpinned"
+
+
+def bring_back(world: World, process: Process, paths: JobPaths, watch: Watch) -> str:
+    """Undelete what lies in the newest quarantine."""
+    hands: Any = Hands(world, process)
+    try:
+        names = read_retained(hands, paths).quarantines
+        if not names:
+            return "nothing"
+        moved = undelete(hands, paths, names[-1], yes=True, owner=process.name, clock=world.clock)
+    except ArroyoStateError as error:
+        return refused(error)
+    heads = (RECORD.fullmatch(one.path) or LEGACY_HEAD.fullmatch(one.path) for one in moved)
+    watch.pin(watch.pinned | {int(found[2]) for found in heads if found})
+    return "back"
+
+
+def purge_old(world: World, process: Process, paths: JobPaths) -> str:
+    """Purge what lies in quarantine."""
+    try:
+        gone = purge(
+            Hands(world, process),  # type: ignore[arg-type]
+            paths,
+            older_than_micros=HOUR,
+            yes=True,
+            owner=process.name,
+            clock=world.clock,
+        )
+    except ArroyoStateError as error:
+        return refused(error)
+    return "purged" if gone else "nothing"
+
+
+def directory(controller: Any | None) -> JobDirectory:
+    """Who knows what a job is doing: the model's controller, for a job of Arroyo's."""
+    return JobDirectory([] if controller is None else [controller])

@@ -1,0 +1,146 @@
+"""Somebody does all of something between any two calls of a collector: every place is tried."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from arroyo_dagster.state.model.directory import JobCondition
+from tests.explorer import ours
+from tests.explorer.arroyo import Controller
+from tests.explorer.mutants import MUTANTS
+from tests.explorer.oracle import Watch
+from tests.explorer.schedules import LEGACY, PROTOCOL, SIBLINGS, START, Setting, check_end
+from tests.explorer.world import DAY, Process, Violation, World
+
+LAYOUTS = {"protocol": PROTOCOL, "legacy": LEGACY}
+MOST_CALLS = 400
+
+
+@pytest.fixture(autouse=True)
+def _machinery() -> Iterator[None]:
+    with ours.replaced_machinery():
+        yield
+
+
+def abandoned(
+    layout: str, whose: str, epochs: int = 5, *, at: str | None = None, merged: bool = False
+) -> Setting:
+    """A job with some epochs, and the files of an attempt that died days ago.
+
+    Args:
+        at: just before it wrote an object with this in its path.
+        merged: whether a compaction waits for the writer.
+    """
+    paths = LAYOUTS[layout]
+    controller = Controller(paths, keep=10, every=4) if whose == "arroyo" else None
+    world = World(dict(SIBLINGS), START, random.Random(layout + whose))
+    ours.inhabit(world)
+    watch = Watch(world.objects, paths.root, layout == "protocol", controller is None)
+    watch.clock, watch.trap = world.clock, 0 if layout == "protocol" else 10
+    world.watch = watch
+    setting = Setting(world, watch, ours.Job(paths), controller, random.Random(layout))
+    world.run([setting.writer(epochs, stop=False)])
+    if merged:
+        world.run([setting.compaction()])
+    dying = setting.writer(1)
+    dying.fault_on, dying.fault = "/checkpoint-manifest.pb", "crash"
+    if layout == "legacy":
+        dying.fault_on = f"checkpoint-{epochs + 1:07}/operator-op/metadata"
+        if controller is not None:
+            dying.fault_on = f"checkpoint-{epochs + 1:07}/operator-source_s_0/metadata"
+    dying.fault_on = at or dying.fault_on
+    world.run([dying])
+    assert dying.result == "crashed"
+    if controller is not None:
+        controller.condition = JobCondition.STOPPED
+        watch.restorable = lambda: controller.newest
+    world.jump(5 * DAY)
+    return setting
+
+
+def again(setting: Setting, at: int) -> Setting:
+    """The same job once more."""
+    old = setting.watch
+    controller = None if setting.controller is None else setting.controller.copied()
+    chance = random.Random(at)
+    world = World(dict(setting.world.objects), setting.world.now, chance)
+    ours.inhabit(world)
+    watch = Watch(world.objects, old.root, old.protocol, old.ours, trap=old.trap)
+    if controller is not None and not old.protocol:
+        watch.restorable = lambda: controller.newest
+    watch.clock = world.clock
+    watch.look()
+    world.watch = watch
+    return Setting(world, watch, setting.job, controller, chance)
+
+
+def at_every_call(
+    begun: Setting,
+    collector: Callable[[Setting], Process],
+    others: Callable[[Setting], list[Process]],
+    every: int = 1,
+) -> tuple[int, int]:
+    """Let others do all they do before the k-th call of a collector, for every k.
+
+    Returns:
+        How many places there are, and at how many of them something was collected.
+    """
+    collected = 0
+    for at in range(2, MOST_CALLS, every):
+        setting = again(begun, at)
+        first = collector(setting)
+        setting.world.run([first, *others(setting)], pause=at)
+        check_end(setting.world, setting.watch)
+        collected += first.result == "collected"
+        if first.calls < at:
+            return at - 2, collected
+    raise AssertionError("a collector that never ends")
+
+
+@pytest.mark.parametrize("whose", ["ours", "arroyo"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("what", ["expiry", "orphans"])
+def test_a_job_that_starts_and_publishes_between_any_two_calls_loses_nothing(
+    what: str, layout: str, whose: str
+) -> None:
+    long = (what, layout) == ("expiry", "legacy")
+    places, collected = at_every_call(
+        abandoned(layout, whose, 13 if long else 5),
+        lambda one: one.expiry(keep=2) if what == "expiry" else one.orphans(),
+        lambda one: [one.writer(2, stop=True)],
+        every=3 if long else 1,
+    )
+    assert places > 20
+    assert collected or whose == "arroyo"
+
+
+def test_what_a_start_would_claim_stays_although_no_epoch_lists_it() -> None:
+    def collected() -> str:
+        setting = again(abandoned("protocol", "arroyo", at="/epochs/epoch-"), 1)
+        process = setting.orphans()
+        setting.world.run([process])
+        check_end(setting.world, setting.watch)
+        writer = setting.writer(1)
+        setting.world.run([writer])
+        assert max(setting.watch.epochs) == 7, "the sixth epoch is claimed, and goes on"
+        return str(process.result)
+
+    assert collected() in ("collected", "nothing")
+    with MUTANTS["what a start would claim is ignored"](), pytest.raises(Violation):
+        collected()
+
+
+def test_what_a_compaction_has_merged_waits_for_a_writer_that_is_long_in_coming() -> None:
+    def collected() -> str:
+        setting = again(abandoned("protocol", "ours", merged=True), 1)
+        assert setting.watch.waiting()
+        process = setting.orphans()
+        setting.world.run([process])
+        setting.world.run([setting.writer(2)])
+        check_end(setting.world, setting.watch)
+        return str(process.result)
+
+    assert collected() == "collected"

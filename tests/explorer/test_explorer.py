@@ -1,0 +1,81 @@
+"""Schedules gone through: nothing that must stay is taken away; and what is broken is found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.explorer import ours
+from tests.explorer.mutants import MUTANTS
+from tests.explorer.schedules import explore, explore_many
+from tests.explorer.world import Violation
+
+PARTS = 4
+"""So that more processors than one can take some."""
+
+
+@pytest.fixture(autouse=True)
+def _machinery() -> Iterator[None]:
+    with ours.replaced_machinery():
+        yield
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_what_was_not_expired_on_purpose_stays_restorable(part: int) -> None:
+    endings = explore_many(part * 2000 // PARTS, 2000 // PARTS)
+    _has_seen(endings)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(10))
+def test_it_stays_restorable_in_a_hundred_thousand_schedules(part: int) -> None:
+    _has_seen(explore_many(1_000_000 + part * 10_000, 10_000))
+
+
+def _has_seen(endings: Counter[str]) -> None:
+    """Nothing is proven by schedules in which nothing happens."""
+    schedules = endings["finished"] * 16
+    for what in ("expiry: collected", "orphans: collected", "writer: done", "Arroyo: done"):
+        assert endings[what] > schedules / 40, what
+    for what in ("pin: pinned", "undelete: back", "expiry: crashed", "orphans: crashed"):
+        assert endings[what] > schedules / 200, what
+
+
+QUICKLY = {
+    "pins are ignored": 100,
+    "the parent of the newest epoch is skipped": 100,
+    "the parents of pinned epochs are skipped": 200,
+    "there is no grace period": 200,
+    "the lease is not checked again": 400,
+    "the ten epochs that Arroyo's cleanup needs go": 100,
+    "files shared with epochs that stay go": 100,
+}
+"""Within so many schedules."""
+
+SLOWLY = (
+    "a listing that is cut short is trusted",
+    "what a running job may write is not asked",
+)
+
+
+@pytest.mark.parametrize("name", QUICKLY)
+def test_a_collector_that_is_broken_is_found_quickly(name: str) -> None:
+    assert _found_at(name, QUICKLY[name]) is not None
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", SLOWLY)
+def test_a_collector_that_is_broken_in_a_corner_is_found_in_the_end(name: str) -> None:
+    assert _found_at(name, 20_000) is not None
+
+
+def _found_at(name: str, schedules: int) -> int | None:
+    for seed in range(schedules):
+        try:
+            with MUTANTS[name]():
+                explore(seed)
+        except Violation:
+            return seed
+    return None

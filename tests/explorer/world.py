@@ -1,0 +1,430 @@
+"""A world of a few processes on one store, in which a seed decides everything.
+
+Every process is ordinary code in a thread of its own; one holds the baton at a time. Before each
+call of the store the seed decides who goes on, whether the process dies there, whether the store
+fails, and how much time goes by. Nothing waits: time is a number.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from arroyo_dagster.errors import ConflictError, NotFoundError, StorageError
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo, open_by_ranges
+from arroyo_dagster.state.storage.wrappers import MUTATING, Crash
+
+SECOND = 1_000_000
+HOUR = 3600 * SECOND
+DAY = 24 * HOUR
+REQUEST = 5 * SECOND
+"""No request takes longer than this: what a lease's margin is for."""
+
+STILL = HOUR // 2
+"""A writer that stands still for longer is taken for dead once another starts (see `publish`)."""
+
+Object = tuple[bytes, int, int]
+"""Bytes, when it was written, and a number that no other has."""
+
+Objects = dict[str, Object]
+
+
+class Violation(AssertionError):
+    """Something that must stay was taken away, or changed."""
+
+
+@dataclass(eq=False)
+class Process:
+    """Something that uses the store.
+
+    Attributes:
+        role: `writer`, `arroyo` or `collector`: whose deletions count as what.
+        fault_at: the call at which something happens to it; None for none.
+        fault_on: instead: the first change of an object with this in its path.
+        fault: `crash`, `crash-after`, `fail`, `fail-after`, `half` or `throttled`.
+    """
+
+    name: str
+    role: str
+    work: Callable[[Process], Any]
+    fault_at: int | None = None
+    fault: str = "crash"
+    fault_on: str | None = None
+    calls: int = 0
+    pending: str = ""
+    dead: bool = False
+    ended: bool = False
+    still: bool = False
+    through: bool = False
+    result: Any = None
+    error: BaseException | None = None
+    renewals: list[Callable[[], None]] = field(default_factory=list)
+    seat: _Seat | None = None
+
+
+class _Seat(threading.Thread):
+    """A thread that runs one process after the other; its lock is the baton handed to it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="explorer", daemon=True)
+        self.baton = threading.Lock()
+        self.baton.acquire()
+        self.run_next: Callable[[], None] = lambda: None
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            self.baton.acquire()
+            self.run_next()
+
+
+_SEATS: list[_Seat] = []
+
+
+class World:
+    """A store, a clock, and who uses them.
+
+    Args:
+        watch: told of every change: the process, the verb, the path, what was there before.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        now_micros: int,
+        chance: random.Random,
+        watch: Callable[[Process, str, str, Object | None], None] = lambda *_: None,
+    ) -> None:
+        self.objects = objects
+        self.now = now_micros
+        self.chance = chance
+        self.watch = watch
+        self.number = max((one[2] for one in objects.values()), default=0)
+        self.processes: list[Process] = []
+        self.current: Process | None = None
+        self.violation: Violation | None = None
+        self.trace: list[str] | None = None
+        self.page = 1000
+        self.cut_listings = False
+        self._left = 0
+        self._paused: Process | None = None
+        self._bursts: Sequence[int] = (10_000,)
+        self._jumps = 0.0
+        self._over = threading.Lock()
+        self._over.acquire()
+
+    # ---- time ------------------------------------------------------------------------------------
+
+    def clock(self) -> int:
+        """Microseconds, everybody's."""
+        return self.now
+
+    def jump(self, micros: int, processes: Iterable[Process] = ()) -> None:
+        """Let time go by. Who stands still meanwhile does not renew its leases."""
+        self.now += micros
+        self.note(f"{micros / SECOND:.0f} seconds go by")
+        for process in processes:
+            if process.ended or process.dead:
+                continue
+            if process.renewals and self.chance.random() < 0.5:
+                for renew in process.renewals:
+                    process.through = True
+                    renew()
+                    process.through = False
+            elif micros >= STILL:
+                process.still = True
+
+    def _maybe_jump(self) -> None:
+        if self.chance.random() >= self._jumps:
+            return
+        # The request of a lease's holder that is on its way arrives in time.
+        if any(one.pending in MUTATING and one.renewals for one in self.processes):
+            return
+        micros = self.chance.choice((25 * SECOND, 70 * SECOND, 70 * SECOND, 2 * HOUR, 4 * DAY))
+        self.jump(micros, self.processes)
+
+    def started(self, process: Process) -> None:
+        """A writer has raised the fence: older ones that stood still are dead by now."""
+        for one in self.processes:
+            if one is not process and one.still and one.role != "collector":
+                one.dead = True
+
+    # ---- who goes on -----------------------------------------------------------------------------
+
+    def run(
+        self,
+        processes: Sequence[Process],
+        bursts: Sequence[int] = (10_000,),
+        jumps: float = 0.0,
+        pause: int | None = None,
+    ) -> None:
+        """Run all to their ends.
+
+        Args:
+            bursts: for how many calls one goes on before somebody else may.
+            jumps: how likely time goes by where one stops.
+            pause: the first one stops after so many calls, and goes on when all others have ended.
+        """
+        self.processes = list(processes)
+        self._bursts, self._jumps, self._paused = bursts, jumps, None
+        while len(_SEATS) < len(self.processes):
+            _SEATS.append(_Seat())
+        for process, seat in zip(self.processes, _SEATS, strict=False):
+            process.seat = seat
+            seat.run_next = self._body(process)
+        if pause is None:
+            self._hand_on(None)
+        else:
+            self._paused, self._left = self.processes[0], pause
+            self._give(self.processes[0])
+        self._over.acquire()
+        self.current = None
+        if self.violation is not None:
+            raise self.violation
+        for process in self.processes:
+            if process.error is not None:
+                raise process.error
+
+    def _body(self, process: Process) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                if not process.dead:
+                    process.result = process.work(process)
+            except Crash:
+                process.result = "crashed"
+            except Violation as found:
+                self.violation = self.violation or found
+            except BaseException as error:
+                process.error = error
+            process.ended = True
+            process.pending = ""
+            self.note(f"{process.name} has ended: {process.result}")
+            self._hand_on(process)
+
+        return run
+
+    def _hand_on(self, ended: Process | None) -> None:
+        waiting = [one for one in self.processes if not one.ended]
+        if not waiting:
+            self._over.release()
+            return
+        if self.violation is not None:
+            for one in waiting:
+                one.dead = True
+        self._left = self.chance.choice(self._bursts)
+        self._give(self._next(waiting))
+
+    def _next(self, waiting: list[Process]) -> Process:
+        others = [one for one in waiting if one is not self._paused]
+        return self.chance.choice(others or waiting)
+
+    def _give(self, process: Process) -> None:
+        self.current = process
+        assert process.seat is not None
+        process.seat.baton.release()
+
+    def _stop_here(self, process: Process) -> None:
+        """Let others go first, if the seed says so."""
+        self._left -= 1
+        if self._left > 0:
+            return
+        self._left = self.chance.choice(self._bursts)
+        self._maybe_jump()
+        waiting = [one for one in self.processes if not one.ended]
+        chosen = self._next(waiting)
+        if chosen is not process:
+            self._give(chosen)
+            assert process.seat is not None
+            process.seat.baton.acquire()
+
+    # ---- calls -----------------------------------------------------------------------------------
+
+    def call(self, process: Process, verb: str, path: str, action: Callable[[], Any]) -> Any:
+        """One call of the store by a process."""
+        if process.through:
+            return action()
+        if process.dead:
+            raise Crash(process.name)
+        process.calls += 1
+        if len(self.processes) > 1:
+            process.pending = verb
+            self._stop_here(process)
+            process.pending = ""
+            if process.dead:
+                raise Crash(process.name)
+        self.now += 1000
+        if process.fault_on is not None and process.fault_on in path and verb in MUTATING:
+            process.fault_on, process.fault_at = None, process.calls
+        if process.fault_at == process.calls:
+            return self._faulty(process, verb, path, action)
+        self.note(f"{process.name} {verb} {path}")
+        return action()
+
+    def _faulty(self, process: Process, verb: str, path: str, action: Callable[[], Any]) -> Any:
+        fault = process.fault
+        if fault in ("half", "throttled"):
+            return action()  # of deletions only; see `Hands.delete_many`
+        self.note(f"{process.name} {verb} {path}: {fault}")
+        if fault in ("crash-after", "fail-after"):
+            action()
+        if fault.startswith("crash"):
+            process.dead = True
+            raise Crash(process.name)
+        raise StorageError(f"injected fault in {verb}", path=path, retryable=True)
+
+    def note(self, text: str) -> None:
+        """Write down what happens, where somebody wants to know."""
+        if self.trace is not None:
+            self.trace.append(f"{self.now / SECOND:.3f} {text}")
+
+    def write(self, process: Process, verb: str, path: str, data: bytes) -> None:
+        """Change an object."""
+        before = self.objects.get(path)
+        self.number += 1
+        self.note(f"  {path} is written")
+        self.objects[path] = (bytes(data), self.now, self.number)
+        if path.endswith("/current-generation.json") or "/_arroyo_dagster/writers/" in path:
+            self.started(process)
+        self.watch(process, verb, path, before)
+
+    def remove(self, process: Process, path: str) -> None:
+        """Remove an object."""
+        before = self.objects.pop(path, None)
+        if before is not None:
+            self.note(f"  {path} is gone")
+            self.watch(process, "delete", path, before)
+
+
+class Hands:
+    """The store, as one process sees it."""
+
+    url = "memory://explored"
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+
+    def read(self, path: StatePath) -> bytes:
+        return self._world.call(self._process, "read", path, lambda: self._read(path))
+
+    def _read(self, path: str) -> bytes:
+        found = self._world.objects.get(path)
+        if found is None:
+            raise NotFoundError("there is no such object", path=path)
+        return found[0]
+
+    def read_range(self, path: StatePath, start: int, length: int) -> bytes:
+        return self.read(path)[start : start + length]
+
+    def open_input(self, path: StatePath) -> BinaryIO:
+        found = self.head(path)
+        if found is None:
+            raise NotFoundError("there is no such object", path=path)
+        return open_by_ranges(self, path, found.size_bytes)  # type: ignore[arg-type]
+
+    def put(self, path: StatePath, data: bytes) -> None:
+        self._world.call(
+            self._process,
+            "put",
+            path,
+            lambda: self._world.write(self._process, "put", path, data),
+        )
+
+    def create(self, path: StatePath, data: bytes) -> bool:
+        return self._world.call(self._process, "create", path, lambda: self._create(path, data))
+
+    def _create(self, path: str, data: bytes) -> bool:
+        if path in self._world.objects:
+            return False
+        self._world.write(self._process, "create", path, data)
+        return True
+
+    def head(self, path: StatePath) -> ObjectInfo | None:
+        return self._world.call(self._process, "head", path, lambda: self._info(path))
+
+    def _info(self, path: str) -> ObjectInfo | None:
+        found = self._world.objects.get(path)
+        if found is None:
+            return None
+        return ObjectInfo(
+            path=str.__new__(StatePath, path),
+            size_bytes=len(found[0]),
+            modified_micros=found[1],
+            etag=f"v{found[2]}",
+        )
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Page by page; between two pages anything may happen."""
+        world, after = self._world, start_after or ""
+        below = f"{prefix}/" if prefix else ""
+        while True:
+            page = functools.partial(self._page, below, after)
+            names = world.call(self._process, "list", prefix, page)
+            for name in names:
+                info = self._info(name)
+                if info is not None:
+                    yield info
+            if len(names) < world.page:
+                return
+            after = names[-1]
+
+    def _page(self, below: str, after: str) -> list[str]:
+        world = self._world
+        found = sorted(name for name in world.objects if name.startswith(below) and name > after)
+        return self._cut(found[: world.page])
+
+    def _cut(self, names: list[str]) -> list[str]:
+        """A listing that lacks a part, where the seed wants one."""
+        if not self._world.cut_listings or self._process.role != "collector" or not names:
+            return names
+        first = self._world.chance.randrange(len(names))
+        last = first + self._world.chance.randrange(1, 30)
+        return names[:first] + names[last:]
+
+    def list_dir(self, prefix: str = "") -> Listing:
+        return self._world.call(self._process, "list_dir", prefix, lambda: self._level(prefix))
+
+    def _level(self, prefix: str) -> Listing:
+        below = f"{prefix}/" if prefix else ""
+        cut = len(below)
+        names = [name for name in self._world.objects if name.startswith(below)]
+        if self._world.cut_listings:
+            names = self._cut(sorted(names))
+        here = sorted(name for name in names if "/" not in name[cut:])
+        inside = sorted({below + name[cut:].partition("/")[0] for name in names} - set(here))
+        infos = (self._info(name) for name in here)
+        return Listing(
+            objects=tuple(info for info in infos if info is not None),
+            prefixes=tuple(str.__new__(StatePath, name) for name in inside),
+        )
+
+    def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
+        doomed = tuple(paths)
+        shown = doomed[0] if doomed else ""
+        process, world = self._process, self._world
+        if process.fault_at == process.calls + 1 and process.fault in ("half", "throttled"):
+            kept = doomed[len(doomed) // 2 :]
+            world.call(process, "delete_many", shown, lambda: self._delete(doomed[: -len(kept)]))
+            if process.fault == "half":
+                process.dead = True
+                raise Crash(process.name)
+            return DeleteOutcome(
+                deleted=doomed[: len(doomed) - len(kept)],
+                failed=dict.fromkeys(kept, "SlowDown: reduce your request rate"),
+            )
+        return world.call(process, "delete_many", shown, lambda: self._delete(doomed))
+
+    def _delete(self, doomed: Sequence[StatePath]) -> DeleteOutcome:
+        for path in doomed:
+            self._world.remove(self._process, path)
+        return DeleteOutcome(deleted=doomed)
+
+
+def refused(error: Exception) -> str:
+    """How a process that gave up is counted."""
+    return "conflict" if isinstance(error, ConflictError) else type(error).__name__
