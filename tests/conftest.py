@@ -29,6 +29,7 @@ ONE_PROCESS = ("spark", "contract")
 LONGEST_FIRST = ("spark", "journeys", "contract", "orchestration")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests go to one process of pytest-xdist (a file, or a folder with a server), and
     begin with what takes longest, so that no process ends alone."""
