@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,14 +30,15 @@ ONE_PROCESS = ("spark", "contract")
 LONGEST_FIRST = ("spark", "journeys", "contract", "orchestration")
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # pytest-xdist reads the groups in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Say which tests go to one process of pytest-xdist (a file, or a folder with a server), and
     begin with what takes longest, so that no process ends alone."""
     for item in items:
         folder, name = _place(item)
         item.add_marker(pytest.mark.xdist_group(folder if folder in ONE_PROCESS else name))
     items.sort(key=lambda item: _rank(_place(item)[0]))
+    yield
 
 
 def _place(item: pytest.Item) -> tuple[str, str]:
