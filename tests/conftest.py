@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,27 +23,29 @@ settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
 )
 
-TESTS = Path(__file__).parent
 ONE_PROCESS = ("spark", "contract")
 """Folders whose tests share a server or a session, which must not be started twice."""
 LONGEST_FIRST = ("spark", "journeys", "contract", "orchestration")
 
 
-@pytest.hookimpl(wrapper=True)  # pytest-xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Say which tests go to one process of pytest-xdist (a file, or a folder with a server), and
-    begin with what takes longest, so that no process ends alone."""
-    for item in items:
-        folder, name = _place(item)
-        item.add_marker(pytest.mark.xdist_group(folder if folder in ONE_PROCESS else name))
-    items.sort(key=lambda item: _rank(_place(item)[0]))
-    yield
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, so that no process ends alone."""
+    items.sort(key=lambda item: _rank(item.nodeid))
 
 
-def _place(item: pytest.Item) -> tuple[str, str]:
-    path = item.path.relative_to(TESTS)
-    return path.parts[0], path.as_posix()
-
-
-def _rank(folder: str) -> int:
+def _rank(nodeid: str) -> int:
+    folder = nodeid.split("/")[1]
     return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal tests out by the file, or by the folder that shares something."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByPlace(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = nodeid.split("/")[1]
+            return folder if folder in ONE_PROCESS else nodeid.split("::")[0]
+
+    return ByPlace(config, log)
