@@ -100,7 +100,7 @@ def sdf_dataflow_assets(
     """
     graph = load_graph(file, translator)
     return dg.multi_asset(
-        name=name or graph.op_name,
+        name=name or f"{graph.op_name}_states",
         specs=[spec.replace_attributes(skippable=True) for spec in graph.state_specs()],
         check_specs=_check_specs(graph),
         can_subset=True,

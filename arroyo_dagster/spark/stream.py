@@ -59,8 +59,9 @@ class PipelineSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format to load."""
-        return f"arroyo_source_{cls.reader_of.source}"
+        """The format to load: pipelines that run at once in one session share its formats."""
+        reader = cls.reader_of
+        return f"arroyo_source_{reader.packed.digest[:32]}_{reader.source}"
 
     def schema(self) -> str:
         """Chunks."""

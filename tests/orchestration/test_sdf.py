@@ -52,6 +52,11 @@ def materialise(deployed: Any, *keys: dg.AssetKey) -> Any:
 # ---- the graph -----------------------------------------------------------------------------------
 
 
+def test_definitions_with_dataflows_load_as_a_code_location(seen: Any) -> None:
+    dg.Definitions.validate_loadable(seen.defs)
+    assert seen.defs.get_repository_def().has_job("sdf_tests_words")
+
+
 def test_lineage_leads_from_topics_through_owners_and_states_to_readers(seen: Any) -> None:
     graph = seen.defs.resolve_asset_graph()
     parents = {key: graph.get(key).parent_keys for key in graph.get_all_asset_keys()}

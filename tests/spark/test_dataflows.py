@@ -77,6 +77,17 @@ def test_all_at_once_they_go_on_until_they_are_asked_to_stop(session: Any, tmp_p
     }
 
 
+def test_services_that_run_at_once_read_each_its_own_source(session: Any, tmp_path: Path) -> None:
+    words = random_words(40, 7)
+    plain, store = (open_store(f"{tmp_path}/{name}") for name in ("plain", "spark"))
+    run_words(plain, words, ASKED)
+    # The same names of operators in each, and other rows.
+    count, look_up, windowed = words_services(store, words, ASKED, parallelism=1)
+    run_pipelines([count, windowed], store, follow=True, session=session)
+    run_pipelines([look_up], store, follow=True, session=session)
+    assert everything(store) == everything(plain)
+
+
 def test_when_one_service_fails_the_others_stop_with_a_checkpoint(
     session: Any, tmp_path: Path
 ) -> None:
