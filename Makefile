@@ -34,7 +34,7 @@ pictures: $(VENV)/ready ## take the README's pictures again (needs Chromium; Deb
 
 test: $(VENV)/ready ## run all tests
 	@$(BIN)/python -m pytest -m "not soak" --ignore=tests/benchmarks \
-		--numprocesses=2 --dist=loadscope --no-loadscope-reorder
+		--numprocesses=3 --dist=loadscope --no-loadscope-reorder
 
 check: $(VENV)/ready ## lint, format and types
 	@$(BIN)/ruff check .

@@ -10,6 +10,7 @@ import hashlib
 import pickle
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -54,6 +55,10 @@ class TaskReport:
     marks_micros: dict[OperatorId, int | None]
 
 
+_PACKING = threading.Lock()
+"""What is pickled by value is known to the whole process; several runs may begin at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class PackedPipeline:
     """A pipeline pickled once for a run, user code included, and unpickled once in each process."""
@@ -70,11 +75,16 @@ class PackedPipeline:
         """
         from pyspark import cloudpickle
 
+        with _PACKING:
+            return cls._packed(cloudpickle, pipeline)
+
+    @classmethod
+    def _packed(cls, cloudpickle: Any, pipeline: Pipeline) -> PackedPipeline:
         local = _modules_not_installed()
         for module in local:
-            cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+            cloudpickle.register_pickle_by_value(module)
         try:
-            data: bytes = cloudpickle.dumps(pipeline)  # type: ignore[no-untyped-call]
+            data: bytes = cloudpickle.dumps(pipeline)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise InputError(
                 f"the pipeline cannot be sent to Spark's workers ({error})",
@@ -83,7 +93,7 @@ class PackedPipeline:
             ) from error
         finally:
             for module in local:
-                cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
+                cloudpickle.unregister_pickle_by_value(module)
         return cls(data, hashlib.sha256(data).hexdigest())
 
     def unpack(self) -> Pipeline:

@@ -350,7 +350,14 @@ def test_a_deadline_that_has_passed_changes_nothing() -> None:
     assert told(looked(store, news.cursor)) == {ONE.root: [2]}
 
 
-@pytest.mark.parametrize("layout", ["protocol", "legacy", "one pipeline"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "protocol",
+        pytest.param("legacy", marks=pytest.mark.soak),
+        pytest.param("one pipeline", marks=pytest.mark.soak),
+    ],
+)
 def test_a_look_at_100_jobs_of_100_epochs_without_news_lists_each_at_most_once(
     layout: str,
 ) -> None:
