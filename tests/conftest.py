@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("dev", deadline=None, max_examples=30, suppress_health_check=_SLOW)
+settings.register_profile("dev", deadline=None, max_examples=20, suppress_health_check=_SLOW)
 settings.register_profile(
     "ci",
     deadline=None,
-    max_examples=60,
+    max_examples=20,
     derandomize=True,
     print_blob=True,
     suppress_health_check=_SLOW,
