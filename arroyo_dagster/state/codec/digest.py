@@ -57,22 +57,25 @@ def digest_rows(table: pa.Table) -> RowsDigest:
     return RowsDigest(table.num_rows, total % 2**64)
 
 
-def key_codes(column: pa.ChunkedArray) -> _Hashes:
-    """A hash of every value: equal values have equal ones, and others hardly ever."""
+def value_codes(values: pa.Array, rows: npt.NDArray[np.int64] | None = None) -> _Hashes:
+    """A hash of every value, or of those in some rows: equal values have equal ones, and others
+    hardly ever."""
+    if rows is not None and _is_text(values.type) and not values.null_count:
+        return _mixed(_of_bytes(values, rows))
     blocks = [
-        _mixed(_hashed(chunk.slice(start, _BLOCK_ROWS)))
-        for chunk in column.chunks
-        for start in range(0, len(chunk), _BLOCK_ROWS)
+        _mixed(_hashed(values.slice(start, _BLOCK_ROWS)))
+        for start in range(0, len(values), _BLOCK_ROWS)
     ]
-    return np.concatenate([np.zeros(0, np.uint64), *blocks])
+    found = np.concatenate([np.zeros(0, np.uint64), *blocks])
+    return found if rows is None else found[rows]
 
 
-def row_codes(keys: _Hashes, columns: Sequence[pa.ChunkedArray]) -> _Hashes:
-    """A hash of every row: its key's, and its values in other columns."""
-    hashes = keys.copy()
-    for column in columns:
+def combined_codes(columns: Sequence[_Hashes]) -> _Hashes:
+    """A hash of every row, of the hashes of its values; a column of one row goes for all."""
+    hashes = columns[0].copy()
+    for codes in columns[1:]:
         hashes *= _STEP
-        hashes += key_codes(column)
+        hashes += codes
     return _mixed(hashes)
 
 
@@ -175,22 +178,25 @@ def _of_fixed_width(array: pa.Array) -> _Hashes:
     return _spread(hashes)
 
 
-def _of_bytes(array: pa.Array) -> _Hashes:
-    if not len(array):
+def _of_bytes(array: pa.Array, rows: npt.NDArray[np.int64] | None = None) -> _Hashes:
+    if not (len(array) if rows is None else len(rows)):
         return np.zeros(0, np.uint64)
     raw, offsets = _bytes_of(array)
-    lengths = np.diff(offsets)
-    width = int(lengths[0])
-    if width <= _LONG and (lengths == width).all():
-        return _of_one_length(raw, len(lengths), width)
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    if rows is not None:
+        starts, lengths = starts[rows], lengths[rows]
+    else:
+        width = int(lengths[0])
+        if width <= _LONG and (lengths == width).all():
+            return _of_one_length(raw, len(lengths), width)
     long = np.flatnonzero(lengths > _LONG)
     if not len(long):
-        return _of_words(raw, offsets[:-1], lengths)
+        return _of_words(raw, starts, lengths)
     short = np.flatnonzero(lengths <= _LONG)
     hashes = np.empty(len(lengths), np.uint64)
-    hashes[short] = _of_words(raw, offsets[short], lengths[short])
+    hashes[short] = _of_words(raw, starts[short], lengths[short])
     for at in long:
-        value = raw[offsets[at] : offsets[at + 1]]
+        value = raw[starts[at] : starts[at] + lengths[at]]
         digest = hashlib.blake2b(value.tobytes(), digest_size=_WORD).digest()
         hashes[at] = int.from_bytes(digest, "little")
     return hashes

@@ -27,6 +27,7 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
 from arroyo_dagster.state.planning.compaction import parts_of
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
+from arroyo_dagster.state.tables.merging_pairs import merge_pairs
 from arroyo_dagster.state.tables.merging_rows import OnBytes, merge_rows
 
 
@@ -85,8 +86,6 @@ def run_part(
     """As `run_merge`, of one of the tasks that `parts` gave: its rows are not all there are."""
     merge = task.merge
     if isinstance(merge, PairsMerge):
-        from arroyo_dagster.state.tables.merging_pairs import merge_pairs  # polars: on demand
-
         return merge_pairs(task.config, store, merge, task.namer(0), on_bytes)
     table = ExpiringTimeKeyTable(task.config, store)
 
