@@ -20,7 +20,9 @@ from arroyo_dagster.state.codec.parquet import (
 )
 from arroyo_dagster.state.codec.schema import file_schema, memory_schema
 from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
+from arroyo_dagster.state.local.verify import verify_job
 from arroyo_dagster.state.model.checkpoints import (
+    CheckpointState,
     CurrentGeneration,
     EpochRecord,
     GenerationManifest,
@@ -52,6 +54,7 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.planning.recovery import Restore
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
+from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.restoring import restored_rows
 from arroyo_dagster.state.tables.time_files import in_range
@@ -411,3 +414,40 @@ def content(
         for name, files in operator.tables.items()
         if isinstance(files, ExpiringTimeKeyFiles)
     }
+
+
+WINDOW = window_config(EVENTS, ["k"], retention=60)
+UNKEYED_ACCUMULATORS = accumulators_config(without_keys(GROUPS), [])
+UNKEYED_TUPLES = tuples_config(without_keys(TUPLES), [])
+
+
+def begun(layout: Layout, epochs: int = 4) -> ArroyoJob:
+    """Two operators: a window, and an aggregate without GROUP BY of which Arroyo loses rows."""
+    job = ArroyoJob(layout, watermark_micros=30 * SECOND)
+    for at in range(epochs):
+        times = [(20 + 10 * at + n) * SECOND * 1000 for n in range(6)]
+        window = table_rows(EVENTS, [[f"k{n % 4}" for n in range(6)], [at] * 6, times])
+        totals = table_rows(
+            without_keys(GROUPS),
+            [[at + 1, at + 2], times[:2], [at * 10 + 1, at * 10 + 2]],
+        )
+        tuples = table_rows(
+            without_keys(TUPLES),
+            [[1] * 3, [b"x", b"y", b"z"], [at + 1, at + 2, 2], times[:1] * 3, [at + 1, at + 2, 1]],
+        )
+        job.write(
+            {
+                ("tumbling_1", WINDOW): window,
+                ("agg_2", UNKEYED_ACCUMULATORS): totals,
+                ("agg_2", UNKEYED_TUPLES): tuples,
+            }
+        )
+    return job
+
+
+def expect_whole(store: ObjectStore, job: ArroyoJob, expected: Any, note: str) -> None:
+    """The job is restorable, by the letter, and holds what it held."""
+    assert content(store, job.paths) == expected, note
+    verdict = verify_job(WriteProtected(store), job.paths, level=2).verdict
+    assert verdict.errors == (), note
+    assert ParquetBackend(store, job.paths).load().state is CheckpointState.READY

@@ -18,7 +18,6 @@ from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
 from arroyo_dagster.state.local.rewriting import plan_rewrite_of, rewrite_here, rewrite_job
 from arroyo_dagster.state.local.rewriting_undo import undo_rewrite
 from arroyo_dagster.state.local.verify import verify_job
-from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
     CompactionSettings,
@@ -34,48 +33,24 @@ from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.rewriting import RewriteTask
 from tests.arroyo_jobs import (
     EVENTS,
-    GROUPS,
     SECOND,
-    TUPLES,
+    WINDOW,
     ArroyoJob,
     Telling,
-    accumulators_config,
+    begun,
     content,
+    expect_whole,
     facts_of,
     stopped,
     table_rows,
-    tuples_config,
-    window_config,
-    without_keys,
 )
 from tests.collecting import Clock, orphans
 from tests.jobs import copied, listing
 from tests.shares import Share, everywhere
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
-WINDOW = window_config(EVENTS, ["k"], retention=60)
-A = accumulators_config(without_keys(GROUPS), [])
-B = tuples_config(without_keys(TUPLES), [])
 EVERYWHERE = everywhere("layout")
 LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
-
-
-def begun(layout: Layout, epochs: int = 4) -> ArroyoJob:
-    """Two operators: a window, and an aggregate without GROUP BY of which Arroyo loses rows."""
-    job = ArroyoJob(layout, watermark_micros=30 * SECOND)
-    for at in range(epochs):
-        times = [(20 + 10 * at + n) * SECOND * 1000 for n in range(6)]
-        window = table_rows(EVENTS, [[f"k{n % 4}" for n in range(6)], [at] * 6, times])
-        totals = table_rows(
-            without_keys(GROUPS),
-            [[at + 1, at + 2], times[:2], [at * 10 + 1, at * 10 + 2]],
-        )
-        tuples = table_rows(
-            without_keys(TUPLES),
-            [[1] * 3, [b"x", b"y", b"z"], [at + 1, at + 2, 2], times[:1] * 3, [at + 1, at + 2, 1]],
-        )
-        job.write({("tumbling_1", WINDOW): window, ("agg_2", A): totals, ("agg_2", B): tuples})
-    return job
 
 
 def rewrite(store: ObjectStore, job: ArroyoJob, **options: Any) -> RewriteOutcome:
@@ -90,14 +65,6 @@ def others(store: MemoryStore) -> dict[StatePath, bytes]:
         for info in store.list()
         if "_arroyo_dagster" not in info.path and not is_rewritten(info.path)
     }
-
-
-def expect_whole(store: ObjectStore, job: ArroyoJob, expected: Any, note: str) -> None:
-    """The job is restorable, by the letter, and holds what it held."""
-    assert content(store, job.paths) == expected, note
-    verdict = verify_job(WriteProtected(store), job.paths, level=2).verdict
-    assert verdict.errors == (), note
-    assert ParquetBackend(store, job.paths).load().state is CheckpointState.READY
 
 
 # ---- what it does --------------------------------------------------------------------------------

@@ -15,17 +15,21 @@ import pytest
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
 from arroyo_dagster.spark.compaction import compact_job_on_spark
 from arroyo_dagster.spark.gc import collect_on_spark, expire_job_on_spark
+from arroyo_dagster.spark.rewriting import rewrites_on_spark
 from arroyo_dagster.spark.tasks import assigned, run_items
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.local.compaction import compact_job
 from arroyo_dagster.state.local.merges import Progress
 from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.state.local.rewriting import rewrite_job
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
+from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.storage import FaultInjecting
 from arroyo_dagster.state.storage.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
+from tests.arroyo_jobs import ArroyoJob, begun, content, expect_whole, stopped
 from tests.collecting import orphans, whole
 from tests.fleets import OPERATOR, TABLE, Written, protocol_job
 from tests.words import newest, output_of, random_words, tables_of, words_pipeline
@@ -105,6 +109,47 @@ def test_a_fault_somewhere_on_spark_loses_and_doubles_nothing(
     assert tables_of(store, newest(store, pipeline)) == content
     compact_job_on_spark(lambda: session, store, pipeline.paths, FULL, in_process_bytes=0)
     assert tables_of(store, newest(store, pipeline)) == content
+
+
+@pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
+def test_a_stopped_job_of_arroyos_is_rewritten_by_workers(
+    session: SparkSession, tmp_path: Path, layout: Layout
+) -> None:
+    job, store = _arroyo_job(tmp_path, layout)
+    before = content(job.store, job.paths)
+    run = rewrites_on_spark(lambda: session)
+    outcome = rewrite_job(store, job.paths, stopped(job.paths), FULL, run=run, quiet_seconds=0)
+    assert outcome.published
+    here = rewrite_job(job.store, job.paths, stopped(job.paths), FULL, quiet_seconds=0)
+    assert [part.after for part in outcome.parts] == [part.after for part in here.parts]
+    expect_whole(store, job, before, "on Spark")
+    again = rewrite_job(store, job.paths, stopped(job.paths), FULL, run=run, quiet_seconds=0)
+    assert not again.published
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_fault_somewhere_leaves_a_job_of_arroyos_that_restores_the_same(
+    session: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    job, store = _arroyo_job(tmp_path, chance.choice(list(Layout)))
+    before = content(job.store, job.paths)
+    run = rewrites_on_spark(lambda: session)
+    at, late = chance.randint(1, 14), chance.choice(["before", "after"])
+    faulty = FaultInjecting(store, fail_at=at, mode=late)  # type: ignore[arg-type]
+    with contextlib.suppress(StorageError, ConflictError):
+        rewrite_job(faulty, job.paths, stopped(job.paths), FULL, run=run, quiet_seconds=0)
+    expect_whole(store, job, before, f"change {at} failed, {late}")
+    rewrite_job(store, job.paths, stopped(job.paths), FULL, run=run, quiet_seconds=0)
+    expect_whole(store, job, before, "done again")
+
+
+def _arroyo_job(folder: Path, layout: Layout) -> tuple[ArroyoJob, ObjectStore]:
+    """The same job in memory and in files."""
+    job, store = begun(layout), open_store(str(folder / "arroyo"))
+    for info in job.store.list():
+        store.put(info.path, job.store.read(info.path))
+    return job, store
 
 
 def test_a_large_merge_is_carried_out_in_parts_and_progress_is_told(
