@@ -463,6 +463,7 @@ def test_over_s3_with_latency(measured: Measured, many: str) -> None:
 @contextlib.contextmanager
 def _slow_s3(folder: Path, latency: float) -> Iterator[str]:
     """As much of S3 as a compaction needs, over a folder, each answer late."""
+    uploads: dict[str, dict[int, bytes]] = {}
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -510,6 +511,11 @@ def _slow_s3(folder: Path, latency: float) -> Iterator[str]:
 
         def do_PUT(self) -> None:
             data = self.rfile.read(int(self.headers["Content-Length"]))
+            asked = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+            if "uploadId" in asked:
+                number = int(asked["partNumber"][0])
+                uploads[asked["uploadId"][0]][number] = data
+                return self._answer(200, ETag=f'"{number}"')
             path = self._path()
             if self.headers.get("If-None-Match") == "*" and path.exists():
                 return self._answer(412)
@@ -518,15 +524,39 @@ def _slow_s3(folder: Path, latency: float) -> Iterator[str]:
             path.write_bytes(data)
             return self._answer(200, ETag=_headers(path)["ETag"])
 
+        def _complete(self, parts: dict[int, bytes]) -> None:
+            path = self._path()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)  # never through a hard link
+            path.write_bytes(b"".join(parts[number] for number in sorted(parts)))
+            self._answer(
+                200,
+                b"<CompleteMultipartUploadResult><Location>l</Location><Bucket>bucket</Bucket>"
+                b"<Key>k</Key><ETag>%s</ETag></CompleteMultipartUploadResult>"
+                % _headers(path)["ETag"].encode(),
+            )
+
         def do_DELETE(self) -> None:
             self._path().unlink(missing_ok=True)
             self._answer(204)
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0"))).decode()
+            asked = urllib.parse.parse_qs(
+                urllib.parse.urlsplit(self.path).query, keep_blank_values=True
+            )
+            if "uploads" in asked:
+                uploads[name := f"upload-{len(uploads)}"] = {}
+                return self._answer(
+                    200,
+                    b"<InitiateMultipartUploadResult><Bucket>bucket</Bucket><Key>k</Key>"
+                    b"<UploadId>%s</UploadId></InitiateMultipartUploadResult>" % name.encode(),
+                )
+            if "uploadId" in asked:
+                return self._complete(uploads[asked["uploadId"][0]])
             for part in body.split("<Key>")[1:]:
                 (folder / part.split("</Key>")[0].removeprefix("root/")).unlink(missing_ok=True)
-            self._answer(200, b"<DeleteResult></DeleteResult>")
+            return self._answer(200, b"<DeleteResult></DeleteResult>")
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -580,7 +610,10 @@ def _listing(folder: Path, asked: dict[str, list[str]]) -> bytes:
 
 
 def test_two_workers_of_a_cluster_beside_one(measured: Measured, many: str) -> None:
-    """A standalone cluster on loopback: a worker of one core, then two."""
+    """A standalone cluster on loopback: a worker with a core of the machine, then two with two.
+
+    Workers may use no more: a merge reads ahead and encodes at once, on two cores if there are.
+    """
     times = {}
     for workers in (1, 2):
         command = [sys.executable, "-c", CLUSTER, many, str(workers)]
@@ -593,7 +626,8 @@ def test_two_workers_of_a_cluster_beside_one(measured: Measured, many: str) -> N
 
 
 CLUSTER = """
-import statistics, sys, time
+import os, statistics, sys, time
+os.sched_setaffinity(0, range(int(sys.argv[2])))  # what is started from here inherits it
 from arroyo_dagster.spark.compaction import compact_job_on_spark
 from arroyo_dagster.spark.session import get_session
 from arroyo_dagster.state.storage.open import open_store
