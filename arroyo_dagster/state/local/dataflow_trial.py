@@ -20,8 +20,8 @@ from arroyo_dagster.state.sdf.service import Bindings, RunOptions, build_dataflo
 from arroyo_dagster.state.sdf.topics.records import RECORDS, Found, record_batches
 from arroyo_dagster.state.sdf.topics.segments import SegmentSource
 from arroyo_dagster.state.sdf.topics.sinks import KeptSink
-from arroyo_dagster.state.sdf.topics.wiring import job_paths, services_by_topic
-from arroyo_dagster.state.sdf.view import Clock, Views, now_ms
+from arroyo_dagster.state.sdf.topics.wiring import services_by_topic
+from arroyo_dagster.state.sdf.view import Clock, Views, now_ms, service_paths
 from arroyo_dagster.state.storage.memory import MemoryStore
 
 
@@ -111,7 +111,7 @@ class DataflowTrial:
 
     def _segments(self, topic: str) -> SegmentSource:
         writers = {
-            service: job_paths(self.dataflow, service).topic(topic)
+            service: service_paths(self.dataflow, service).topic(topic)
             for service in self._written[topic]
         }
         return SegmentSource(topic, self.store, writers)
