@@ -16,7 +16,7 @@ from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.orchestration.partitions import job_of, key_problem, usable_keys
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.sdf import StatesTold
-from arroyo_dagster.orchestration.shown import known, seconds, timestamp
+from arroyo_dagster.orchestration.shown import DATA_VERSION, known, seconds, timestamp
 from arroyo_dagster.orchestration.translator import CHECKPOINT, Naming
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.storage.store import ObjectStore
 
 CURSOR_VERSION = 1
-DATA_VERSION = "dagster/data_version"
 FINISHED = "arroyo/finished_at"
 _NAMED = 10
 
