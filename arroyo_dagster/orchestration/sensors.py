@@ -72,7 +72,7 @@ def build_checkpoint_sensor(
     @dg.sensor(
         name="arroyo_checkpoint_sensor",
         minimum_interval_seconds=chosen.interval_seconds,
-        default_status=_status(running),
+        default_status=sensor_status(running),
         description="Tells of newly ready epochs of every job below the checkpoint URL.",
     )
     def arroyo_checkpoint_sensor(
@@ -88,7 +88,8 @@ def build_checkpoint_sensor(
     return arroyo_checkpoint_sensor
 
 
-def _status(running: bool) -> dg.DefaultSensorStatus:
+def sensor_status(running: bool) -> dg.DefaultSensorStatus:
+    """RUNNING, or STOPPED: installing starts nothing."""
     return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
 
 
