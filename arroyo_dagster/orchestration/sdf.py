@@ -62,17 +62,10 @@ def load_graph(
         InvalidDefinition: it has mistakes; all of them are told.
         InputError: it is a package, not a dataflow.
     """
-    from arroyo_dagster.errors import InputError
-    from arroyo_dagster.state.sdf.loading import load_document
+    from arroyo_dagster.state.sdf.loading import load_dataflow
 
-    document = file if isinstance(file, Dataflow) else load_document(file)
-    if not isinstance(document, Dataflow):
-        raise InputError(
-            "a package has no services of its own",
-            path=str(file),
-            next_step="name the dataflow.yaml that imports it",
-        )
-    return SdfGraph(document, translator or DagsterSdfTranslator())
+    dataflow = file if isinstance(file, Dataflow) else load_dataflow(file)[0]
+    return SdfGraph(dataflow, translator or DagsterSdfTranslator())
 
 
 def sdf_dataflow_assets(

@@ -14,7 +14,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.local.dataflow import run_dataflow
 from arroyo_dagster.state.operators import Offset, Source
 from arroyo_dagster.state.sdf.definition import Dataflow, Package
-from arroyo_dagster.state.sdf.loading import load_with_packages
+from arroyo_dagster.state.sdf.loading import load_dataflow
 from arroyo_dagster.state.sdf.namespaces import Namespaces
 from arroyo_dagster.state.sdf.service import Bindings, RunOptions, build_dataflow, converter_of
 from arroyo_dagster.state.sdf.topics.records import RECORDS, Found, record_batches
@@ -81,23 +81,15 @@ class DataflowTrial:
         env: Mapping[str, str] | None = None,
         clock: Clock = now_ms,
     ) -> None:
-        document: Dataflow | Package
         packages: dict[str, Package] = {}
         if isinstance(definition, Dataflow):
-            document = definition
+            self.dataflow = definition
         else:
-            document, packages = load_with_packages(definition)
-        if not isinstance(document, Dataflow):
-            raise InputError(
-                "a package has no services",
-                file=str(definition),
-                next_step="try its functions with `Trial`",
-            )
-        self.dataflow = document
+            self.dataflow, packages = load_dataflow(definition)
         self.store = MemoryStore(uuid.uuid4().hex)
         self._clock = clock
-        self._written = services_by_topic(document, "sinks")
-        read = services_by_topic(document, "sources")
+        self._written = services_by_topic(self.dataflow, "sinks")
+        read = services_by_topic(self.dataflow, "sources")
         self._sent = {topic: SentTopic() for topic in read if topic not in self._written}
         self._between = {topic: self._segments(topic) for topic in read if topic in self._written}
         self._bindings = Bindings(
