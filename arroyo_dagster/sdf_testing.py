@@ -20,10 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.local.dataflow_trial import DataflowTrial
-from arroyo_dagster.state.sdf.definition import Package
-from arroyo_dagster.state.sdf.loading import load_with_packages
+from arroyo_dagster.state.sdf.loading import load_package
 from arroyo_dagster.state.sdf.package_tests import PackageTest, read_tests, run_test
 from arroyo_dagster.state.sdf.trials import Trial
 
@@ -62,7 +60,7 @@ def package_tests(
     Raises:
         InvalidDefinition: the package, or its section, has mistakes.
     """
-    package, packages = _package(path)
+    package, packages = load_package(path)
 
     def fresh() -> Trial:
         return Trial(package, functions=functions, packages=packages)
@@ -72,16 +70,5 @@ def package_tests(
 
 def load_trial(path: str | Path, **options: Any) -> Trial:
     """A package to try, from its file or folder; `options` as `Trial` takes them."""
-    package, packages = _package(path)
+    package, packages = load_package(path)
     return Trial(package, packages=packages, **options)
-
-
-def _package(path: str | Path) -> tuple[Package, dict[str, Package]]:
-    document, packages = load_with_packages(path)
-    if not isinstance(document, Package):
-        raise InputError(
-            "a dataflow is not tested function by function",
-            file=str(path),
-            next_step="try the whole of it with `DataflowTrial`",
-        )
-    return document, packages

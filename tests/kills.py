@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from arroyo_dagster.errors import NotFoundError
@@ -18,7 +19,7 @@ from tests.run_words import ROWS, ROWS_PER_EPOCH, pipeline_in
 from tests.words import newest, output_of, tables_of
 
 PROJECT = Path(__file__).parents[1]
-SECONDS = 120
+SECONDS = 300
 
 
 def kill_and_finish(folder: Path, where: str, *, kills: int, within_seconds: float) -> None:
@@ -35,9 +36,11 @@ def kill_and_finish(folder: Path, where: str, *, kills: int, within_seconds: flo
     pipeline = pipeline_in(str(folder), seed, where)
     backend = ParquetBackend(store, pipeline.paths)
     epochs = ROWS // ROWS_PER_EPOCH[where]
-    for kill in range(1, kills + 1):
-        _run(folder, seed, where, backend, kill * epochs // (kills + 1), chance, within_seconds)
-    _run(folder, seed, where, backend, None, chance, 0)
+    command = ["tests.run_words", str(folder), str(seed), where]
+    for until in [*(kill * epochs // (kills + 1) for kill in range(1, kills + 1)), None]:
+        run_until_killed(
+            command, folder / "log", lambda: _newest_epoch(backend), until, chance, within_seconds
+        )
     plain = open_store(f"file://{folder}/plain/state")
     undisturbed = pipeline_in(f"{folder}/plain", seed, where)
     run_pipeline(undisturbed, plain)
@@ -48,19 +51,25 @@ def kill_and_finish(folder: Path, where: str, *, kills: int, within_seconds: flo
     assert 1 < done.worker_generation <= kills + 1
 
 
-def _run(
-    folder: Path,
-    seed: int,
-    where: str,
-    backend: ParquetBackend,
+def run_until_killed(
+    command: Sequence[str],
+    log: Path,
+    newest_epoch: Callable[[], int],
     until_epoch: int | None,
     chance: random.Random,
     within_seconds: float,
 ) -> None:
-    log = folder / "log"
+    """Run a command of ours with everything it starts, and SIGKILL it behind an epoch.
+
+    Args:
+        log: where its output goes, behind what is there.
+        newest_epoch: how far it is.
+        until_epoch: the epoch; None = it is left alone, and ends well.
+        within_seconds: up to how long behind the epoch the kill comes.
+    """
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.run_words", str(folder), str(seed), where],
+            [sys.executable, "-m", *command],
             cwd=PROJECT,
             stdout=out,
             stderr=out,
@@ -71,7 +80,7 @@ def _run(
             assert process.wait(SECONDS) == 0, log.read_text()
             return
         deadline = time.monotonic() + SECONDS
-        while _newest_epoch(backend) < until_epoch and process.poll() is None:
+        while newest_epoch() < until_epoch and process.poll() is None:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.005)
         time.sleep(chance.uniform(0, within_seconds))

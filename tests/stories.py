@@ -18,7 +18,8 @@ from arroyo_dagster.state.sdf.namespaces import Namespaces
 from arroyo_dagster.state.sdf.reading import parse_document
 from arroyo_dagster.state.sdf.service import RunOptions, build_dataflow
 from arroyo_dagster.state.sdf.topics.bindings import BindingsText, parse_binding
-from arroyo_dagster.state.sdf.topics.wiring import job_paths, wire
+from arroyo_dagster.state.sdf.topics.wiring import wire
+from arroyo_dagster.state.sdf.view import service_paths
 from arroyo_dagster.state.storage.store import ObjectStore
 
 STORY = """
@@ -154,6 +155,6 @@ def outcome(store: ObjectStore, folder: Path) -> dict[str, Any]:
 def newest_epoch(store: ObjectStore, service: str) -> int:
     """The newest epoch of a service, 0 if it has none."""
     try:
-        return max(ParquetBackend(store, job_paths(dataflow(), service)).epochs(), default=0)
+        return max(ParquetBackend(store, service_paths(dataflow(), service)).epochs(), default=0)
     except NotFoundError:
         return 0

@@ -18,10 +18,10 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.operators import Collector, OperatorContext, Sink
 from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.sdf.boundary import topic_schema
 from arroyo_dagster.state.sdf.definition import Dataflow
 from arroyo_dagster.state.sdf.reading import parse_document
 from arroyo_dagster.state.sdf.service import Bindings, RunOptions, build_dataflow
+from arroyo_dagster.state.sdf.topics.records import RECORDS, Found, record_batches
 from arroyo_dagster.state.sdf.view import Views, service_paths
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
@@ -109,17 +109,8 @@ def words_dataflow(text: str = WORDS) -> Dataflow:
 
 def topic(values: Sequence[bytes]) -> pa.Table:
     """Records of a topic, one after the other."""
-    count = len(values)
-    return pa.table(
-        [
-            pa.nulls(count, pa.binary()),
-            pa.array(values, pa.binary()),
-            pa.array([0] * count, pa.int32()),
-            pa.array(range(count), pa.int64()),
-            pa.nulls(count, pa.timestamp("ms")),
-        ],
-        schema=topic_schema(),
-    )
+    found = (Found(at, value) for at, value in enumerate(values))
+    return pa.Table.from_batches(record_batches(found, 0), RECORDS)
 
 
 def random_words(count: int, seed: int) -> list[dict[str, Any]]:

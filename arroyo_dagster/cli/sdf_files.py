@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.sdf import loading
 from arroyo_dagster.state.sdf.definition import Dataflow, Package
-from arroyo_dagster.state.sdf.loading import load_with_packages
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -35,15 +34,9 @@ def load_dataflow(
     Raises:
         InputError: it is a package.
     """
-    document, packages = load_with_packages(file, legacy=legacy, extended=extended, dev=not prod)
-    if not isinstance(document, Dataflow):
-        raise InputError(
-            "a package has no services of its own",
-            file=file,
-            next_step=f"import it into a dataflow, or test it with `arroyo-state sdf test {file}`",
-        )
+    found = loading.load_dataflow(file, legacy=legacy, extended=extended, dev=not prod)
     import_from(file)
-    return document, packages
+    return found
 
 
 def import_from(file: str) -> None:

@@ -19,7 +19,7 @@ from arroyo_dagster.cli.verifying import EXIT_FINDINGS
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.sdf.converters import Converter
 from arroyo_dagster.state.sdf.definition import FunctionDef, Package
-from arroyo_dagster.state.sdf.loading import load_with_packages
+from arroyo_dagster.state.sdf.loading import load_package
 from arroyo_dagster.state.sdf.package_tests import TestOutcome, run_tests
 from arroyo_dagster.state.sdf.scope import scope_of
 from arroyo_dagster.state.sdf.topics.bindings import parse_function
@@ -56,16 +56,9 @@ def _bind_option(command: Any) -> Any:
 
 
 def _load(file: str) -> tuple[Package, dict[str, Package]]:
-    document, packages = load_with_packages(file)
-    if not isinstance(document, Package):
-        raise InputError(
-            "a dataflow is not tested function by function",
-            file=file,
-            next_step="name an sdf-package.yaml, or test the dataflow with "
-            "arroyo_dagster.sdf_testing",
-        )
+    found = load_package(file)
     import_from(file)
-    return document, packages
+    return found
 
 
 @test.command("section", hidden=True)

@@ -29,6 +29,7 @@ from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.orchestration.schedules import JOB_TAG
+from arroyo_dagster.orchestration.sensors import sensor_status
 from arroyo_dagster.orchestration.translator import COMPACTED_STATE, Naming
 
 _INTERVAL_SECONDS = 60
@@ -47,9 +48,7 @@ def build_compaction_sensor(
         name="arroyo_compaction_sensor",
         job=job,
         minimum_interval_seconds=_INTERVAL_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING
-        if running
-        else dg.DefaultSensorStatus.STOPPED,
+        default_status=sensor_status(running),
         description="Asks for the compaction of jobs with many small files.",
     )
     def arroyo_compaction_sensor(

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.storage.store import ObjectStore
 
 KEYS_UNIQUE, TTL_EFFECTIVE, NOT_STALE = "keys_unique", "ttl_effective", "not_stale"
-DATA_VERSION = "dagster/data_version"
 STALE_AFTER = timedelta(minutes=15)
 
 _CHECKS = {
@@ -63,17 +62,10 @@ def load_graph(
         InvalidDefinition: it has mistakes; all of them are told.
         InputError: it is a package, not a dataflow.
     """
-    from arroyo_dagster.errors import InputError
-    from arroyo_dagster.state.sdf.loading import load_document
+    from arroyo_dagster.state.sdf.loading import load_dataflow
 
-    document = file if isinstance(file, Dataflow) else load_document(file)
-    if not isinstance(document, Dataflow):
-        raise InputError(
-            "a package has no services of its own",
-            path=str(file),
-            next_step="name the dataflow.yaml that imports it",
-        )
-    return SdfGraph(document, translator or DagsterSdfTranslator())
+    dataflow = file if isinstance(file, Dataflow) else load_dataflow(file)[0]
+    return SdfGraph(dataflow, translator or DagsterSdfTranslator())
 
 
 def sdf_dataflow_assets(
@@ -237,7 +229,7 @@ def is_news(instance: dg.DagsterInstance, key: dg.AssetKey, summary: "StateSumma
         return False
     event = instance.get_latest_materialization_event(key)
     told = event.asset_materialization if event is not None else None
-    return told is None or (told.tags or {}).get(DATA_VERSION) != summary.version
+    return told is None or (told.tags or {}).get(shown.DATA_VERSION) != summary.version
 
 
 def summary_shown(summary: "StateSummary") -> dict[str, Any]:
@@ -307,7 +299,7 @@ class StatesTold:
                 yield dg.AssetMaterialization(
                     key,
                     description=f"epoch {summary.epoch} of {state.owner}",
-                    tags={DATA_VERSION: summary.version},
+                    tags={shown.DATA_VERSION: summary.version},
                     metadata=summary_shown(summary),
                 )
 

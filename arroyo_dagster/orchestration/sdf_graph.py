@@ -105,7 +105,7 @@ class SdfGraph:
     @property
     def name(self) -> str:
         """`{namespace}.{name}`: the pipeline of its services' jobs."""
-        return f"{self.dataflow.namespace}.{self.dataflow.name}"
+        return self.dataflow.pipeline
 
     @property
     def op_name(self) -> str:

@@ -16,7 +16,7 @@ from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.orchestration.partitions import job_of, key_problem, usable_keys
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.sdf import StatesTold
-from arroyo_dagster.orchestration.shown import known, seconds, timestamp
+from arroyo_dagster.orchestration.shown import DATA_VERSION, known, seconds, timestamp
 from arroyo_dagster.orchestration.translator import CHECKPOINT, Naming
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.storage.store import ObjectStore
 
 CURSOR_VERSION = 1
-DATA_VERSION = "dagster/data_version"
 FINISHED = "arroyo/finished_at"
 _NAMED = 10
 
@@ -73,7 +72,7 @@ def build_checkpoint_sensor(
     @dg.sensor(
         name="arroyo_checkpoint_sensor",
         minimum_interval_seconds=chosen.interval_seconds,
-        default_status=_status(running),
+        default_status=sensor_status(running),
         description="Tells of newly ready epochs of every job below the checkpoint URL.",
     )
     def arroyo_checkpoint_sensor(
@@ -89,7 +88,8 @@ def build_checkpoint_sensor(
     return arroyo_checkpoint_sensor
 
 
-def _status(running: bool) -> dg.DefaultSensorStatus:
+def sensor_status(running: bool) -> dg.DefaultSensorStatus:
+    """RUNNING, or STOPPED: installing starts nothing."""
     return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 import dagster as dg
 
+DATA_VERSION = "dagster/data_version"
+"""The tag of an event that says which version of an asset was seen."""
+
 TABLE_ROWS = 50
 _WIDTH, _HEIGHT = 240, 40
 _LAST_MICROS = 253_402_300_799_000_000  # the year 9999: beyond it no calendar goes

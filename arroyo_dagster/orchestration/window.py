@@ -17,6 +17,7 @@ from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.rewriting import in_words, rewrite_shown, version_of
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.orchestration.schedules import schedule_status
+from arroyo_dagster.orchestration.sensors import sensor_status
 from arroyo_dagster.orchestration.translator import COMPACTED_STATE, Naming
 from arroyo_dagster.orchestration.window_times import DailyWindow, micros_of
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
@@ -334,9 +335,7 @@ def build_recovery_sensor(job: dg.JobDefinition, *, running: bool = False) -> dg
         name="arroyo_window_recovery",
         job=job,
         minimum_interval_seconds=_SENSOR_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING
-        if running
-        else dg.DefaultSensorStatus.STOPPED,
+        default_status=sensor_status(running),
         description="Start jobs again whose maintenance window was cut off.",
     )
     def arroyo_window_recovery(

@@ -20,7 +20,7 @@ from arroyo_dagster.state.coordinator import finished, request_stop
 from arroyo_dagster.state.local.pipeline import RunOutcome
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.sdf.topics.segments import SegmentSource
+from arroyo_dagster.state.sdf.topics.segments import SegmentSource, note_ends
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -142,17 +142,9 @@ class _Together:
                 outcomes[root] = RunOutcome(
                     epochs=written, newest=outcome.newest, exhausted=outcome.exhausted
                 )
-            news = self._note_ends(pipelines, outcomes) or news
+            ended = {one.job for one in pipelines if outcomes[one.paths.root].exhausted}
+            news = note_ends(self._between, ended) or news
         return outcomes
-
-    def _note_ends(self, pipelines: Sequence[Pipeline], outcomes: Mapping[str, RunOutcome]) -> bool:
-        """Note which topics between pipelines have ended with their writers. Returns whether there
-        was one: knowing it, a reader may have more to do."""
-        ended = {one.job for one in pipelines if outcomes[one.paths.root].exhausted}
-        fresh = [one for one in self._between if not one.complete and ended.issuperset(one.writers)]
-        for source in fresh:
-            source.complete = True
-        return bool(fresh)
 
     def all_at_once(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
         """A thread each, while topics land; when one fails the others stop with a checkpoint."""

@@ -160,7 +160,29 @@ class ParquetReplay(Source):
 _STAGED = codec_for(list[str])
 
 
-class FolderSink(Sink):
+class BufferingSink(Sink):
+    """Keeps rows until the barrier."""
+
+    def __init__(self) -> None:
+        self._batches: list[pa.RecordBatch] = []
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        """Begin with nothing buffered."""
+        self._batches = []
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        """Keep rows until the barrier."""
+        self._batches.append(batch)
+
+    def drained(self) -> list[pa.RecordBatch]:
+        """What has come since it was asked last."""
+        batches, self._batches = self._batches, []
+        return batches
+
+
+class FolderSink(BufferingSink):
     """Rows into files of a folder that appear exactly once, in two phases.
 
     Before the barrier a subtask writes its rows below `_staging/`; when the checkpoint owns its
@@ -178,8 +200,8 @@ class FolderSink(Sink):
     """The table of its commit data: two sinks that are one operator need two."""
 
     def __init__(self, url: str) -> None:
+        super().__init__()
         self._url = url
-        self._batches: list[pa.RecordBatch] = []
 
     def encode(self, rows: pa.Table) -> bytes:
         """The bytes of a file that holds some rows."""
@@ -201,20 +223,9 @@ class FolderSink(Sink):
     def _store(self) -> ObjectStore:
         return open_store(self._url)
 
-    def on_start(self, ctx: OperatorContext) -> None:
-        """Begin with nothing buffered."""
-        self._batches = []
-
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
-    ) -> None:
-        """Keep rows until the barrier."""
-        self._batches.append(batch)
-
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
         """Stage what has come, and leave its name as commit data."""
-        batches, self._batches = self._batches, []
-        if not batches:
+        if not (batches := self.drained()):
             return
         task = ctx.task_info
         unique = uuid.uuid4().hex[:16]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -19,10 +15,9 @@ from arroyo_dagster.state.sdf.topics import segments
 from arroyo_dagster.state.storage import Crash, MemoryStore
 from arroyo_dagster.state.storage.open import open_store
 from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.kills import run_until_killed
 from tests.stories import flags, newest_epoch, outcome, run_story, write_story
 
-PROJECT = Path(__file__).parents[2]
-SECONDS = 300
 T = TypeVar("T")
 
 
@@ -93,48 +88,21 @@ def killed_and_finished(
     write_story(folder / "plain", sentences, seed)
     store = open_store(f"file://{folder}/killed/state")
     rounds = sentences // rows_per_epoch
-    for kill in range(1, kills + 1):
-        _run(folder / "killed", rows_per_epoch, store, kill * rounds // (kills + 1), chance, how)
-    _run(folder / "killed", rows_per_epoch, store, None, chance, how)
+    command = ["arroyo_dagster.cli", "sdf", "run", str(folder / "killed" / "story.yaml")]
+    options = ["--url", store.url, "--flush-open", "--keep-epochs", "4", *how]
+    for until in [*(kill * rounds // (kills + 1) for kill in range(1, kills + 1)), None]:
+        service = chance.choice(["split", "count", "follow", "gather"])
+        run_until_killed(
+            [*command, *flags(folder / "killed", rows_per_epoch), *options],
+            folder / "killed" / "log",
+            lambda service=service: newest_epoch(store, service),
+            until,
+            chance,
+            0.15,
+        )
     plain = open_store(f"file://{folder}/plain/state")
     run_story(plain, folder / "plain", rows_per_epoch=rows_per_epoch)
     assert outcome(store, folder / "killed") == outcome(plain, folder / "plain")
-
-
-def _run(
-    folder: Path,
-    rows_per_epoch: int,
-    store: Any,
-    until_epoch: int | None,
-    chance: random.Random,
-    how: tuple[str, ...],
-) -> None:
-    log = folder / "log"
-    command = [sys.executable, "-m", "arroyo_dagster.cli", "sdf", "run", str(folder / "story.yaml")]
-    options = ["--url", f"file://{folder}/state", "--flush-open", "--keep-epochs", "4", *how]
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            [*command, *flags(folder, rows_per_epoch), *options],
-            cwd=PROJECT,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
-    try:
-        if until_epoch is None:
-            assert process.wait(SECONDS) == 0, log.read_text()
-            return
-        service = chance.choice(["split", "count", "follow", "gather"])
-        deadline = time.monotonic() + SECONDS
-        while newest_epoch(store, service) < until_epoch and process.poll() is None:
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.005)
-        time.sleep(chance.uniform(0, 0.15))
-        assert process.poll() in (None, 0), log.read_text()
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def test_a_dataflow_killed_nine_times_goes_on_exactly_once(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.parquet import read_facts
 from arroyo_dagster.state.lease import Leased, lease
 from arroyo_dagster.state.local.jobs import newest_generation
-from arroyo_dagster.state.local.merges import Meter, OnProgress, RunMerges, merge_here
+from arroyo_dagster.state.local.merges import Meter, OnProgress, RunMerges, check_same, merge_here
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, Manifest
 from arroyo_dagster.state.model.compaction import (
     CompactionPlan,
@@ -36,7 +36,6 @@ from arroyo_dagster.state.planning.compaction import (
     forecast,
     plan_compaction,
 )
-from arroyo_dagster.state.planning.health import row_parity
 from arroyo_dagster.state.planning.query import is_at_rest
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
@@ -287,7 +286,7 @@ def _carried_out(
     for outcome in run(store, tasks, meter.add) if tasks else ():
         outcomes.append(outcome)
         on_merge(outcome, len(tasks) - len(outcomes))
-        _check_same(paths, plan, outcome)
+        check_same(paths, plan.epoch, outcome)
     if len(outcomes) != len(tasks):
         raise ProtocolError(
             f"{len(outcomes)} of {len(tasks)} merges came back",
@@ -295,19 +294,6 @@ def _carried_out(
             next_step="run it again; nothing was published",
         )
     return tuple(outcomes)
-
-
-def _check_same(paths: JobPaths, plan: CompactionPlan, outcome: MergeOutcome) -> None:
-    verdict = row_parity([outcome])
-    if not verdict.passed:
-        raise ProtocolError(
-            "merged files would not restore as what they were made of, so nothing was published: "
-            + verdict.findings[0].evidence,
-            job=paths.root,
-            epoch=plan.epoch,
-            path=verdict.findings[0].object,
-            next_step="keep the files and report it; the job is as it was",
-        )
 
 
 # ---- publishing ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from arroyo_dagster.state.local.pipeline import LocalRun
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import JobId
 from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.sdf.topics.segments import SegmentSource
+from arroyo_dagster.state.sdf.topics.segments import SegmentSource, note_ends
 from arroyo_dagster.state.storage.store import ObjectStore
 
 OnEpoch = Callable[[Pipeline, Checkpoint], None]
@@ -202,19 +202,8 @@ class _Rounds:
             return all(run.exhausted for run in self._runs)
 
     def _note_ends(self) -> bool:
-        """Note which topics between services have ended with their writers.
-
-        Returns whether there was one: knowing it, a reader may have more to do.
-        """
         ended = {run.pipeline.job for run in self._runs if run.exhausted}
-        fresh = [
-            source
-            for source in self._between
-            if not source.complete and ended.issuperset(source.writers)
-        ]
-        for source in fresh:
-            source.complete = True
-        return bool(fresh)
+        return note_ends(self._between, ended)
 
     def _finish(self, rounds: int) -> DataflowOutcome:
         ended = self._ended()

@@ -14,14 +14,14 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.local.dataflow import run_dataflow
 from arroyo_dagster.state.operators import Offset, Source
 from arroyo_dagster.state.sdf.definition import Dataflow, Package
-from arroyo_dagster.state.sdf.loading import load_with_packages
+from arroyo_dagster.state.sdf.loading import load_dataflow
 from arroyo_dagster.state.sdf.namespaces import Namespaces
 from arroyo_dagster.state.sdf.service import Bindings, RunOptions, build_dataflow, converter_of
 from arroyo_dagster.state.sdf.topics.records import RECORDS, Found, record_batches
 from arroyo_dagster.state.sdf.topics.segments import SegmentSource
 from arroyo_dagster.state.sdf.topics.sinks import KeptSink
-from arroyo_dagster.state.sdf.topics.wiring import job_paths, services_by_topic
-from arroyo_dagster.state.sdf.view import Clock, Views, now_ms
+from arroyo_dagster.state.sdf.topics.wiring import services_by_topic
+from arroyo_dagster.state.sdf.view import Clock, Views, now_ms, service_paths
 from arroyo_dagster.state.storage.memory import MemoryStore
 
 
@@ -81,23 +81,15 @@ class DataflowTrial:
         env: Mapping[str, str] | None = None,
         clock: Clock = now_ms,
     ) -> None:
-        document: Dataflow | Package
         packages: dict[str, Package] = {}
         if isinstance(definition, Dataflow):
-            document = definition
+            self.dataflow = definition
         else:
-            document, packages = load_with_packages(definition)
-        if not isinstance(document, Dataflow):
-            raise InputError(
-                "a package has no services",
-                file=str(definition),
-                next_step="try its functions with `Trial`",
-            )
-        self.dataflow = document
+            self.dataflow, packages = load_dataflow(definition)
         self.store = MemoryStore(uuid.uuid4().hex)
         self._clock = clock
-        self._written = services_by_topic(document, "sinks")
-        read = services_by_topic(document, "sources")
+        self._written = services_by_topic(self.dataflow, "sinks")
+        read = services_by_topic(self.dataflow, "sources")
         self._sent = {topic: SentTopic() for topic in read if topic not in self._written}
         self._between = {topic: self._segments(topic) for topic in read if topic in self._written}
         self._bindings = Bindings(
@@ -111,7 +103,7 @@ class DataflowTrial:
 
     def _segments(self, topic: str) -> SegmentSource:
         writers = {
-            service: job_paths(self.dataflow, service).topic(topic)
+            service: service_paths(self.dataflow, service).topic(topic)
             for service in self._written[topic]
         }
         return SegmentSource(topic, self.store, writers)

@@ -175,12 +175,17 @@ def check_newest(
             verdict = unreadable(root, str(error))
         if verdict.passed or store.head(root) is not None:
             return verdict
-    raise ConflictError(
+    raise expired_meanwhile(store, paths, "try again, or keep more epochs")
+
+
+def expired_meanwhile(store: ObjectStore, paths: JobPaths, next_step: str) -> ConflictError:
+    """What is said when every epoch that was looked at had gone before the look was over."""
+    return ConflictError(
         "epochs of this job expire faster than they can be looked at",
         job=paths.root,
         url=store.url,
         retryable=True,
-        next_step="try again, or keep more epochs",
+        next_step=next_step,
     )
 
 

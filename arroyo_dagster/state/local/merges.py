@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from arroyo_dagster.errors import StorageError
+from arroyo_dagster.errors import ProtocolError, StorageError
 from arroyo_dagster.state.model.compaction import MEBIBYTE, MergeOutcome
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.health import row_parity
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merging import MergeTask, combined, parts, run_merge, run_part
 from arroyo_dagster.state.tables.merging_rows import OnBytes
@@ -69,6 +72,24 @@ def _side_by_side(
             for waiting in begun:
                 for one in waiting:
                     one.cancel()
+
+
+def check_same(paths: JobPaths, epoch: Epoch, outcome: MergeOutcome) -> None:
+    """Refuse to publish new files that do not hold what those they were made of do.
+
+    Raises:
+        ProtocolError: a restore would load something else of them.
+    """
+    verdict = row_parity([outcome])
+    if not verdict.passed:
+        raise ProtocolError(
+            "new files would not restore as what they were made of, so nothing was published: "
+            + verdict.findings[0].evidence,
+            job=paths.root,
+            epoch=epoch,
+            path=verdict.findings[0].object,
+            next_step="keep the files and report it; the job is as it was",
+        )
 
 
 # ---- how far they are ----------------------------------------------------------------------------

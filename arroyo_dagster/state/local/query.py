@@ -99,7 +99,22 @@ def load_epoch(store: ObjectStore, paths: JobPaths, epoch: int | None = None) ->
         NotFoundError: no such epoch, or none at all; says which there are.
         FormatError: an object of it does not decode.
     """
-    epochs = ParquetBackend(store, paths).epochs()
+    backend = ParquetBackend(store, paths)
+    wanted = chosen_epoch(store, paths, backend.epochs(), epoch)
+    try:
+        return backend.load_checkpoint_metadata(wanted)
+    except NotFoundError as error:
+        raise _missing(error, paths, wanted) from error
+
+
+def chosen_epoch(
+    store: ObjectStore, paths: JobPaths, epochs: Sequence[Epoch], epoch: int | None
+) -> Epoch:
+    """The epoch that was asked for, out of those of a job; the newest when None.
+
+    Raises:
+        NotFoundError: no such epoch, or none at all; says which there are.
+    """
     wanted = Epoch(epoch) if epoch is not None else (epochs[-1] if epochs else None)
     if wanted is None or wanted not in epochs:
         raise NotFoundError(
@@ -110,10 +125,7 @@ def load_epoch(store: ObjectStore, paths: JobPaths, epoch: int | None = None) ->
             url=store.url,
             next_step="choose one of the epochs there are, or wait for it to be written",
         )
-    try:
-        return ParquetBackend(store, paths).load_checkpoint_metadata(wanted)
-    except NotFoundError as error:
-        raise _missing(error, paths, wanted) from error
+    return wanted
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -19,6 +19,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.lease import lease
 from arroyo_dagster.state.local.directory import JobDirectory
+from arroyo_dagster.state.local.merges import check_same
 from arroyo_dagster.state.local.rewriting_publish import publish
 from arroyo_dagster.state.local.rewriting_scene import (
     Scene,
@@ -41,7 +42,6 @@ from arroyo_dagster.state.model.rewriting import (
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
 )
-from arroyo_dagster.state.planning.health import row_parity
 from arroyo_dagster.state.planning.rewriting import (
     TableFacts,
     plan_rewrite,
@@ -190,7 +190,7 @@ def _carried_out(
         (parts if isinstance(found, RewrittenPart) else left_out).append(found)  # type: ignore[arg-type]
         on_part(found, len(tasks) - len(parts) - len(left_out))
         if isinstance(found, RewrittenPart):
-            _check_same(paths, plan, found)
+            check_same(paths, plan.epoch, found)
         check_not_cancelled(paths, cancelled)
     if len(parts) + len(left_out) != len(tasks):
         raise ProtocolError(
@@ -214,19 +214,6 @@ def _task(paths: JobPaths, checkpoint: Checkpoint, table: TableRewrite, at: int)
         table=table,
         keys=table.parts[at],
     )
-
-
-def _check_same(paths: JobPaths, plan: RewritePlan, part: RewrittenPart) -> None:
-    verdict = row_parity([part])
-    if not verdict.passed:
-        raise ProtocolError(
-            "new files would not restore as what they were made of, so nothing was published: "
-            + verdict.findings[0].evidence,
-            job=paths.root,
-            epoch=plan.epoch,
-            path=verdict.findings[0].object,
-            next_step="keep the files and report it; the job is as it was",
-        )
 
 
 def _quiet_left(scene: Scene, quiet_seconds: float, began: int, now: int) -> float:

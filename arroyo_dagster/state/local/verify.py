@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.local.health import expired_meanwhile
+from arroyo_dagster.state.local.query import chosen_epoch
 from arroyo_dagster.state.local.verify_data import DataFindings, data_findings
 from arroyo_dagster.state.local.verify_metadata import JobMetadata, read_job_metadata
 from arroyo_dagster.state.local.verify_rows import MAX_LEVEL, Look
@@ -89,19 +91,13 @@ def verify_job(
     look = Look(level=level, parallelism=parallelism, catalogue=catalogue or default_catalogue())
     for _ in range(_ATTEMPTS):
         epochs = ParquetBackend(store, paths).epochs()
-        wanted = _chosen(store, paths, epochs, epoch)
+        wanted = chosen_epoch(store, paths, epochs, epoch)
         found = read_job_metadata(store, paths, epochs, wanted, history)
         verdict = _judge(store, paths, found, look)
         # What an expiry takes away meanwhile is no damage.
         if verdict.passed or set(epochs) <= set(ParquetBackend(store, paths).epochs()):
             return verdict
-    raise ConflictError(
-        "epochs of this job expire faster than they can be looked at",
-        job=paths.root,
-        url=store.url,
-        retryable=True,
-        next_step="try again with a lower level, or keep more epochs",
-    )
+    raise expired_meanwhile(store, paths, "try again with a lower level, or keep more epochs")
 
 
 def _check(level: int, parallelism: int | None, history: int) -> None:
@@ -113,21 +109,6 @@ def _check(level: int, parallelism: int | None, history: int) -> None:
         )
     if parallelism is not None:
         key_range_size(parallelism)
-
-
-def _chosen(store: ObjectStore, paths: JobPaths, epochs: list[Epoch], epoch: int | None) -> Epoch:
-    wanted = Epoch(epoch) if epoch is not None else (epochs[-1] if epochs else None)
-    if wanted is None or wanted not in epochs:
-        raise NotFoundError(
-            "the job has no visible epoch" if wanted is None else "there is no such epoch",
-            job=paths.root,
-            epoch=wanted,
-            oldest=epochs[0] if epochs else None,
-            newest=epochs[-1] if epochs else None,
-            url=store.url,
-            next_step="choose one of the epochs that `arroyo-state epochs` lists",
-        )
-    return wanted
 
 
 def _judge(store: ObjectStore, paths: JobPaths, found: JobMetadata, look: Look) -> JobVerdict:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from arroyo_dagster.state.model.ids import PipelineId
 from arroyo_dagster.state.sdf.mistakes import Mistake
 from arroyo_dagster.state.sdf.types import Column, KeyedType, NamedType, ScalarType, TypeDef
 from arroyo_dagster.state.sdf.windows import WindowDef
@@ -291,6 +292,11 @@ class Dataflow(Document):
 
     services: Mapping[str, ServiceDef]
     topics: Mapping[str, TopicDef] = field(default_factory=dict)
+
+    @property
+    def pipeline(self) -> PipelineId:
+        """`{namespace}.{name}`: the pipeline that its services are the jobs of."""
+        return PipelineId(f"{self.namespace}.{self.name}")
 
     @property
     def states(self) -> tuple[StateDef, ...]:

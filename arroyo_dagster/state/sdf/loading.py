@@ -47,6 +47,42 @@ def load_with_packages(
     return loading.load(file / PACKAGE_FILE if file.is_dir() else file), loading.packages
 
 
+def load_dataflow(
+    path: str | Path, *, legacy: bool = False, extended: bool = False, dev: bool = True
+) -> tuple[Dataflow, dict[str, Package]]:
+    """Read a dataflow.yaml; beside it every package it imports, by id.
+
+    Raises:
+        InputError: it is a package. Other errors as `load_document`.
+    """
+    document, packages = load_with_packages(path, legacy=legacy, extended=extended, dev=dev)
+    if not isinstance(document, Dataflow):
+        raise InputError(
+            "a package has no services of its own",
+            path=str(path),
+            next_step="name the dataflow.yaml that imports it, or test the package with "
+            f"`arroyo-state sdf test {path}`",
+        )
+    return document, packages
+
+
+def load_package(path: str | Path) -> tuple[Package, dict[str, Package]]:
+    """Read an sdf-package.yaml, or that of a folder; beside it every package it imports, by id.
+
+    Raises:
+        InputError: it is a dataflow. Other errors as `load_document`.
+    """
+    document, packages = load_with_packages(path)
+    if not isinstance(document, Package):
+        raise InputError(
+            "a dataflow is not tested function by function",
+            path=str(path),
+            next_step="name an sdf-package.yaml, or try the whole of the dataflow with "
+            "`arroyo_dagster.sdf_testing.DataflowTrial`",
+        )
+    return document, packages
+
+
 class _Loading:
     def __init__(self, legacy: bool, extended: bool, dev: bool) -> None:
         self._legacy, self._extended, self._dev = legacy, extended, dev

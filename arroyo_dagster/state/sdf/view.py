@@ -25,7 +25,7 @@ import polars as pl
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
-from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
+from arroyo_dagster.state.model.ids import Epoch, JobId
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.sdf.definition import Dataflow, StateDef, StateForm, ValueKind
 from arroyo_dagster.state.sdf.faults import CheckpointError
@@ -46,7 +46,7 @@ def now_ms() -> int:
 
 def service_paths(dataflow: Dataflow, service: str) -> JobPaths:
     """Where the job of a service keeps its state."""
-    return JobPaths(JobId(service), PipelineId(f"{dataflow.namespace}.{dataflow.name}"))
+    return JobPaths(JobId(service), dataflow.pipeline)
 
 
 class OwnerJob:

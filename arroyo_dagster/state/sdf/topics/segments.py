@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -210,3 +210,18 @@ class SegmentSource(Source):
     def exhausted(self, offset: Offset) -> bool:
         """Whether the writers have ended, and everything of theirs was read."""
         return self.complete and self.latest_offset(offset) == offset
+
+
+def note_ends(between: Iterable[SegmentSource], ended: Set[str]) -> bool:
+    """Note which topics between services have ended with their writers.
+
+    Args:
+        ended: the services that put out nothing any more.
+
+    Returns:
+        Whether there was one: knowing it, a reader may have more to do.
+    """
+    fresh = [one for one in between if not one.complete and one.writers <= ended]
+    for source in fresh:
+        source.complete = True
+    return bool(fresh)

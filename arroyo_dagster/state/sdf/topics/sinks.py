@@ -13,7 +13,7 @@ import pyarrow as pa
 from arroyo_dagster.errors import InputError, NotFoundError, ProtocolError, StorageError
 from arroyo_dagster.state.codec.bincode import codec_for
 from arroyo_dagster.state.codec.parquet import encode_rows
-from arroyo_dagster.state.connectors import PRE_COMMIT, FolderSink
+from arroyo_dagster.state.connectors import PRE_COMMIT, BufferingSink, FolderSink
 from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import TableConfig
@@ -185,29 +185,12 @@ class BothSinks(Sink):
         kept.commit(epoch, {name: parts for name, parts in data.items() if name == KEPT})
 
 
-class _RecordSink(Sink):
+class _RecordSink(BufferingSink):
     """Keeps records until the barrier, and what each epoch prepared until it is committed."""
-
-    def __init__(self) -> None:
-        self._batches: list[pa.RecordBatch] = []
 
     def tables(self) -> Sequence[TableConfig]:
         """Those of every sink."""
         return _TABLES
-
-    def on_start(self, ctx: OperatorContext) -> None:
-        """Begin with nothing buffered."""
-        self._batches = []
-
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
-    ) -> None:
-        """Keep records until the barrier."""
-        self._batches.append(batch)
-
-    def _drain(self) -> list[bytes]:
-        batches, self._batches = self._batches, []
-        return values_in(batches)
 
 
 class AppendSink(_RecordSink):
@@ -264,7 +247,7 @@ class AppendSink(_RecordSink):
         Raises:
             InputError: the job begins, and the file holds something already.
         """
-        values = self._drain()
+        values = values_in(self.drained())
         if not values:
             return
         positions = ctx.table_manager.get_global_keyed_state(POSITION, str, int)
@@ -361,7 +344,7 @@ class PrintSink(_RecordSink):
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
         """Leave the lines as commit data."""
-        if values := self._drain():
+        if values := values_in(self.drained()):
             lines = _PRINTED.encode(self._writer.rows(values))
             ctx.table_manager.insert_committing_data(PRINTED, lines)
 

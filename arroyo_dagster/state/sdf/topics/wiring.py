@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
-from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.operators import Sink, Source
 from arroyo_dagster.state.sdf.definition import Dataflow, Package
 from arroyo_dagster.state.sdf.scope import scope_of
@@ -37,6 +36,7 @@ from arroyo_dagster.state.sdf.topics.sinks import (
     PrintSink,
     Writer,
 )
+from arroyo_dagster.state.sdf.view import service_paths
 from arroyo_dagster.state.storage.store import ObjectStore
 
 
@@ -67,11 +67,6 @@ class Outside(Protocol):
 
     def sink(self, binding: TopicBinding, shape: Shape) -> Sink:
         """What a topic is written to."""
-
-
-def job_paths(dataflow: Dataflow, service: str) -> JobPaths:
-    """Where the state of a service lies."""
-    return JobPaths(JobId(service), PipelineId(f"{dataflow.namespace}.{dataflow.name}"))
 
 
 def wire(
@@ -228,7 +223,7 @@ class _Wiring:
         shape = self._shape(binding.topic, reading=True)
         if binding.kind == "spark":
             readers = tuple(self._readers[binding.topic])
-            directory = job_paths(self._dataflow, readers[0]).ours / "landed" / binding.topic
+            directory = service_paths(self._dataflow, readers[0]).ours / "landed" / binding.topic
             return self._opener(binding).source(binding, shape, directory, readers)
         formats: dict[str, Format] = {
             "jsonl": Lines(),
@@ -259,12 +254,12 @@ class _Wiring:
     def _pipe(self, topic: str, rows: int) -> PipeSource:
         if self._stdin is None:
             raise InputError("there is no standard input to read here", topic=topic)
-        directory = job_paths(self._dataflow, self._readers[topic][0]).stdin(topic)
+        directory = service_paths(self._dataflow, self._readers[topic][0]).stdin(topic)
         return PipeSource(topic, self._store, directory, self._stdin, rows_per_epoch=rows)
 
     def _between(self, topic: str) -> SegmentSource:
         writers = {
-            service: job_paths(self._dataflow, service).topic(topic)
+            service: service_paths(self._dataflow, service).topic(topic)
             for service in self._writers[topic]
         }
         return SegmentSource(topic, self._store, writers, readers=self._readers[topic])
