@@ -147,12 +147,9 @@ def entries_of(state: StateDef, rows: pa.Table) -> dict[Window, dict[str, tuple[
 
     The rows updated first come first.
     """
-    updated = updated_at_ms(state, rows)
     if state.ttl_ms is not None:
-        order = pc.sort_indices(updated)
-        rows, updated = rows.take(order), updated.take(order)
-    columns = [_python_values(rows.column(one.name), one.type.default) for one in state.columns]
-    entries = zip(*columns, updated.to_pylist(), strict=True)
+        rows = rows.take(pc.sort_indices(updated_at_ms(state, rows)))
+    entries = entry_values(state, rows)
     keys = rows.column(KEY).to_pylist()
     if state.window is None:
         return {GLOBAL_WINDOW: dict(zip(keys, entries, strict=True))}
@@ -161,6 +158,12 @@ def entries_of(state: StateDef, rows: pa.Table) -> dict[Window, dict[str, tuple[
     for start, end, key, entry in zip(starts, ends, keys, entries, strict=True):
         found.setdefault(Window(start, end), {})[key] = entry
     return found
+
+
+def entry_values(state: StateDef, rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Each row of a state's table as an entry: its values, then when it was updated."""
+    columns = [_python_values(rows.column(one.name), one.type.default) for one in state.columns]
+    return zip(*columns, updated_at_ms(state, rows).to_pylist(), strict=True)
 
 
 def updated_at_ms(state: StateDef, rows: pa.Table) -> pa.ChunkedArray:
