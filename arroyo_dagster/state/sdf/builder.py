@@ -167,10 +167,11 @@ class StatesOperator(ServiceOperator):
         place, takes_key, failed = self._place, update.takes_key, 0
         body = update.body
         rows = zip(arrived.keys, arrived.native_keys, arrived.values, strict=True)
+        serial = place.serial
         for at, (text, key, value) in enumerate(rows):
             place.text = text
             place.key = key
-            place.serial += 1
+            place.serial = serial = serial + 1
             try:
                 result = body(key, value) if takes_key else body(value)
                 if result is not None:

@@ -160,20 +160,20 @@ class RowStore(Store):
             self._brought.update(zip(entries, places.tolist(), strict=True))
 
     def _content(self, window: Window, entries: list[tuple[str, Any]]) -> pa.Table:
-        made = list(rows_of(self.state, {window: entries}, 0))
+        made = list(rows_of(self.state, {window: dict(entries)}, 0))
         return made[0] if made else self._view.schema.empty_table()
 
     def write(self, generation: int) -> int:
         self._give_back()
         carrier = (*self._rows.defaults, self._rows.now_ms)
-        live: dict[Window, Sequence[tuple[str, Any]]] = {}
-        gone: dict[Window, Sequence[tuple[str, Any]]] = {}
+        live: dict[Window, dict[str, Any]] = {}
+        gone: dict[Window, dict[str, Any]] = {}
         for window, fresh in self._fresh.items():
             deleted = [key for key, entry in fresh.items() if entry is DELETED]
-            gone[window] = [(key, carrier) for key in sorted(deleted)]
+            gone[window] = dict.fromkeys(sorted(deleted), carrier)
             for key in deleted:
                 del fresh[key]
-            live[window] = list(fresh.items())
+            live[window] = dict(fresh)
             self._merge(self._entries[window], fresh, deleted)
             fresh.clear()
         for rows in rows_of(self.state, live, generation):

@@ -32,7 +32,7 @@ EXPIRING = state_of(row_of(n="u32")[:-1] + ", ttl: 10s}")
 
 
 def restored_rows(state: StateDef, entries: dict[str, tuple[Any, ...]]) -> RestoredRows:
-    (rows,) = rows_of(state, {GLOBAL_WINDOW: entries.items()}, 1)
+    (rows,) = rows_of(state, {GLOBAL_WINDOW: entries}, 1)
     keys = [rows.column(KEY)]
     return RestoredRows(state, rows, KeyIndex(keys, hashes_of(keys), np.arange(len(rows))))
 
