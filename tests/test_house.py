@@ -40,6 +40,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "state.storage.credentials": (CORE | {"state.storage"}, {"botocore"}),
     **{room: (LOW | SUBTASK, {"pyarrow", "numpy"}) for room in SUBTASK},
     "state.sdf": (LOW | SUBTASK | {"state.sdf"}, {"pyarrow", "polars", "numpy"}),
+    "state.tables.key_index": (LOW | SUBTASK, {"pyarrow", "numpy", "polars"}),
     "state.sdf.yaml_tree": (CORE | {"state.sdf"}, {"ruamel"}),
     "state.local": (STATE, {"pyarrow", "numpy", "polars"}),
     "spark": (STATE | {"spark"}, {"py4j", "pyspark", "pyarrow"}),

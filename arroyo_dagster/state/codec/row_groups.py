@@ -12,7 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.parquet import decoding, open_pages, rows_at_once, state_version
+from arroyo_dagster.state.codec.parquet import (
+    SMALL_BYTES,
+    decoding,
+    open_pages,
+    rows_at_once,
+    state_version,
+)
 
 _UNSIGNED = 2**64 - 1
 _FETCHED_BYTES = 1 << 26
@@ -34,7 +40,7 @@ class DataFile:
         self._path = path
         # A small file needs no threads; and one of Arrow's that lets go of Python's bytes while the
         # interpreter ends takes the process with it (SIGABRT), as short commands have shown.
-        self._threads = not isinstance(source, bytes)
+        self._threads = not isinstance(source, bytes) or len(source) > SMALL_BYTES
         with decoding(self._path):
             self._source = pa.BufferReader(source) if isinstance(source, bytes) else source
             self._file = pq.ParquetFile(
@@ -58,14 +64,30 @@ class DataFile:
         footer = self._file.metadata
         return tuple(footer.row_group(at).num_rows for at in range(footer.num_row_groups))
 
-    def read(self, columns: Sequence[int], groups: Sequence[int]) -> pa.Table:
-        """Read columns by their place, in the order given, of row groups by theirs."""
+    def read(
+        self, columns: Sequence[int], groups: Sequence[int], *, repeating: Sequence[str] = ()
+    ) -> pa.Table:
+        """Read columns by their place, in the order given, of row groups by theirs.
+
+        Args:
+            repeating: columns of text or bytes that hold few values: they come as dictionaries.
+        """
         leaves = self._leaves_of(columns)
         with decoding(self._path):
-            rows = self._file.reader.read_row_groups(
+            file = self._file if not repeating else self._with_dictionaries(repeating)
+            rows = file.reader.read_row_groups(
                 list(groups), column_indices=leaves, use_threads=self._threads
             )
         return self._in_order(rows, columns)
+
+    def _with_dictionaries(self, names: Sequence[str]) -> pq.ParquetFile:
+        return pq.ParquetFile(
+            self._source,
+            metadata=self._file.metadata,
+            read_dictionary=list(names),
+            page_checksum_verification=True,
+            pre_buffer=self._threads,
+        )
 
     def pieces(self, columns: Sequence[int], group: int, most: int) -> Iterator[pa.Table]:
         """Read columns of one row group, up to `most` rows at a time, fewer where they are large.
@@ -101,8 +123,12 @@ class DataFile:
                 next_step="keep the object; restore an epoch that does not list it",
             )
         places = [wanted.index(column) for column in columns]
-        fields = [self.schema.field(column) for column in columns]
-        return pa.Table.from_arrays([rows.column(at) for at in places], schema=pa.schema(fields))
+        found = [rows.column(at) for at in places]
+        fields = [
+            self.schema.field(column).with_type(values.type)
+            for column, values in zip(columns, found, strict=True)
+        ]
+        return pa.Table.from_arrays(found, schema=pa.schema(fields))
 
     def stream(self, batch_rows: int, *, dictionaries: bool = False) -> Iterator[pa.Table]:
         """All rows in order, so many at a time, without more of the file in memory than that.

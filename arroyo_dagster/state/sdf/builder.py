@@ -43,6 +43,7 @@ from arroyo_dagster.state.sdf.functions import Function
 from arroyo_dagster.state.sdf.handles import Slot, slot_for
 from arroyo_dagster.state.sdf.operators import ServiceOperator, ServicePlan
 from arroyo_dagster.state.sdf.service_source import CLOCK, SOURCE, epoch_column
+from arroyo_dagster.state.sdf.sql import KEY
 from arroyo_dagster.state.sdf.state_tables import state_config, watermark_micros
 from arroyo_dagster.state.sdf.steps import Step
 from arroyo_dagster.state.sdf.stores import open_store
@@ -140,6 +141,8 @@ class StatesOperator(ServiceOperator):
         batch = self._without_marks(batch)
         if not batch.num_rows:
             return
+        for store in self._stores:
+            store.bring(column(batch, KEY))
         key_types = self.plan.key_types
         arrived = Arrived(batch, self.plan.topics, key_types[0] if key_types else None)
         with self._place.entered(), collected_later():
@@ -164,10 +167,11 @@ class StatesOperator(ServiceOperator):
         place, takes_key, failed = self._place, update.takes_key, 0
         body = update.body
         rows = zip(arrived.keys, arrived.native_keys, arrived.values, strict=True)
+        serial = place.serial
         for at, (text, key, value) in enumerate(rows):
             place.text = text
             place.key = key
-            place.serial += 1
+            place.serial = serial = serial + 1
             try:
                 result = body(key, value) if takes_key else body(value)
                 if result is not None:

@@ -12,6 +12,7 @@ import functools
 import keyword
 from collections.abc import Callable
 from sys import getrefcount
+from types import MethodType
 from typing import Any
 
 from arroyo_dagster.state.sdf.context import Invocation
@@ -236,27 +237,9 @@ class RowSlot(Slot):
         self.columns = state.columns
         self.defaults = tuple(column.type.default for column in state.columns)
         self.ttl_ms = state.ttl_ms
-        self._make, self.packed = _row_functions(state.columns)
-
-    def access(self) -> Row:
-        place = self.place
-        if not place.running:
-            raise self.outside()
-        stored = self.live(place.text)
-        if stored is None:
-            return self._make(self, place.serial, self.defaults, False)
-        return self._make(self, place.serial, stored, True)
-
-    def live(self, key: str) -> tuple[Any, ...] | None:
-        """The row of a key, unless it was deleted or has expired."""
-        found: tuple[Any, ...] | None = self.fresh.get(key)
-        if found is None:
-            found = self.stored.get(key)
-        elif found is DELETED:
-            return None
-        if found is None or self.ttl_ms is None or self.now_ms - found[-1] < self.ttl_ms:
-            return found
-        return None
+        opened = _row_functions(state.columns, state.ttl_ms is not None)
+        # Called for every record: a method of its own would be one more call each.
+        self.access = MethodType(opened, self)  # type: ignore[method-assign]
 
 
 class Row:
@@ -288,13 +271,7 @@ class Row:
             StateValueError: a value its column cannot hold (E41). Nothing is written then.
             StateAccessError: a column was taken away (E44), or the invocation is over (E43).
         """
-        slot = self.__alive()
-        try:
-            entry = slot.packed(self, slot.now_ms)
-        except (ValueError, AttributeError):
-            self.__refuse(slot)
-            raise
-        slot.write(entry)
+        raise NotImplementedError  # written out for each set of columns: see `_row_functions`
 
     def delete(self) -> None:
         """Remove the row; a later access starts from defaults."""
@@ -332,7 +309,7 @@ class Row:
             raise slot.outside()
         return slot
 
-    def __refuse(self, slot: RowSlot) -> None:
+    def _refuse(self, slot: RowSlot) -> None:
         """Raise the error that names what is wrong with a row."""
         for column in slot.columns:
             _checked(slot, column.type, getattr(self, _slot_name(column)), column.name)
@@ -344,43 +321,87 @@ def _slot_name(column: Column) -> str:
     return column.attribute if usable else f"column_{column.name.encode().hex()}"
 
 
-Make = Callable[[RowSlot, int, tuple[Any, ...], bool], Row]
-Packed = Callable[[Row, int], tuple[Any, ...]]
+Open = Callable[[RowSlot], Row]
+
+_OPEN = """
+def open_row(slot):
+    place = slot.place
+    if not place.running:
+        raise slot.outside()
+    key, serial = place.text, place.serial
+    values = slot.fresh.get(key)
+    if slot._wrote != serial:
+        slot._before = values
+    if values is None:
+        values = slot.stored.get(key)
+    elif values is deleted:
+        values = None
+    {expires}
+    row = new(row_class)
+    row._Row__slot, row._Row__serial, row._Row__exists = slot, serial, values is not None
+    if values is None:
+        values = slot.defaults
+    {unpacked}
+    return row
+"""
+_EXPIRES = """if values is not None and slot.now_ms - values[-1] >= slot.ttl_ms:
+        values = None"""
+_UPDATE = """
+def update(row):
+    slot = row._Row__slot
+    place = slot.place
+    serial = place.serial
+    if serial != row._Row__serial:
+        raise slot.outside()
+    try:
+        {checked}
+    except (ValueError, AttributeError):
+        row._refuse(slot)
+        raise
+    slot._wrote = serial  # what was there before is known since the row was opened
+    slot.fresh[place.text] = ({values}slot.now_ms,)
+"""
 
 
 @functools.cache
-def _row_functions(columns: tuple[Column, ...]) -> tuple[Make, Packed]:
-    """What makes a state's rows of entries, and entries of rows; ValueError: a value does not fit.
+def _row_functions(columns: tuple[Column, ...], expires: bool) -> Open:
+    """What opens the row of the current key. Rows have an `update` of their own.
 
-    They are written out for the columns at hand: a row is made, and checked, for every record.
+    Both are written out for the columns at hand: they are called for every record.
     """
-    names = [_slot_name(column) for column in columns]
-    scope: dict[str, Any] = {"new": object.__new__, "row_class": _row_class(columns)}
-    make = ["def make(slot, serial, values, exists):", " row = new(row_class)"]
-    make += [" row._Row__slot, row._Row__serial, row._Row__exists = slot, serial, exists"]
-    packed = ["def packed(row, now_ms):"]
-    for at, (name, column) in enumerate(zip(names, columns, strict=True)):
-        make.append(f" row.{name} = values[{at}]")
-        packed.append(f" v{at} = row.{name}")
+    unpacked, checked = [], []
+    scope: dict[str, Any] = {"new": object.__new__, "deleted": DELETED}
+    for at, column in enumerate(columns):
+        name = _slot_name(column)
+        unpacked.append(f"row.{name} = values[{at}]")
+        checked.append(f"v{at} = row.{name}")
+        refused = f"v{at} = check{at}(v{at})"
         if column.type.bounds is not None:
             low, high = column.type.bounds
-            packed.append(f" if type(v{at}) is not int or not {low} <= v{at} <= {high}:")
-            packed.append(f"  v{at} = check{at}(v{at})")
-        else:
-            packed.append(f" v{at} = check{at}(v{at})")
+            refused = f"if type(v{at}) is not int or not {low} <= v{at} <= {high}: {refused}"
+        checked.append(refused)
         scope[f"check{at}"] = check_of(column.type)
-    values = "".join(f"v{at}, " for at in range(len(names)))
-    lines = [*make, " return row", *packed, f" return ({values}now_ms)" if names else ""]
-    if not names:
-        lines[-1] = " return (now_ms,)"
-    exec("\n".join(lines), scope)
-    return scope["make"], scope["packed"]
+    exec(
+        _OPEN.format(
+            expires=_EXPIRES if expires else "", unpacked="\n    ".join(unpacked or ["pass"])
+        )
+        + _UPDATE.format(
+            checked="\n        ".join(checked or ["pass"]),
+            values="".join(f"v{at}, " for at in range(len(columns))),
+        ),
+        scope,
+    )
+    scope["update"].__doc__ = Row.update.__doc__
+    scope["row_class"] = _row_class(columns, scope["update"])
+    return scope["open_row"]  # type: ignore[no-any-return]
 
 
-def _row_class(columns: tuple[Column, ...]) -> type[Row]:
+def _row_class(columns: tuple[Column, ...], update: Callable[[Row], None]) -> type[Row]:
     """The class of a state's rows: `value` is its only column, where that has another name."""
     names = [_slot_name(column) for column in columns]
     members: dict[str, Any] = {"__slots__": tuple(names)}
+    if "update" not in names:
+        members["update"] = update
     if len(names) == 1 and names != ["value"]:
         only = names[0]
         members["value"] = property(

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arroyo_dagster.state.codec.bincode import codec_for
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -35,6 +36,7 @@ from arroyo_dagster.state.sdf.state_tables import (
     WindowKey,
     updated_at_ms,
 )
+from arroyo_dagster.state.sdf.values import arrow_type
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.generational import RowLayout, newest
@@ -136,11 +138,11 @@ class SnapshotReader:
             before = before.filter(ends)
         if not files:
             return before
-        touched = table.read(files, self._keys, columns=table.key_indices)
         rows = table.load(files, self._keys, cutoff_micros=cutoff_micros)
         layout = RowLayout.of(table.config, table.memory_schema, ours=True)
         fresh = frame_of_rows(self.state, newest(rows, layout))
         if before.height:
+            touched = table.read(files, self._keys, columns=table.key_indices)
             keys = pa.concat_tables([part.rows for part in touched])
             names = [KEY] if not windowed else [WINDOW_START, WINDOW_END, KEY]
             gone = cast(pl.DataFrame, pl.from_arrow(keys.select(names))).unique()
@@ -154,31 +156,27 @@ class SnapshotReader:
     ) -> pl.DataFrame:
         if not files:
             return before
-        writes = GlobalKeyedTable(config, self._store).last_writes(files)
+        written, last = GlobalKeyedTable(config, self._store).last_columns(files)
         keyed_by_window = self._live and self.state.window is not None
-        codec = codec_for(WindowKey if keyed_by_window else str)
         assert config.value_type is not None
-        values = codec_for(config.value_type)
-        there = [(key, last[1]) for key, last in writes.items() if last is not None]
-        fresh = _frame_of_pairs(
-            self.state,
-            codec.decode_many([key for key, _ in there]),
-            values.decode_many([value for _, value in there]),
-            keyed_by_window,
-        )
+        keys = codec_for(WindowKey if keyed_by_window else str).decode_column(written)
+        there = last.is_valid()
+        values = codec_for(config.value_type).decode_column(last.filter(there))
+        fresh = _frame_of_pairs(keys.filter(there), values)
         if before.height:
-            touched = codec.decode_many(list(writes))
-            gone = _frame_of_pairs(
-                self.state, touched, [None] * len(touched), keyed_by_window
-            ).drop(VALUE)
-            before = before.join(gone, on=gone.columns, how="anti")
+            touched = _frame_of_keys(keys)
+            before = before.join(touched, on=touched.columns, how="anti")
         return _sorted(pl.concat([before, fresh]))
 
 
 def empty_frame(state: StateDef, *, live: bool) -> pl.DataFrame:
     """A state without rows."""
     if state.value_kind is not ValueKind.ROW:
-        return _frame_of_pairs(state, [], [], live and state.window is not None)
+        assert state.scalar_type is not None
+        keyed_by_window = live and state.window is not None
+        key = codec_for(WindowKey if keyed_by_window else str).column_type
+        none = (pa.chunked_array([], kind) for kind in (key, arrow_type(state.scalar_type)))
+        return _frame_of_pairs(*none)
     from arroyo_dagster.state.sdf.state_tables import row_schema
 
     return frame_of_rows(state, row_schema(state).empty_table())
@@ -198,28 +196,20 @@ def frame_of_rows(state: StateDef, rows: pa.Table) -> pl.DataFrame:
     return frame
 
 
-_POLARS = {
-    "bool": pl.Boolean,
-    "string": pl.String,
-    "f32": pl.Float32,
-    "f64": pl.Float64,
-    **{f"u{bits}": getattr(pl, f"UInt{bits}") for bits in (8, 16, 32, 64)},
-    **{f"i{bits}": getattr(pl, f"Int{bits}") for bits in (8, 16, 32, 64)},
-}
+def _frame_of_pairs(keys: pa.ChunkedArray, values: pa.ChunkedArray) -> pl.DataFrame:
+    column = cast(pl.Series, pl.from_arrow(values)).alias(VALUE)
+    return _frame_of_keys(keys).with_columns(column)
 
 
-def _frame_of_pairs(
-    state: StateDef, keys: Sequence[Any], values: Sequence[Any], keyed_by_window: bool
-) -> pl.DataFrame:
-    assert state.scalar_type is not None
-    columns: dict[str, Any] = {}
-    if keyed_by_window:
-        columns[WINDOW_START] = pl.Series([key.window_start for key in keys], dtype=pl.Int64)
-        columns[WINDOW_END] = pl.Series([key.window_end for key in keys], dtype=pl.Int64)
-        keys = [key.key for key in keys]
-    columns[KEY] = pl.Series(keys, dtype=pl.String)
-    columns[VALUE] = pl.Series(values, dtype=_POLARS[state.scalar_type.value])
-    return pl.DataFrame(columns)
+def _frame_of_keys(keys: pa.ChunkedArray) -> pl.DataFrame:
+    """The columns of keys: texts, or of `WindowKey`."""
+    if not pa.types.is_struct(keys.type):
+        return pl.DataFrame({KEY: cast(pl.Series, pl.from_arrow(keys))})
+    parts = pa.Table.from_arrays(
+        [pc.struct_field(keys, name) for name in ("window_start", "window_end", "key")],
+        names=[WINDOW_START, WINDOW_END, KEY],
+    )
+    return cast(pl.DataFrame, pl.from_arrow(parts))
 
 
 def _sorted(frame: pl.DataFrame) -> pl.DataFrame:

@@ -13,7 +13,7 @@ Source: sdf-states.md 6.3, 7; the project's design, section 9. Differs: see the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,12 +147,9 @@ def entries_of(state: StateDef, rows: pa.Table) -> dict[Window, dict[str, tuple[
 
     The rows updated first come first.
     """
-    updated = updated_at_ms(state, rows)
     if state.ttl_ms is not None:
-        order = pc.sort_indices(updated)
-        rows, updated = rows.take(order), updated.take(order)
-    columns = [_python_values(rows.column(one.name), one.type.default) for one in state.columns]
-    entries = zip(*columns, updated.to_pylist(), strict=True)
+        rows = rows.take(pc.sort_indices(updated_at_ms(state, rows)))
+    entries = entry_values(state, rows)
     keys = rows.column(KEY).to_pylist()
     if state.window is None:
         return {GLOBAL_WINDOW: dict(zip(keys, entries, strict=True))}
@@ -161,6 +158,12 @@ def entries_of(state: StateDef, rows: pa.Table) -> dict[Window, dict[str, tuple[
     for start, end, key, entry in zip(starts, ends, keys, entries, strict=True):
         found.setdefault(Window(start, end), {})[key] = entry
     return found
+
+
+def entry_values(state: StateDef, rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Each row of a state's table as an entry: its values, then when it was updated."""
+    columns = [_python_values(rows.column(one.name), one.type.default) for one in state.columns]
+    return zip(*columns, updated_at_ms(state, rows).to_pylist(), strict=True)
 
 
 def updated_at_ms(state: StateDef, rows: pa.Table) -> pa.ChunkedArray:
@@ -182,23 +185,21 @@ def _python_values(column: pa.ChunkedArray, default: Any) -> list[Any]:
 
 def rows_of(
     state: StateDef,
-    entries: Mapping[Window, Iterable[tuple[str, tuple[Any, ...]]]],
+    entries: Mapping[Window, Mapping[str, tuple[Any, ...]]],
     generation: int,
 ) -> Iterator[pa.Table]:
-    """Entries as rows of the state's table, a table for each window."""
+    """Entries by key as rows of the state's table, a table for each window."""
     schema = row_schema(state).append(pa.field(GENERATION, pa.uint64(), nullable=False))
-    for window, pairs in entries.items():
-        listed = list(pairs)
-        if not listed:
+    for window, by_key in entries.items():
+        count = len(by_key)
+        if not count:
             continue
-        count = len(listed)
-        keys = [key for key, _ in listed]
-        *columns, updated = zip(*(entry for _, entry in listed), strict=True)
+        *columns, updated = zip(*by_key.values(), strict=True)
         values: dict[str, Any] = {
             one.name: pa.array(column, arrow_type(one.type))
             for one, column in zip(state.columns, columns, strict=True)
         }
-        values[KEY] = pa.array(keys, pa.string())
+        values[KEY] = pa.array(list(by_key), pa.string())
         values[GENERATION] = pa.repeat(pa.scalar(generation, pa.uint64()), count)
         if state.window is None:
             nanos = pc.multiply(pa.array(updated, pa.int64()), _NANOS_PER_MS)

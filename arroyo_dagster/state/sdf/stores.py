@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -15,6 +16,7 @@ from arroyo_dagster.state.codec.hashing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.operators import OperatorContext
 from arroyo_dagster.state.sdf.definition import StateDef, ValueKind
 from arroyo_dagster.state.sdf.handles import DELETED, CellSlot, RowSlot, Slot
+from arroyo_dagster.state.sdf.restored import RestoredRows
 from arroyo_dagster.state.sdf.sql import KEY
 from arroyo_dagster.state.sdf.state_tables import VALUE, WindowKey, entries_of, rows_of
 from arroyo_dagster.state.sdf.values import arrow_type, bincode_type
@@ -36,6 +38,9 @@ class Store:
         """Work on the entries of a window."""
         self.slot.stored = self._entries.setdefault(window, {})
         self.slot.fresh = self._fresh.setdefault(window, {})
+
+    def bring(self, keys: pa.Array) -> None:
+        """Make sure that the entries of these keys are there, which come next."""
 
     def close(self, window: Window) -> pa.Table:
         """Give the content of a window that closes, and forget it.
@@ -122,7 +127,11 @@ def own_keys(keys: Sequence[str], task: TaskInfo) -> Sequence[str]:
 
 
 class RowStore(Store):
-    """An arrow-row state, all of this subtask's keys in memory."""
+    """An arrow-row state, all of this subtask's keys in memory.
+
+    What was restored stays columns until its key comes; of windows, which are few and small, all
+    become entries at once.
+    """
 
     def __init__(self, slot: Slot, ctx: OperatorContext, watermark_ms: int | None) -> None:
         super().__init__(slot)
@@ -130,25 +139,41 @@ class RowStore(Store):
         self._rows = slot
         self._view = ctx.table_manager.get_uncached_key_value_view(self.state.name)
         window = self.state.window
-        for known, entries in entries_of(self.state, self._view.get_newest()).items():
-            if window is None or not window.is_closed(known, watermark_ms):
-                self._entries[known] = entries
+        self._restored = RestoredRows(self.state, *self._view.indexed()) if window is None else None
+        self._brought: dict[str, int] = {}
+        if window is not None:
+            for known, entries in entries_of(self.state, self._view.get_newest()).items():
+                if not window.is_closed(known, watermark_ms):
+                    self._entries[known] = entries
         self.enter(GLOBAL_WINDOW)
 
+    def bring(self, keys: pa.Array) -> None:
+        if self._restored is None:
+            return
+        places, entries = self._restored.find(keys)
+        if not entries:
+            return
+        self._entries[GLOBAL_WINDOW].update(entries)
+        if self.state.ttl_ms is None:
+            self._restored.drop(places)
+        else:
+            self._brought.update(zip(entries, places.tolist(), strict=True))
+
     def _content(self, window: Window, entries: list[tuple[str, Any]]) -> pa.Table:
-        made = list(rows_of(self.state, {window: entries}, 0))
+        made = list(rows_of(self.state, {window: dict(entries)}, 0))
         return made[0] if made else self._view.schema.empty_table()
 
     def write(self, generation: int) -> int:
+        self._give_back()
         carrier = (*self._rows.defaults, self._rows.now_ms)
-        live: dict[Window, Sequence[tuple[str, Any]]] = {}
-        gone: dict[Window, Sequence[tuple[str, Any]]] = {}
+        live: dict[Window, dict[str, Any]] = {}
+        gone: dict[Window, dict[str, Any]] = {}
         for window, fresh in self._fresh.items():
             deleted = [key for key, entry in fresh.items() if entry is DELETED]
-            gone[window] = [(key, carrier) for key in sorted(deleted)]
+            gone[window] = dict.fromkeys(sorted(deleted), carrier)
             for key in deleted:
                 del fresh[key]
-            live[window] = list(fresh.items())
+            live[window] = dict(fresh)
             self._merge(self._entries[window], fresh, deleted)
             fresh.clear()
         for rows in rows_of(self.state, live, generation):
@@ -156,6 +181,17 @@ class RowStore(Store):
         for rows in rows_of(self.state, gone, generation):
             self._view.delete_keys(rows)
         return self._expire()
+
+    def _give_back(self) -> None:
+        """With a ttl entries lie by when they were updated: what was looked at only goes back."""
+        if self._restored is None:
+            return
+        entries, fresh = self._entries[GLOBAL_WINDOW], self._fresh[GLOBAL_WINDOW]
+        written = [place for key, place in self._brought.items() if key in fresh]
+        self._restored.drop(np.array(written, np.int64))
+        for key in self._brought:
+            del entries[key]
+        self._brought.clear()
 
     def _merge(
         self, entries: dict[str, Any], fresh: dict[str, Any], deleted: Sequence[str]
@@ -170,7 +206,7 @@ class RowStore(Store):
         ttl, now = self.state.ttl_ms, self._rows.now_ms
         if ttl is None:
             return 0
-        count = 0
+        count = 0 if self._restored is None else self._restored.expire(now)
         for entries in self._entries.values():
             while entries:
                 key = next(iter(entries))

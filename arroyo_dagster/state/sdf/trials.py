@@ -295,7 +295,7 @@ class Trial:
         if not entries:
             frame = empty_frame(state, live=False)
         elif state.value_kind is ValueKind.ROW:
-            rows = pa.concat_tables(rows_of(state, {GLOBAL_WINDOW: entries}, 0))
+            rows = pa.concat_tables(rows_of(state, {GLOBAL_WINDOW: dict(entries)}, 0))
             frame = frame_of_rows(state, rows)
         else:
             frame = pl.DataFrame(

@@ -5,7 +5,8 @@ Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,8 @@ from arroyo_dagster.state.tables.time_files import (
     in_range,
     write_time_file,
 )
+
+_Made = TypeVar("_Made")
 
 
 class ExpiringTimeKeyTable:
@@ -101,6 +104,17 @@ class ExpiringTimeKeyTable:
         A record batch lies in one piece, and its number says nothing beyond it.
         """
         return self._reader.stream(files, self._part(keys, columns, cutoff_micros, batches))
+
+    def ahead(
+        self,
+        files: Iterable[TimeFile],
+        keys: KeyRange,
+        then: Callable[[StoredRows], _Made],
+        *,
+        cutoff_micros: int = 0,
+    ) -> Iterator[_Made]:
+        """As `read`, file by file: what `then` makes of each, made by threads, a few at once."""
+        return self._reader.ahead(files, self._part(keys, None, cutoff_micros, False), then)
 
     def _part(
         self, keys: KeyRange, columns: Sequence[int] | None, cutoff_micros: int, batches: bool

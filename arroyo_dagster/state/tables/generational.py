@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from arroyo_dagster.state.tables.grouping import group_codes
+from arroyo_dagster.state.tables.key_index import Hashes, KeyIndex, can_index, hashes_of
 
 ACCUMULATORS = "accumulator_state"
 BATCHES = "batch_state"
@@ -27,6 +28,7 @@ _COUNT = "count"
 _WAITING_ROWS = 1 << 18
 """How many rows of older generations may wait in memory until they are told apart."""
 _NEVER = 2**63 - 1
+_NO_HASHES: Hashes = np.zeros(0, np.uint64)
 
 
 class Role(enum.Enum):
@@ -95,31 +97,90 @@ def newest(rows: pa.Table, layout: RowLayout) -> pa.Table:
     What is left stays in replay order. Tombstones and counts of 0 are rows like any others: they
     hide what an older file holds, so a merge of some of the files must keep them.
     """
-    return rows.take(_newest_at(rows, layout))
+    return newest_of([rows], layout)
 
 
-def newest_of(pieces: Iterable[pa.Table], layout: RowLayout) -> pa.Table:
+def newest_of(
+    pieces: Iterable[pa.Table], layout: RowLayout, *, waiting_rows: int = _WAITING_ROWS
+) -> pa.Table:
     """As `newest`, of rows that come in pieces, one at least.
 
     What a later piece makes history of is forgotten as soon as enough has come.
     """
-    kept: list[pa.Table] = []
-    rows, limit = 0, _WAITING_ROWS
+    kept = Newest(layout, waiting_rows)
     for piece in pieces:
-        kept.append(piece)
-        rows += piece.num_rows
-        if rows > limit:
-            kept = [newest(pa.concat_tables(kept), layout)]
-            rows = kept[0].num_rows
-            limit = max(_WAITING_ROWS, 2 * rows)
-    return newest(pa.concat_tables(kept), layout)
+        kept.add(piece)
+    return kept.rows()
 
 
-def _newest_at(rows: pa.Table, layout: RowLayout) -> npt.NDArray[np.int64]:
-    order, codes = _by_generation(rows, layout)
-    first_of_key = np.ones(len(order), bool)
-    first_of_key[1:] = codes[order][1:] != codes[order][:-1]
-    return np.sort(order[first_of_key])
+class Newest:
+    """Rows in replay order, of which the newest of each storage key count.
+
+    Args:
+        waiting_rows: how many rows of older generations may wait, at least, to be told apart.
+    """
+
+    def __init__(self, layout: RowLayout, waiting_rows: int = _WAITING_ROWS) -> None:
+        self._layout = layout
+        self._waiting = waiting_rows
+        self._limit = waiting_rows
+        self._pieces: list[pa.Table] = []
+        self._hashes: list[Hashes] = []
+        self._rows = 0
+        self._settled = False
+
+    def add(self, rows: pa.Table, hashes: Hashes | None = None) -> None:
+        """Add rows behind the others; `hashes`: as `hashes` gives them."""
+        self._settled = self._settled and not rows.num_rows
+        self._pieces.append(rows)
+        self._hashes.append(self.hashes(rows) if hashes is None else hashes)
+        self._rows += rows.num_rows
+        if self._rows > self._limit:
+            self.rows()
+            self._limit = max(self._waiting, 2 * self._rows)
+
+    def hashes(self, rows: pa.Table) -> Hashes:
+        """The hash of each row's key, where such keys can be found by one; else nothing."""
+        keys = self._keys(rows)
+        return hashes_of(keys) if can_index([key.type for key in keys]) else _NO_HASHES
+
+    def rows(self) -> pa.Table:
+        """Of each key the row of the largest generation, of equals the first, in replay order."""
+        if not self._settled:
+            whole = pa.concat_tables(self._pieces)
+            places = self._newest_at(whole)
+            hashes = np.concatenate(self._hashes)
+            self._pieces = [whole.take(places)]
+            self._hashes = [hashes[places] if len(hashes) else hashes]
+            self._rows, self._settled = len(places), True
+        return pa.concat_tables(self._pieces)
+
+    def index(self) -> tuple[pa.Table, KeyIndex]:
+        """All rows, older ones too, and where the one of a key is that counts.
+
+        Only for keys that `can_index` knows.
+        """
+        rows = pa.concat_tables(self._pieces).combine_chunks()
+        generations = _generations(rows, self._layout)
+        # Of our jobs rows come by generation, so this hardly sorts. Stable: equals stay in order.
+        order = np.argsort(~generations, kind="stable")
+        return rows, KeyIndex(self._keys(rows), np.concatenate(self._hashes), order)
+
+    def _keys(self, rows: pa.Table) -> list[pa.ChunkedArray]:
+        return [rows.column(at) for at in self._layout.keys]
+
+    def _newest_at(self, rows: pa.Table) -> npt.NDArray[np.int64]:
+        if can_index([key.type for key in self._keys(rows)]):
+            return self.index()[1].newest()
+        order, codes = _by_generation(rows, self._layout)
+        first_of_key = np.ones(len(order), bool)
+        first_of_key[1:] = codes[order][1:] != codes[order][:-1]
+        return np.sort(order[first_of_key])
+
+
+def _generations(rows: pa.Table, layout: RowLayout) -> npt.NDArray[np.uint64]:
+    values: npt.NDArray[np.uint64] = rows.column(layout.generation).to_numpy()
+    return values.astype(np.uint64, copy=False)
 
 
 def _by_generation(
@@ -127,7 +188,7 @@ def _by_generation(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The places of the rows by key, newest first; and the number of each row's key."""
     codes = group_codes([rows.column(index) for index in layout.keys], rows.num_rows)
-    generations = rows.column(layout.generation).to_numpy().astype(np.uint64)
+    generations = _generations(rows, layout)
     # Stable: of equal generations the first row stays first.
     return np.lexsort((~generations, codes)), codes
 

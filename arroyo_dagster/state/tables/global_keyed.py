@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
 
+import numpy as np
 import pyarrow as pa
 
 from arroyo_dagster.errors import FormatError, InputError
@@ -29,6 +30,7 @@ from arroyo_dagster.state.model.layout import COMPACTED, REMOVED
 from arroyo_dagster.state.model.tables import GlobalKeyedConfig, TableConfig, TimeFile
 from arroyo_dagster.state.model.types import Type, describe, without_classes
 from arroyo_dagster.state.storage.store import ObjectStore, read_many
+from arroyo_dagster.state.tables.grouping import group_codes
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData, TableData
 from arroyo_dagster.state.tables.table import Compaction, EpochFiles
 
@@ -137,6 +139,26 @@ class GlobalKeyedTable:
         for file in self.read(files):
             writes.update(_writes_of(file))
         return writes
+
+    def last_columns(self, files: Sequence[StatePath]) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+        """As `last_writes`, as columns in no order: keys, and values, null where they are removed.
+
+        Tens of times as fast; state versions are left out.
+        """
+        keys: list[pa.Array] = []
+        values: list[pa.Array] = []
+        for path, data in read_many(self._store, files).items():
+            file = decode_pair_columns(data, path)
+            keys += file.keys.chunks
+            values += (
+                [pa.nulls(len(file.keys), pa.binary())] if file.removals else file.seconds.chunks
+            )
+        whole = pa.chunked_array(keys, pa.binary())
+        codes = group_codes([whole], len(whole))
+        last = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
+        last[codes] = np.arange(len(codes))  # what is written last stays
+        at = pa.array(last)
+        return whole.take(at), pa.chunked_array(values, pa.binary()).take(at)
 
     def checkpoint(self, files: EpochFiles) -> GlobalKeyedTableCheckpointer:
         """Open a checkpointer for what changes until the next barrier."""

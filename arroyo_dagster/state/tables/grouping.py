@@ -23,10 +23,9 @@ def group_codes(columns: Sequence[pa.ChunkedArray | pa.Array], rows: int) -> Cod
     Args:
         rows: how many there are; without columns all of them are equal.
     """
-    codes = np.zeros(rows, np.int64)
-    for column in columns:
-        codes = _combined(codes, _codes(_one_chunk(column)))
-    return codes
+    if len(columns) == 1:
+        return _codes(_one_chunk(columns[0]))
+    return _folded([_codes(_one_chunk(column)) for column in columns], rows)
 
 
 def _one_chunk(column: pa.ChunkedArray | pa.Array) -> Any:
@@ -39,9 +38,7 @@ def _combined(first: Codes, second: Codes) -> Codes:
     """One number for each pair of numbers, small again."""
     if not len(first):
         return first
-    pairs = first * (int(second.max()) + 1) + second
-    codes: Codes = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
-    return codes
+    return _codes(pa.array(first * (int(second.max()) + 1) + second))
 
 
 def _codes(array: Any) -> Codes:

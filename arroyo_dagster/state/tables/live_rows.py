@@ -64,6 +64,7 @@ class StoredRows:
     """Rows of one file, and the operation of each.
 
     Attributes:
+        operations: bytes, perhaps as dictionaries.
         batches: for each row the number of the record batch in which Arroyo would get it, of at
             most 1024 rows and from one row group; None where nobody asked.
     """
@@ -75,7 +76,12 @@ class StoredRows:
     @property
     def deletes(self) -> int:
         """How many of the rows are no inserts."""
-        return int(pc.sum(pc.not_equal(self.operations, INSERT), min_count=0).as_py())
+        found = self.operations
+        if pa.types.is_dictionary(found.type):
+            if all(set(chunk.dictionary.to_pylist()) <= {INSERT} for chunk in found.chunks):
+                return 0
+            found = found.cast(found.type.value_type)
+        return int(pc.sum(pc.not_equal(found, INSERT), min_count=0).as_py())
 
     @property
     def inserts_only(self) -> bool:

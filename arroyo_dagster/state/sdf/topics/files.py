@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow as pa
 from arroyo_dagster.errors import ArroyoStateError, InputError, ProtocolError
 from arroyo_dagster.state.operators import Offset, Source
 from arroyo_dagster.state.sdf.topics.folders import Entry, Folder, refuse_compressed
-from arroyo_dagster.state.sdf.topics.records import RECORDS, Found, record_batches
+from arroyo_dagster.state.sdf.topics.records import RECORDS
 
 ROWS_PER_EPOCH = 100_000
 
@@ -40,8 +41,13 @@ class Format(Protocol):
     ) -> tuple[int, int]:
         """How far one epoch may read, and how many records that are."""
 
-    def read(self, folder: Folder, name: str, start: int, end: int) -> Iterator[Found]:
-        """The records from `start` to `end`."""
+    def cuts(self, folder: Folder, name: str, start: int, end: int) -> Sequence[int]:
+        """Positions between `start` and `end` at which parts begin that may be read apart."""
+
+    def batches(
+        self, folder: Folder, name: str, number: int, start: int, end: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The records from `start` to `end`; `number`: their partition."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -155,8 +161,8 @@ class FileSource(Source):
         )
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[FileSplit]:
-        """One split for each file of which the epoch takes something."""
-        splits = []
+        """For each file of which the epoch takes something one split, or some of a large part."""
+        splits: list[FileSplit] = []
         names = (member.removeprefix(FILE) for member in end if member.startswith(FILE))
         for name in names:
             (first, _, _), (last, _, number) = (
@@ -164,13 +170,15 @@ class FileSource(Source):
                 self._progress(end, name),
             )
             if first != last:
-                splits.append(FileSplit(number, name, first, last))
+                places = [first, *self._format.cuts(self._folder, name, first, last), last]
+                splits += (FileSplit(number, name, *part) for part in pairwise(places))
         return sorted(splits)
 
     def read(self, partition: FileSplit) -> Iterator[pa.RecordBatch]:
         """The records of one split."""
-        found = self._format.read(self._folder, partition.name, partition.start, partition.end)
-        yield from record_batches(found, partition.number)
+        return self._format.batches(
+            self._folder, partition.name, partition.number, partition.start, partition.end
+        )
 
     def exhausted(self, offset: Offset) -> bool:
         """Whether every file was read to its end, unless more may come."""

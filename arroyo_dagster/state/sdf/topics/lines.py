@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import csv
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from arroyo_dagster.errors import FormatError, ProtocolError
 from arroyo_dagster.state.sdf.topics.folders import Entry, Folder
-from arroyo_dagster.state.sdf.topics.records import Found
+from arroyo_dagster.state.sdf.topics.records import MOST_PARTS, Found, record_batches
 
 BLOCK_BYTES = 1 << 20
 LONGEST_BYTES = 1 << 26
 """How long one record may be: a file without line ends must not fill the memory."""
+
+PART_BYTES = 1 << 20
+"""What is shorter is not worth a task of its own."""
 
 HEAD_BYTES = 1024
 """How much of a file's beginning tells it from another of the same name."""
 
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE, _QUOTE = 10, 34
+_PROBE_BYTES = 1 << 14
 
 
 def record_ends(data: bytes, *, quoted: bool) -> np.ndarray:
@@ -110,6 +115,36 @@ class Lines:
         for at, line in self._lines(folder, name, start, end):
             if line.strip():
                 yield Found(at, line)
+
+    def batches(
+        self, folder: Folder, name: str, number: int, start: int, end: int
+    ) -> Iterator[pa.RecordBatch]:
+        """As `read`, as rows; `number`: their partition."""
+        return record_batches(self.read(folder, name, start, end), number)
+
+    def cuts(self, folder: Folder, name: str, start: int, end: int) -> Sequence[int]:
+        """Where parts begin that may be read apart; none where a line end may be none."""
+        step = max(PART_BYTES, -(-(end - start) // MOST_PARTS))
+        found: list[int] = []
+        at = start + step
+        while at < end and not self._quoted:
+            at = self._behind_line(folder, name, at - 1, end)
+            if at < end:
+                found.append(at)
+            at += step
+        return found
+
+    def _behind_line(self, folder: Folder, name: str, at: int, end: int) -> int:
+        """The position behind the first line end at or behind `at`; `end` if there is none."""
+        while at < end:
+            block = folder.read(name, at, min(_PROBE_BYTES, end - at))
+            found = block.find(b"\n")
+            if found >= 0:
+                return at + found + 1
+            if not block:
+                break
+            at += len(block)
+        return end
 
     @property
     def _quoted(self) -> bool:

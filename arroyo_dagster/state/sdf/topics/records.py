@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
 import pyarrow as pa
 
 from arroyo_dagster.state.sdf.boundary import topic_schema
 
 RECORDS = topic_schema()
 BATCH_RECORDS = 16_384
+MOST_PARTS = 8
+"""Into how many parts, read by as many tasks, the records of one file in one epoch are cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +47,23 @@ def record_batches(found: Iterable[Found], partition: int) -> Iterator[pa.Record
             ],
             schema=RECORDS,
         )
+
+
+def text_batch(values: pa.Array, partition: int, first: int) -> pa.RecordBatch:
+    """Records that are their values and nothing else, as rows of `RECORDS`.
+
+    Args:
+        values: text or bytes, without nulls.
+        first: the offset of the first; they count up from there.
+    """
+    count = len(values)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.nulls(count, pa.binary()),
+            values.cast(pa.binary()),
+            pa.repeat(pa.scalar(partition, pa.int32()), count),
+            pa.array(np.arange(first, first + count, dtype=np.int64)),
+            pa.nulls(count, pa.timestamp("ms")),
+        ],
+        schema=RECORDS,
+    )

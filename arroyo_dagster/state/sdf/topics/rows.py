@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,15 @@ import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import FormatError, ProtocolError
 from arroyo_dagster.state.sdf.topics.folders import Entry, Folder
-from arroyo_dagster.state.sdf.topics.records import Found
+from arroyo_dagster.state.sdf.topics.records import (
+    MOST_PARTS,
+    Found,
+    record_batches,
+    text_batch,
+)
+
+PART_ROWS = 1 << 15
+"""What is shorter is not worth a task of its own."""
 
 _FOOTER_BYTES = 1024
 
@@ -25,10 +33,12 @@ class ParquetRows:
     Args:
         encode: the value of a row, given its cells by column as `plain_rows` gives them.
         wants: which columns to read.
+        raw: whether the text, or the bytes, of an only column is the value.
     """
 
     encode: Callable[[dict[str, Any]], bytes]
     wants: Callable[[str], bool] = lambda column: True
+    raw: bool = False
     _lengths: dict[tuple[str, int], int] = field(default_factory=dict, compare=False, repr=False)
 
     def length(self, folder: Folder, entry: Entry) -> int:
@@ -66,8 +76,27 @@ class ParquetRows:
         end = min(self.length(folder, entry), start + room)
         return end, end - start
 
-    def read(self, folder: Folder, name: str, start: int, end: int) -> Iterator[Found]:
-        """The rows from `start` (included) to `end` (excluded); only their row groups are read."""
+    def cuts(self, folder: Folder, name: str, start: int, end: int) -> Sequence[int]:
+        """Where parts begin that may be read apart."""
+        return range(start, end, max(PART_ROWS, -(-(end - start) // MOST_PARTS)))[1:]
+
+    def batches(
+        self, folder: Folder, name: str, number: int, start: int, end: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows from `start` (included) to `end` (excluded); `number`: their partition."""
+        for first, rows in self._tables(folder, name, start, end):
+            if self.raw and _is_text(rows):
+                yield text_batch(rows.column(0).combine_chunks(), number, first)
+                continue
+            found = (
+                Found(at, self.encode(row)) for at, row in enumerate(plain_rows(rows), start=first)
+            )
+            yield from record_batches(found, number)
+
+    def _tables(
+        self, folder: Folder, name: str, start: int, end: int
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """The rows of each row group that has some of them, behind the place of the first."""
         first = 0
         sizes = {entry.name: entry for entry in folder.entries()}
         with _opened(folder, sizes.get(name, Entry(name, 0))) as file:
@@ -76,10 +105,15 @@ class ParquetRows:
                 count = file.metadata.row_group(group).num_rows
                 low, high = max(start - first, 0), min(end - first, count)
                 if low < high:
-                    rows = plain_rows(file.read_row_group(group, columns).slice(low, high - low))
-                    for at, row in enumerate(rows, start=first + low):
-                        yield Found(at, self.encode(row))
+                    rows = file.read_row_group(group, columns)
+                    yield first + low, rows.slice(low, high - low)
                 first += count
+
+
+def _is_text(rows: pa.Table) -> bool:
+    """Whether the rows are one column of text or bytes, none missing."""
+    kinds = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+    return rows.num_columns == 1 and rows.column(0).type in kinds and not rows.column(0).null_count
 
 
 def plain_rows(rows: pa.Table) -> list[dict[str, Any]]:

@@ -228,7 +228,9 @@ class _Wiring:
         formats: dict[str, Format] = {
             "jsonl": Lines(),
             "csv": CsvRows(shape.from_cells),
-            "parquet": ParquetRows(shape.from_row, shape.wants),
+            "parquet": ParquetRows(
+                shape.from_row, shape.wants, raw=shape.raw and shape.fields is None
+            ),
         }
         try:
             return FileSource(

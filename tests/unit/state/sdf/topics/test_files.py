@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.sdf.topics import lines
+from arroyo_dagster.state.sdf.topics import lines, rows
 from arroyo_dagster.state.sdf.topics.cells import Shape
 from arroyo_dagster.state.sdf.topics.files import FileSource, Format
 from arroyo_dagster.state.sdf.topics.folders import LocalFolder, folder_at
@@ -254,9 +254,9 @@ def test_parquet_rows_are_objects_and_times_are_milliseconds(tmp_path: Path) -> 
     holds = ParquetRows(Shape().from_row)
     read = source(tmp_path, holds, rows_per_epoch=4)
     found, end = read_on(read, {})
-    rows = [json.loads(value) for value in found]
-    assert [row["n"] for row in rows] == [0, 1, *range(5_000_000, 5_000_007)]
-    assert rows[2] == {"n": 5_000_000, "at": 5, "in": {"at": 0}}
+    made = [json.loads(value) for value in found]
+    assert [row["n"] for row in made] == [0, 1, *range(5_000_000, 5_000_007)]
+    assert made[2] == {"n": 5_000_000, "at": 5, "in": {"at": 0}}
     assert read.exhausted(end)
 
 
@@ -271,6 +271,62 @@ def test_a_parquet_file_that_is_replaced_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"PAR1 not at all")
     with pytest.raises(FormatError, match="cannot be read as Parquet"):
         source(file, ParquetRows(Shape().from_row)).latest_offset({})
+
+
+# ---- parts ---------------------------------------------------------------------------------------
+
+
+@given(
+    texts=st.lists(st.text("ab\r\u00e9 ", max_size=9), min_size=1, max_size=40),
+    end=st.sampled_from(["", "\n", "\r\n"]),
+    part_bytes=st.integers(1, 40),
+    per_epoch=st.integers(1, 50),
+)
+def test_lines_read_in_parts_are_those_read_at_once(
+    texts: list[str], end: str, part_bytes: int, per_epoch: int
+) -> None:
+    def found() -> list[dict[str, Any]]:
+        read = source(file, rows_per_epoch=per_epoch)
+        offset: dict[str, Any] = {}
+        taken: list[dict[str, Any]] = []
+        while (until := read.latest_offset(offset)) != offset:
+            taken += records(read, offset, until)
+            offset = until
+        return taken
+
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        file = Path(folder, "words.jsonl")
+        file.write_bytes(((end or "\n").join(texts) + end).encode())
+        whole = found()
+        patch.setattr(lines, "PART_BYTES", part_bytes)
+        patch.setattr(lines, "_PROBE_BYTES", 2)
+        assert found() == whole
+        end_of_file = file.stat().st_size
+        assert len(source(file).partitions({}, {"file:words.jsonl": [end_of_file, 0, 0]})) <= 8
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
+def test_rows_of_text_read_in_parts_are_those_read_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bool, kind: pa.DataType
+) -> None:
+    texts = pa.array([f"word {n}é" for n in range(50)]).cast(kind)
+    pq.write_table(pa.table({"word": texts}), tmp_path / "a.parquet", row_group_size=16)
+    shape = Shape(raw=raw)
+    one_by_one = source(tmp_path, ParquetRows(shape.from_row))
+    end = one_by_one.latest_offset({})
+    expected = records(one_by_one, {}, end)
+    monkeypatch.setattr(rows, "PART_ROWS", 5)
+    in_parts = source(tmp_path, ParquetRows(shape.from_row, raw=raw))
+    assert len(in_parts.partitions({}, end)) == 8
+    assert records(in_parts, {}, end) == expected
+
+
+def test_a_missing_text_is_what_json_calls_it(tmp_path: Path) -> None:
+    table = pa.table({"word": pa.array(["a", None, "b"])})
+    pq.write_table(table, tmp_path / "a.parquet")
+    read = source(tmp_path, ParquetRows(Shape(raw=True).from_row, raw=True))
+    assert read_on(read, {})[0] == [b"a", b"null", b"b"]
 
 
 # ---- elsewhere -----------------------------------------------------------------------------------

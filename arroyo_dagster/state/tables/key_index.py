@@ -1,0 +1,146 @@
+"""Rows found by their key, and of rows with one key the one that counts: by hashes, and exact.
+
+Hashes are of this process alone and never stored. They only say where to look: whether two keys are
+one, the keys themselves decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.state.tables.grouping import group_codes
+
+Column: TypeAlias = "pa.Array | pa.ChunkedArray"
+Places = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+_TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def can_index(kinds: Sequence[pa.DataType]) -> bool:
+    """Whether keys of columns of these types are found here: texts, bytes and whole numbers."""
+    return bool(kinds) and all(kind in _TEXTS or pa.types.is_integer(kind) for kind in kinds)
+
+
+def hashes_of(columns: Sequence[Column]) -> Hashes:
+    """A hash of each row; rows that are equal in all columns have one hash."""
+    import polars as pl  # a tenth of a second, which commands without such a table need not pay
+
+    found: Hashes | None = None
+    for column in columns:
+        series = pl.from_arrow(column)
+        assert isinstance(series, pl.Series)
+        mine = series.hash().to_numpy()
+        found = mine if found is None else found * _MIX + mine
+    assert found is not None
+    return found
+
+
+class KeyIndex:
+    """The rows of some columns by their keys.
+
+    Args:
+        columns: of the key, of types that `can_index` knows, all of one length.
+        hashes: as `hashes_of` gives them.
+        newest_first: the rows in the order in which they count: of one key the first does.
+    """
+
+    def __init__(self, columns: Sequence[Column], hashes: Hashes, newest_first: Places) -> None:
+        self._columns = columns
+        self._order = newest_first
+        # One word a row: as much of the hash as there is room for, then its place in the order.
+        # Words sort several times as fast as places by their hashes.
+        self._bits = np.uint64(max(1, len(hashes)).bit_length())
+        places = np.arange(len(hashes), dtype=np.uint64)
+        self._words: Hashes = self._cut(hashes[newest_first]) | places
+        self._words.sort()
+
+    def _cut(self, hashes: Hashes) -> Hashes:
+        return hashes >> self._bits << self._bits
+
+    def _row_of(self, words: Hashes) -> Places:
+        within = (np.uint64(1) << self._bits) - np.uint64(1)
+        return self._order[(words & within).astype(np.int64)]
+
+    # ---- looking up ------------------------------------------------------------------------------
+
+    def find(self, wanted: Sequence[Column]) -> Places:
+        """For each key its row; -1 where there is none."""
+        words, rows = self._words, len(wanted[0])
+        found = np.full(rows, -1, np.int64)
+        if not len(words) or not rows:
+            return found
+        hashes = self._cut(hashes_of(wanted))
+        at = np.searchsorted(words, hashes)
+        left = np.arange(rows)
+        while len(left):
+            at = np.minimum(at, len(words) - 1)
+            same_hash = self._cut(words[at]) == hashes[left]
+            at, left = at[same_hash], left[same_hash]
+            places = self._row_of(words[at])
+            same = self._equal(places, [column.take(pa.array(left)) for column in wanted])
+            found[left[same]] = places[same]
+            # Others have the hash of one that is there: that may stand behind.
+            at, left = at[~same] + 1, left[~same]
+            inside = at < len(words)
+            at, left = at[inside], left[inside]
+        return found
+
+    def _equal(self, places: Places, wanted: Sequence[Column]) -> npt.NDArray[np.bool_]:
+        at = pa.array(places)
+        return _all_equal([column.take(at) for column in self._columns], wanted)
+
+    # ---- which rows count ------------------------------------------------------------------------
+
+    def newest(self) -> Places:
+        """Of each key the row that counts, ascending."""
+        words = self._words
+        cut = words >> self._bits
+        begins = np.ones(len(words), bool)
+        begins[1:] = cut[1:] != cut[:-1]
+        rows = self._row_of(words)
+        chosen = np.zeros(len(words), bool)
+        chosen[rows[begins]] = True
+        again = np.flatnonzero(~begins)
+        strangers = again[~self._pairs_equal(rows[again - 1], rows[again])]
+        if len(strangers):
+            # Several keys have as much of the hash in common as there was room for.
+            groups = np.cumsum(begins)
+            mixed = np.flatnonzero(np.isin(groups, groups[strangers]))
+            chosen[rows[mixed]] = False
+            chosen[self._firsts(rows[mixed], mixed)] = True
+        return np.flatnonzero(chosen)
+
+    def _pairs_equal(self, first: Places, second: Places) -> npt.NDArray[np.bool_]:
+        with ThreadPoolExecutor(2) as pool:
+            sides = pool.map(
+                lambda at: [column.take(pa.array(at)) for column in self._columns],
+                (first, second),
+            )
+            return _all_equal(*sides)
+
+    def _firsts(self, rows: Places, words: Places) -> Places:
+        """Of the keys of some rows, which lie at these words, the rows that count."""
+        within = (np.uint64(1) << self._bits) - np.uint64(1)
+        by_rank = np.argsort(self._words[words] & within)
+        rows = rows[by_rank]
+        codes = group_codes([column.take(pa.array(rows)) for column in self._columns], len(rows))
+        return rows[np.unique(codes, return_index=True)[1]]
+
+
+def _all_equal(first: Sequence[Column], second: Sequence[Column]) -> npt.NDArray[np.bool_]:
+    """Which rows are equal in all columns; a null equals nothing."""
+    same = np.ones(len(first[0]), bool)
+    for one, other in zip(first, second, strict=True):
+        equal = pc.fill_null(pc.equal(one, other.cast(one.type)), False)
+        whole = equal.combine_chunks() if isinstance(equal, pa.ChunkedArray) else equal
+        same &= whole.to_numpy(zero_copy_only=False)
+    return same
