@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -32,7 +33,6 @@ from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
 from arroyo_dagster.state.tables.merging_rows import merge_rows
 from arroyo_dagster.state.tables.range_files import routes
-from arroyo_dagster.state.tables.table import Compaction
 from arroyo_dagster.state.tables.time_files import write_time_file
 
 PATHS = JobPaths(JobId("made"), PipelineId("tests"))
@@ -147,6 +147,16 @@ def pair_files(
     return tuple(found)
 
 
+@dataclass(frozen=True)
+class Merged:
+    """Files of an expiring table merged into new ones; none if no row is left."""
+
+    outputs: tuple[TimeFile, ...]
+    rows_in: int
+    rows_out: int
+    dropped: Mapping[str, int]
+
+
 def compact_rows(
     table: ExpiringTimeKeyTable,
     files: Sequence[TimeFile],
@@ -155,7 +165,7 @@ def compact_rows(
     *,
     cutoff_micros: int,
     from_oldest: bool,
-) -> Compaction[TimeFile]:
+) -> Merged:
     """Merge files of one key range, as one merge of a plan does."""
     merge = RowsMerge(
         operator=OPERATOR,
@@ -169,10 +179,9 @@ def compact_rows(
     done = merge_rows(table, table._store, merge, lambda _, suffix: name_file(suffix))
     assert done.same
     assert isinstance(done.merged, MergedRows)
-    return Compaction(
+    return Merged(
         outputs=done.merged.outputs,
         rows_in=done.rows_in,
         rows_out=done.rows_out,
         dropped=done.dropped,
-        size_bytes=done.size_bytes_out,
     )

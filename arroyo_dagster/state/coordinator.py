@@ -483,7 +483,7 @@ class JobRun:
                 assert isinstance(files, GlobalKeyedFiles)
                 table = GlobalKeyedTable(operator.configs[name], self.store)
                 namer = self._namer(operator.operator, name, plan)
-                outputs = table.compact_data(before, namer, from_oldest=True).outputs
+                outputs = table.compact_data(before, namer).merged.output_paths
                 tables[name] = replace(files, files=(*outputs, *files.files[len(before) :]))
                 done.append(CompactedData(table=name, inputs=before, outputs=outputs))
             result.append(replace(operator, tables=tables))

@@ -12,27 +12,30 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.codec.bincode import Codec, codec_for
 from arroyo_dagster.state.codec.operations import DeleteKey, encode_operation
 from arroyo_dagster.state.codec.parquet import (
     GLOBAL_KEY_VALUE_SCHEMA,
     REMOVAL_SCHEMA,
-    decode_file,
     encode_pairs,
 )
 from arroyo_dagster.state.model.checkpoints import GlobalKeyedReport
-from arroyo_dagster.state.model.ids import StatePath, TableName
-from arroyo_dagster.state.model.layout import COMPACTED, REMOVED
+from arroyo_dagster.state.model.compaction import MergeOutcome, PairsMerge
+from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.layout import REMOVED
 from arroyo_dagster.state.model.tables import GlobalKeyedConfig, TableConfig, TimeFile
 from arroyo_dagster.state.model.types import Type, describe, without_classes
 from arroyo_dagster.state.storage.store import ObjectStore, read_many
-from arroyo_dagster.state.tables.grouping import group_codes
+from arroyo_dagster.state.tables.last_writes import REMOVED as REMOVED_VERSION
+from arroyo_dagster.state.tables.last_writes import last_writes
+from arroyo_dagster.state.tables.merging_pairs import merge_pairs
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData, TableData
-from arroyo_dagster.state.tables.table import Compaction, EpochFiles
+from arroyo_dagster.state.tables.pair_files import decode_pair_columns
+from arroyo_dagster.state.tables.table import EpochFiles
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -65,43 +68,6 @@ class GlobalKeyedFile:
     keys: Sequence[bytes]
     values: Sequence[bytes] | None
     version: int
-
-
-@dataclass(frozen=True, slots=True)
-class PairColumns:
-    """One decoded file as columns of type binary: keys, and values or operations.
-
-    Attributes:
-        removals: whether it removes its keys.
-    """
-
-    path: StatePath
-    keys: pa.ChunkedArray
-    seconds: pa.ChunkedArray
-    version: int
-    removals: bool
-
-
-def decode_pair_columns(data: bytes, path: StatePath) -> PairColumns:
-    """Decode one file of a global keyed table.
-
-    Raises:
-        FormatError: not such a file: columns other than key and value (or `_operation`), or types
-            other than Binary.
-    """
-    rows, version = decode_file(data, path)
-    names = rows.schema.names
-    second = "value" if "value" in names else "_operation"
-    for name in ("key", second):
-        if names.count(name) != 1 or rows.schema.field(name).type != pa.binary():
-            raise FormatError(
-                "a global keyed table has the columns key and value (or key and _operation), "
-                f"of type binary; this file has {rows.schema.to_string()}",
-                path=path,
-            )
-    return PairColumns(
-        path, rows.column("key"), rows.column(second), version, removals=second != "value"
-    )
 
 
 def decode_global_keyed_file(data: bytes, path: StatePath) -> GlobalKeyedFile:
@@ -140,25 +106,14 @@ class GlobalKeyedTable:
             writes.update(_writes_of(file))
         return writes
 
-    def last_columns(self, files: Sequence[StatePath]) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    def last_columns(self, files: Sequence[StatePath]) -> tuple[pa.Array, pa.Array]:
         """As `last_writes`, as columns in no order: keys, and values, null where they are removed.
 
         Tens of times as fast; state versions are left out.
         """
-        keys: list[pa.Array] = []
-        values: list[pa.Array] = []
-        for path, data in read_many(self._store, files).items():
-            file = decode_pair_columns(data, path)
-            keys += file.keys.chunks
-            values += (
-                [pa.nulls(len(file.keys), pa.binary())] if file.removals else file.seconds.chunks
-            )
-        whole = pa.chunked_array(keys, pa.binary())
-        codes = group_codes([whole], len(whole))
-        last = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
-        last[codes] = np.arange(len(codes))  # what is written last stays
-        at = pa.array(last)
-        return whole.take(at), pa.chunked_array(values, pa.binary()).take(at)
+        keys, values, versions = last_writes(self._store, [(path, 0) for path in files]).columns()
+        removed = pa.array(versions == REMOVED_VERSION)
+        return keys, pc.if_else(removed, pa.scalar(None, values.type), values)
 
     def checkpoint(self, files: EpochFiles) -> GlobalKeyedTableCheckpointer:
         """Open a checkpointer for what changes until the next barrier."""
@@ -170,43 +125,33 @@ class GlobalKeyedTable:
         name_file: Callable[[str], StatePath],
         *,
         from_oldest: bool = True,
-    ) -> Compaction[StatePath]:
+    ) -> MergeOutcome:
         """Merge `files`, neighbours in the replay order, into new ones: the last of a key wins.
 
         One file comes of each state version, and one of removals unless `from_oldest`: without
         an older file nothing is left that could bring a key back.
+
+        Raises:
+            FormatError: a file is broken.
+            ProtocolError: the new files, read back, do not hold what `files` do.
         """
-        rows_in = 0
-        writes: dict[bytes, tuple[int, bytes] | None] = {}
-        for file in self.read(files):
-            rows_in += len(file.keys)
-            writes.update(_writes_of(file))
-        removed = [key for key, last in writes.items() if last is None]
-        by_version: dict[int, dict[bytes, bytes]] = {}
-        for key, last in writes.items():
-            if last is not None:
-                by_version.setdefault(last[0], {})[key] = last[1]
-        parts = [
-            (COMPACTED, encode_pairs(pairs, pairs.values(), GLOBAL_KEY_VALUE_SCHEMA, version=at))
-            for at, pairs in sorted(by_version.items())
-        ]
-        if removed and not from_oldest:
-            parts.insert(0, (REMOVED + COMPACTED, self.encode_removals(removed)))
-        outputs = []
-        for suffix, data in parts:
-            outputs.append(name_file(suffix))
-            self._store.put(outputs[-1], data)
-        dropped = {
-            "older writes of a key": rows_in - len(writes),
-            "removals, applied": len(removed) if from_oldest else 0,
-        }
-        return Compaction(
-            outputs=tuple(outputs),
-            rows_in=rows_in,
-            rows_out=rows_in - sum(dropped.values()),
-            dropped={reason: count for reason, count in dropped.items() if count},
-            size_bytes=sum(len(data) for _, data in parts),
+        merge = PairsMerge(
+            operator=OperatorId(""),
+            table=self.config.table,
+            inputs=tuple(files),
+            size_bytes=0,
+            from_oldest=from_oldest,
         )
+        outcome = merge_pairs(self.config, self._store, merge, name_file)
+        if not outcome.same:
+            raise ProtocolError(
+                f"merged files, read back, hold {outcome.after.rows} rows with other values than "
+                f"the {outcome.before.rows} that a restore loads of those they were made of",
+                table=self.config.table,
+                path=outcome.merged.output_paths[0],
+                next_step="keep the files and report it; they are not listed",
+            )
+        return outcome
 
     def encode_removals(self, keys: Collection[bytes]) -> bytes:
         """The file that removes `keys`."""

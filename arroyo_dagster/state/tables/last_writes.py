@@ -6,6 +6,7 @@ but where its key is that of a newer one byte by byte.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,11 +18,16 @@ import pyarrow.compute as pc
 from arroyo_dagster.state.codec.digest import combined_codes, value_codes
 from arroyo_dagster.state.model.compaction import RowsDigest
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.tables.global_keyed import decode_pair_columns
+from arroyo_dagster.state.storage.concurrency import read_ahead
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.grouping import group_codes
+from arroyo_dagster.state.tables.pair_files import decode_pair_columns
 
 REMOVED = -1
 """Stands for the state version of a removal."""
 
+_AHEAD_BYTES = 1 << 24
+_UNKNOWN_BYTES = 1 << 20
 _FIRST_SLOTS = 1 << 12
 _FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
 _HASH_BITS = 64
@@ -29,6 +35,55 @@ _NONE = -1
 _Codes = npt.NDArray[np.uint64]
 _Places = npt.NDArray[np.int64]
 _Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+def last_writes(
+    store: ObjectStore,
+    files: Sequence[tuple[StatePath, int]],
+    on_file: Callable[[StatePath, int], None] = lambda path, rows: None,
+) -> LastWrites:
+    """The last write of each key.
+
+    Args:
+        files: in replay order, each with its size in bytes, or 0.
+        on_file: told of each file and its rows.
+
+    Raises:
+        FormatError: a file is broken.
+        NotFoundError: a file is gone.
+    """
+    try:
+        return _last_writes(store, files, on_file, exact=False)
+    except SharedHash:
+        return _last_writes(store, files, lambda path, rows: None, exact=True)
+
+
+def _last_writes(
+    store: ObjectStore,
+    files: Sequence[tuple[StatePath, int]],
+    on_file: Callable[[StatePath, int], None],
+    *,
+    exact: bool,
+) -> LastWrites:
+    found, newest_first = LastWrites(exact=exact), files[::-1]
+    decoded = decoded_ahead(store, newest_first)
+    for (path, _), pairs in zip(newest_first, decoded, strict=True):
+        found.add(pairs)
+        on_file(path, len(pairs))
+    return found
+
+
+def decoded_ahead(
+    store: ObjectStore, files: Sequence[tuple[StatePath, int]]
+) -> Iterator[CodedPairs]:
+    """Decode files in the order given, some of them before they are asked for."""
+
+    def decoded(path: StatePath) -> CodedPairs:
+        return decode_pairs(store.read(path), path)
+
+    return read_ahead(
+        decoded, ((path, size or _UNKNOWN_BYTES) for path, size in files), _AHEAD_BYTES
+    )
 
 
 class SharedHash(Exception):
@@ -107,7 +162,7 @@ class LastWrites:
         codes = pairs.codes if self._ids is None else self._numbered(pairs.keys, self._ids)
         rows = np.arange(len(pairs))
         if not pairs.ascending:
-            rows = _last_of_each(codes, pairs.keys)
+            rows = _last_of_each(pairs.keys)
         known = self._index.find(codes[rows])
         seen, new = rows[known != _NONE], rows[known == _NONE]
         if not _same(pairs.keys, seen, self._keys.array(), known[known != _NONE]):
@@ -135,10 +190,14 @@ class LastWrites:
         """The digest of the last writes as they were in the files, with removals or without."""
         return self._digests[False] + (self._digests[True] if removals else RowsDigest())
 
+    def columns(self) -> tuple[pa.Array, pa.Array, npt.NDArray[np.int64]]:
+        """Keys, seconds and versions (`REMOVED` of removals) of the last writes, in any order."""
+        versions = np.concatenate([np.zeros(0, np.int64), *self._versions])
+        return self._keys.array(), self._seconds.array(), versions
+
     def by_version(self) -> dict[int, tuple[pa.Array, pa.Array]]:
         """Keys and seconds of the last writes, ordered by key, for each version."""
-        versions = np.concatenate([np.zeros(0, np.int64), *self._versions])
-        keys, seconds = self._keys.array(), self._seconds.array()
+        keys, seconds, versions = self.columns()
         found = {}
         for version in np.unique(versions).tolist():
             places = pa.array(np.flatnonzero(versions == version))
@@ -147,14 +206,11 @@ class LastWrites:
         return found
 
 
-def _last_of_each(codes: _Codes, keys: pa.Array) -> _Places:
+def _last_of_each(keys: pa.Array) -> _Places:
     """The rows of one file that no later row of the same key follows."""
-    backwards = codes[::-1]
-    first, groups = np.unique(backwards, return_index=True, return_inverse=True)[1:]
-    last = len(codes) - 1 - first
-    if not _same(keys, np.arange(len(codes)), keys, last[groups][::-1]):
-        raise SharedHash
-    return np.sort(last)
+    groups = group_codes([keys], len(keys))[::-1]
+    first = np.unique(groups, return_index=True)[1]
+    return np.sort(len(keys) - 1 - first)
 
 
 def _same(keys: pa.Array, rows: _Places, others: pa.Array, places: _Places) -> bool:

@@ -8,7 +8,7 @@ with the files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec.parquet import (
@@ -26,18 +26,13 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import REMOVED as REMOVED_SUFFIX
 from arroyo_dagster.state.model.layout import compacted
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.storage.concurrency import read_ahead
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.last_writes import (
     REMOVED,
-    CodedPairs,
     LastWrites,
-    SharedHash,
-    decode_pairs,
+    decoded_ahead,
+    last_writes,
 )
-
-_AHEAD_BYTES = 1 << 24
-_UNKNOWN_BYTES = 1 << 20
 
 
 def merge_pairs(
@@ -60,10 +55,15 @@ def merge_pairs(
         FormatError: an input is broken; or an output is not what was written.
         NotFoundError: an input is gone.
     """
-    try:
-        writes, read = _last_writes(store, merge, on_bytes)
-    except SharedHash:
-        writes, read = _last_writes(store, merge, lambda size: None, exact=True)
+    sizes = merge.sizes or (0,) * len(merge.inputs)
+    of_file = dict(zip(merge.inputs, sizes, strict=True))
+    read = dict.fromkeys(merge.inputs, 0)
+
+    def on_file(path: StatePath, rows: int) -> None:
+        read[path] = rows
+        on_bytes(of_file[path])
+
+    writes = last_writes(store, list(of_file.items()), on_file)
     written = _written(config, writes, name, merge)
     for path, data in written:
         store.put(path, data)
@@ -91,27 +91,6 @@ def merge_pairs(
     )
 
 
-def _last_writes(
-    store: ObjectStore, merge: PairsMerge, on_bytes: Callable[[int], None], *, exact: bool = False
-) -> tuple[LastWrites, dict[StatePath, int]]:
-    """The last writes of the inputs, and how many rows each input has."""
-    sizes = merge.sizes or (_UNKNOWN_BYTES,) * len(merge.inputs)
-    newest_first = list(zip(merge.inputs, sizes, strict=True))[::-1]
-    writes, read = LastWrites(exact=exact), dict.fromkeys(merge.inputs, 0)
-    for (path, size), pairs in zip(newest_first, _files(store, newest_first), strict=True):
-        read[path] = len(pairs)
-        writes.add(pairs)
-        on_bytes(size)
-    return writes, read
-
-
-def _files(store: ObjectStore, files: Sequence[tuple[StatePath, int]]) -> Iterator[CodedPairs]:
-    def decoded(path: StatePath) -> CodedPairs:
-        return decode_pairs(store.read(path), path)
-
-    return read_ahead(decoded, files, _AHEAD_BYTES)
-
-
 def _written(
     config: TableConfig, writes: LastWrites, name: Callable[[str], StatePath], merge: PairsMerge
 ) -> list[tuple[StatePath, bytes]]:
@@ -133,7 +112,7 @@ def _written(
 
 def _read_back(store: ObjectStore, files: Sequence[tuple[StatePath, int]]) -> RowsDigest:
     total = RowsDigest()
-    for (path, _), pairs in zip(files, _files(store, files), strict=True):
+    for (path, _), pairs in zip(files, decoded_ahead(store, files), strict=True):
         if not pairs.ascending:
             raise FormatError(
                 "a merged file, read back, holds a key twice or out of order",

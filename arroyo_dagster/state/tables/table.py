@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from arroyo_dagster.state.model.checkpoints import TableReport
 from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, PipelineId, StatePath
 from arroyo_dagster.state.model.keys import KeyRange, range_for_server
 from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData
-
-F = TypeVar("F")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,24 +55,6 @@ class Checkpointer(Protocol):
         Returns:
             What to report (None = the table has nothing), and the bytes written.
         """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compaction(Generic[F]):
-    """Files of a table merged into new ones.
-
-    Attributes:
-        outputs: what holds the same in their place; none if no row is left.
-        rows_in: rows in the inputs, removals of a global keyed table included.
-        dropped: how many of them are in no output, by reason.
-        size_bytes: of the outputs.
-    """
-
-    outputs: tuple[F, ...]
-    rows_in: int
-    rows_out: int
-    dropped: Mapping[str, int]
-    size_bytes: int
 
 
 class Table(Protocol):

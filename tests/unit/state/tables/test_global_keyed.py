@@ -265,7 +265,7 @@ def test_merged_files_hold_what_they_held_together_and_no_removal(store: MemoryS
     subtask.view.insert("a", 9)
     subtask.write()
     done = subtask.table.compact_data(subtask.files, name_file)
-    (output,) = done.outputs
+    (output,) = done.merged.output_paths
     assert (done.rows_in, done.rows_out) == (7, 3)
     assert done.dropped == {"older writes of a key": 3, "removals, applied": 1}
     subtask.files = [output]
@@ -281,8 +281,8 @@ def test_all_removed_merges_to_no_file(store: MemoryStore) -> None:
     subtask.view.remove("a")
     subtask.write()
     done = subtask.table.compact_data(subtask.files, name_file)
-    assert done.outputs == ()
-    assert (done.rows_in, done.rows_out, done.size_bytes) == (2, 0, 0)
+    assert done.merged.output_paths == ()
+    assert (done.rows_in, done.rows_out, done.size_bytes_out) == (2, 0, 0)
 
 
 def test_files_merged_behind_others_keep_their_removals(store: MemoryStore) -> None:
@@ -297,9 +297,9 @@ def test_files_merged_behind_others_keep_their_removals(store: MemoryStore) -> N
     subtask.write()
     younger = subtask.files[len(oldest) :]
     done = subtask.table.compact_data(younger, name_file, from_oldest=False)
-    assert len(done.outputs) == 2
-    assert all(is_compacted(path) for path in done.outputs)
-    for order in (done.outputs, done.outputs[::-1]):
+    assert len(done.merged.output_paths) == 2
+    assert all(is_compacted(path) for path in done.merged.output_paths)
+    for order in (done.merged.output_paths, done.merged.output_paths[::-1]):
         subtask.files = [*oldest, *order]
         assert subtask.reloaded() == {"b": 2, "c": 4}
 
@@ -319,7 +319,7 @@ def test_a_view_that_is_behind_on_what_was_merged_reads_everything_anew(
     reader.view.follow(writer.files[behind:])
     done = writer.table.compact_data(writer.files, name_file)
     assert reader.view.is_behind(set(writer.files))
-    reader.view.reload(done.outputs)
+    reader.view.reload(done.merged.output_paths)
     store.delete_many(writer.files)
     assert reader.view.get_all() == {"b": 2, "c": 3}
 
@@ -404,12 +404,12 @@ def test_files_of_several_versions_are_left_for_the_job_to_migrate(store: Memory
         put_version(store, 1, "mid", Second("Alan", "Turing")),
     ]
     table = versioned(store, Second, 1).table
-    assert len(table.compact_data(files, name_file).outputs) == 2
+    assert len(table.compact_data(files, name_file).merged.output_paths) == 2
     assert {version for version, _ in table.load_with_version(files).values()} == {0, 1}
     assert set(table.load(files)) == {codec_for(str).encode(name) for name in ("old", "mid")}
 
 
 def test_merged_files_keep_the_version_of_their_values(store: MemoryStore) -> None:
     files = [put_version(store, 1, name, Second("a", "b")) for name in ("x", "y")]
-    (output,) = versioned(store, Third, 2).table.compact_data(files, name_file).outputs
+    (output,) = versioned(store, Third, 2).table.compact_data(files, name_file).merged.output_paths
     assert read_facts(store.read(output), output).version == 1

@@ -132,7 +132,7 @@ class Job:
         files = self.newest.tables[G]
         assert isinstance(files, GlobalKeyedFiles)
         table = GlobalKeyedTable(CONFIGS[G], self.store)
-        outputs = table.compact_data(files.files, _name).outputs
+        outputs = table.compact_data(files.files, _name).merged.output_paths
         tables = self.newest.tables | {G: replace(files, files=outputs)}
         self.newest = replace(self.newest, tables=tables)
         return CompactedData(table=G, inputs=files.files, outputs=outputs)
