@@ -195,7 +195,7 @@ class OutputForm:
 
     sort: SortOrder = SortOrder.REPLAY
     file_bytes: int = 128 * MEBIBYTE
-    row_group_rows: int = 1 << 20
+    row_group_rows: int = 1 << 19
     memory_bytes: int = 64 * MEBIBYTE
 
 
