@@ -7,6 +7,7 @@ they came, and gathered in windows; so whatever a restart does wrong shows in a 
 from __future__ import annotations
 
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ services:
 """Four services: words between them, two states of one, windows of another, two files."""
 
 
+@cache
 def dataflow() -> Dataflow:
     """The definition."""
     found = parse_document(STORY)

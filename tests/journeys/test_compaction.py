@@ -39,22 +39,24 @@ JOB: dict[str, Any] = {
     "keep_epochs": None,
     "merge_files_after": 99,
 }
+SHORT = {**JOB, "rows": 12}
+"""Two epochs behind the fourth: what is wrong with a compaction shows in the first of them."""
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 PACK = CompactionSettings(min_files=2)
 PATHS = word_job(MemoryStore(), **JOB).paths
 
 
-def begun(epochs: int) -> MemoryStore:
+def begun(epochs: int, job: dict[str, Any] = JOB) -> MemoryStore:
     """A job that was stopped: every run of so many epochs ends with a last checkpoint."""
     store = MemoryStore()
-    run_word_job(store, **JOB, max_epochs=epochs)
+    run_word_job(store, **job, max_epochs=epochs)
     return store
 
 
-def killed(epochs: int) -> MemoryStore:
+def killed(epochs: int, job: dict[str, Any] = JOB) -> MemoryStore:
     """A job that just died."""
     store = MemoryStore()
-    run = LocalRun(word_job(store, **JOB), store)
+    run = LocalRun(word_job(store, **job), store)
     for _ in range(epochs):
         run.step()
     return store
@@ -66,8 +68,8 @@ def content(store: ObjectStore) -> dict[str, Any]:
     return found
 
 
-def ended() -> tuple[Any, Any]:
-    store = begun(100)
+def ended(job: dict[str, Any] = JOB) -> tuple[Any, Any]:
+    store = begun(100, job)
     return content(store), output_of(store)
 
 
@@ -204,7 +206,7 @@ def test_a_record_that_cannot_be_believed_changes_nothing(damage: str) -> None:
 def test_a_fault_at_any_change_of_a_compaction_loses_and_doubles_nothing(
     at_rest: bool, mode: Literal["before", "after", "partial"], crash: bool
 ) -> None:
-    start, expected = (begun if at_rest else killed)(4), ended()
+    start, expected = (begun if at_rest else killed)(4, SHORT), ended(SHORT)
     state = content(start)
     counted = FaultInjecting(copied(start))
     compact_job(counted, PATHS, FULL)
@@ -219,7 +221,7 @@ def test_a_fault_at_any_change_of_a_compaction_loses_and_doubles_nothing(
         compact_job(again, PATHS, FULL)
         assert content(again) == state, f"second run after a fault at change {at}"
         for end in (store, again):
-            run_word_job(end, **JOB)
+            run_word_job(end, **SHORT)
             assert (content(end), output_of(end)) == expected, f"fault at change {at}"
 
 
