@@ -7,7 +7,9 @@ import itertools
 import os
 import threading
 import time
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import BinaryIO
 from weakref import WeakValueDictionary
 
@@ -29,6 +31,7 @@ class _Root:
         self.name = name
         self.lock = threading.Lock()
         self.objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+        self.keys: list[str] = []  # of all objects, in order
         self.exists = False
 
 
@@ -95,23 +98,28 @@ class MemoryStore:
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Go through all objects below a directory; see `ObjectStore.list`."""
         below, after = stored_prefix(prefix), stored_start(start_after)
-        for key, info in self._snapshot():
-            if key.startswith(below) and key > after:
-                yield info
+        with self._listed() as keys:
+            first = max(bisect_left(keys, below), bisect_right(keys, after))
+            found = [self._root.objects[key][1] for key in keys[first : _end(keys, below)]]
+        yield from found
 
     def list_dir(self, prefix: str = "") -> Listing:
         """Give one level; see `ObjectStore.list_dir`."""
         below = stored_prefix(prefix)
+        depth = below.count("/") + 1
         objects: list[ObjectInfo] = []
-        prefixes: dict[StatePath, None] = {}
-        for key, info in self._snapshot():
-            if not key.startswith(below):
-                continue
-            if "/" not in key[len(below) :]:
-                objects.append(info)
-            else:
-                depth = below.count("/") + 1
-                prefixes[StatePath("/".join(info.path.split("/")[:depth]))] = None
+        prefixes: list[StatePath] = []
+        with self._listed() as keys:
+            at, end = bisect_left(keys, below), _end(keys, below)
+            while at < end:
+                info = self._root.objects[keys[at]][1]
+                slash = keys[at].find("/", len(below))
+                if slash < 0:
+                    objects.append(info)
+                    at += 1
+                else:
+                    prefixes.append(StatePath("/".join(info.path.split("/")[:depth])))
+                    at = _end(keys, keys[at][: slash + 1])
         return Listing(objects=tuple(objects), prefixes=tuple(prefixes))
 
     def head(self, path: StatePath) -> ObjectInfo | None:
@@ -124,7 +132,8 @@ class MemoryStore:
         keys = {path: encode_path(path) for path in paths}
         with self._root.lock:
             for key in keys.values():
-                self._root.objects.pop(key, None)
+                if self._root.objects.pop(key, None) is not None:
+                    del self._root.keys[bisect_left(self._root.keys, key)]
         return DeleteOutcome(deleted=tuple(keys))
 
     def _write(self, key: str, path: StatePath, data: bytes) -> None:
@@ -134,10 +143,14 @@ class MemoryStore:
             modified_micros=self._clock(),
             etag=f"v{next(_NUMBERS)}",
         )
+        if key not in self._root.objects:
+            insort(self._root.keys, key)
         self._root.objects[key] = (bytes(data), info)
         self._root.exists = True
 
-    def _snapshot(self) -> Sequence[tuple[str, ObjectInfo]]:
+    @contextmanager
+    def _listed(self) -> Iterator[Sequence[str]]:
+        """The keys of all objects in order, while nobody changes them."""
         with self._root.lock:
             if not self._root.exists:
                 raise NotFoundError(
@@ -145,7 +158,12 @@ class MemoryStore:
                     url=self.url,
                     next_step="check its name, and that this is the process that wrote to it",
                 )
-            return sorted((key, info) for key, (_, info) in self._root.objects.items())
+            yield self._root.keys
+
+
+def _end(keys: Sequence[str], below: str) -> int:
+    """Where the keys end that begin with `below`: all of them, or those of a directory."""
+    return bisect_left(keys, f"{below[:-1]}0") if below else len(keys)  # "0" comes next to "/"
 
 
 def _root(name: str | None) -> _Root:
