@@ -5,7 +5,6 @@
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-export PYTHONDONTWRITEBYTECODE := 1
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/'
@@ -56,3 +55,4 @@ proto: ## regenerate the protobuf modules (needs a network once)
 
 clean: ## remove what the other commands made
 	@rm -rf $(VENV) $(VENV)-proto .demo .dagster .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -prune -exec rm -rf {} +
