@@ -9,23 +9,40 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from arroyo_dagster.cli import main
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.store import ObjectStore
 from tests.run_words import ROWS, ROWS_PER_EPOCH, pipeline_in
+from tests.stories import flags, newest_epoch, outcome, run_story, write_story
 from tests.words import newest, output_of, tables_of
 
 PROJECT = Path(__file__).parents[1]
+QUICK_JVM = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""A JVM of tests lives for a minute: what its second compiler would gain comes too late."""
 SECONDS = 300
 
 
-def kill_and_finish(folder: Path, where: str, *, kills: int, within_seconds: float) -> None:
+def kill_and_finish(
+    folder: Path,
+    where: str,
+    *,
+    kills: int,
+    within_seconds: float,
+    finish: Callable[[Pipeline, ObjectStore], object] = run_pipeline,
+) -> None:
     """Run `tests.run_words`, kill it at random moments of its whole length, let it end, compare.
 
     Args:
+        finish: the last run, which is left alone, in this process.
         within_seconds: up to how long behind the epoch chosen each kill comes: about an epoch or
             two, so that every moment of one is met.
     """
@@ -37,10 +54,16 @@ def kill_and_finish(folder: Path, where: str, *, kills: int, within_seconds: flo
     backend = ParquetBackend(store, pipeline.paths)
     epochs = ROWS // ROWS_PER_EPOCH[where]
     command = ["tests.run_words", str(folder), str(seed), where]
-    for until in [*(kill * epochs // (kills + 1) for kill in range(1, kills + 1)), None]:
+    for kill in range(1, kills + 1):
         run_until_killed(
-            command, folder / "log", lambda: _newest_epoch(backend), until, chance, within_seconds
+            command,
+            folder / "log",
+            lambda: _newest_epoch(backend),
+            kill * epochs // (kills + 1),
+            chance,
+            within_seconds,
         )
+    finish(pipeline, store)
     plain = open_store(f"file://{folder}/plain/state")
     undisturbed = pipeline_in(f"{folder}/plain", seed, where)
     run_pipeline(undisturbed, plain)
@@ -51,11 +74,43 @@ def kill_and_finish(folder: Path, where: str, *, kills: int, within_seconds: flo
     assert 1 < done.worker_generation <= kills + 1
 
 
+def kill_and_finish_story(
+    folder: Path, *, kills: int, sentences: int, rows_per_epoch: int, how: Sequence[str] = ()
+) -> None:
+    """Run the dataflow of `stories.py` by the command line, kill it at random moments, let it end
+    in this process, compare with a run left alone."""
+    seed = time.time_ns() % 1_000_000
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    killed, plain = folder / "killed", folder / "plain"
+    write_story(killed, sentences, seed)
+    write_story(plain, sentences, seed)
+    store = open_store(f"file://{killed}/state")
+    rounds = sentences // rows_per_epoch
+    command = ["sdf", "run", str(killed / "story.yaml"), *flags(killed, rows_per_epoch)]
+    command += ["--url", store.url, "--flush-open", "--keep-epochs", "4", *how]
+    for kill in range(1, kills + 1):
+        service = chance.choice(["split", "count", "follow", "gather"])
+        run_until_killed(
+            ["arroyo_dagster.cli", *command],
+            killed / "log",
+            partial(newest_epoch, store, service),
+            kill * rounds // (kills + 1),
+            chance,
+            0.15,
+        )
+    done = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    undisturbed = open_store(f"file://{plain}/state")
+    run_story(undisturbed, plain, rows_per_epoch=rows_per_epoch)
+    assert outcome(store, killed) == outcome(undisturbed, plain)
+
+
 def run_until_killed(
     command: Sequence[str],
     log: Path,
     newest_epoch: Callable[[], int],
-    until_epoch: int | None,
+    until_epoch: int,
     chance: random.Random,
     within_seconds: float,
 ) -> None:
@@ -64,21 +119,18 @@ def run_until_killed(
     Args:
         log: where its output goes, behind what is there.
         newest_epoch: how far it is.
-        until_epoch: the epoch; None = it is left alone, and ends well.
         within_seconds: up to how long behind the epoch the kill comes.
     """
     with log.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", *command],
             cwd=PROJECT,
+            env={**os.environ, **QUICK_JVM},
             stdout=out,
             stderr=out,
             start_new_session=True,
         )
     try:
-        if until_epoch is None:
-            assert process.wait(SECONDS) == 0, log.read_text()
-            return
         deadline = time.monotonic() + SECONDS
         while newest_epoch() < until_epoch and process.poll() is None:
             assert time.monotonic() < deadline, log.read_text()

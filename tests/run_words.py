@@ -31,9 +31,8 @@ def main(folder: str, seed: int, where: str) -> None:
         run_pipeline(pipeline, store)
         return
     from arroyo_dagster.spark.pipeline import run_pipeline as run_on_spark
-    from tests.spark.conftest import QUICK_JVM
 
-    run_on_spark(pipeline, store, master="local[2]", conf=QUICK_JVM)
+    run_on_spark(pipeline, store, master="local[2]")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +11,9 @@ import pytest
 
 from arroyo_dagster.state.sdf.topics import segments
 from arroyo_dagster.state.storage import Crash, MemoryStore
-from arroyo_dagster.state.storage.open import open_store
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.kills import run_until_killed
-from tests.stories import flags, newest_epoch, outcome, run_story, write_story
+from tests.kills import kill_and_finish_story
+from tests.stories import outcome, run_story, write_story
 
 T = TypeVar("T")
 
@@ -74,50 +71,10 @@ def test_killed_before_any_object_it_comes_to_the_same(tmp_path: Path, name: str
     same_however_it_is_killed(tmp_path, name, 24, step=1)
 
 
-ON_SPARK = ("--spark", "--master", "local[2]")
-
-
-def killed_and_finished(
-    folder: Path, *, kills: int, sentences: int, rows_per_epoch: int, how: tuple[str, ...] = ()
-) -> None:
-    """Run the command, kill it at random moments, let it end, compare with a run left alone."""
-    seed = time.time_ns() % 1_000_000
-    print(f"seed {seed}")
-    chance = random.Random(seed)
-    write_story(folder / "killed", sentences, seed)
-    write_story(folder / "plain", sentences, seed)
-    store = open_store(f"file://{folder}/killed/state")
-    rounds = sentences // rows_per_epoch
-    command = ["arroyo_dagster.cli", "sdf", "run", str(folder / "killed" / "story.yaml")]
-    options = ["--url", store.url, "--flush-open", "--keep-epochs", "4", *how]
-    for until in [*(kill * rounds // (kills + 1) for kill in range(1, kills + 1)), None]:
-        service = chance.choice(["split", "count", "follow", "gather"])
-        run_until_killed(
-            [*command, *flags(folder / "killed", rows_per_epoch), *options],
-            folder / "killed" / "log",
-            lambda service=service: newest_epoch(store, service),
-            until,
-            chance,
-            0.15,
-        )
-    plain = open_store(f"file://{folder}/plain/state")
-    run_story(plain, folder / "plain", rows_per_epoch=rows_per_epoch)
-    assert outcome(store, folder / "killed") == outcome(plain, folder / "plain")
-
-
 def test_a_dataflow_killed_nine_times_goes_on_exactly_once(tmp_path: Path) -> None:
-    killed_and_finished(tmp_path, kills=9, sentences=72, rows_per_epoch=4)
-
-
-def test_a_dataflow_on_spark_killed_once_goes_on_exactly_once(tmp_path: Path) -> None:
-    killed_and_finished(tmp_path, kills=1, sentences=36, rows_per_epoch=12, how=ON_SPARK)
+    kill_and_finish_story(tmp_path, kills=9, sentences=72, rows_per_epoch=4)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("kills", "how"), [(40, ()), (10, ON_SPARK)], ids=["in-process", "on-spark"]
-)
-def test_a_dataflow_killed_fifty_times_goes_on_exactly_once(
-    tmp_path: Path, kills: int, how: tuple[str, ...]
-) -> None:
-    killed_and_finished(tmp_path, kills=kills, sentences=12 * kills, rows_per_epoch=10, how=how)
+def test_a_dataflow_killed_forty_times_goes_on_exactly_once(tmp_path: Path) -> None:
+    kill_and_finish_story(tmp_path, kills=40, sentences=480, rows_per_epoch=10)

@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.spark import session as spark_session
-
-# The JVM of the tests lives for a minute: what its second compiler would gain comes too late.
-QUICK_JVM = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-    f"-Dlog4j2.configurationFile={spark_session.LOG_SETTINGS}"
-}
+from tests.kills import QUICK_JVM
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,9 +22,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     warehouse = str(tmp_path_factory.mktemp("warehouse"))
-    spark, ours = spark_session.get_session(
-        "local[2]", {**QUICK_JVM, "spark.sql.warehouse.dir": warehouse}
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUICK_JVM.items():
+            patch.setenv(name, value)
+        spark, ours = spark_session.get_session("local[2]", {"spark.sql.warehouse.dir": warehouse})
     yield spark
     if ours:
         spark.stop()
