@@ -19,7 +19,12 @@ from arroyo_dagster.orchestration.sdf import (
 from arroyo_dagster.orchestration.sdf_graph import SdfGraph
 from arroyo_dagster.state.local.pipeline import run_pipeline
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.sdf.definition import Dataflow
+from arroyo_dagster.state.sdf.loading import load_with_packages
 from arroyo_dagster.state.sdf.mistakes import InvalidDefinition
+from arroyo_dagster.state.sdf.service import build_dataflow
+from arroyo_dagster.state.sdf.topics.bindings import BindingsText, parse_binding
+from arroyo_dagster.state.sdf.topics.wiring import wire
 from tests.word_services import WORDS, random_words, run_words, words_dataflow, words_services
 
 FLOW = "tests.words"
@@ -246,3 +251,43 @@ def test_a_function_of_ones_own_may_make_the_states(deployed: Any) -> None:
         SEEN,
         IN_WINDOW,
     }
+
+
+def test_a_dataflow_with_imported_packages_has_the_states_that_they_bring(
+    deployed: Any, tmp_path: Path
+) -> None:
+    file = Path(__file__).parents[2] / "examples" / "sdf" / "packages" / "dataflow.yaml"
+    (tmp_path / "sentences.txt").write_text("to be or not\nto be\n")
+    (tmp_path / "asked.txt").write_text("be\n")
+    dataflow, packages = load_with_packages(file)
+    assert isinstance(dataflow, Dataflow)
+    given = BindingsText(
+        sources={
+            name: parse_binding(f"{name}=jsonl:{tmp_path}/{name}.txt", "source")
+            for name in ("sentences", "asked")
+        }
+    )
+    wired = wire(dataflow, given, deployed.store, packages=packages)
+    for pipeline in build_dataflow(dataflow, deployed.store, bindings=wired.bindings):
+        run_pipeline(pipeline, deployed.store)
+
+    @sdf_dataflow_assets(file)
+    def packaged(context: dg.AssetExecutionContext, arroyo_store: dg.ResourceParam[Any]):  # type: ignore[no-untyped-def]
+        yield from observe_states(context, arroyo_store, file)
+
+    deployed.build(dataflows=[file])
+    key = dg.AssetKey(["sdf", "examples.packaged", "state", "count-words", "word-count"])
+    reader = dg.AssetKey(["sdf", "examples.packaged", "service", "look-up"])
+    assert key in deployed.defs.resolve_asset_graph().get(reader).parent_keys
+    defs = dg.Definitions([packaged], resources={"arroyo_store": deployed.resource})
+    for job in (
+        deployed.defs.resolve_job_def("sdf_examples_packaged"),
+        defs.resolve_implicit_global_asset_job_def(),
+    ):
+        deployed.instance.wipe_assets([key])
+        result = job.execute_in_process(instance=deployed.instance)
+        (event,) = result.get_asset_materialization_events()
+        assert event.asset_key == key
+        assert event.materialization.metadata["dagster/row_count"].value == 4
+        checks = result.get_asset_check_evaluations()
+        assert {one.check_name for one in checks if not one.passed} == set()

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.pipelines import run_pipelines
 from arroyo_dagster.spark.states import for_spark, register_states, state_frame
+from arroyo_dagster.state.connectors import TableSource
 from arroyo_dagster.state.coordinator import request_stop
+from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.state.sdf.service import Bindings, RunOptions, build_service
 from arroyo_dagster.state.sdf.view import Views, service_paths
 from arroyo_dagster.state.storage.open import open_store
 from tests.word_services import (
+    Kept,
+    encoded,
     kept,
     plain_counts,
     random_words,
     run_words,
     states_of,
+    topic,
     words_dataflow,
     words_services,
 )
@@ -34,7 +42,9 @@ def everything(store: Any) -> list[Any]:
     return [states_of(store), kept(store, "look-up", "answers"), kept(store, "windowed", "tops")]
 
 
-@pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 8))]
+)
 def test_the_same_dataflow_gives_equal_states_and_outputs_in_process_and_on_spark(
     session: Any, tmp_path: Path, seed: int
 ) -> None:
@@ -105,6 +115,43 @@ def test_when_one_service_fails_the_others_stop_with_a_checkpoint(
 
 def _fails(partition: Any) -> Any:
     raise ArroyoStateError("on purpose")
+
+
+class OwnerGoesOn(TableSource):
+    """Records that are read while the owner of the states writes epochs of all words."""
+
+    def __init__(self, url: str, words: list[Any]) -> None:
+        super().__init__(topic(encoded(ASKED)), rows_per_epoch=100)
+        self._url, self._words = url, words
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        store = open_store(self._url)
+        count, *_ = words_services(store, self._words)
+        run_pipeline(count, store)
+        yield from super().read(partition)
+
+
+@pytest.mark.parametrize("on_spark", [False, True])
+def test_look_ups_see_the_epoch_that_theirs_began_with_whatever_the_owner_does_meanwhile(
+    session: Any, tmp_path: Path, on_spark: bool
+) -> None:
+    words, store = random_words(100, 8), open_store(f"{tmp_path}/state")
+    count, *_ = words_services(store, words[:50])
+    run_pipeline(count, store)
+    asked = OwnerGoesOn(store.url, words)
+    bindings = Bindings(sources={"asked": asked}, sinks={"answers": Kept()})
+    look_up = build_service(
+        words_dataflow(), "look-up", store, bindings=bindings, options=RunOptions(parallelism=2)
+    )
+    if on_spark:
+        run_pipelines([look_up], store, session=session)
+    else:
+        run_pipeline(look_up, store)
+    first, every = plain_counts(words[:50]), plain_counts(words)
+    assert first["w1"] != every["w1"]
+    known = [{"n": first.get(one, (0,))[0], "text": one} for one in ASKED]
+    assert kept(store, "look-up", "answers") == sorted(known, key=str)
+    assert {key: (n, last) for key, last, n in states_of(store)["count.last-seen"]} == every
 
 
 def test_states_are_frames_and_views_of_spark_at_one_epoch(session: Any, tmp_path: Path) -> None:
