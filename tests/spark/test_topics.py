@@ -15,7 +15,13 @@ from arroyo_dagster.spark.pipelines import run_pipelines
 from arroyo_dagster.spark.topics import SparkTopics
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.sdf.service import RunOptions, build_dataflow
-from arroyo_dagster.state.sdf.topics.bindings import BindingsText, parse_binding
+from arroyo_dagster.state.sdf.topics.bindings import (
+    BindingsText,
+    TopicBinding,
+    parse_binding,
+    read_bindings,
+)
+from arroyo_dagster.state.sdf.topics.cells import Shape
 from arroyo_dagster.state.sdf.topics.wiring import wire
 from arroyo_dagster.state.storage.open import open_store
 from tests.word_services import random_words, states_of, words_dataflow
@@ -97,3 +103,55 @@ def test_without_spark_such_a_topic_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="one of Spark's") as found:
         wire(words_dataflow(), given, open_store(str(tmp_path)))
     assert "--spark" in str(found.value)
+
+
+KAFKA = {
+    "kafka.bootstrap.servers": "one:9092,two:9092",
+    "subscribe": "words",
+    "startingOffsets": '{"words": {"0": 23, "1": -2}}',
+    "kafka.sasl.jaas.config": 'org.x.PlainLoginModule required username="u" password="p+w=%?";',
+    "failOnDataLoss": "false",
+    "maxOffsetsPerTrigger": "1000",
+}
+
+
+class Reader:
+    """What `spark.readStream` was told."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {}
+        self.readStream = self
+
+    def format(self, name: str) -> Reader:
+        self.told["format"] = name
+        return self
+
+    def options(self, **options: str) -> Reader:
+        self.told["options"] = options
+        return self
+
+    def load(self) -> Reader:
+        return self
+
+
+def told(tmp_path: Path, binding: TopicBinding) -> dict[str, Any]:
+    topics = SparkTopics(open_store(f"{tmp_path}/state"))
+    topics.source(binding, Shape(), StatePath("landed/words"), ("count",))
+    reader: Any = Reader()
+    topics._bound["words"].topic.frame(reader)
+    return reader.told  # type: ignore[no-any-return]
+
+
+def test_the_options_of_kafka_reach_spark_unharmed_from_flags_and_from_a_file(
+    tmp_path: Path,
+) -> None:
+    query = "&".join(f"{name}={value.replace('%', '%25')}" for name, value in KAFKA.items())
+    flag = parse_binding(f"words=spark:kafka?{query}", "source")
+    assert told(tmp_path, flag) == {"format": "kafka", "options": KAFKA}
+    file = tmp_path / "bindings.yaml"
+    options = {**KAFKA, "startingOffsets": {"words": {"0": 23, "1": -2}}, "failOnDataLoss": False}
+    file.write_text(json.dumps({"sources": {"words": {"spark": "kafka", **options}}}))
+    assert told(tmp_path, read_bindings(file).sources["words"]) == {
+        "format": "kafka",
+        "options": KAFKA,
+    }

@@ -14,6 +14,7 @@ above, or a mapping such as `{jsonl: in/, follow: true}`. Paths in it are relati
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -107,9 +108,9 @@ def _binding(role: str, topic: str, text: str) -> TopicBinding:
     """Read `KIND[:TARGET][?OPTION=VALUE&…]`."""
     head, _, query = text.partition("?")
     kind, _, target = head.partition(":")
-    return checked_binding(
-        role, topic, kind, target, dict(parse_qsl(query, keep_blank_values=True))
-    )
+    # No form was sent: a plus sign, as passwords have them, is one.
+    options = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
+    return checked_binding(role, topic, kind, target, dict(options))
 
 
 def checked_binding(
@@ -153,6 +154,9 @@ def checked_binding(
 
 
 def _option_text(value: Any) -> str:
+    """An option of Spark, which are text; of what has members JSON, as Kafka's offsets are."""
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value, ensure_ascii=False)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -262,7 +266,7 @@ class _Reading:
         if isinstance(target, dict | tuple):
             self._wrong(node, f"expected a path behind {kinds[0]}, found {node.kind}")
             return None
-        options = {key: one.value for key, one in node.members.items() if key != kinds[0]}
+        options = {key: one.plain() for key, one in node.members.items() if key != kinds[0]}
         return checked_binding(
             role, topic, kinds[0], "" if target in (None, True) else str(target), options
         )
