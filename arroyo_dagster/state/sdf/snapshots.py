@@ -146,8 +146,8 @@ class SnapshotReader:
             keys = pa.concat_tables([part.rows for part in touched])
             names = [KEY] if not windowed else [WINDOW_START, WINDOW_END, KEY]
             gone = cast(pl.DataFrame, pl.from_arrow(keys.select(names))).unique()
-            before = before.join(gone, on=names, how="anti")
-        return _sorted(pl.concat([before, fresh]))
+            before = before.join(gone, on=names, how="anti", maintain_order="left")
+        return _together(before, fresh)
 
     # ---- primitive states ------------------------------------------------------------------------
 
@@ -165,8 +165,8 @@ class SnapshotReader:
         fresh = _frame_of_pairs(keys.filter(there), values)
         if before.height:
             touched = _frame_of_keys(keys)
-            before = before.join(touched, on=touched.columns, how="anti")
-        return _sorted(pl.concat([before, fresh]))
+            before = before.join(touched, on=touched.columns, how="anti", maintain_order="left")
+        return _together(before, fresh)
 
 
 def empty_frame(state: StateDef, *, live: bool) -> pl.DataFrame:
@@ -210,6 +210,16 @@ def _frame_of_keys(keys: pa.ChunkedArray) -> pl.DataFrame:
         names=[WINDOW_START, WINDOW_END, KEY],
     )
     return cast(pl.DataFrame, pl.from_arrow(parts))
+
+
+def _together(before: pl.DataFrame, fresh: pl.DataFrame) -> pl.DataFrame:
+    """The rows of both in order; `before` is in order already."""
+    fresh = _sorted(fresh)
+    if not before.height:
+        return fresh
+    if WINDOW_START in before.columns:
+        return _sorted(pl.concat([before, fresh]))
+    return before.merge_sorted(fresh, key=KEY)  # a tenth of the time of sorting all anew
 
 
 def _sorted(frame: pl.DataFrame) -> pl.DataFrame:
