@@ -16,6 +16,7 @@ from arroyo_dagster.state.sdf.definition import (
     Package,
     ServiceDef,
     StateDef,
+    StateForm,
 )
 from arroyo_dagster.state.sdf.grammar import PACKAGE_ID
 from arroyo_dagster.state.sdf.mistakes import Mistakes
@@ -211,6 +212,33 @@ def inject_states(
             )
             mistakes.add(node.mistake("E22", message, key="states"))
     return replace(service, states=states)
+
+
+def check_one_owner(
+    services: Mapping[str, ServiceDef], nodes: Mapping[str, Node], mistakes: Mistakes
+) -> None:
+    """Refuse states brought along that another service has as well: both would be one table.
+
+    Those that services declare are told apart where references are linked.
+    """
+    owned = [
+        state
+        for service in services.values()
+        for state in service.states.values()
+        if state.form is StateForm.TYPED
+    ]
+    first: dict[str, StateDef] = {}
+    for state in sorted(owned, key=lambda one: one.package is not None):  # stable
+        owner = first.setdefault(state.table, state)
+        if state.package is None or owner.owner == state.owner:
+            continue
+        message = (
+            f"state `{state.name}`, which a function of package `{state.package}` brings into "
+            f"service `{state.owner}`, is already defined by `{owner.owner}`: both are the table "
+            f"`{state.table}`; declare `{state.name}: {{ from: {owner.owner}.{owner.name} }}` in "
+            f"`{state.owner}` to read that one, or use the function in one service"
+        )
+        mistakes.add(nodes[state.owner].mistake("E22", message, key="states"))
 
 
 def _owned(state: StateDef, service: ServiceDef, package: Package) -> StateDef:

@@ -30,6 +30,7 @@ from arroyo_dagster.state.sdf.packages import (
     Imported,
     ImportReader,
     brought_states,
+    check_one_owner,
     inject_states,
 )
 from arroyo_dagster.state.sdf.reading_services import ServiceReader, StepReader, kept, names_of
@@ -223,6 +224,7 @@ class _Reader:
             declared = replace(service, states=states.whole.get(name, {}))
             done[name] = inject_states(declared, parts.imported, nodes[name], self._mistakes)
             check.check(done[name], nodes[name])
+        check_one_owner(done, nodes, self._mistakes)
         return done
 
     def _topics(self, scope: Scope) -> dict[str, TopicDef]:

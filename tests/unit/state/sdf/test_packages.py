@@ -89,6 +89,30 @@ def test_an_explicit_declaration_of_the_same_shape_wins() -> None:
     assert found.services["counting"].states["per-word"].form is StateForm.REFERENCE
 
 
+SECOND = (
+    "  again:\n    sources: [{type: topic, id: t}]\nSTATES"
+    "    partition: {assign-key: {uses: k}, update-state: {uses: count-word}}\n"
+)
+
+
+def test_e22_a_function_in_two_services_would_make_two_owners_of_one_table() -> None:
+    (one,) = mistakes(dataflow(imported(what=FUNCTIONS), SECOND.replace("STATES", "")))
+    assert (one.number, one.path) == ("E22", "services.again.states")
+    for said in ("already defined by `counting`", "per-word: { from: counting.per-word }"):
+        assert said in one.message
+    # As it says, so it is.
+    reading = "    states: {per-word: {from: counting.per-word}}\n"
+    found = read(dataflow(imported(what=FUNCTIONS), SECOND.replace("STATES", reading)))
+    assert found.services["again"].states["per-word"].form is StateForm.REFERENCE
+
+
+def test_e22_what_a_service_declares_itself_was_there_first() -> None:
+    other = f"  later: {{sources: [{{type: topic, id: t}}], states: {{per-word: {KEYED}}}}}\n"
+    (one,) = mistakes(dataflow(imported(what=FUNCTIONS), other))
+    assert (one.number, one.path) == ("E22", "services.counting.states")
+    assert "already defined by `later`" in one.message
+
+
 def test_an_imported_state_is_a_type_and_creates_nothing() -> None:
     service = "    states: {mine: {type: per-word}}\n"
     found = read(
