@@ -124,10 +124,12 @@ def total(metrics: Iterable[Metric]) -> Metric:
 
 def stored_schemas(states: Iterable[StateDef]) -> dict[str, str]:
     """What is stored of each state's schema: JSON with sorted keys, its hash inside."""
-    return {
-        state.name: json.dumps({**state.schema, "hash": state.schema_hash}, sort_keys=True)
-        for state in states
-    }
+    return {state.name: json.dumps(_as_stored(state), sort_keys=True) for state in states}
+
+
+def _as_stored(state: StateDef) -> dict[str, Any]:
+    windowed = state.window is not None
+    return {**state.schema, "hash": state.schema_hash, "windowed": windowed}
 
 
 def read_schemas(store: ObjectStore, operator: OperatorCheckpoint) -> dict[str, str]:
@@ -156,7 +158,10 @@ def check_schemas(
     for state in states:
         text = stored.get(state.name)
         before = None if text is None else json.loads(text)
-        if before is None or before.get("hash") == state.schema_hash:
+        if before is None:
+            continue
+        _check_windows(before, state, service)
+        if before.get("hash") == state.schema_hash:
             continue
         changes, only_added = _changes(before, state.schema)
         if only_added and migrate:
@@ -170,6 +175,20 @@ def check_schemas(
             next_step="run it with --migrate: added columns begin with their defaults"
             if only_added
             else "give the definition the stored schema, or clear the state",
+        )
+
+
+def _check_windows(before: Mapping[str, Any], state: StateDef, service: str) -> None:
+    windowed = state.window is not None
+    if before.get("windowed", windowed) != windowed:
+        was, now = ("outside of", "in") if windowed else ("in", "outside of")
+        raise StateSchemaError(
+            f"state `{state.name}` was stored with its keys {was} windows, and is now {now} them: "
+            "its table has other keys",
+            number="E50",
+            service=service,
+            path=state.path,
+            next_step="give the state, or the service, another name; what is stored is kept",
         )
 
 

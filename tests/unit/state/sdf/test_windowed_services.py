@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster.state.sdf.faults import StateSchemaError
 from arroyo_dagster.state.sdf.service_source import ServiceSource
-from tests.dataflows import Clock, Topic, reader, row_of
+from tests.dataflows import Clock, Flow, Topic, builder, definition, reader, row_of
 from tests.journeys.test_sdf_acceptance import event, windowed
 
 ROWS: dict[str, Any] = {
@@ -153,3 +154,23 @@ def test_the_clock_and_the_readers_epochs_are_settled_in_the_offset() -> None:
     assert read.latest_offset(start)["epochs"] == {"build": 1}
     clock.ms -= 5_000
     assert read.latest_offset(end)["clock_ms"] == end["clock_ms"]
+
+
+@pytest.mark.parametrize("form", [{}, ROWS], ids=["cells", "rows"])
+@pytest.mark.parametrize("windowed_first", [False, True])
+def test_e50_a_state_that_gets_or_loses_its_windows_is_refused(
+    form: dict[str, Any], windowed_first: bool
+) -> None:
+    value, body = form.get("value", "{type: u32}"), form.get("body", "counts().increment(1)")
+    in_windows = windowed(**form)
+    plain = Flow(definition(builder(body, value=value)), store=in_windows.store)
+    if windowed_first:
+        in_windows.send("events", [event(1)])
+        plain, in_windows = in_windows, plain
+    else:
+        plain.send("words", ["a"])
+    objects = list(plain.store.list(""))
+    with pytest.raises(StateSchemaError, match="windows") as error:
+        _ = in_windows.pipelines
+    assert error.value.facts["number"] == "E50"
+    assert list(plain.store.list("")) == objects
