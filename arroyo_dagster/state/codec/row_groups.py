@@ -12,13 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.parquet import (
-    SMALL_BYTES,
-    decoding,
-    open_pages,
-    rows_at_once,
-    state_version,
-)
+from arroyo_dagster.state.codec.parquet import decoding, open_pages, rows_at_once, state_version
 
 _UNSIGNED = 2**64 - 1
 _FETCHED_BYTES = 1 << 26
@@ -40,7 +34,7 @@ class DataFile:
         self._path = path
         # A small file needs no threads; and one of Arrow's that lets go of Python's bytes while the
         # interpreter ends takes the process with it (SIGABRT), as short commands have shown.
-        self._threads = not isinstance(source, bytes) or len(source) > SMALL_BYTES
+        self._threads = not isinstance(source, bytes)
         with decoding(self._path):
             self._source = pa.BufferReader(source) if isinstance(source, bytes) else source
             self._file = pq.ParquetFile(
