@@ -65,6 +65,7 @@ class Leased(Wrapper):
     ) -> None:
         super().__init__(store)
         self.lease = held
+        self._successor = held.successor
         self._out_of_time: Callable[[], bool] | None = out_of_time
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,7 +82,7 @@ class Leased(Wrapper):
         Raises:
             ConflictError: somebody has, or it could not be renewed in time.
         """
-        if self.inner.head(self.lease.successor) is not None:
+        if self.inner.head(self._successor) is not None:
             raise ConflictError(
                 "the lease on the job ran out, and somebody else has taken it",
                 path=self.lease.path,

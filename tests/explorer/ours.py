@@ -60,6 +60,7 @@ from arroyo_dagster.state.tables import merging as merging_module
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from tests.explorer.oracle import LEGACY_HEAD, RECORD, Watch
+from tests.explorer.remembering import remembering
 from tests.explorer.world import HOUR, Hands, Process, Violation, World, refused
 
 SOURCE, OPERATOR = OperatorId("src"), OperatorId("op")
@@ -164,6 +165,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(backend_module, "uuid", names),
         mock.patch.object(merging_module, "uuid", names),
         mock.patch.object(backend_module.ParquetBackend, "_problem", _problem),
+        remembering(),
     ):
         yield
 

@@ -7,6 +7,7 @@ fails, and how much time goes by. Nothing waits: time is a number.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import random
 import threading
@@ -104,6 +105,7 @@ class World:
         self.now = now_micros
         self.chance = chance
         self.watch = watch
+        self._names = sorted(objects)
         self.number = max((one[2] for one in objects.values()), default=0)
         self.processes: list[Process] = []
         self.current: Process | None = None
@@ -262,7 +264,8 @@ class World:
             process.fault_on, process.fault_at = None, process.calls
         if process.fault_at == process.calls:
             return self._faulty(process, verb, path, action)
-        self.note(f"{process.name} {verb} {path}")
+        if self.trace is not None:
+            self.note(f"{process.name} {verb} {path}")
         return action()
 
     def _faulty(self, process: Process, verb: str, path: str, action: Callable[[], Any]) -> Any:
@@ -286,7 +289,10 @@ class World:
         """Change an object."""
         before = self.objects.get(path)
         self.number += 1
-        self.note(f"  {path} is written")
+        if self.trace is not None:
+            self.note(f"  {path} is written")
+        if before is None:
+            bisect.insort(self._names, path)
         self.objects[path] = (bytes(data), self.now, self.number)
         if path.endswith("/current-generation.json") or "/_arroyo_dagster/writers/" in path:
             self.started(process)
@@ -296,8 +302,27 @@ class World:
         """Remove an object."""
         before = self.objects.pop(path, None)
         if before is not None:
+            del self._names[bisect.bisect_left(self._names, path)]
             self.note(f"  {path} is gone")
             self.watch(process, "delete", path, before)
+
+    def below(self, prefix: str, after: str = "") -> list[str]:
+        """The names of the objects in a directory, or in all of the store, in order."""
+        names = self._names
+        if not prefix:
+            return names[bisect.bisect_right(names, after) :]
+        first = bisect.bisect_right(names, max(after, prefix))
+        return names[first : bisect.bisect_left(names, prefix[:-1] + "0")]
+
+
+@functools.lru_cache(maxsize=50_000)
+def _described(path: str, size: int, modified: int, number: int) -> ObjectInfo:
+    return ObjectInfo(
+        path=str.__new__(StatePath, path),
+        size_bytes=size,
+        modified_micros=modified,
+        etag=f"v{number}",
+    )
 
 
 class Hands:
@@ -351,12 +376,7 @@ class Hands:
         found = self._world.objects.get(path)
         if found is None:
             return None
-        return ObjectInfo(
-            path=str.__new__(StatePath, path),
-            size_bytes=len(found[0]),
-            modified_micros=found[1],
-            etag=f"v{found[2]}",
-        )
+        return _described(path, len(found[0]), found[1], found[2])
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Page by page; between two pages anything may happen."""
@@ -374,9 +394,7 @@ class Hands:
             after = names[-1]
 
     def _page(self, below: str, after: str) -> list[str]:
-        world = self._world
-        found = sorted(name for name in world.objects if name.startswith(below) and name > after)
-        return self._cut(found[: world.page])
+        return self._cut(self._world.below(below, after)[: self._world.page])
 
     def _cut(self, names: list[str]) -> list[str]:
         """A listing that lacks a part, where the seed wants one."""
@@ -392,11 +410,19 @@ class Hands:
     def _level(self, prefix: str) -> Listing:
         below = f"{prefix}/" if prefix else ""
         cut = len(below)
-        names = [name for name in self._world.objects if name.startswith(below)]
+        names = self._world.below(below)
         if self._world.cut_listings:
-            names = self._cut(sorted(names))
-        here = sorted(name for name in names if "/" not in name[cut:])
-        inside = sorted({below + name[cut:].partition("/")[0] for name in names} - set(here))
+            names = self._cut(names)
+        here, inside, last = [], [], ""
+        for name in names:
+            if name.startswith(last) and last:
+                continue
+            at = name.find("/", cut)
+            if at < 0:
+                here.append(name)
+            else:
+                inside.append(name[:at])
+                last = name[: at + 1]
         infos = (self._info(name) for name in here)
         return Listing(
             objects=tuple(info for info in infos if info is not None),

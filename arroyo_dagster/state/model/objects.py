@@ -159,11 +159,7 @@ class Packed:
         whole, waiting = cls(), iter(paths)
         packs = []
         while batch := list(itertools.islice(waiting, BATCH)):
-            packs.append(
-                zlib.compress(
-                    json.dumps((batch, None, None, None), separators=(",", ":")).encode(), 1
-                )
-            )
+            packs.append(_pack_columns(batch, None, None, None))
             whole._count += len(batch)
         whole._packs = tuple(packs)
         return whole
@@ -208,7 +204,7 @@ class Packed:
     def texts(self) -> Iterator[str]:
         """Their paths, in order, as plain text: several times as fast."""
         for pack in self._packs:
-            yield from json.loads(zlib.decompress(pack))[0]
+            yield from _columns(pack)[0]
 
 
 def batched(objects: Iterable[Stored], size: int = BATCH) -> Iterator[list[Stored]]:
@@ -225,13 +221,20 @@ def batched(objects: Iterable[Stored], size: int = BATCH) -> Iterator[list[Store
 
 def _pack(batch: list[Stored]) -> bytes:
     """Columns as JSON, compressed; a column of which nothing is known is null."""
-    columns = (
+    return _pack_columns(
         [one.path for one in batch],
         _column([one.size_bytes for one in batch]),
         _column([one.modified_micros for one in batch]),
         _column([one.etag for one in batch]),
     )
+
+
+def _pack_columns(*columns: list[Any] | None) -> bytes:
     return zlib.compress(json.dumps(columns, separators=(",", ":")).encode(), 1)
+
+
+def _columns(pack: bytes) -> list[list[Any]]:
+    return json.loads(zlib.decompress(pack))  # type: ignore[no-any-return]
 
 
 def _column(values: list[Any]) -> list[Any] | None:
@@ -239,7 +242,7 @@ def _column(values: list[Any]) -> list[Any] | None:
 
 
 def _unpacked(pack: bytes) -> list[Stored]:
-    paths, *others = json.loads(zlib.decompress(pack))
+    paths, *others = _columns(pack)
     new = str.__new__
     found = [new(StatePath, path) for path in paths]
     nothing = [None] * len(found)
