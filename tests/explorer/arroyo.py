@@ -47,6 +47,7 @@ class Controller:
         rows: the `checkpoints` table of its database: epoch to state (legacy layout).
         keep, every: how many epochs its own cleanup leaves, and how often it runs.
         retention: of the expiring table, in epochs.
+        afresh: whether a run was told to ignore the state: epochs of before stay as they are.
     """
 
     paths: JobPaths
@@ -59,6 +60,7 @@ class Controller:
     run_id: int = 0
     rows: dict[int, str] = field(default_factory=dict)
     min_epoch: int = 0
+    afresh: bool = False
     source: str = "the model"
 
     def copied(self) -> Controller:
@@ -450,7 +452,7 @@ class LegacyRun:
         job = self.job
         if ignore_state:
             threshold = max(job.rows, default=0) + 1
-            job.rows = dict.fromkeys(job.rows, "failed")
+            job.rows, job.afresh = dict.fromkeys(job.rows, "failed"), True
             job.min_epoch = threshold - 1
             return threshold - 1, {}, 0
         newest = job.newest
@@ -513,7 +515,7 @@ class LegacyRun:
             except NotFoundError as error:
                 # Unless it was another run of the same job, which the model lets go on for a while.
                 missing = str(job.paths.operator_metadata(name, Epoch(new)))
-                if new in job.rows and missing not in getattr(self.world.watch, "by_arroyo", ()):
+                if new in job.rows and missing not in self.world.taken_by_arroyo:
                     raise Violation(
                         f"the job never checkpoints again: no {name} at {new}"
                     ) from error

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
@@ -97,6 +98,9 @@ class Watch:
         pinned: epochs that somebody was told are pinned.
         epochs: what each epoch that exists needs.
         by_arroyo: what Arroyo itself has collected: it knows of no pins.
+        dying: whether somebody has said that the job is gone.
+        lost: whether a removal has deleted something that was not moved aside.
+        sees_all: whether no listing is cut short.
     """
 
     objects: Objects
@@ -110,6 +114,11 @@ class Watch:
     epochs: dict[int, frozenset[str]] = field(default_factory=dict)
     clock: Callable[[], int] = lambda: 0
     by_arroyo: set[str] = field(default_factory=set)
+    dying: bool = False
+    lost: bool = False
+    sees_all: bool = True
+    _aside: dict[str, set[str]] = field(default_factory=dict)
+    _moved: set[str] = field(default_factory=set)
     _parents: dict[int, set[str]] = field(default_factory=dict)
     _protected: frozenset[str] | None = None
 
@@ -122,6 +131,9 @@ class Watch:
                 needs = self._needs(path, int(found[2]))
                 if needs is not None and all(need in self.objects for need in needs):
                     self.epochs[int(found[2])] = needs
+        below = f"{self.root}{OURS}quarantine/"
+        for path in [path for path in self.objects if path.startswith(below)]:
+            self._moved_aside(path)
         self._pin_parents()
 
     # ---- what an epoch needs ---------------------------------------------------------------------
@@ -173,8 +185,40 @@ class Watch:
                 if self.protocol and number == numbers[0]:
                     found |= self._of_parent(needs)
                 found |= self._parents.get(number, set())
-            self._protected = frozenset(found | self.waiting())
+            self._protected = frozenset(found | self.waiting() | self.needed_aside())
         return self._protected
+
+    def needed_aside(self) -> set[str]:
+        """What epochs that were moved aside list, and was not moved with them."""
+        names = self._retained("quarantines")
+        return set().union(*(needs for name, needs in self._aside.items() if name in names))
+
+    def has_aside(self) -> bool:
+        """Whether something lies in quarantine."""
+        return bool(self._retained("quarantines"))
+
+    def _retained(self, what: str) -> list[Any]:
+        found = self.objects.get(f"{self.root}{OURS}retained.json")
+        return [] if found is None else list(json.loads(found[0])[what])
+
+    def _moved_aside(self, path: str) -> None:
+        name, _, part = path.removeprefix(f"{self.root}{OURS}quarantine/").partition("/")
+        if not part.startswith("part-"):
+            return
+        lines = [
+            line
+            for path, (data, _, _) in self.objects.items()
+            if path.startswith(f"{self.root}{OURS}quarantine/{name}/part-")
+            for line in json.loads(data)["moved"]
+        ]
+        moved = {line[0] for line in lines}
+        needs = set(self._aside.get(name, ()))
+        for origin, copy, _, _ in lines:
+            whole = origin.endswith(MANIFEST)
+            if copy in self.objects and (whole or OPERATOR.fullmatch(origin)):
+                needs.update(one for one in listed(self.objects[copy][0], whole))
+        self._moved |= moved
+        self._aside[name] = {path for path in needs - moved if path in self.objects}
 
     def waiting(self) -> set[str]:
         """What compactions have merged that wait for the writer."""
@@ -202,11 +246,22 @@ class Watch:
 
     def pin(self, epochs: set[int]) -> None:
         """From now on these are pinned, and no others."""
+        for epoch in epochs - self.epochs.keys():
+            self._came_back(epoch)
         lost = [e for e in epochs - self.pinned if not self.whole(e)]
         self.pinned = set(epochs)
         self._pin_parents()
         if lost and self.ours:
             raise Violation(f"epoch {lost[0]} was pinned, and is not whole")
+
+    def _came_back(self, epoch: int) -> None:
+        """An epoch of which files were moved aside, and its record was not."""
+        path = f"{self.root}/checkpoints/checkpoint-{epoch:07}/metadata"
+        if self.protocol:
+            path = f"{self.root}/epochs/epoch-{epoch:07}.record"
+        needs = self._needs(path, epoch) if path in self.objects else None
+        if needs is not None and needs <= self.objects.keys():
+            self.epochs[epoch] = needs
 
     def _pin_parents(self) -> None:
         """The parent of a pinned epoch stays if it was there when that was pinned."""
@@ -228,12 +283,12 @@ class Watch:
     def __call__(self, process: Process, verb: str, path: str, before: Object | None) -> None:
         """A change was made."""
         if not path.startswith(self.root + "/"):
-            if process.role == "collector":
-                raise Violation(f"{process.name} touched another job: {verb} {path}")
             return
         if OURS in path:
-            if "/compactions/" in path:
+            if "/compactions/" in path or "/quarantine/" in path or "/retained" in path:
                 self._protected = None
+            if verb != "delete" and "/quarantine/" in path:
+                self._moved_aside(path)
             return
         if verb == "delete":
             self._deleted(process, path, before)
@@ -242,21 +297,65 @@ class Watch:
 
     def _deleted(self, process: Process, path: str, before: Object | None) -> None:
         if process.role == "arroyo":
-            self.by_arroyo.add(path)
+            for needs in self._aside.values():
+                needs.discard(path)
             for number in [n for n, needs in self.epochs.items() if path in needs]:
                 del self.epochs[number]
             self._protected = None
             return
-        if path in self.protected():
+        if process.name.startswith("removal"):
+            assert before is not None
+            self._removed(process, path, before)
+        elif path in self.protected():
             who = [n for n, needs in self.epochs.items() if path in needs]
             raise Violation(f"{process.name} deleted {path}, which epochs {who} need")
         if process.role == "collector" and process.name.startswith("orphans"):
             assert before is not None
             if self.clock() - before[1] < HOUR:
                 raise Violation(f"{process.name} deleted {path}, written within the last hour")
+        if process.name.startswith("expiry"):
+            assert before is not None
+            self._oldest_first(process, path, before[0])
         for number in [n for n, needs in self.epochs.items() if path in needs]:
             del self.epochs[number]
             self._protected = None
+
+    def _removed(self, process: Process, path: str, before: Object) -> None:
+        """Of a job that is gone everything may go, once nobody cares for it any more."""
+        if self.pinned:
+            raise Violation(f"{process.name} deleted {path}, and epochs {self.pinned} are pinned")
+        if path in self.needed_aside():
+            raise Violation(f"{process.name} deleted {path}, which could not come back whole")
+        if self.clock() - before[1] < HOUR:
+            raise Violation(f"{process.name} deleted {path}, written within the last hour")
+        self.lost = self.lost or path not in self._moved
+        if path.endswith("/current-generation.json") and self.sees_all:
+            left = self.left()
+            if left:
+                raise Violation(f"{process.name} deleted the fence, and {left[0]} is there")
+
+    def left(self) -> list[str]:
+        """What is there of the job but what maintenance keeps, for itself or for quarantine."""
+        root, kept = f"{self.root}/", self.needed_aside()
+        for name in self._retained("quarantines"):
+            index = self.objects.get(f"{self.root}{OURS}quarantine/{name}/index.json")
+            kept |= set() if index is None else {*json.loads(index[0])["needs"]}
+        its = (path for path in self.objects if path.startswith(root) and OURS not in path)
+        return [path for path in its if path not in kept]
+
+    def _oldest_first(self, process: Process, path: str, data: bytes) -> None:
+        """An epoch that goes before its parent would leave a gap, were it the last to go."""
+        found = LEGACY_HEAD.fullmatch(path)
+        parent = manifest_facts(data)[1] if path.endswith(MANIFEST) else None
+        if found is not None:
+            parent = f"{self.root}/checkpoints/checkpoint-{int(found[2]) - 1:07}/metadata"
+        if parent is None or parent not in self.objects:
+            return
+        pinned = {pin["epoch"] for pin in self._retained("pins")}  # lifted or not
+        needs = [self.epochs.get(pin, frozenset()) for pin in pinned]
+        kept = set().union(*needs, *(self._of_parent(one) for one in needs))
+        if parent not in kept:
+            raise Violation(f"{process.name} deleted {path} before its parent")
 
     def _written(self, process: Process, verb: str, path: str, before: Object | None) -> None:
         pattern = RECORD if self.protocol else LEGACY_HEAD
@@ -271,6 +370,8 @@ class Watch:
         epoch = int(found[2])
         needs = self._needs(path, epoch)
         missing = sorted(need for need in needs or () if need not in self.objects)
+        if missing and self.by_arroyo.issuperset(missing):
+            return  # after ignore_state its cleanup takes what the new run has written
         if needs is None or missing:
             newest = max(self.epochs, default=0)
             if epoch <= newest and process.role == "collector":
@@ -290,6 +391,21 @@ class Watch:
             return
         if path in self.protected() and self.objects[path][0] != before[0]:
             raise Violation(f"{process.name} wrote over {path}")
+
+
+@dataclass
+class Watches:
+    """Tells each job's watch of what happens to it, and sees that nobody touches another's."""
+
+    of: tuple[Watch, ...]
+
+    def __call__(self, process: Process, verb: str, path: str, before: Object | None) -> None:
+        """A change was made."""
+        if process.role == "collector" and not path.startswith(f"{process.root}/"):
+            raise Violation(f"{process.name} touched another job: {verb} {path}")
+        for watch in self.of:
+            if path.startswith(f"{watch.root}/"):
+                watch(process, verb, path, before)
 
 
 def restored(objects: Objects, root: str, number: int, *, follow: bool) -> str | None:

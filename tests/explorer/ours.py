@@ -8,6 +8,7 @@ nobody reads here.
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import types
 import uuid
@@ -35,6 +36,7 @@ from arroyo_dagster.state.model.checkpoints import (
     StreamProgress,
     SubtaskCheckpoint,
 )
+from arroyo_dagster.state.model.collecting import PlanKind
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
     CompactionSettings,
@@ -419,7 +421,10 @@ def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: 
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
         return refused(error)
-    return "collected" if done.done else "nothing"
+    if not done.done:
+        return "nothing"
+    moved = what.aside and what.asked.kind is PlanKind.DEAD_JOB
+    return "moved" if moved else "collected"
 
 
 def pin(world: World, process: Process, paths: JobPaths, watch: Watch, epoch: int) -> str:
@@ -455,12 +460,17 @@ def unpin(world: World, process: Process, paths: JobPaths, watch: Watch) -> str:
 def bring_back(world: World, process: Process, paths: JobPaths, watch: Watch) -> str:
     """Undelete what lies in the newest quarantine."""
     hands: Any = Hands(world, process)
+    names: tuple[str, ...] = ()
     try:
         names = read_retained(hands, paths).quarantines
         if not names:
             return "nothing"
         moved = undelete(hands, paths, names[-1], yes=True, owner=process.name, clock=world.clock)
     except ArroyoStateError as error:
+        kept = json.loads(world.objects[paths.retained][0]) if names else {}
+        lost = isinstance(error, FormatError | NotFoundError)
+        if lost and watch.ours and names[-1] in kept["quarantines"]:
+            raise Violation(f"{process.name}: {error}") from error
         return refused(error)
     heads = (RECORD.fullmatch(one.path) or LEGACY_HEAD.fullmatch(one.path) for one in moved)
     watch.pin(watch.pinned | {int(found[2]) for found in heads if found})

@@ -45,6 +45,7 @@ class Process:
 
     Attributes:
         role: `writer`, `arroyo` or `collector`: whose deletions count as what.
+        root: of the job that it does something to.
         fault_at: the call at which something happens to it; None for none.
         fault_on: instead: the first change of an object with this in its path.
         fault: `crash`, `crash-after`, `fail`, `fail-after`, `half` or `throttled`.
@@ -53,6 +54,7 @@ class Process:
     name: str
     role: str
     work: Callable[[Process], Any]
+    root: str = ""
     fault_at: int | None = None
     fault: str = "crash"
     fault_on: str | None = None
@@ -92,6 +94,9 @@ class World:
 
     Args:
         watch: told of every change: the process, the verb, the path, what was there before.
+
+    Attributes:
+        taken_by_arroyo: what Arroyo's own cleaning up has deleted.
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class World:
         self.current: Process | None = None
         self.violation: Violation | None = None
         self.trace: list[str] | None = None
+        self.taken_by_arroyo: set[str] = set()
         self.page = 1000
         self.cut_listings = False
         self._left = 0
@@ -153,7 +159,8 @@ class World:
     def started(self, process: Process) -> None:
         """A writer has raised the fence: older ones that stood still are dead by now."""
         for one in self.processes:
-            if one is not process and one.still and one.role != "collector":
+            rival = one is not process and one.root == process.root and one.role != "collector"
+            if rival and one.still:
                 one.dead = True
 
     # ---- who goes on -----------------------------------------------------------------------------
@@ -294,6 +301,7 @@ class World:
         if before is None:
             bisect.insort(self._names, path)
         self.objects[path] = (bytes(data), self.now, self.number)
+        self.taken_by_arroyo.discard(path)
         if path.endswith("/current-generation.json") or "/_arroyo_dagster/writers/" in path:
             self.started(process)
         self.watch(process, verb, path, before)
@@ -303,6 +311,8 @@ class World:
         before = self.objects.pop(path, None)
         if before is not None:
             del self._names[bisect.bisect_left(self._names, path)]
+            if process.role == "arroyo":
+                self.taken_by_arroyo.add(path)
             self.note(f"  {path} is gone")
             self.watch(process, "delete", path, before)
 

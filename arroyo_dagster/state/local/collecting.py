@@ -189,7 +189,8 @@ def _carried_out(
         if chosen.kind is PlanKind.DEAD_JOB:
             delete_all(held, [paths.removal])
         if chosen.kind is PlanKind.EXPIRE and chosen.keep_from is not None:
-            forget_released(held, paths, chosen.keep_from)
+            left = frozenset(fresh.epochs).difference(chosen.epochs)
+            forget_released(held, paths, chosen.keep_from, left)
             _note_min_epoch(held, paths, chosen.keep_from, chosen)
         remove_empty_directories(held, paths.root)
     return GcOutcome(

@@ -11,7 +11,7 @@ from arroyo_dagster.state.codec.collecting import decode_gc_plan
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import list_jobs
 from arroyo_dagster.state.local.roots import newest_root, read_roots
-from arroyo_dagster.state.local.roots_read import Progress, untold
+from arroyo_dagster.state.local.roots_read import Progress, Reader, untold
 from arroyo_dagster.state.local.survey import Survey, list_job, survey_job
 from arroyo_dagster.state.model.collecting import (
     GRACE_MICROS,
@@ -174,8 +174,17 @@ def _begun_removal(store: ObjectStore, paths: JobPaths) -> GcPlan | None:
 
 def _rest_of(store: ObjectStore, asked: GcRequest, begun: GcPlan, now: int) -> GcPlan:
     _dead(store, asked, begun.paths, ours=bool(begun.rule.get("ours")))
+    retained, quarantined = Reader(store, begun.paths).retained()
     found = list_job(store, begun.paths, Epoch(0))
-    return what_is_left_of(begun, found.files, found.metadata, found.foreign, now_micros=now)
+    return what_is_left_of(
+        begun,
+        found.files,
+        found.metadata,
+        found.foreign,
+        retained=retained,
+        quarantined=quarantined,
+        now_micros=now,
+    )
 
 
 def _dead(

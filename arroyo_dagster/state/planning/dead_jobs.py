@@ -11,6 +11,8 @@ from arroyo_dagster.state.model.collecting import (
     GcPlan,
     PathsDigest,
     PlanKind,
+    Quarantined,
+    Retained,
     Roots,
     checked_grace,
 )
@@ -56,9 +58,7 @@ def plan_dead_job(
     check_clock(roots, now_micros)
     _check_unneeded(roots, needed_by_others)
     _check_quiet(roots, (*_newest(files), *_newest(metadata)), now_micros - grace_micros)
-    referenced = PathsDigest()
-    for aside in roots.quarantined:
-        referenced.add(aside.needs.paths)
+    referenced = _kept_for(roots.quarantined)
     names = [one.path for one in foreign]
     stays = Counter({"foreign": len(names), "ours": listed - len(files) - len(metadata)})
     stays["ours"] -= len(names)
@@ -83,24 +83,34 @@ def plan_dead_job(
 
 
 def what_is_left_of(
-    begun: GcPlan, files: Packed, metadata: Packed, foreign: Iterable[Stored], *, now_micros: int
+    begun: GcPlan,
+    files: Packed,
+    metadata: Packed,
+    foreign: Iterable[Stored],
+    *,
+    retained: Retained,
+    quarantined: Iterable[Quarantined],
+    now_micros: int,
 ) -> GcPlan:
     """Plan the rest of a removal that was begun: its epochs cannot be read any more.
 
     Args:
         begun: the plan it began with.
         files, metadata, foreign: the objects below the job, as listed now.
+        retained, quarantined: what stays of it, read now.
 
     Raises:
-        ProtocolError: something was written since.
+        ProtocolError: something was written, or pinned, since.
     """
+    _check_unpinned(begun.paths, retained)
+    kept = _kept_for(quarantined)
     known = PathsDigest(
         f"{one.path}\0{one.etag or ''}"
         for step in (begun.data, begun.records, begun.metadata)
         for one in step
     )
     for one in (*metadata, *files):
-        if f"{one.path}\0{one.etag or ''}" not in known:
+        if f"{one.path}\0{one.etag or ''}" not in known and one.path not in kept:
             raise refuse(
                 "something was written after the removal of the job began",
                 begun.paths,
@@ -147,12 +157,21 @@ def _check_unneeded(roots: Roots, needed: Iterable[tuple[JobPaths, StatePath]]) 
             roots.paths,
             path=path,
         )
-    if roots.retained.pins:
+    _check_unpinned(roots.paths, roots.retained)
+
+
+def _check_unpinned(paths: JobPaths, retained: Retained) -> None:
+    if retained.pinned:
         raise refuse(
-            f"epoch {roots.retained.pins[0].epoch} is pinned",
-            roots.paths,
+            f"epoch {min(retained.pinned)} is pinned",
+            paths,
             next_step="`arroyo-state unpin` it first; nothing was deleted",
         )
+
+
+def _kept_for(quarantined: Iterable[Quarantined]) -> PathsDigest:
+    """What epochs in quarantine need to come back whole."""
+    return PathsDigest(path for aside in quarantined for path in aside.needs.texts)
 
 
 def _oldest_first(roots: Roots, known: Iterable[Stored]) -> Iterator[Stored]:
