@@ -67,6 +67,8 @@ def _finish_removal(setting: Setting) -> None:
     fence = f"{setting.watch.root}/current-generation.json"
     if not setting.watch.sees_all:
         return  # what a listing lacked when it began looks as if it had been written since
+    if not setting.watch.existed:
+        return  # a job that never had an epoch is refused
     if not setting.watch.left() or (setting.watch.protocol and fence not in setting.world.objects):
         return
     removal = setting.removal()

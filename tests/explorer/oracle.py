@@ -96,11 +96,13 @@ class Watch:
         trap: how many epochs before the one that a start chooses Arroyo's cleaning up needs.
         restorable: the epoch that a start chooses, where somebody else decides that.
         pinned: epochs that somebody was told are pinned.
+        lifted: those that somebody has begun to unpin since.
         epochs: what each epoch that exists needs.
         by_arroyo: what Arroyo itself has collected: it knows of no pins.
         dying: whether somebody has said that the job is gone.
         lost: whether a removal has deleted something that was not moved aside.
         sees_all: whether no listing is cut short.
+        existed: whether the job had an epoch when it was looked at.
     """
 
     objects: Objects
@@ -111,12 +113,14 @@ class Watch:
     trap: int = 0
     restorable: Callable[[], int | None] = lambda: None
     pinned: set[int] = field(default_factory=set)
+    lifted: set[int] = field(default_factory=set)
     epochs: dict[int, frozenset[str]] = field(default_factory=dict)
     clock: Callable[[], int] = lambda: 0
     by_arroyo: set[str] = field(default_factory=set)
     dying: bool = False
     lost: bool = False
     sees_all: bool = True
+    existed: bool = False
     _aside: dict[str, set[str]] = field(default_factory=dict)
     _moved: set[str] = field(default_factory=set)
     _parents: dict[int, set[str]] = field(default_factory=dict)
@@ -131,6 +135,7 @@ class Watch:
                 needs = self._needs(path, int(found[2]))
                 if needs is not None and all(need in self.objects for need in needs):
                     self.epochs[int(found[2])] = needs
+        self.existed = bool(self.epochs)
         below = f"{self.root}{OURS}quarantine/"
         for path in [path for path in self.objects if path.startswith(below)]:
             self._moved_aside(path)

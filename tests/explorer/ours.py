@@ -428,7 +428,8 @@ def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: 
 
 
 def pin(world: World, process: Process, paths: JobPaths, watch: Watch, epoch: int) -> str:
-    """Pin an epoch; once that is done it stays."""
+    """Pin an epoch; once that is done it stays, unless somebody has lifted it meanwhile."""
+    watch.lifted.discard(epoch)
     try:
         pin_epoch(
             Hands(world, process),  # type: ignore[arg-type]
@@ -439,6 +440,8 @@ def pin(world: World, process: Process, paths: JobPaths, watch: Watch, epoch: in
         )
     except ArroyoStateError as error:
         return refused(error)
+    if epoch in watch.lifted:
+        return "lifted"
     watch.pin(watch.pinned | {epoch})
     return "pinned"
 
@@ -450,6 +453,7 @@ def unpin(world: World, process: Process, paths: JobPaths, watch: Watch) -> str:
         found = read_retained(hands, paths).pinned
         if not found:
             return "nothing"
+        watch.lifted.add(min(found))
         watch.pin(watch.pinned - {min(found)})
         unpin_epochs(hands, paths, [min(found)], owner=process.name, clock=world.clock)
     except ArroyoStateError as error:

@@ -191,10 +191,18 @@ def _dead(
     store: ObjectStore, asked: GcRequest, paths: JobPaths, *, ours: bool
 ) -> tuple[str, JobAnswer, list[JobPaths]]:
     """How it is known that a job is dead, what is known of it, and the other jobs of the URL."""
-    listed = list_jobs(store) if asked.others is None else asked.others
+    listed = _known_jobs(store) if asked.others is None else asked.others
     others = [one for one in listed if one != paths]
     answer, *known = asked.directory.look_up([paths, *others])
     return why_dead(paths, answer, known, ours=ours), answer, others
+
+
+def _known_jobs(store: ObjectStore) -> Sequence[JobPaths]:
+    """The jobs of the URL; none if what is left of one is all there is."""
+    try:
+        return list_jobs(store)
+    except InputError:
+        return []
 
 
 def _dead_job(

@@ -1,0 +1,149 @@
+"""What schedules of the explorer have found: each stopped a job's collections for ever, or would
+have brought back an epoch that nobody can restore."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.local.collecting import Pace, collect
+from arroyo_dagster.state.local.gc_plans import plan_collection
+from arroyo_dagster.state.local.quarantine import list_quarantines, undelete
+from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from tests.collecting import PATHS, Clock, begun, dead, expiry, whole, without_ours
+from tests.explorer import mutants
+from tests.fleets import Written, legacy_job
+from tests.journeys.test_collecting_refused import (
+    test_a_job_that_starts_while_it_is_collected_stops_the_collection as stopped_by_a_start,
+)
+
+QUICK = Pace(sleep=lambda seconds: None)
+SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
+GONE = dead(**{str(PATHS.root): "gone"})
+
+
+def test_a_plan_of_before_a_pin_was_lifted_leaves_no_gap_that_nothing_explains() -> None:
+    clock = Clock()
+    store = begun(8, clock, **SMALL)
+    pin_epoch(store, PATHS, Epoch(3), clock=clock)
+    plan = plan_collection(store, PATHS, expiry(2), now_micros=clock())
+    unpin_epochs(store, PATHS, [Epoch(3)], clock=clock)
+    collect(store, PATHS, expiry(2), yes=True, plan=plan, clock=clock, pace=QUICK)
+    assert ParquetBackend(store, PATHS).epochs() == [2, 3, 7, 8], "with what it went on from"
+    assert read_retained(store, PATHS).ever_pinned == {3}, "it is still there"
+    collect(store, PATHS, expiry(2), yes=True, clock=clock, pace=QUICK)
+    assert ParquetBackend(store, PATHS).epochs() == [7, 8]
+    assert read_retained(store, PATHS).ever_pinned == frozenset()
+    whole(store, PATHS, 7, 8)
+
+
+def crashed(
+    store: MemoryStore, paths: JobPaths, clock: Clock, asked: Any, at: int, **more: Any
+) -> bool:
+    """A collection that dies after its k-th change; whether it came to its end before."""
+    faulty = FaultInjecting(store, fail_at=at, mode="after", crash=True)
+    with contextlib.suppress(Crash):
+        collect(faulty, paths, asked, yes=True, clock=clock, pace=QUICK, **more)
+        return True
+    clock.micros += 120_000_000
+    return False
+
+
+def some_epochs(layout: str, clock: Clock) -> tuple[MemoryStore, JobPaths, dict[str, str]]:
+    if layout == "protocol":
+        return begun(4, clock, **SMALL), PATHS, {}
+    store, paths = MemoryStore(clock=clock), legacy_job("j")
+    Written(store, paths, start=clock.micros, keep=2).epochs(13)
+    return store, paths, {"j": "stopped"}
+
+
+@pytest.mark.parametrize("layout", ["protocol", "legacy"])
+def test_only_whole_epochs_come_back_wherever_an_expiry_was_stopped(layout: str) -> None:
+    """One moves aside and dies, the next deletes what is left: what is then brought back?"""
+    came_back = []
+    for at in range(4, 200):
+        clock = Clock()
+        store, paths, said = some_epochs(layout, clock)
+        asked = expiry(2, **said)
+        if crashed(store, paths, clock, asked, at, aside=True):
+            break
+        names = read_retained(store, paths).quarantines
+        collect(store, paths, asked, yes=True, clock=clock, pace=QUICK)
+        stays = ParquetBackend(store, paths).epochs()
+        if not names:
+            continue
+        undelete(store, paths, names[0], yes=True, clock=clock)
+        back = read_retained(store, paths).pinned
+        came_back.append(len(back))
+        whole(store, paths, *back)
+        assert set(ParquetBackend(store, paths).epochs()) == {*stays, *back}
+        collect(store, paths, asked, yes=True, clock=clock, pace=QUICK)
+        whole(store, paths, *back, *stays[-2:])
+    assert came_back.count(0) > 3
+    assert max(came_back) >= 1
+
+
+def quarantined(clock: Clock) -> MemoryStore:
+    """A job that is gone, of which a quarantine needs what epochs list that were not moved."""
+    store = begun(4, clock, **SMALL)
+    collect(store, PATHS, expiry(2), yes=True, aside=True, clock=clock, pace=QUICK)
+    clock.days(4)
+    return store
+
+
+def test_a_removal_that_died_is_finished_although_a_quarantine_keeps_files() -> None:
+    for at in range(6, 60, 3):
+        clock = Clock()
+        store = quarantined(clock)
+        needed = {path for one, _ in list_quarantines(store, PATHS) for path in one.needs.paths}
+        assert needed
+        crashed(store, PATHS, clock, GONE, at)
+        if store.head(PATHS.removal) is None:
+            continue
+        collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
+        assert set(without_ours(store)) == needed, f"crash after change {at}"
+        assert store.head(PATHS.removal) is None
+
+
+def test_a_pin_stops_a_removal_that_has_begun() -> None:
+    clock = Clock()
+    store = begun(3, clock, **SMALL)
+    clock.days(4)
+    before = without_ours(store)
+    at = 1
+    while store.head(PATHS.removal) is None:
+        crashed(store, PATHS, clock, GONE, at)
+        at += 1
+    assert without_ours(store) == before
+    pin_epoch(store, PATHS, Epoch(2), clock=clock)
+    with pytest.raises(ProtocolError, match="epoch 2 is pinned"):
+        collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
+    assert without_ours(store) == before
+    unpin_epochs(store, PATHS, [Epoch(2)], clock=clock)
+    collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
+    assert without_ours(store) == {}
+
+
+def test_a_pin_that_was_lifted_does_not_keep_a_job_that_is_gone() -> None:
+    clock = Clock()
+    store = begun(3, clock, **SMALL)
+    pin_epoch(store, PATHS, Epoch(1), clock=clock)
+    unpin_epochs(store, PATHS, [Epoch(1)], clock=clock)
+    clock.days(4)
+    collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
+    assert without_ours(store) == {}
+
+
+def test_a_collector_that_does_not_ask_again_is_found_out() -> None:
+    """No schedule finds it: what a job that has started writes is safe by the other rules, too."""
+    stopped_by_a_start()
+    broken = mutants.MUTANTS["the directory of jobs is not asked again"]
+    with broken(), pytest.raises((pytest.fail.Exception, AssertionError)):
+        stopped_by_a_start()
