@@ -47,7 +47,6 @@ class Controller:
         rows: the `checkpoints` table of its database: epoch to state (legacy layout).
         keep, every: how many epochs its own cleanup leaves, and how often it runs.
         retention: of the expiring table, in epochs.
-        afresh: whether a run was told to ignore the state: epochs of before stay as they are.
     """
 
     paths: JobPaths
@@ -60,7 +59,6 @@ class Controller:
     run_id: int = 0
     rows: dict[int, str] = field(default_factory=dict)
     min_epoch: int = 0
-    afresh: bool = False
     source: str = "the model"
 
     def copied(self) -> Controller:
@@ -452,7 +450,7 @@ class LegacyRun:
         job = self.job
         if ignore_state:
             threshold = max(job.rows, default=0) + 1
-            job.rows, job.afresh = dict.fromkeys(job.rows, "failed"), True
+            job.rows = dict.fromkeys(job.rows, "failed")
             job.min_epoch = threshold - 1
             return threshold - 1, {}, 0
         newest = job.newest

@@ -79,7 +79,7 @@ def remembering() -> Iterator[None]:
         for owner, name in (*DECODERS, *NAMES, *((JobPaths, place) for place in PLACES)):
             instead(owner, name, remembered(getattr(owner, name)))
         instead(objects, "_pack_columns", lambda *columns: columns)
-        instead(objects, "_columns", lambda pack: pack)
+        instead(objects, "_paths_in", lambda pack: pack[0])
         instead(objects, "_unpacked", _unpacked)
         instead(roots_read, "Packed", _Packed())
         yield

@@ -4,6 +4,7 @@ have brought back an epoch that nobody can restore."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from arroyo_dagster.state.local.quarantine import list_quarantines, undelete
 from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
-from tests.collecting import PATHS, Clock, begun, dead, expiry, whole, without_ours
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, WriteProtected
+from arroyo_dagster.state.storage.store import Listing, ObjectInfo
+from tests.collecting import PATHS, Clock, begun, dead, expiry, orphans, whole, without_ours
 from tests.explorer import mutants
 from tests.fleets import Written, legacy_job
 from tests.journeys.test_collecting_refused import (
@@ -139,6 +141,55 @@ def test_a_pin_that_was_lifted_does_not_keep_a_job_that_is_gone() -> None:
     clock.days(4)
     collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
     assert without_ours(store) == {}
+
+
+class Hiding(WriteProtected):
+    """A store whose listings, one level and all below, lack the same epochs."""
+
+    def __init__(self, store: MemoryStore, hidden: range) -> None:
+        super().__init__(store)
+        self._hidden = {f"/checkpoint-{number:07}" for number in hidden}
+
+    def _shows(self, path: str) -> bool:
+        return not any(f"{one}/" in f"{path}/" for one in self._hidden)
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        found = self.inner.list(prefix, start_after=start_after)
+        return (info for info in found if self._shows(info.path))
+
+    def list_dir(self, prefix: str = "") -> Listing:
+        found = self.inner.list_dir(prefix)
+        shown = tuple(path for path in found.prefixes if self._shows(path))
+        return Listing(objects=found.objects, prefixes=shown)
+
+
+@pytest.mark.parametrize("hidden", [range(1, 3), range(6, 9), range(9, 15), range(15, 16)])
+def test_epochs_of_the_legacy_layout_that_no_listing_shows_are_found_out(hidden: range) -> None:
+    clock = Clock()
+    store, paths = MemoryStore(clock=clock), legacy_job("j")
+    Written(store, paths, start=clock.micros, keep=2).epochs(15)
+    clock.days(5)
+    for asked in (expiry(2, j="stopped"), orphans(j="stopped")):
+        with pytest.raises(ProtocolError, match="the listing is incomplete"):
+            plan_collection(Hiding(store, hidden), paths, asked, now_micros=clock())
+
+
+def test_what_a_run_of_before_ignore_state_has_left_is_no_gap_that_stops_everything() -> None:
+    """Arroyo goes on with the next number, keeps ten epochs, and leaves the old run's behind."""
+    clock = Clock()
+    store, paths = MemoryStore(clock=clock), legacy_job("j")
+    job = Written(store, paths, start=clock.micros, keep=2)
+    job.epochs(30)
+    gone = [number for number in range(6, 18) if store.head(paths.legacy_metadata(Epoch(number)))]
+    for number in gone:
+        found = store.list(paths.checkpoint(Epoch(number)))
+        store.delete_many([info.path for info in found if info.path.name == "metadata"])
+    said = {"j": "stopped"}
+    plan = plan_collection(store, paths, expiry(2, **said), now_micros=clock())
+    assert plan.epochs == (1, 2, 3, 4, 5, 18)
+    collect(store, paths, expiry(2, **said), yes=True, clock=clock, pace=QUICK)
+    assert ParquetBackend(store, paths).epochs() == list(range(19, 31))
+    whole(store, paths, *range(19, 31))
 
 
 def test_a_collector_that_does_not_ask_again_is_found_out() -> None:

@@ -260,7 +260,7 @@ class Judged:
 def judge(standing: Standing, files: Iterable[Stored]) -> Judged:
     """Decide of data files and subtask metadata, in order of name."""
     stays = _Stays()
-    data, records = _split(standing.roots, _chosen(standing, files, stays))
+    data, records = _split(_chosen(standing, files, stays))
     return Judged(
         data=data,
         records=records,
@@ -299,7 +299,8 @@ def plan_orphans(
         listed: how many there are altogether.
     """
     roots, stays = standing.roots, _Stays()
-    going = sorted(_chosen(standing, metadata, stays), key=lambda one: _age(roots, one.path))
+    found = [one for one, _ in _chosen(standing, metadata, stays)]
+    going = sorted(found, key=lambda one: _age(roots, one.path))
     for part in parts:
         stays.add(part.stays)
     names = [one.path for one in foreign]
@@ -344,22 +345,26 @@ class _Stays:
         return {name: (n, self._bytes[name]) for name, n in sorted(self._objects.items()) if n}
 
 
-def _chosen(standing: Standing, objects: Iterable[Stored], stays: _Stays) -> Iterator[Stored]:
+def _chosen(
+    standing: Standing, objects: Iterable[Stored], stays: _Stays
+) -> Iterator[tuple[Stored, ObjectName]]:
+    paths = standing.roots.paths
     for one in objects:
-        reason = reason_of(standing, one, object_name(standing.roots.paths, one.path))
+        name = object_name(paths, one.path)
+        reason = reason_of(standing, one, name)
         if reason.goes:
-            yield one
+            yield one, name
         else:
             stays.count(reason, one)
 
 
-def _split(roots: Roots, chosen: Iterable[Stored]) -> tuple[Packed, Packed]:
+def _split(chosen: Iterable[tuple[Stored, ObjectName]]) -> tuple[Packed, Packed]:
     """Data files, and the subtask metadata among them, which goes after all data."""
     records: list[Stored] = []
 
     def data() -> Iterator[Stored]:
-        for one in chosen:
-            if object_name(roots.paths, one.path).kind is ObjectKind.DATA:
+        for one, name in chosen:
+            if name.kind is ObjectKind.DATA:
                 yield one
             else:
                 records.append(one)
