@@ -429,6 +429,8 @@ class LegacyRun:
         job.run_id += 1
         number = job.run_id
         self.world.started(self.process)
+        if ignore_state:
+            self.world.wait_for_requests(self.process)
         try:
             epoch, before, directory = self._restore(hands, ignore_state)
             if job.run_id == number:

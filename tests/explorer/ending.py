@@ -68,15 +68,15 @@ def finish(setting: Setting) -> None:
 
 
 def _finish_removal(setting: Setting) -> None:
-    fence = f"{setting.watch.root}/current-generation.json"
-    if not setting.watch.sees_all:
-        return  # what a listing lacked when it began looks as if it had been written since
-    if not setting.watch.existed:
-        return  # a job that never had an epoch is refused
-    if not setting.watch.left() or (setting.watch.protocol and fence not in setting.world.objects):
+    if not setting.watch.left():
         return
+    setting.watch.dying = setting.watch.sees_all = True
     removal = setting.removal()
-    _run(setting, removal)
+    setting.world.run([removal])
+    if removal.result == "ProtocolError":
+        # Nobody can read what is left of it, or a listing that was cut short has begun it.
+        removal = setting.removal(unreadable=True)
+        _run(setting, removal)
     if removal.result != "ProtocolError":
         check_removed(setting.world, setting.watch, [removal])
 

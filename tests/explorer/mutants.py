@@ -109,7 +109,7 @@ MUTANTS: dict[str, Callable[[], Any]] = {
         collecting, "_checked", lambda held, plan, fresh: plan
     ),
     "the directory of jobs is not asked again": _instead(
-        collecting._Run, "_recheck", lambda self: None
+        collecting._Run, "_ask_again", lambda self: None
     ),
     "pins of a job that is gone are ignored": _instead(
         dead_jobs, "_check_unneeded", lambda roots, needed: None

@@ -102,7 +102,6 @@ class Watch:
         dying: whether somebody has said that the job is gone.
         lost: whether a removal has deleted something that was not moved aside.
         sees_all: whether no listing is cut short.
-        existed: whether the job had an epoch when it was looked at.
     """
 
     objects: Objects
@@ -120,7 +119,6 @@ class Watch:
     dying: bool = False
     lost: bool = False
     sees_all: bool = True
-    existed: bool = False
     _aside: dict[str, set[str]] = field(default_factory=dict)
     _moved: set[str] = field(default_factory=set)
     _parents: dict[int, set[str]] = field(default_factory=dict)
@@ -135,7 +133,6 @@ class Watch:
                 needs = self._needs(path, int(found[2]))
                 if needs is not None and all(need in self.objects for need in needs):
                     self.epochs[int(found[2])] = needs
-        self.existed = bool(self.epochs)
         below = f"{self.root}{OURS}quarantine/"
         for path in [path for path in self.objects if path.startswith(below)]:
             self._moved_aside(path)
@@ -240,9 +237,15 @@ class Watch:
             return numbers
         newest = self.restorable() or max(numbers, default=0)
         oldest = newest - self.trap
-        kept = set(numbers[: self.keep]) | (self.pinned & set(numbers))
-        kept |= {n for n in numbers if n >= oldest}
-        return sorted(kept, reverse=True)
+        kept = set(self._newest_there(numbers)[: self.keep]) | self.pinned
+        return [n for n in numbers if n in kept or n >= oldest]
+
+    def _newest_there(self, numbers: list[int]) -> list[int]:
+        """The epochs that count: where Arroyo has cleaned up also those it has taken files of."""
+        if self.protocol or self.ours:
+            return numbers
+        found = (LEGACY_HEAD.fullmatch(path) for path in self.objects)
+        return sorted({int(one[2]) for one in found if one and one[1] == self.root}, reverse=True)
 
     def expires(self, keep: int) -> None:
         """Somebody begins to expire epochs but the newest `keep`."""

@@ -126,8 +126,12 @@ class Setting:
         )
         return self._collector("orphans", asked, None, fault)
 
-    def removal(self, *, fault: bool = False) -> Process:
-        """The removal of the job, which is known to be gone."""
+    def removal(self, *, fault: bool = False, unreadable: bool = False) -> Process:
+        """The removal of the job, which is known to be gone.
+
+        Args:
+            unreadable: even if nobody can read its metadata, moved aside then.
+        """
         self.watch.dying = True
         gone = self.controller or SaidJobs({str(self.paths.root): "gone"})
         asked = GcRequest(
@@ -135,8 +139,9 @@ class Setting:
             grace_micros=self.chance.choice((GRACE_FLOOR_MICROS, GRACE_MICROS)),
             directory=JobDirectory([gone]),
             others=() if self.beside is None else (self.beside,),
+            unreadable=unreadable,
         )
-        return self._collector("removal", asked, None, fault)
+        return self._collector("removal", asked, None, fault, aside=unreadable or None)
 
     def _collector(
         self, name: str, asked: GcRequest, keep: int | None, fault: bool, aside: bool | None = None

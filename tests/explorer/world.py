@@ -60,6 +60,8 @@ class Process:
     fault_on: str | None = None
     calls: int = 0
     pending: str = ""
+    on_its_way: Callable[[], Any] | None = None
+    arrived: list[Any] = field(default_factory=list)
     dead: bool = False
     ended: bool = False
     still: bool = False
@@ -163,6 +165,20 @@ class World:
             if rival and one.still:
                 one.dead = True
 
+    def wait_for_requests(self, process: Process) -> None:
+        """A run that has just been scheduled writes nothing for some seconds: what others have sent
+        to the store arrives before that, or never.
+        """
+        for one in self.processes:
+            if one is process or one.root != process.root or one.on_its_way is None:
+                continue
+            if one.fault_on is not None or one.fault_at == one.calls:
+                one.dead = True
+            else:
+                self.note(f"{one.name}: its request arrives")
+                one.arrived.append(one.on_its_way())
+                one.on_its_way = None
+
     # ---- who goes on -----------------------------------------------------------------------------
 
     def run(
@@ -262,10 +278,13 @@ class World:
         process.calls += 1
         if len(self.processes) > 1:
             process.pending = verb
+            process.on_its_way = action if verb in MUTATING else None
             self._stop_here(process)
-            process.pending = ""
+            process.pending, process.on_its_way = "", None
             if process.dead:
                 raise Crash(process.name)
+            if process.arrived:
+                return process.arrived.pop()
         self.now += 1000
         if process.fault_on is not None and process.fault_on in path and verb in MUTATING:
             process.fault_on, process.fault_at = None, process.calls

@@ -1,25 +1,38 @@
 """What schedules of the explorer have found: each stopped a job's collections for ever, or would
-have brought back an epoch that nobody can restore."""
+have brought back an epoch that nobody can restore; and the way out where nothing can be read."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.local.collecting import Pace, collect
+from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.gc_plans import plan_collection
 from arroyo_dagster.state.local.quarantine import list_quarantines, undelete
 from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
-from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, WriteProtected
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
-from tests.collecting import PATHS, Clock, begun, dead, expiry, orphans, whole, without_ours
+from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.collecting import (
+    PATHS,
+    Clock,
+    begun,
+    dead,
+    directory,
+    expiry,
+    orphans,
+    whole,
+    without_ours,
+)
 from tests.explorer import mutants
 from tests.fleets import Written, legacy_job
 from tests.journeys.test_collecting_refused import (
@@ -62,7 +75,7 @@ def some_epochs(layout: str, clock: Clock) -> tuple[MemoryStore, JobPaths, dict[
     if layout == "protocol":
         return begun(4, clock, **SMALL), PATHS, {}
     store, paths = MemoryStore(clock=clock), legacy_job("j")
-    Written(store, paths, start=clock.micros, keep=2).epochs(13)
+    Written(store, paths, start=clock.micros, keep=2).epochs(15)
     return store, paths, {"j": "stopped"}
 
 
@@ -198,3 +211,89 @@ def test_a_collector_that_does_not_ask_again_is_found_out() -> None:
     broken = mutants.MUTANTS["the directory of jobs is not asked again"]
     with broken(), pytest.raises((pytest.fail.Exception, AssertionError)):
         stopped_by_a_start()
+
+
+def test_in_the_legacy_layout_the_last_thing_before_each_deletion_is_to_ask() -> None:
+    """A run that ignores the state writes the old names again, seconds after it was started."""
+    clock = Clock()
+    store, paths, _ = some_epochs("legacy", clock)
+    events: list[str] = []
+    knows = directory(j="stopped").sources[0]
+
+    class Listening:
+        source = "the user"
+
+        def look_up(self, jobs: Any, *, checkpoints: bool = False) -> Any:
+            events.append("asked")
+            return knows.look_up(jobs, checkpoints=checkpoints)
+
+    class Watched(Wrapper):
+        def _call(self, verb: str, path: str, action: Any, data: bytes = b"") -> Any:
+            events.append(f"{verb} data" if "/table-" in path else verb)
+            return action()
+
+    asked = replace(expiry(2), directory=JobDirectory([Listening()]))
+    collect(Watched(store), paths, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+    deletions = [at for at, event in enumerate(events) if event == "delete_many data"]
+    assert deletions
+    assert all(events[at - 1] == "asked" for at in deletions)
+
+
+# ---- a job that is gone and cannot be read -------------------------------------------------------
+
+BROKEN = {
+    "fence": lambda: PATHS.current_generation,
+    "generation": lambda: PATHS.generation_manifest(WorkerGeneration(1)),
+    "record": lambda: PATHS.epoch_record(Epoch(2)),
+    "manifest": lambda: PATHS.manifest(WorkerGeneration(1), Epoch(2)),
+}
+
+
+@pytest.mark.parametrize("what", [*BROKEN, "no fence", "no epoch"])
+def test_a_job_that_is_gone_and_cannot_be_read_can_be_moved_aside_on_the_user_s_word(
+    what: str,
+) -> None:
+    clock = Clock()
+    store = begun(3, clock, **SMALL)
+    beside = PATHS.root.parent / "other/current-generation.json"  # type: ignore[operator]
+    store.put(beside, b"of another job")
+    if what == "no fence":
+        store.delete_many([PATHS.current_generation])
+    elif what == "no epoch":
+        doomed = [info.path for info in store.list(PATHS.root)]
+        store.delete_many([p for p in doomed if p.name != "current-generation.json"])
+    else:
+        store.put(BROKEN[what](), b"\xff\xfe{")
+    clock.days(4)
+    before = without_ours(store)
+    with pytest.raises(ArroyoStateError):
+        collect(store, PATHS, GONE, yes=True, aside=True, clock=clock, pace=QUICK)
+    for said in ({}, {str(PATHS.root): "stopped"}):
+        asked = replace(dead(**said), unreadable=True, others=())
+        with pytest.raises(ProtocolError, match="refused"):
+            collect(store, PATHS, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+    asked = replace(GONE, unreadable=True, others=())
+    with pytest.raises(InputError, match="moved aside and not deleted"):
+        collect(store, PATHS, asked, yes=True, clock=clock, pace=QUICK)
+    assert without_ours(store) == before
+    done = collect(store, PATHS, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+    assert done.plan.rule["unreadable"], "the plan says why it could not be read"
+    assert list(without_ours(store)) == [beside]
+    with contextlib.suppress(ArroyoStateError):  # what comes back is as broken as it was
+        undelete(store, PATHS, str(done.quarantine), yes=True, clock=clock)
+    assert without_ours(store) == before
+
+
+def test_a_job_that_may_live_is_never_moved_aside_unread() -> None:
+    clock = Clock()
+    store = begun(3, clock, **SMALL)
+    store.put(PATHS.epoch_record(Epoch(2)), b"{")
+    asked = replace(GONE, unreadable=True, others=())
+    with pytest.raises(ProtocolError, match="within the grace period"):
+        collect(store, PATHS, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+    store.put(PATHS.retained, b"{")
+    clock.days(4)
+    with pytest.raises(FormatError):
+        collect(store, PATHS, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+    with pytest.raises(InputError, match="only a job that is gone"):
+        replace(orphans(), unreadable=True)

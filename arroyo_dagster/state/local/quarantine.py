@@ -39,7 +39,8 @@ from arroyo_dagster.state.model.collecting import (
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.model.objects import NOTHING, ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.planning.dead_jobs import UNREADABLE
 from arroyo_dagster.state.planning.permission import check_store_clock
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -96,6 +97,8 @@ class Aside:
 
 def _needs(held: ObjectStore, plan: GcPlan) -> Packed:
     """What the metadata in a plan lists that is not moved with it."""
+    if UNREADABLE in plan.rule:
+        return NOTHING  # all there is goes together
     moved = PathsDigest(plan.data.paths)
     reader = Reader(held, plan.paths)
 
@@ -206,7 +209,7 @@ def _that_are_whole(store: ObjectStore, paths: JobPaths, moved: list[Moved]) -> 
     """What may come back: nothing that would make an epoch visible which cannot be restored."""
     copies = {one.path: one.copy for one in moved}
     heads = [one for one in moved if _epoch_of(paths, one) is not None]
-    whole = concurrently(lambda one: _is_whole(store, paths, one, copies), heads)
+    whole = concurrently(lambda one: _may_come_back(store, paths, one, copies), heads)
     broken = {_epoch_of(paths, one) for one, fine in zip(heads, whole, strict=True) if not fine}
     names = {one.path: object_name(paths, one.path) for one in moved}
     return [
@@ -214,6 +217,15 @@ def _that_are_whole(store: ObjectStore, paths: JobPaths, moved: list[Moved]) -> 
         for one in moved
         if names[one.path].kind not in _OF_AN_EPOCH or names[one.path].epoch not in broken
     ]
+
+
+def _may_come_back(
+    store: ObjectStore, paths: JobPaths, head: Moved, copies: Mapping[StatePath, StatePath]
+) -> bool:
+    try:
+        return _is_whole(store, paths, head, copies)
+    except FormatError:
+        return True  # as it was before it was moved aside
 
 
 def _is_whole(

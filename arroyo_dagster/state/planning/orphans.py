@@ -88,12 +88,14 @@ def standing_of(
     now_micros: int,
     grace_micros: int,
     answer: JobAnswer | None = None,
+    in_parts: bool = False,
 ) -> Standing:
     """Gather what decides about every object of a job.
 
     Args:
         metadata: the objects of its metadata, as listed.
         now_micros: the time, by the clock of the store.
+        in_parts: leave out what is referenced: `judge_below` finds it, a directory at a time.
 
     Raises:
         InputError: a grace period below the floor, or in the future.
@@ -111,7 +113,7 @@ def standing_of(
     address = None if roots.restored is None else parse_manifest_path(roots.restored)
     return Standing(
         roots=roots,
-        referenced=referenced_by(roots, stays),
+        referenced=PathsDigest() if in_parts else referenced_by(roots, stays),
         live=live,
         now_micros=now_micros,
         grace_micros=grace_micros,

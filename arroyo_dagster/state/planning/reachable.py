@@ -213,7 +213,7 @@ def prove(
         epochs=len(roots.epochs),
         referenced=len(referenced),
         digest=referenced.hexdigest,
-        head=roots.head.ref,
+        head=roots.head.ref if roots.epochs else None,
         worker_generation=roots.worker_generation,
         run_id=None if facts is None else facts.run_id,
         condition=said,
