@@ -64,7 +64,14 @@ def finish(setting: Setting) -> None:
         raise Violation(f"the job does not go on: {writer.result}")
     world.jump(5 * DAY)
     for make in (setting.expiry, setting.orphans):
-        _run(setting, make())
+        process = make()
+        if setting.controller is not None and setting.paths.pipeline is None:
+            world.run([process])
+            if process.result == "ProtocolError":
+                # An epoch that Arroyo's cleaning up has half removed is among the ten that stay.
+                world.run([setting.writer(12, stop=True, fresh=False)])
+            process = make()
+        _run(setting, process)
 
 
 def _finish_removal(setting: Setting) -> None:

@@ -25,6 +25,7 @@ from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.collecting import (
     PATHS,
     Clock,
+    Interrupted,
     begun,
     dead,
     directory,
@@ -35,6 +36,7 @@ from tests.collecting import (
 )
 from tests.explorer import mutants
 from tests.fleets import Written, legacy_job
+from tests.jobs import copied
 from tests.journeys.test_collecting_refused import (
     test_a_job_that_starts_while_it_is_collected_stops_the_collection as stopped_by_a_start,
 )
@@ -211,6 +213,22 @@ def test_a_collector_that_does_not_ask_again_is_found_out() -> None:
     broken = mutants.MUTANTS["the directory of jobs is not asked again"]
     with broken(), pytest.raises((pytest.fail.Exception, AssertionError)):
         stopped_by_a_start()
+
+
+def test_a_job_s_own_cleaning_up_sees_a_pin_that_was_set_while_it_was_planned() -> None:
+    clock = Clock()
+    start = begun(6, clock, **SMALL)
+    counted = Interrupted(start)
+    ParquetBackend(counted, PATHS).expire_plan(Epoch(5))
+    for at in range(1, counted.calls + 2):
+        store = copied(start, clock=clock)
+
+        def pin(store: MemoryStore = store) -> None:
+            pin_epoch(store, PATHS, Epoch(2), clock=clock)
+
+        ParquetBackend(Interrupted(store, at, pin), PATHS).cleanup_checkpoint(Epoch(5))
+        assert set(ParquetBackend(store, PATHS).epochs()) >= {2, 5, 6}, f"pinned before call {at}"
+        whole(store, PATHS, 2, 5, 6)
 
 
 def test_in_the_legacy_layout_the_last_thing_before_each_deletion_is_to_ask() -> None:
