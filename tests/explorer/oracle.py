@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -416,14 +416,23 @@ class Watches:
                 watch(process, verb, path, before)
 
 
-def restored(objects: Objects, root: str, number: int, *, follow: bool) -> str | None:
+class TakenByArroyo(Exception):
+    """A start fails, and Arroyo's own cleaning up is why."""
+
+
+def restored(
+    objects: Objects, root: str, number: int, *, follow: bool, by_arroyo: Collection[str] = ()
+) -> str | None:
     """What a start of worker generation `number` goes on from, or claims (arroyo-state.md 3.3).
 
     Args:
         follow: go on along the epoch records, as our own jobs do.
+        by_arroyo: what Arroyo itself has collected.
 
     Raises:
         Violation: it fails.
+        TakenByArroyo: it fails because of two runs of Arroyo's at once: one has cleaned up what the
+            other went on from.
     """
     for generation in range(number - 1, -1, -1):
         found = objects.get(f"{root}/generations/{generation}/generation-manifest.json")
@@ -432,24 +441,26 @@ def restored(objects: Objects, root: str, number: int, *, follow: bool) -> str |
         fields = json.loads(found[0])
         refs = [fields.get("latest_checkpoint_ref"), fields.get("base_checkpoint_ref")]
         for ref in dict.fromkeys(ref for ref in refs if ref):
-            chosen = _candidate(objects, root, ref)
+            chosen = _candidate(objects, root, ref, by_arroyo)
             if chosen is not None:
                 return _followed(objects, root, chosen) if follow else chosen
     return None
 
 
-def _candidate(objects: Objects, root: str, ref: str) -> str | None:
+def _candidate(objects: Objects, root: str, ref: str, by_arroyo: Collection[str]) -> str | None:
     if ref not in objects:
         return None
     epoch, parent, _, _ = manifest_facts(objects[ref][0])
     if parent is not None and not _ready(objects, root, parent):
+        if parent in by_arroyo:
+            raise TakenByArroyo(parent)
         raise Violation(f"a start fails: the parent {parent} of {ref} is not ready")
     owner = _owner(objects, root, epoch)
     if owner is None or owner == ref:
         return ref  # the start claims it
     if owner not in objects:
         raise Violation(f"a start fails: {owner} owns epoch {epoch} and is not there")
-    return _candidate(objects, root, owner)
+    return _candidate(objects, root, owner, by_arroyo)
 
 
 def _followed(objects: Objects, root: str, ref: str) -> str:
