@@ -360,6 +360,9 @@ class Watch:
         if parent is None or parent not in self.objects:
             return
         pinned = {pin["epoch"] for pin in self._retained("pins")}  # lifted or not
+        older = int(found[2]) - 1 if found else manifest_facts(self.objects[parent][0])[0]
+        if older in pinned:
+            return
         needs = [self.epochs.get(pin, frozenset()) for pin in pinned]
         kept = set().union(*needs, *(self._of_parent(one) for one in needs))
         if parent not in kept:
