@@ -91,6 +91,11 @@ def _plan_options(command: _F) -> _F:
             show_default="3d",
             help="orphans, dead-job: what is younger stays; at least 1h.",
         ),
+        click.option(
+            "--unreadable",
+            is_flag=True,
+            help="dead-job: even if its metadata cannot be read; only with --quarantine.",
+        ),
         directory_options,
         store_options,
     )
@@ -116,6 +121,7 @@ def _asked(
     keep: int | None,
     keep_for: int | None,
     older_than: int,
+    unreadable: bool,
     api: str | None,
     database: str | None,
     say: tuple[str, ...],
@@ -127,7 +133,13 @@ def _asked(
     if chosen is PlanKind.EXPIRE:
         retention = Retention(keep_epochs=keep, keep_micros=keep_for)
     directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
-    return GcRequest(kind=chosen, retention=retention, grace_micros=older_than, directory=directory)
+    return GcRequest(
+        kind=chosen,
+        retention=retention,
+        grace_micros=older_than,
+        directory=directory,
+        unreadable=unreadable,
+    )
 
 
 @gc.command("plan")
@@ -198,9 +210,8 @@ def run_command(
 
 
 def _renamed(asked: dict[str, Any]) -> dict[str, Any]:
-    return {name: asked[name] for name in ("keep", "keep_for", "older_than", "api", "say")} | {
-        "database": asked["database"]
-    }
+    names = ("keep", "keep_for", "older_than", "unreadable", "api", "say", "database")
+    return {name: asked[name] for name in names}
 
 
 def _stored_plan(path: Path, paths: JobPaths) -> GcPlan:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.spark.orphans import plan_orphans_on_spark
 from arroyo_dagster.spark.tasks import run_items
+from arroyo_dagster.state.lease import Leased
 from arroyo_dagster.state.local.collecting import Delete, GcOutcome, Pace, collect, delete_here
 from arroyo_dagster.state.local.gc import ExpireOutcome, expire_job
 from arroyo_dagster.state.local.gc_plans import GcRequest
@@ -77,11 +78,14 @@ def _wide(pace: Pace | None) -> Pace:
 
 
 def deleting_on_spark(session: Callable[[], SparkSession], from_objects: int) -> Delete:
-    """What deletes batches on Spark, or here where they are few."""
+    """What deletes batches on Spark, or here where they are few, or where something must be asked
+    before each request.
+    """
 
     def delete(held: ObjectStore, batches: Sequence[Sequence[StatePath]]) -> list[DeleteOutcome]:
         sizes = [len(batch) for batch in batches]
-        if sum(sizes) < from_objects:
+        ask = isinstance(held, Leased) and held.before_deleting is not None
+        if ask or sum(sizes) < from_objects:
             return delete_here(held, batches)
         return run_items(session(), partial(delete_batch, held), list(batches), sizes)
 

@@ -16,7 +16,7 @@ from arroyo_dagster.state.local.gc_plans import GcRequest, needed_answer, wall_c
 from arroyo_dagster.state.local.roots import newest_root
 from arroyo_dagster.state.local.roots_read import NO_EPOCH, Progress, untold
 from arroyo_dagster.state.local.survey import Survey, directories_of, list_job, read_listed
-from arroyo_dagster.state.model.collecting import GcPlan, PathsDigest
+from arroyo_dagster.state.model.collecting import GcPlan
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import NOTHING, Packed
@@ -80,12 +80,11 @@ def plan_orphans_on_spark(
         now_micros=now,
         grace_micros=asked.grace_micros,
         answer=answer,
+        in_parts=True,
     )
-    # Workers make their own part of what is referenced.
-    told = replace(standing, referenced=PathsDigest())
-    judged = run_items(session(), partial(_judged, place, told), directories, ones)
+    judged = run_items(session(), partial(_judged, place, standing), directories, ones)
     return plan_orphans(
-        told, judged, survey.metadata, survey.foreign, listed=survey.listed, answer=answer
+        standing, judged, survey.metadata, survey.foreign, listed=survey.listed, answer=answer
     )
 
 

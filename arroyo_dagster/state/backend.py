@@ -788,7 +788,10 @@ class ParquetBackend:
             ProtocolError: `min_epoch` is newer than the newest checkpoint.
             StorageError: objects could not be deleted; what refers to them is still there.
         """
-        plan = self.expire_plan(min_epoch)
+        plan, known = self._planned_expiry(min_epoch)
+        while any(plan.steps) and self.retained() != known:
+            # Somebody has pinned an epoch, or moved one aside, while this was thought about.
+            plan, known = self._planned_expiry(min_epoch)
         self.carry_out(plan)
         return plan
 
@@ -799,19 +802,24 @@ class ParquetBackend:
             ProtocolError: `min_epoch` is newer than the newest checkpoint.
             NotFoundError, FormatError: an object of an epoch that stays is missing or broken.
         """
+        return self._planned_expiry(min_epoch)[0]
+
+    def _planned_expiry(self, min_epoch: Epoch) -> tuple[ExpirePlan, Retained]:
+        """The plan, and what it knows to stay besides the newest epochs."""
         history = self._whole_history(min_epoch)
         retained = self.retained()
         if self.paths.layout is Layout.LEGACY:
             # A pinned epoch stays as well: what it lists must be known in full.
             pinned = retained.pinned
             history = [self._load_legacy(c.epoch) if c.epoch in pinned else c for c in history]
-        return plan_expire(
+        plan = plan_expire(
             self.paths,
             history,
             min_epoch,
             pinned=retained.pinned,
             needed=self._needed_aside(retained),
         )
+        return plan, retained
 
     def _whole_history(self, min_epoch: Epoch) -> list[Checkpoint]:
         """What a kept epoch lists must be known in full before anything may go."""

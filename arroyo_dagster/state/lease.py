@@ -58,6 +58,10 @@ class Leased(Wrapper):
     Args:
         out_of_time: whether the lease has run out by the holder's own clock; asked in the process
             that holds it only.
+
+    Attributes:
+        before_deleting: what is made sure of last before a request to delete, if anything;
+            likewise.
     """
 
     def __init__(
@@ -65,14 +69,18 @@ class Leased(Wrapper):
     ) -> None:
         super().__init__(store)
         self.lease = held
+        self._successor = held.successor
+        self.before_deleting: Callable[[], object] | None = None
         self._out_of_time: Callable[[], bool] | None = out_of_time
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_out_of_time": None}
+        return super().__getstate__() | {"_out_of_time": None, "before_deleting": None}
 
     def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
         if verb in MUTATING:
             self.check()
+        if verb == "delete_many" and self.before_deleting is not None:
+            self.before_deleting()
         return action()
 
     def check(self) -> None:
@@ -81,7 +89,7 @@ class Leased(Wrapper):
         Raises:
             ConflictError: somebody has, or it could not be renewed in time.
         """
-        if self.inner.head(self.lease.successor) is not None:
+        if self.inner.head(self._successor) is not None:
             raise ConflictError(
                 "the lease on the job ran out, and somebody else has taken it",
                 path=self.lease.path,

@@ -429,6 +429,8 @@ class LegacyRun:
         job.run_id += 1
         number = job.run_id
         self.world.started(self.process)
+        if ignore_state:
+            self.world.wait_for_requests(self.process)
         try:
             epoch, before, directory = self._restore(hands, ignore_state)
             if job.run_id == number:
@@ -513,7 +515,7 @@ class LegacyRun:
             except NotFoundError as error:
                 # Unless it was another run of the same job, which the model lets go on for a while.
                 missing = str(job.paths.operator_metadata(name, Epoch(new)))
-                if new in job.rows and missing not in getattr(self.world.watch, "by_arroyo", ()):
+                if new in job.rows and missing not in self.world.taken_by_arroyo:
                     raise Violation(
                         f"the job never checkpoints again: no {name} at {new}"
                     ) from error

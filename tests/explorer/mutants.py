@@ -9,9 +9,11 @@ from typing import Any
 from unittest import mock
 
 from arroyo_dagster.state import lease as lease_module
-from arroyo_dagster.state.local import gc_plans, roots_protocol, roots_read, survey
+from arroyo_dagster.state.codec import collecting as codec
+from arroyo_dagster.state.local import collecting, gc_plans, roots_protocol, roots_read, survey
 from arroyo_dagster.state.model.collecting import Retained
-from arroyo_dagster.state.planning import expiry, orphans, reachable
+from arroyo_dagster.state.model.objects import Packed
+from arroyo_dagster.state.planning import dead_jobs, expiry, orphans, reachable
 from arroyo_dagster.state.planning.orphans import Reason
 
 
@@ -59,6 +61,23 @@ def _no_parents(known: Any) -> frozenset[Any]:
     return frozenset()
 
 
+def _without_quarantine(self: roots_read.Reader) -> Any:
+    return self.optional(self.paths.retained, codec.decode_retained) or Retained(), ()
+
+
+def _newest_first(self: collecting._Run) -> None:
+    plan = self.plan
+    self._step("data", plan.data, self.delete)
+    self._step("records", plan.records, collecting.delete_here)
+    self._step("metadata", Packed(reversed(list(plan.metadata))), collecting.delete_here)
+
+
+def _metadata_first(self: collecting._Run) -> None:
+    plan = self.plan
+    for name in ("metadata", "records", "data"):
+        self._step(name, getattr(plan, name), collecting.delete_here)
+
+
 MUTANTS: dict[str, Callable[[], Any]] = {
     "pins are ignored": _instead(roots_read.Reader, "retained", _without_pins),
     "the parent of the newest epoch is skipped": _instead(
@@ -77,5 +96,25 @@ MUTANTS: dict[str, Callable[[], Any]] = {
     ),
     "files shared with epochs that stay go": _instead(
         expiry, "referenced_by", lambda known, stays: reachable.PathsDigest()
+    ),
+    "compactions that wait are ignored": _instead(
+        survey, "_compactions", lambda store, roots, found: {}
+    ),
+    "what epochs in quarantine need is ignored": _instead(
+        roots_read.Reader, "retained", _without_quarantine
+    ),
+    "newer epochs go before older ones": _instead(collecting._Run, "carry_out", _newest_first),
+    "metadata goes before data": _instead(collecting._Run, "carry_out", _metadata_first),
+    "a stored plan is carried out as it is": _instead(
+        collecting, "_checked", lambda held, plan, fresh: plan
+    ),
+    "the directory of jobs is not asked again": _instead(
+        collecting._Run, "_ask_again", lambda self: None
+    ),
+    "pins of a job that is gone are ignored": _instead(
+        dead_jobs, "_check_unneeded", lambda roots, needed: None
+    ),
+    "a job that is gone may have been written to just now": _instead(
+        dead_jobs, "_check_quiet", lambda roots, newest, old: None
     ),
 }

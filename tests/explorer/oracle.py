@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
@@ -95,8 +96,12 @@ class Watch:
         trap: how many epochs before the one that a start chooses Arroyo's cleaning up needs.
         restorable: the epoch that a start chooses, where somebody else decides that.
         pinned: epochs that somebody was told are pinned.
+        lifted: those that somebody has begun to unpin since.
         epochs: what each epoch that exists needs.
         by_arroyo: what Arroyo itself has collected: it knows of no pins.
+        dying: whether somebody has said that the job is gone.
+        lost: whether a removal has deleted something that was not moved aside.
+        sees_all: whether no listing is cut short.
     """
 
     objects: Objects
@@ -107,9 +112,15 @@ class Watch:
     trap: int = 0
     restorable: Callable[[], int | None] = lambda: None
     pinned: set[int] = field(default_factory=set)
+    lifted: set[int] = field(default_factory=set)
     epochs: dict[int, frozenset[str]] = field(default_factory=dict)
     clock: Callable[[], int] = lambda: 0
     by_arroyo: set[str] = field(default_factory=set)
+    dying: bool = False
+    lost: bool = False
+    sees_all: bool = True
+    _aside: dict[str, set[str]] = field(default_factory=dict)
+    _moved: set[str] = field(default_factory=set)
     _parents: dict[int, set[str]] = field(default_factory=dict)
     _protected: frozenset[str] | None = None
 
@@ -122,6 +133,9 @@ class Watch:
                 needs = self._needs(path, int(found[2]))
                 if needs is not None and all(need in self.objects for need in needs):
                     self.epochs[int(found[2])] = needs
+        below = f"{self.root}{OURS}quarantine/"
+        for path in [path for path in self.objects if path.startswith(below)]:
+            self._moved_aside(path)
         self._pin_parents()
 
     # ---- what an epoch needs ---------------------------------------------------------------------
@@ -173,8 +187,40 @@ class Watch:
                 if self.protocol and number == numbers[0]:
                     found |= self._of_parent(needs)
                 found |= self._parents.get(number, set())
-            self._protected = frozenset(found | self.waiting())
+            self._protected = frozenset(found | self.waiting() | self.needed_aside())
         return self._protected
+
+    def needed_aside(self) -> set[str]:
+        """What epochs that were moved aside list, and was not moved with them."""
+        names = self._retained("quarantines")
+        return set().union(*(needs for name, needs in self._aside.items() if name in names))
+
+    def has_aside(self) -> bool:
+        """Whether something lies in quarantine."""
+        return bool(self._retained("quarantines"))
+
+    def _retained(self, what: str) -> list[Any]:
+        found = self.objects.get(f"{self.root}{OURS}retained.json")
+        return [] if found is None else list(json.loads(found[0])[what])
+
+    def _moved_aside(self, path: str) -> None:
+        name, _, part = path.removeprefix(f"{self.root}{OURS}quarantine/").partition("/")
+        if not part.startswith("part-"):
+            return
+        lines = [
+            line
+            for path, (data, _, _) in self.objects.items()
+            if path.startswith(f"{self.root}{OURS}quarantine/{name}/part-")
+            for line in json.loads(data)["moved"]
+        ]
+        moved = {line[0] for line in lines}
+        needs = set(self._aside.get(name, ()))
+        for origin, copy, _, _ in lines:
+            whole = origin.endswith(MANIFEST)
+            if copy in self.objects and (whole or OPERATOR.fullmatch(origin)):
+                needs.update(one for one in listed(self.objects[copy][0], whole))
+        self._moved |= moved
+        self._aside[name] = {path for path in needs - moved if path in self.objects}
 
     def waiting(self) -> set[str]:
         """What compactions have merged that wait for the writer."""
@@ -191,9 +237,15 @@ class Watch:
             return numbers
         newest = self.restorable() or max(numbers, default=0)
         oldest = newest - self.trap
-        kept = set(numbers[: self.keep]) | (self.pinned & set(numbers))
-        kept |= {n for n in numbers if n >= oldest}
-        return sorted(kept, reverse=True)
+        kept = set(self._newest_there(numbers)[: self.keep]) | self.pinned
+        return [n for n in numbers if n in kept or n >= oldest]
+
+    def _newest_there(self, numbers: list[int]) -> list[int]:
+        """The epochs that count: where Arroyo has cleaned up also those it has taken files of."""
+        if self.protocol or self.ours:
+            return numbers
+        found = (LEGACY_HEAD.fullmatch(path) for path in self.objects)
+        return sorted({int(one[2]) for one in found if one and one[1] == self.root}, reverse=True)
 
     def expires(self, keep: int) -> None:
         """Somebody begins to expire epochs but the newest `keep`."""
@@ -202,11 +254,22 @@ class Watch:
 
     def pin(self, epochs: set[int]) -> None:
         """From now on these are pinned, and no others."""
+        for epoch in epochs - self.epochs.keys():
+            self._came_back(epoch)
         lost = [e for e in epochs - self.pinned if not self.whole(e)]
         self.pinned = set(epochs)
         self._pin_parents()
         if lost and self.ours:
             raise Violation(f"epoch {lost[0]} was pinned, and is not whole")
+
+    def _came_back(self, epoch: int) -> None:
+        """An epoch of which files were moved aside, and its record was not."""
+        path = f"{self.root}/checkpoints/checkpoint-{epoch:07}/metadata"
+        if self.protocol:
+            path = f"{self.root}/epochs/epoch-{epoch:07}.record"
+        needs = self._needs(path, epoch) if path in self.objects else None
+        if needs is not None and needs <= self.objects.keys():
+            self.epochs[epoch] = needs
 
     def _pin_parents(self) -> None:
         """The parent of a pinned epoch stays if it was there when that was pinned."""
@@ -228,12 +291,12 @@ class Watch:
     def __call__(self, process: Process, verb: str, path: str, before: Object | None) -> None:
         """A change was made."""
         if not path.startswith(self.root + "/"):
-            if process.role == "collector":
-                raise Violation(f"{process.name} touched another job: {verb} {path}")
             return
         if OURS in path:
-            if "/compactions/" in path:
+            if "/compactions/" in path or "/quarantine/" in path or "/retained" in path:
                 self._protected = None
+            if verb != "delete" and "/quarantine/" in path:
+                self._moved_aside(path)
             return
         if verb == "delete":
             self._deleted(process, path, before)
@@ -242,21 +305,68 @@ class Watch:
 
     def _deleted(self, process: Process, path: str, before: Object | None) -> None:
         if process.role == "arroyo":
-            self.by_arroyo.add(path)
+            for needs in self._aside.values():
+                needs.discard(path)
             for number in [n for n, needs in self.epochs.items() if path in needs]:
                 del self.epochs[number]
             self._protected = None
             return
-        if path in self.protected():
+        if process.name.startswith("removal"):
+            assert before is not None
+            self._removed(process, path, before)
+        elif path in self.protected():
             who = [n for n, needs in self.epochs.items() if path in needs]
             raise Violation(f"{process.name} deleted {path}, which epochs {who} need")
         if process.role == "collector" and process.name.startswith("orphans"):
             assert before is not None
             if self.clock() - before[1] < HOUR:
                 raise Violation(f"{process.name} deleted {path}, written within the last hour")
+        if process.name.startswith("expiry"):
+            assert before is not None
+            self._oldest_first(process, path, before[0])
         for number in [n for n, needs in self.epochs.items() if path in needs]:
             del self.epochs[number]
             self._protected = None
+
+    def _removed(self, process: Process, path: str, before: Object) -> None:
+        """Of a job that is gone everything may go, once nobody cares for it any more."""
+        if self.pinned:
+            raise Violation(f"{process.name} deleted {path}, and epochs {self.pinned} are pinned")
+        if path in self.needed_aside():
+            raise Violation(f"{process.name} deleted {path}, which could not come back whole")
+        if self.clock() - before[1] < HOUR:
+            raise Violation(f"{process.name} deleted {path}, written within the last hour")
+        self.lost = self.lost or path not in self._moved
+        if path.endswith("/current-generation.json") and self.sees_all:
+            left = self.left()
+            if left:
+                raise Violation(f"{process.name} deleted the fence, and {left[0]} is there")
+
+    def left(self) -> list[str]:
+        """What is there of the job but what maintenance keeps, for itself or for quarantine."""
+        root, kept = f"{self.root}/", self.needed_aside()
+        for name in self._retained("quarantines"):
+            index = self.objects.get(f"{self.root}{OURS}quarantine/{name}/index.json")
+            kept |= set() if index is None else {*json.loads(index[0])["needs"]}
+        its = (path for path in self.objects if path.startswith(root) and OURS not in path)
+        return [path for path in its if path not in kept]
+
+    def _oldest_first(self, process: Process, path: str, data: bytes) -> None:
+        """An epoch that goes before its parent would leave a gap, were it the last to go."""
+        found = LEGACY_HEAD.fullmatch(path)
+        parent = manifest_facts(data)[1] if path.endswith(MANIFEST) else None
+        if found is not None:
+            parent = f"{self.root}/checkpoints/checkpoint-{int(found[2]) - 1:07}/metadata"
+        if parent is None or parent not in self.objects:
+            return
+        pinned = {pin["epoch"] for pin in self._retained("pins")}  # lifted or not
+        older = int(found[2]) - 1 if found else manifest_facts(self.objects[parent][0])[0]
+        if older in pinned:
+            return
+        needs = [self.epochs.get(pin, frozenset()) for pin in pinned]
+        kept = set().union(*needs, *(self._of_parent(one) for one in needs))
+        if parent not in kept:
+            raise Violation(f"{process.name} deleted {path} before its parent")
 
     def _written(self, process: Process, verb: str, path: str, before: Object | None) -> None:
         pattern = RECORD if self.protocol else LEGACY_HEAD
@@ -271,6 +381,8 @@ class Watch:
         epoch = int(found[2])
         needs = self._needs(path, epoch)
         missing = sorted(need for need in needs or () if need not in self.objects)
+        if missing and self.by_arroyo.issuperset(missing):
+            return  # after ignore_state its cleanup takes what the new run has written
         if needs is None or missing:
             newest = max(self.epochs, default=0)
             if epoch <= newest and process.role == "collector":
@@ -292,14 +404,38 @@ class Watch:
             raise Violation(f"{process.name} wrote over {path}")
 
 
-def restored(objects: Objects, root: str, number: int, *, follow: bool) -> str | None:
+@dataclass
+class Watches:
+    """Tells each job's watch of what happens to it, and sees that nobody touches another's."""
+
+    of: tuple[Watch, ...]
+
+    def __call__(self, process: Process, verb: str, path: str, before: Object | None) -> None:
+        """A change was made."""
+        if process.role == "collector" and not path.startswith(f"{process.root}/"):
+            raise Violation(f"{process.name} touched another job: {verb} {path}")
+        for watch in self.of:
+            if path.startswith(f"{watch.root}/"):
+                watch(process, verb, path, before)
+
+
+class TakenByArroyo(Exception):
+    """A start fails, and Arroyo's own cleaning up is why."""
+
+
+def restored(
+    objects: Objects, root: str, number: int, *, follow: bool, by_arroyo: Collection[str] = ()
+) -> str | None:
     """What a start of worker generation `number` goes on from, or claims (arroyo-state.md 3.3).
 
     Args:
         follow: go on along the epoch records, as our own jobs do.
+        by_arroyo: what Arroyo itself has collected.
 
     Raises:
         Violation: it fails.
+        TakenByArroyo: it fails because of two runs of Arroyo's at once: one has cleaned up what the
+            other went on from.
     """
     for generation in range(number - 1, -1, -1):
         found = objects.get(f"{root}/generations/{generation}/generation-manifest.json")
@@ -308,24 +444,26 @@ def restored(objects: Objects, root: str, number: int, *, follow: bool) -> str |
         fields = json.loads(found[0])
         refs = [fields.get("latest_checkpoint_ref"), fields.get("base_checkpoint_ref")]
         for ref in dict.fromkeys(ref for ref in refs if ref):
-            chosen = _candidate(objects, root, ref)
+            chosen = _candidate(objects, root, ref, by_arroyo)
             if chosen is not None:
                 return _followed(objects, root, chosen) if follow else chosen
     return None
 
 
-def _candidate(objects: Objects, root: str, ref: str) -> str | None:
+def _candidate(objects: Objects, root: str, ref: str, by_arroyo: Collection[str]) -> str | None:
     if ref not in objects:
         return None
     epoch, parent, _, _ = manifest_facts(objects[ref][0])
     if parent is not None and not _ready(objects, root, parent):
+        if parent in by_arroyo:
+            raise TakenByArroyo(parent)
         raise Violation(f"a start fails: the parent {parent} of {ref} is not ready")
     owner = _owner(objects, root, epoch)
     if owner is None or owner == ref:
         return ref  # the start claims it
     if owner not in objects:
         raise Violation(f"a start fails: {owner} owns epoch {epoch} and is not there")
-    return _candidate(objects, root, owner)
+    return _candidate(objects, root, owner, by_arroyo)
 
 
 def _followed(objects: Objects, root: str, ref: str) -> str:

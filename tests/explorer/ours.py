@@ -8,6 +8,7 @@ nobody reads here.
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import types
 import uuid
@@ -35,6 +36,7 @@ from arroyo_dagster.state.model.checkpoints import (
     StreamProgress,
     SubtaskCheckpoint,
 )
+from arroyo_dagster.state.model.collecting import PlanKind
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
     CompactionSettings,
@@ -60,6 +62,7 @@ from arroyo_dagster.state.tables import merging as merging_module
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from tests.explorer.oracle import LEGACY_HEAD, RECORD, Watch
+from tests.explorer.remembering import remembering
 from tests.explorer.world import HOUR, Hands, Process, Violation, World, refused
 
 SOURCE, OPERATOR = OperatorId("src"), OperatorId("op")
@@ -164,6 +167,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(backend_module, "uuid", names),
         mock.patch.object(merging_module, "uuid", names),
         mock.patch.object(backend_module.ParquetBackend, "_problem", _problem),
+        remembering(),
     ):
         yield
 
@@ -417,11 +421,15 @@ def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: 
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
         return refused(error)
-    return "collected" if done.done else "nothing"
+    if not done.done:
+        return "nothing"
+    moved = what.aside and what.asked.kind is PlanKind.DEAD_JOB
+    return "moved" if moved else "collected"
 
 
 def pin(world: World, process: Process, paths: JobPaths, watch: Watch, epoch: int) -> str:
-    """Pin an epoch; once that is done it stays."""
+    """Pin an epoch; once that is done it stays, unless somebody has lifted it meanwhile."""
+    watch.lifted.discard(epoch)
     try:
         pin_epoch(
             Hands(world, process),  # type: ignore[arg-type]
@@ -432,6 +440,8 @@ def pin(world: World, process: Process, paths: JobPaths, watch: Watch, epoch: in
         )
     except ArroyoStateError as error:
         return refused(error)
+    if epoch in watch.lifted:
+        return "lifted"
     watch.pin(watch.pinned | {epoch})
     return "pinned"
 
@@ -443,6 +453,7 @@ def unpin(world: World, process: Process, paths: JobPaths, watch: Watch) -> str:
         found = read_retained(hands, paths).pinned
         if not found:
             return "nothing"
+        watch.lifted.add(min(found))
         watch.pin(watch.pinned - {min(found)})
         unpin_epochs(hands, paths, [min(found)], owner=process.name, clock=world.clock)
     except ArroyoStateError as error:
@@ -453,12 +464,17 @@ def unpin(world: World, process: Process, paths: JobPaths, watch: Watch) -> str:
 def bring_back(world: World, process: Process, paths: JobPaths, watch: Watch) -> str:
     """Undelete what lies in the newest quarantine."""
     hands: Any = Hands(world, process)
+    names: tuple[str, ...] = ()
     try:
         names = read_retained(hands, paths).quarantines
         if not names:
             return "nothing"
         moved = undelete(hands, paths, names[-1], yes=True, owner=process.name, clock=world.clock)
     except ArroyoStateError as error:
+        kept = json.loads(world.objects[paths.retained][0]) if names else {}
+        lost = isinstance(error, FormatError | NotFoundError)
+        if lost and watch.ours and names[-1] in kept["quarantines"]:
+            raise Violation(f"{process.name}: {error}") from error
         return refused(error)
     heads = (RECORD.fullmatch(one.path) or LEGACY_HEAD.fullmatch(one.path) for one in moved)
     watch.pin(watch.pinned | {int(found[2]) for found in heads if found})

@@ -9,29 +9,21 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import multiprocessing
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from arroyo_dagster.state.local.gc_plans import GcRequest
-from arroyo_dagster.state.model.collecting import (
-    GRACE_FLOOR_MICROS,
-    GRACE_MICROS,
-    PlanKind,
-    Retention,
-)
 from arroyo_dagster.state.model.directory import JobCondition
 from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
 from tests.explorer import ours
-from tests.explorer.arroyo import Controller, Leader, LegacyRun
-from tests.explorer.oracle import Watch, data_files, listed, manifest_facts, reachable, restored
+from tests.explorer.arroyo import Controller
+from tests.explorer.ending import check_end, check_removed, finish
+from tests.explorer.oracle import Watch, Watches
+from tests.explorer.setting import Setting
 from tests.explorer.world import DAY, HOUR, SECOND, Objects, Process, Violation, World
 
 KINDS = ("ours-protocol", "ours-protocol", "arroyo-protocol", "arroyo-legacy", "ours-legacy")
@@ -42,17 +34,19 @@ SIBLINGS: Objects = {
     "pl_1/job_10/generations/1/checkpoints/checkpoint-0000001/operator-a/table-g-000": (b"x", 1, 1),
     "job_10/checkpoints/checkpoint-0000001/operator-a/table-g-000": (b"x", 1, 1),
 }
+BESIDE = {
+    "protocol": (
+        JobPaths(JobId("job_10"), PipelineId("pl_1")),
+        JobPaths(JobId("job_1"), PipelineId("pl_10")),
+    ),
+    "legacy": (JobPaths(JobId("job_10")),),
+}
+"""Other jobs below the same URL, whose names begin alike, by layout."""
+
 BASES = 40
+BASES_BESIDE = 6
 START = 1_700_000_000 * SECOND
-FAULTS = ("crash", "crash", "crash-after", "crash-after", "fail", "fail-after", "half", "throttled")
 BURSTS = ((10_000,), (1, 2, 3), (1, 5, 20), (3, 10, 40, 120), (20, 60), (1, 60))
-
-
-NARROW = (
-    *("/epochs/epoch-", "/epochs/epoch-", "/checkpoint-manifest.pb", "/committed.json"),
-    *("/generation-manifest.json", "/metadata", "/compactions/"),
-)
-NARROW_TOO = ("/retained.json", "/epochs/epoch-", "/checkpoint-manifest.pb", "/metadata", "/table-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +56,7 @@ class Base:
     Attributes:
         pinned: the epochs that are pinned in it.
         controller: what Arroyo's controller knows of it.
+        taken: what Arroyo's own cleaning up has deleted.
     """
 
     kind: str
@@ -70,16 +65,21 @@ class Base:
     job: ours.Job
     pinned: frozenset[int]
     controller: Controller | None
+    taken: frozenset[str]
+
+    @property
+    def root(self) -> str:
+        return str(self.job.paths.root)
 
 
 # ---- the past ------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=4 * BASES)
-def base_of(kind: str, number: int) -> Base:
+@functools.lru_cache(maxsize=8 * BASES)
+def base_of(kind: str, number: int, paths: JobPaths | None = None) -> Base:
     """The past of one job: runs that ended or died, collections that did, and days between."""
-    chance = random.Random(f"{kind} {number}")
-    paths = LEGACY if kind.endswith("legacy") else PROTOCOL
+    chance = random.Random(f"{kind} {number} {paths}")
+    paths = paths or (LEGACY if kind.endswith("legacy") else PROTOCOL)
     two_phase = chance.random() < 0.5
     job = ours.Job(paths, two_phase, None)
     controller = None
@@ -94,13 +94,15 @@ def base_of(kind: str, number: int) -> Base:
             two_phase=two_phase and not kind.endswith("legacy"),
             parallelism=chance.choice((1, 1, 2)),
         )
-    world = World(dict(SIBLINGS), START, chance)
+    inside = f"{paths.root}/"
+    beside = {path: one for path, one in SIBLINGS.items() if not path.startswith(inside)}
+    world = World(beside, START, chance)
     ours.inhabit(world)
     past = Setting(world, Watch(world.objects, paths.root, True, True), job, controller, chance)
     past.watch.protocol = paths.pipeline is not None
     past.watch.ours = controller is None
-    past.watch.clock = world.clock
-    world.watch = past.watch
+    past.watch.clock, past.watch.by_arroyo = world.clock, world.taken_by_arroyo
+    world.watch = Watches((past.watch,))
     long = controller is not None and kind.endswith("legacy")
     first = chance.randint(6, 14) if long else chance.randint(3, 6)
     world.run([past.writer(first, fault=chance.random() < 0.3)])
@@ -118,7 +120,8 @@ def base_of(kind: str, number: int) -> Base:
     if controller is not None and chance.random() < 0.5:
         controller.condition = chance.choice((JobCondition.STOPPED, JobCondition.FAILED))
     world.jump(chance.choice((90 * SECOND, 2 * HOUR, 4 * DAY)))
-    return Base(kind, world.objects, world.now, job, frozenset(past.watch.pinned), controller)
+    pinned, taken = frozenset(past.watch.pinned), frozenset(world.taken_by_arroyo)
+    return Base(kind, world.objects, world.now, job, pinned, controller, taken)
 
 
 def _last_words(past: Setting) -> None:
@@ -126,6 +129,9 @@ def _last_words(past: Setting) -> None:
     chance, world = past.chance, past.world
     if past.controller is None and past.paths.pipeline is not None and chance.random() < 0.3:
         world.run([past.compaction()])
+    elif past.controller is None and past.paths.pipeline is not None and chance.random() < 0.5:
+        # A compaction that may end behind an epoch which was begun without it.
+        world.run([past.compaction(), past.writer(8)], (25, 40), 1.0)
     if chance.random() < 0.3:
         dying = past.writer(chance.randint(1, 2), fault=True)
         dying.fault_at, dying.fault = None, chance.choice(("crash", "crash-after"))
@@ -136,162 +142,6 @@ def _last_words(past: Setting) -> None:
         world.run([aside])
         world.jump(2 * HOUR)
         world.run([past.writer(2)])
-
-
-# ---- processes -----------------------------------------------------------------------------------
-
-
-@dataclass
-class Setting:
-    """A world, and what can be made to happen in it."""
-
-    world: World
-    watch: Watch
-    job: ours.Job
-    controller: Controller | None
-    chance: random.Random
-    count: int = 0
-
-    @property
-    def paths(self) -> JobPaths:
-        return self.job.paths
-
-    def _process(
-        self, name: str, role: str, work: Callable[[Process], Any], fault: bool, calls: int
-    ) -> Process:
-        self.count += 1
-        process = Process(f"{name} {self.count}", role, work, fault=self.chance.choice(FAULTS))
-        if fault and self.chance.random() < 0.5:
-            process.fault_at = self.chance.randint(1, calls)
-        elif fault:
-            process.fault_on = self.chance.choice(NARROW if role != "collector" else NARROW_TOO)
-        return process
-
-    def writer(self, epochs: int, *, fault: bool = False, stop: bool | None = None) -> Process:
-        """The job's own writer, started anew."""
-        chance, world, controller = random.Random(self.chance.random()), self.world, self.controller
-        if controller is None:
-            return self._process(
-                "writer",
-                "writer",
-                lambda process: ours.write_epochs(world, process, self.job, chance, epochs),
-                fault,
-                30 * epochs,
-            )
-        stops = chance.random() < 0.7 if stop is None else stop
-        kind = Leader if self.paths.pipeline is not None else LegacyRun
-
-        def work(process: Process) -> str:
-            return kind(world, process, controller, chance).work(epochs, stops)
-
-        return self._process("Arroyo", "arroyo", work, fault, 30 * epochs)
-
-    def makers(self) -> list[Callable[..., Process]]:
-        """What maintenance does, of a kind each."""
-        found = [self.expiry, self.orphans, self.pin, self.expiry, self.orphans, self.undelete]
-        if self.controller is None and self.paths.pipeline is not None:
-            found += [self.compaction, self.compaction]
-        return [*found, self.unpin, self.purge]
-
-    def expiry(
-        self, *, fault: bool = False, aside: bool | None = None, keep: int | None = None
-    ) -> Process:
-        """An expiry, by count or by age."""
-        chance, protocol = self.chance, self.paths.pipeline is not None
-        by_age = keep is None and chance.random() < 0.4
-        keep = keep or chance.choice((2, 2, 3, 4))
-        retention = Retention(keep_epochs=keep)
-        if by_age:
-            keep, retention = 2, Retention(keep_micros=chance.choice((0, SECOND, HOUR)))
-        if not protocol:
-            self.watch.trap = 10
-        asked = GcRequest(
-            kind=PlanKind.EXPIRE,
-            retention=retention,
-            directory=ours.directory(self.controller),
-            others=(),
-        )
-        return self._collector("expiry", asked, keep, fault, aside)
-
-    def orphans(self, *, fault: bool = False) -> Process:
-        """A collection of orphans."""
-        asked = GcRequest(
-            kind=PlanKind.ORPHANS,
-            grace_micros=self.chance.choice((GRACE_FLOOR_MICROS, GRACE_FLOOR_MICROS, GRACE_MICROS)),
-            directory=ours.directory(self.controller),
-            others=(),
-        )
-        return self._collector("orphans", asked, None, fault)
-
-    def _collector(
-        self, name: str, asked: GcRequest, keep: int | None, fault: bool, aside: bool | None = None
-    ) -> Process:
-        chance, world = self.chance, self.world
-        what = ours.Collection(
-            asked=asked,
-            keep=keep,
-            aside=chance.random() < 0.25 if aside is None else aside,
-            early=chance.random() < 0.3,
-            in_flight=chance.choice((1, 8)),
-        )
-        return self._process(
-            name,
-            "collector",
-            lambda process: ours.gather(world, process, self.paths, self.watch, what),
-            fault,
-            90,
-        )
-
-    def compaction(self, *, fault: bool = False) -> Process:
-        """A compaction of a job of ours."""
-        return self._process(
-            "compaction",
-            "writer",
-            lambda process: ours.compact(self.world, process, self.job),
-            fault,
-            60,
-        )
-
-    def pin(self, *, fault: bool = False) -> Process:
-        """A pin of one of the epochs there are."""
-        epoch = self.chance.choice(sorted(self.watch.epochs) or [1])
-        return self._process(
-            "pin",
-            "collector",
-            lambda process: ours.pin(self.world, process, self.paths, self.watch, epoch),
-            fault,
-            30,
-        )
-
-    def unpin(self, *, fault: bool = False) -> Process:
-        """The oldest pin taken back."""
-        return self._process(
-            "unpin",
-            "collector",
-            lambda process: ours.unpin(self.world, process, self.paths, self.watch),
-            fault,
-            15,
-        )
-
-    def undelete(self, *, fault: bool = False) -> Process:
-        """What was moved aside brought back."""
-        return self._process(
-            "undelete",
-            "collector",
-            lambda process: ours.bring_back(self.world, process, self.paths, self.watch),
-            fault,
-            60,
-        )
-
-    def purge(self, *, fault: bool = False) -> Process:
-        """What was moved aside deleted for good."""
-        return self._process(
-            "purge",
-            "collector",
-            lambda process: ours.purge_old(self.world, process, self.paths),
-            fault,
-            40,
-        )
 
 
 # ---- a schedule ----------------------------------------------------------------------------------
@@ -307,61 +157,87 @@ def explore(seed: int, *, trace: list[str] | None = None) -> Counter[str]:
         Violation: something that must stay did not.
     """
     chance = random.Random(seed)
-    base = base_of(chance.choice(KINDS), chance.randrange(BASES))
-    world = World(dict(base.objects), base.now, chance)
+    bases = [base_of(chance.choice(KINDS), chance.randrange(BASES))]
+    if chance.random() < 0.2:
+        kind, number = chance.choice(KINDS), chance.randrange(BASES_BESIDE)
+        bases.append(base_of(kind, number, chance.choice(BESIDE[kind.partition("-")[2]])))
+    world = _world_of(bases, chance)
     world.trace = trace
     ours.inhabit(world)
-    controller = None if base.controller is None else base.controller.copied()
-    watch = Watch(
-        world.objects,
-        base.job.paths.root,
-        base.job.paths.pipeline is not None,
-        base.controller is None,
-        pinned=set(base.pinned),
-    )
-    watch.look()
-    watch.clock = world.clock
-    world.watch = watch
-    keep_epochs = chance.choice((None, None, 3)) if controller is None else None
-    job = ours.Job(base.job.paths, base.job.two_phase, keep_epochs)
-    if keep_epochs is not None:
-        watch.expires(keep_epochs)
-    setting = Setting(world, watch, job, controller, chance)
-    if not watch.protocol:
-        watch.trap = 10
-    if controller is not None and not watch.protocol:
-        watch.restorable = lambda: controller.newest
-    chosen = _chosen(setting)
+    settings = [_setting_of(base, world, chance) for base in bases]
+    world.watch = Watches(tuple(one.watch for one in settings))
+    if len(settings) > 1:
+        settings[0].beside, settings[1].beside = settings[1].paths, settings[0].paths
+    gone = settings[-1] if chance.random() < (0.4 if len(settings) > 1 else 0.05) else None
+    chosen = [one for setting in settings for one in _chosen(setting, dies=setting is gone)]
     world.page = chance.choice((1000, 1000, 9))
     world.cut_listings = chance.random() < 0.15
-    if trace is not None:
-        trace.append(
-            f"seed {seed}: {base.kind}, epochs {sorted(watch.epochs)}, pins {watch.pinned}"
-        )
+    for base, setting in zip(bases, settings, strict=True):
+        watch = setting.watch
+        watch.sees_all = not world.cut_listings
+        world.note(f"seed {seed}: {base.kind}, epochs {sorted(watch.epochs)}, pins {watch.pinned}")
     if chance.random() < 0.35:
         world.run(chosen, jumps=0.7, pause=chance.randint(1, 90))
     else:
         world.run(chosen, chance.choice(BURSTS), chance.choice((0.0, 0.1, 0.4)))
-    if any("/quarantine/" in path for path in world.objects) and chance.random() < 0.5:
-        chosen.append(setting.undelete())
-        world.run(chosen[-1:])
-    check_end(world, watch)
+    for setting in settings:
+        if setting.watch.has_aside() and chance.random() < 0.5:
+            chosen.append(setting.undelete())
+            world.run(chosen[-1:])
+        if setting is gone:
+            check_removed(
+                world, setting.watch, [one for one in chosen if one.root == gone.watch.root]
+            )
+        else:
+            check_end(world, setting.watch)
     endings = Counter(f"{one.name.partition(' ')[0]}: {one.result}" for one in chosen)
     if seed % 16 == 0:
-        _finish(setting)
+        for setting in settings:
+            finish(setting)
         endings["finished"] += 1
     return endings
 
 
-def _chosen(setting: Setting) -> list[Process]:
+def _world_of(bases: list[Base], chance: random.Random) -> World:
+    objects: Objects = {}
+    for base in bases:
+        inside = f"{base.root}/"
+        objects = {path: one for path, one in objects.items() if not path.startswith(inside)}
+        mine = base is bases[0]
+        objects |= {p: one for p, one in base.objects.items() if mine or p.startswith(inside)}
+    world = World(objects, max(base.now for base in bases), chance)
+    world.taken_by_arroyo.update(*(base.taken for base in bases))
+    return world
+
+
+def _setting_of(base: Base, world: World, chance: random.Random) -> Setting:
+    controller = None if base.controller is None else base.controller.copied()
+    protocol = base.job.paths.pipeline is not None
+    watch = Watch(world.objects, base.root, protocol, controller is None, pinned=set(base.pinned))
+    watch.clock, watch.by_arroyo = world.clock, world.taken_by_arroyo
+    watch.look()
+    keep_epochs = chance.choice((None, None, 3)) if controller is None else None
+    job = ours.Job(base.job.paths, base.job.two_phase, keep_epochs)
+    if keep_epochs is not None:
+        watch.expires(keep_epochs)
+    if not protocol:
+        watch.trap = 10
+    if controller is not None and not protocol:
+        watch.restorable = lambda: controller.newest
+    return Setting(world, watch, job, controller, chance)
+
+
+def _chosen(setting: Setting, *, dies: bool) -> list[Process]:
     """A collector, mostly a writer, often somebody else."""
     chance = setting.chance
+    if dies:
+        return _undertakers(setting)
     if chance.random() < 0.15:
         return [setting.expiry(fault=chance.random() < 0.1), setting.pin()]
     some = [chance.choice((setting.expiry, setting.orphans))(fault=chance.random() < 0.25)]
     if chance.random() < 0.8:
         some.append(setting.writer(chance.randint(1, 3), fault=chance.random() < 0.25))
-    while len(some) < 4 and chance.random() < 0.55:
+    while len(some) < (4 if setting.beside is None else 2) and chance.random() < 0.55:
         make = chance.choice((*setting.makers(), setting.writer))
         if make == setting.writer:
             some.append(setting.writer(chance.randint(1, 2), fault=chance.random() < 0.25))
@@ -370,50 +246,17 @@ def _chosen(setting: Setting) -> list[Process]:
     return some
 
 
-def check_end(world: World, watch: Watch) -> None:
-    """Every epoch that stays is whole, and a start finds its way."""
-    for path in watch.protected():
-        if path not in world.objects and path not in watch.by_arroyo:
-            raise Violation(f"{path} is gone in the end")
-    if not watch.protocol or not watch.epochs:
-        return
-    fence = world.objects.get(f"{watch.root}/current-generation.json")
-    if fence is None:
-        raise Violation("the fence is gone")
-    number = 1 + max(
-        int(path.split("/")[3])
-        for path in world.objects
-        if path.startswith(f"{watch.root}/generations/")
-    )
-    ref = restored(world.objects, watch.root, number, follow=watch.ours)
-    if ref is None:
-        raise Violation("a start would begin without state")
-    newest = max(watch.epochs)
-    if manifest_facts(world.objects[ref][0])[0] < newest and watch.ours:
-        raise Violation(f"a start would go on from {ref}, not from epoch {newest}")
-    lost = [path for path in listed(world.objects[ref][0], True) if path not in world.objects]
-    if lost:
-        raise Violation(f"a start would go on from {ref}, of which {lost[0]} is gone")
-
-
-def _finish(setting: Setting) -> None:
-    """Days later, with nobody else about: the job goes on, and what is dead is collected."""
-    world = setting.world
-    world.cut_listings = False
-    world.jump(5 * DAY)
-    writer = setting.writer(3, stop=True)
-    world.run([writer])
-    if writer.result != "done":
-        raise Violation(f"the job does not go on: {writer.result}")
-    world.jump(5 * DAY)
-    for make in (setting.expiry, setting.orphans):
-        process = make()
-        world.run([process])
-        if process.result not in ("collected", "nothing"):
-            kept = world.objects.get(setting.paths.retained)
-            if kept is not None and json.loads(kept[0])["pins"]:
-                continue  # a pinned epoch that is not there is told, and refused until unpinned
-            raise Violation(f"{process.name} is refused for ever: {process.result}")
+def _undertakers(setting: Setting) -> list[Process]:
+    """Who removes a job that is gone, and who thinks better of it."""
+    chance = setting.chance
+    if setting.controller is not None:
+        setting.controller.condition = JobCondition.GONE
+    some = [setting.removal(fault=chance.random() < 0.5)]
+    if chance.random() < 0.5:
+        some.append(setting.removal(fault=chance.random() < 0.25))
+    if chance.random() < 0.3:
+        some.append(chance.choice((setting.pin, setting.unpin, setting.undelete))())
+    return some
 
 
 # ---- outside of pytest ---------------------------------------------------------------------------
@@ -431,12 +274,17 @@ def explore_many(first: int, count: int) -> Counter[str]:
     return endings
 
 
-def _part(task: tuple[int, int]) -> tuple[int, int, Counter[str], str | None]:
+def _part(task: tuple[int, int]) -> tuple[int, Counter[str], list[str]]:
+    """Go through many seeds, whatever is found."""
     first, count = task
-    try:
-        return first, count, explore_many(first, count), None
-    except BaseException as error:
-        return first, count, Counter(), f"{type(error).__name__}: {error}"
+    endings, wrong = Counter[str](), []
+    with ours.replaced_machinery():
+        for seed in range(first, first + count):
+            try:
+                endings += explore(seed)
+            except BaseException as error:
+                wrong.append(f"seed {seed}: {type(error).__name__}: {error}")
+    return count, endings, wrong
 
 
 def main() -> int:
@@ -463,12 +311,12 @@ def main() -> int:
     ]
     done, endings, began, bad = 0, Counter[str](), time.monotonic(), 0
     with multiprocessing.Pool(given.processes) as pool:
-        for _, count, found, problem in pool.imap_unordered(_part, tasks):
+        for count, found, wrong in pool.imap_unordered(_part, tasks):
             done += count
             endings += found
-            if problem is not None:
-                bad += 1
-                print(problem, flush=True)
+            bad += len(wrong)
+            for one in wrong:
+                print(one, flush=True)
             if done % 10_000 == 0:
                 took = time.monotonic() - began
                 print(f"{done} schedules, {done / took:.0f} a second, {bad} bad", flush=True)
@@ -478,6 +326,3 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-__all__ = ["base_of", "data_files", "explore", "explore_many", "reachable"]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
 from arroyo_dagster.state.model.directory import JobCondition
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller
+from tests.explorer.ending import check_end
 from tests.explorer.mutants import MUTANTS
-from tests.explorer.oracle import Watch
-from tests.explorer.schedules import LEGACY, PROTOCOL, SIBLINGS, START, Setting, check_end
+from tests.explorer.oracle import Watch, Watches
+from tests.explorer.schedules import LEGACY, PROTOCOL, SIBLINGS, START
+from tests.explorer.setting import Setting
 from tests.explorer.world import DAY, Process, Violation, World
 
 LAYOUTS = {"protocol": PROTOCOL, "legacy": LEGACY}
@@ -39,8 +41,9 @@ def abandoned(
     world = World(dict(SIBLINGS), START, random.Random(layout + whose))
     ours.inhabit(world)
     watch = Watch(world.objects, paths.root, layout == "protocol", controller is None)
+    watch.by_arroyo = world.taken_by_arroyo
     watch.clock, watch.trap = world.clock, 0 if layout == "protocol" else 10
-    world.watch = watch
+    world.watch = Watches((watch,))
     setting = Setting(world, watch, ours.Job(paths), controller, random.Random(layout))
     world.run([setting.writer(epochs, stop=False)])
     if merged:
@@ -71,9 +74,9 @@ def again(setting: Setting, at: int) -> Setting:
     watch = Watch(world.objects, old.root, old.protocol, old.ours, trap=old.trap)
     if controller is not None and not old.protocol:
         watch.restorable = lambda: controller.newest
-    watch.clock = world.clock
+    watch.clock, watch.by_arroyo = world.clock, world.taken_by_arroyo
     watch.look()
-    world.watch = watch
+    world.watch = Watches((watch,))
     return Setting(world, watch, setting.job, controller, chance)
 
 
@@ -144,3 +147,30 @@ def test_what_a_compaction_has_merged_waits_for_a_writer_that_is_long_in_coming(
         return str(process.result)
 
     assert collected() == "collected"
+
+
+def test_what_was_merged_beside_an_epoch_waits_for_the_next() -> None:
+    """The record came too late for the epoch that the writer was at; nothing else speaks for it."""
+
+    def merged_beside(seeds: Iterable[int]) -> None:
+        for seed in seeds:
+            one_merged_beside(seed)
+
+    def one_merged_beside(seed: int) -> None:
+        chance = random.Random(seed)
+        world = World(dict(SIBLINGS), START, chance)
+        ours.inhabit(world)
+        watch = Watch(world.objects, PROTOCOL.root, True, True)
+        watch.clock, watch.by_arroyo = world.clock, world.taken_by_arroyo
+        world.watch = Watches((watch,))
+        setting = Setting(world, watch, ours.Job(PROTOCOL), None, chance)
+        world.run([setting.writer(5)])
+        world.run([setting.compaction(), setting.writer(8)], (25, 40), 1.0)
+        world.jump(5 * DAY)
+        world.run([setting.orphans()])
+        check_end(world, watch)
+
+    seeds = range(30, 36)
+    merged_beside(seeds)
+    with MUTANTS["compactions that wait are ignored"](), pytest.raises(Violation):
+        merged_beside(seeds)

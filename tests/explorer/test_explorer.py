@@ -51,12 +51,19 @@ QUICKLY = {
     "the lease is not checked again": 400,
     "the ten epochs that Arroyo's cleanup needs go": 100,
     "files shared with epochs that stay go": 100,
+    "a listing that is cut short is trusted": 800,
+    "what epochs in quarantine need is ignored": 200,
+    "newer epochs go before older ones": 100,
+    "metadata goes before data": 100,
+    "a stored plan is carried out as it is": 200,
+    "pins of a job that is gone are ignored": 200,
+    "a job that is gone may have been written to just now": 600,
 }
 """Within so many schedules."""
 
 SLOWLY = (
-    "a listing that is cut short is trusted",
     "what a running job may write is not asked",
+    "compactions that wait are ignored",
 )
 
 

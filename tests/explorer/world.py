@@ -7,6 +7,7 @@ fails, and how much time goes by. Nothing waits: time is a number.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import random
 import threading
@@ -44,6 +45,7 @@ class Process:
 
     Attributes:
         role: `writer`, `arroyo` or `collector`: whose deletions count as what.
+        root: of the job that it does something to.
         fault_at: the call at which something happens to it; None for none.
         fault_on: instead: the first change of an object with this in its path.
         fault: `crash`, `crash-after`, `fail`, `fail-after`, `half` or `throttled`.
@@ -52,11 +54,14 @@ class Process:
     name: str
     role: str
     work: Callable[[Process], Any]
+    root: str = ""
     fault_at: int | None = None
     fault: str = "crash"
     fault_on: str | None = None
     calls: int = 0
     pending: str = ""
+    on_its_way: Callable[[], Any] | None = None
+    arrived: list[Any] = field(default_factory=list)
     dead: bool = False
     ended: bool = False
     still: bool = False
@@ -91,6 +96,9 @@ class World:
 
     Args:
         watch: told of every change: the process, the verb, the path, what was there before.
+
+    Attributes:
+        taken_by_arroyo: what Arroyo's own cleaning up has deleted.
     """
 
     def __init__(
@@ -104,11 +112,13 @@ class World:
         self.now = now_micros
         self.chance = chance
         self.watch = watch
+        self._names = sorted(objects)
         self.number = max((one[2] for one in objects.values()), default=0)
         self.processes: list[Process] = []
         self.current: Process | None = None
         self.violation: Violation | None = None
         self.trace: list[str] | None = None
+        self.taken_by_arroyo: set[str] = set()
         self.page = 1000
         self.cut_listings = False
         self._left = 0
@@ -151,8 +161,23 @@ class World:
     def started(self, process: Process) -> None:
         """A writer has raised the fence: older ones that stood still are dead by now."""
         for one in self.processes:
-            if one is not process and one.still and one.role != "collector":
+            rival = one is not process and one.root == process.root and one.role != "collector"
+            if rival and one.still:
                 one.dead = True
+
+    def wait_for_requests(self, process: Process) -> None:
+        """A run that has just been scheduled writes nothing for some seconds: what others have sent
+        to the store arrives before that, or never.
+        """
+        for one in self.processes:
+            if one is process or one.root != process.root or one.on_its_way is None:
+                continue
+            if one.fault_on is not None or one.fault_at == one.calls:
+                one.dead = True
+            else:
+                self.note(f"{one.name}: its request arrives")
+                one.arrived.append(one.on_its_way())
+                one.on_its_way = None
 
     # ---- who goes on -----------------------------------------------------------------------------
 
@@ -253,16 +278,20 @@ class World:
         process.calls += 1
         if len(self.processes) > 1:
             process.pending = verb
+            process.on_its_way = action if verb in MUTATING else None
             self._stop_here(process)
-            process.pending = ""
+            process.pending, process.on_its_way = "", None
             if process.dead:
                 raise Crash(process.name)
+            if process.arrived:
+                return process.arrived.pop()
         self.now += 1000
         if process.fault_on is not None and process.fault_on in path and verb in MUTATING:
             process.fault_on, process.fault_at = None, process.calls
         if process.fault_at == process.calls:
             return self._faulty(process, verb, path, action)
-        self.note(f"{process.name} {verb} {path}")
+        if self.trace is not None:
+            self.note(f"{process.name} {verb} {path}")
         return action()
 
     def _faulty(self, process: Process, verb: str, path: str, action: Callable[[], Any]) -> Any:
@@ -286,8 +315,12 @@ class World:
         """Change an object."""
         before = self.objects.get(path)
         self.number += 1
-        self.note(f"  {path} is written")
+        if self.trace is not None:
+            self.note(f"  {path} is written")
+        if before is None:
+            bisect.insort(self._names, path)
         self.objects[path] = (bytes(data), self.now, self.number)
+        self.taken_by_arroyo.discard(path)
         if path.endswith("/current-generation.json") or "/_arroyo_dagster/writers/" in path:
             self.started(process)
         self.watch(process, verb, path, before)
@@ -296,8 +329,29 @@ class World:
         """Remove an object."""
         before = self.objects.pop(path, None)
         if before is not None:
+            del self._names[bisect.bisect_left(self._names, path)]
+            if process.role == "arroyo":
+                self.taken_by_arroyo.add(path)
             self.note(f"  {path} is gone")
             self.watch(process, "delete", path, before)
+
+    def below(self, prefix: str, after: str = "") -> list[str]:
+        """The names of the objects in a directory, or in all of the store, in order."""
+        names = self._names
+        if not prefix:
+            return names[bisect.bisect_right(names, after) :]
+        first = bisect.bisect_right(names, max(after, prefix))
+        return names[first : bisect.bisect_left(names, prefix[:-1] + "0")]
+
+
+@functools.lru_cache(maxsize=50_000)
+def _described(path: str, size: int, modified: int, number: int) -> ObjectInfo:
+    return ObjectInfo(
+        path=str.__new__(StatePath, path),
+        size_bytes=size,
+        modified_micros=modified,
+        etag=f"v{number}",
+    )
 
 
 class Hands:
@@ -351,12 +405,7 @@ class Hands:
         found = self._world.objects.get(path)
         if found is None:
             return None
-        return ObjectInfo(
-            path=str.__new__(StatePath, path),
-            size_bytes=len(found[0]),
-            modified_micros=found[1],
-            etag=f"v{found[2]}",
-        )
+        return _described(path, len(found[0]), found[1], found[2])
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Page by page; between two pages anything may happen."""
@@ -374,9 +423,7 @@ class Hands:
             after = names[-1]
 
     def _page(self, below: str, after: str) -> list[str]:
-        world = self._world
-        found = sorted(name for name in world.objects if name.startswith(below) and name > after)
-        return self._cut(found[: world.page])
+        return self._cut(self._world.below(below, after)[: self._world.page])
 
     def _cut(self, names: list[str]) -> list[str]:
         """A listing that lacks a part, where the seed wants one."""
@@ -392,11 +439,19 @@ class Hands:
     def _level(self, prefix: str) -> Listing:
         below = f"{prefix}/" if prefix else ""
         cut = len(below)
-        names = [name for name in self._world.objects if name.startswith(below)]
+        names = self._world.below(below)
         if self._world.cut_listings:
-            names = self._cut(sorted(names))
-        here = sorted(name for name in names if "/" not in name[cut:])
-        inside = sorted({below + name[cut:].partition("/")[0] for name in names} - set(here))
+            names = self._cut(names)
+        here, inside, last = [], [], ""
+        for name in names:
+            if name.startswith(last) and last:
+                continue
+            at = name.find("/", cut)
+            if at < 0:
+                here.append(name)
+            else:
+                inside.append(name[:at])
+                last = name[: at + 1]
         infos = (self._info(name) for name in here)
         return Listing(
             objects=tuple(info for info in infos if info is not None),

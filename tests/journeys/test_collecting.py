@@ -18,6 +18,7 @@ from arroyo_dagster.state.local.gc_plans import plan_collection
 from arroyo_dagster.state.local.jobs import list_jobs
 from arroyo_dagster.state.local.journal import list_runs, read_journal
 from arroyo_dagster.state.local.roots import read_roots
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, WorkerGeneration
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.planning.reachable import referenced_by
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, WriteProtected
@@ -26,15 +27,18 @@ from arroyo_dagster.state.storage.wrappers import Counting
 from tests.collecting import (
     PATHS,
     Clock,
+    Interrupted,
     begun,
     data_files,
     expiry,
+    orphans,
     reachable,
     restorable,
     whole,
     without_ours,
 )
 from tests.compat.arroyo import ARCHIVES, unpack
+from tests.fleets import Written, legacy_job
 from tests.jobs import copied, run_word_job
 
 QUICK = Pace(sleep=lambda seconds: None)
@@ -156,3 +160,49 @@ def test_a_fault_at_any_change_leaves_what_stays_whole_and_the_next_run_finishes
         outcomes = {entry.outcome.partition(":")[0] for entry in read_journal(store, PATHS)}
         assert "unknown" not in outcomes, f"fault at change {at}"
         assert all(one.ended for one in list_runs(store, PATHS)), f"fault at change {at}"
+
+
+def _died() -> None:
+    raise Crash("the process died")
+
+
+@pytest.mark.parametrize("layout", ["protocol", "legacy"])
+@pytest.mark.parametrize("aside", [False, True], ids=["deleted", "moved-aside"])
+def test_a_collection_of_orphans_that_dies_before_any_call_is_finished_by_the_next(
+    layout: str, aside: bool
+) -> None:
+    clock = Clock()
+    start, paths, generation, said = MemoryStore(clock=clock), legacy_job("j"), None, {}
+    if layout == "protocol":
+        start, paths = begun(3, clock, sinks=0, parallelism=1), PATHS
+        generation = WorkerGeneration(1)
+    else:
+        Written(start, paths, start=clock.micros, keep=2).epochs(5)
+        said = {"j": "stopped"}
+    clock.days(-5)
+    for number in (1, 2):
+        place = paths.operator(OperatorId("count"), Epoch(number), generation)
+        start.put(place / "table-counts-007-lost", b"an attempt that nobody waits for")
+    clock.days(5)
+    epochs = ParquetBackend(start, paths).epochs()
+
+    def run(store: Any) -> Any:
+        later = Clock()
+        later.micros = clock.micros
+        return collect(
+            store, paths, orphans(**said), yes=True, aside=aside, clock=later, pace=QUICK, owner="o"
+        )
+
+    counted = Interrupted(copied(start, clock=clock, keep_times=True))
+    assert run(counted).deleted == 2
+    clean = without_ours(counted.inner)
+    assert counted.calls > 30
+    for at in range(1, counted.calls + 1):
+        store = copied(start, clock=clock, keep_times=True)
+        with contextlib.suppress(Crash):
+            run(Interrupted(store, at, _died))
+        whole(store, paths, *epochs)
+        run(store)
+        assert without_ours(store) == clean, f"died before call {at}: not finished by the next run"
+        outcomes = {entry.outcome.partition(":")[0] for entry in read_journal(store, paths)}
+        assert "unknown" not in outcomes, f"died before call {at}"

@@ -177,6 +177,33 @@ def test_of_a_job_that_was_removed_the_journal_and_the_quarantine_are_left(
     assert {p: d for p, d in without_ours(store).items() if p.startswith(f"{root}/")} == before
 
 
+def test_a_job_that_is_gone_and_cannot_be_read_is_moved_aside_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    url = unpack("leader", tmp_path)
+    root = "pl_4BjSq2rVmU/job_U5O5jKZxJg"
+    store = open_store(url)
+    doomed = [info.path for info in store.list(root) if info.path.name == "checkpoint-manifest.pb"]
+    for path in doomed:
+        store.put(path, b"\xff")
+    for info in store.list(root):
+        aged = Path(url.removeprefix("file://"), info.path)
+        os.utime(aged, (aged.stat().st_mtime - 86_400,) * 2)
+    before = without_ours(store)
+    said = ("--say", f"{root}=gone", "--older-than", "1h")
+    refused = run(url, "gc", "run", "dead-job", root, *said, "--quarantine", "--yes")
+    assert refused.exit_code == 1
+    for_good = run(url, "gc", "run", "dead-job", root, *said, "--unreadable", "--yes")
+    assert "--quarantine" in for_good.stderr
+    assert without_ours(store) == before
+    done = document(
+        url, "gc", "run", "dead-job", root, *said, "--unreadable", "--quarantine", "--yes"
+    )
+    assert done["deleted"] == sum(path.startswith(f"{root}/") for path in before)
+    run(url, "gc", "undelete", root, done["quarantine"], "--yes")
+    assert without_ours(store) == before
+
+
 @pytest.mark.parametrize(
     "args",
     [

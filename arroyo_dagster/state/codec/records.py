@@ -280,7 +280,7 @@ def decode_type(text: str) -> Type:
 
 def encode_json(value: object) -> bytes:
     """Compact JSON, fields in the order given, no final newline."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def decode_json(data: bytes, path: str) -> dict[str, Any]:
@@ -290,7 +290,7 @@ def decode_json(data: bytes, path: str) -> dict[str, Any]:
         FormatError: the bytes are no JSON object in UTF-8, or hold a number that JSON has not.
     """
     try:
-        value = json.loads(data.decode(), parse_constant=_no_number, parse_float=_finite)
+        value = _DECODER.decode(data.decode())
     except (ValueError, RecursionError) as error:
         raise FormatError(
             f"{len(data)} bytes that should be JSON are not; the object may be truncated",
@@ -309,6 +309,10 @@ def _no_number(text: str) -> float:
 def _finite(text: str) -> float:
     number = float(text)
     return number if math.isfinite(number) else _no_number(text)
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
 
 
 def _with_unknown(fields: Mapping[str, object], unknown: bytes) -> bytes:
@@ -405,7 +409,11 @@ class _Fields:
 
 
 def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _shortened(value: object) -> str:

@@ -6,7 +6,7 @@ As strict as `codec.metadata`: what that refuses is refused here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec.metadata import table_kind
@@ -91,8 +91,12 @@ def _commits(message: pb.OperatorCheckpointMetadata) -> bool:
 
 
 def _checked(operators: Iterable[pb.OperatorCheckpointMetadata]) -> tuple[StatePath, ...]:
-    texts = dict.fromkeys(text for operator in operators for text in _listed(operator))
-    return tuple(_path(text) for text in texts)
+    texts: dict[str, None] = {}
+    for operator in operators:
+        tables = operator.table_checkpoint_metadata
+        for name in tables:  # its items() looks each up as well, and more slowly
+            texts |= dict.fromkeys(_listed(name, tables[name]))
+    return tuple(map(_path, texts))
 
 
 @functools.lru_cache(maxsize=20_000)
@@ -101,10 +105,9 @@ def _path(text: str) -> StatePath:
     return StatePath(text)
 
 
-def _listed(operator: pb.OperatorCheckpointMetadata) -> Iterator[str]:
-    for name, table in operator.table_checkpoint_metadata.items():
-        if table_kind(name, table.table_type) is TableKind.GLOBAL_KEYED:
-            yield from part(pb.GlobalKeyedTableTaskCheckpointMetadata, table.data, name).files
-        else:
-            found = part(pb.ExpiringKeyedTimeTableCheckpointMetadata, table.data, name)
-            yield from (file.file for file in found.files)
+def _listed(name: str, table: pb.TableCheckpointMetadata) -> Iterable[str]:
+    if table.table_type == pb.GLOBAL_KEY_VALUE:
+        return part(pb.GlobalKeyedTableTaskCheckpointMetadata, table.data, name).files
+    table_kind(name, table.table_type)  # refuses a kind that nobody here knows
+    found = part(pb.ExpiringKeyedTimeTableCheckpointMetadata, table.data, name)
+    return [file.file for file in found.files]

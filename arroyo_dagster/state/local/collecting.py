@@ -30,6 +30,7 @@ from arroyo_dagster.state.local.roots import newest_root
 from arroyo_dagster.state.local.roots_read import Progress
 from arroyo_dagster.state.local.telling import told_again, unheard
 from arroyo_dagster.state.model.collecting import GcPlan, PathsDigest, PlanKind
+from arroyo_dagster.state.model.directory import JobFacts
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import BATCH, ObjectKind, Packed, Stored, object_name
@@ -39,6 +40,7 @@ from arroyo_dagster.state.planning.collecting import (
     no_longer_planned,
     what_is_left,
 )
+from arroyo_dagster.state.planning.dead_jobs import check_way
 from arroyo_dagster.state.planning.permission import check_store_clock
 from arroyo_dagster.state.planning.reachable import refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -174,6 +176,7 @@ def _carried_out(
         opened = finish_open_runs(held, paths)
         fresh = make(held, paths, asked, now_micros=now, progress=_planning(progress))
         chosen = fresh if plan is None else _checked(held, plan, fresh)
+        check_way(chosen, aside=aside)
         if not chosen.objects:
             delete_all(held, [paths.removal] if chosen.kind is PlanKind.DEAD_JOB else [])
             return GcOutcome(plan=chosen, done=False, deleted=0, size_bytes=0, open_entries=opened)
@@ -189,7 +192,8 @@ def _carried_out(
         if chosen.kind is PlanKind.DEAD_JOB:
             delete_all(held, [paths.removal])
         if chosen.kind is PlanKind.EXPIRE and chosen.keep_from is not None:
-            forget_released(held, paths, chosen.keep_from)
+            left = frozenset(fresh.epochs).difference(chosen.epochs)
+            forget_released(held, paths, chosen.keep_from, left)
             _note_min_epoch(held, paths, chosen.keep_from, chosen)
         remove_empty_directories(held, paths.root)
     return GcOutcome(
@@ -238,7 +242,7 @@ def _note_min_epoch(held: ObjectStore, paths: JobPaths, oldest: Epoch, plan: GcP
 class _Run:
     """One plan being carried out."""
 
-    store: ObjectStore
+    store: Leased
     plan: GcPlan
     asked: GcRequest
     journal: Journal
@@ -255,7 +259,11 @@ class _Run:
 
     def carry_out(self) -> None:
         plan = self.plan
+        if plan.paths.layout is Layout.LEGACY:
+            # The next run may write the same names: all of them, if it is to ignore the state.
+            self.store.before_deleting = self._ask_again
         self._step("data", plan.data, self.delete)
+        self.store.before_deleting = None
         self._step("records", plan.records, delete_here)
         self._step("metadata", plan.metadata, delete_here)
 
@@ -283,21 +291,31 @@ class _Run:
 
     def _recheck(self) -> None:
         """Ask once more, just before acting, what must not have changed."""
+        facts = self._ask_again()
+        if facts is not None and facts.condition.at_rest:
+            self._check_head()
+
+    def _ask_again(self) -> JobFacts | None:
+        """What somebody says the job is doing, where the plan rests on that.
+
+        Raises:
+            ProtocolError: it is doing something else now.
+        """
         plan = self.plan
-        if plan.proof.condition is not None:
-            answer = self.asked.answer(plan.paths)
-            facts = None if answer is None else answer.facts
-            said = None if facts is None else f"{facts.condition.value} ({facts.source})"
-            run_id = None if facts is None else facts.run_id
-            if (said, run_id) != (plan.proof.condition, plan.proof.run_id):
-                raise refuse(
-                    f"the job was {plan.proof.condition} and is {said} now",
-                    plan.paths,
-                    run=run_id,
-                    next_step="let it go on, then make a new plan; run it again for the rest",
-                )
-            if facts is not None and facts.condition.at_rest:
-                self._check_head()
+        if plan.proof.condition is None:
+            return None
+        answer = self.asked.answer(plan.paths)
+        facts = None if answer is None else answer.facts
+        said = None if facts is None else f"{facts.condition.value} ({facts.source})"
+        run_id = None if facts is None else facts.run_id
+        if (said, run_id) != (plan.proof.condition, plan.proof.run_id):
+            raise refuse(
+                f"the job was {plan.proof.condition} and is {said} now",
+                plan.paths,
+                run=run_id,
+                next_step="let it go on, then make a new plan; run it again for the rest",
+            )
+        return facts
 
     def _check_head(self) -> None:
         """A job at rest publishes nothing, whatever anybody says."""

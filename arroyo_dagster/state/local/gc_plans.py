@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.collecting import decode_gc_plan
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import list_jobs
 from arroyo_dagster.state.local.roots import newest_root, read_roots
-from arroyo_dagster.state.local.roots_read import Progress, untold
+from arroyo_dagster.state.local.roots_read import Progress, Reader, untold
 from arroyo_dagster.state.local.survey import Survey, list_job, survey_job
 from arroyo_dagster.state.model.collecting import (
     GRACE_MICROS,
@@ -21,7 +21,7 @@ from arroyo_dagster.state.model.collecting import (
     Roots,
     checked_grace,
 )
-from arroyo_dagster.state.model.directory import JobAnswer
+from arroyo_dagster.state.model.directory import JobAnswer, JobCondition
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.collecting import measured
@@ -29,6 +29,7 @@ from arroyo_dagster.state.planning.dead_jobs import files_below, plan_dead_job, 
 from arroyo_dagster.state.planning.expiry import plan_expiry
 from arroyo_dagster.state.planning.orphans import judge, plan_orphans, standing_of
 from arroyo_dagster.state.planning.permission import at_rest, check_still, why_dead
+from arroyo_dagster.state.planning.reachable import refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -49,6 +50,8 @@ class GcRequest:
         grace_micros: of the other two.
         directory: who is asked what jobs are doing; nobody unless given.
         others: the other jobs below the URL, for a dead job; listed unless given.
+        unreadable: of a dead job whose metadata nobody can read: take it by what a listing shows,
+            on the user's word alone. It can only be moved aside.
     """
 
     kind: PlanKind
@@ -56,8 +59,14 @@ class GcRequest:
     grace_micros: int = GRACE_MICROS
     directory: JobDirectory = field(default_factory=JobDirectory)
     others: Sequence[JobPaths] | None = None
+    unreadable: bool = False
 
     def __post_init__(self) -> None:
+        if self.unreadable and self.kind is not PlanKind.DEAD_JOB:
+            raise InputError(
+                "only a job that is gone is collected although its metadata cannot be read",
+                next_step="repair it, or restore another epoch: see `arroyo-state verify`",
+            )
         if (self.kind is PlanKind.EXPIRE) is not (self.retention is not None):
             raise InputError("an expiry, and nothing else, needs to know how many epochs stay")
         checked_grace(self.grace_micros)
@@ -118,7 +127,12 @@ def plan_collection(
     begun = _begun_removal(store, paths) if asked.kind is PlanKind.DEAD_JOB else None
     if begun is not None:
         return _rest_of(store, asked, begun, now)
-    survey, roots = survey_job(store, paths, progress)
+    try:
+        survey, roots = survey_job(store, paths, progress)
+    except (FormatError, ProtocolError, NotFoundError) as error:
+        if not asked.unreadable:
+            raise
+        return _unreadable_job(store, paths, asked, str(error), now)
     if asked.kind is PlanKind.DEAD_JOB:
         return _dead_job(store, asked, survey, roots, now)
     answer = needed_answer(asked, roots, before)
@@ -174,25 +188,76 @@ def _begun_removal(store: ObjectStore, paths: JobPaths) -> GcPlan | None:
 
 def _rest_of(store: ObjectStore, asked: GcRequest, begun: GcPlan, now: int) -> GcPlan:
     _dead(store, asked, begun.paths, ours=bool(begun.rule.get("ours")))
+    retained, quarantined = Reader(store, begun.paths).retained()
     found = list_job(store, begun.paths, Epoch(0))
-    return what_is_left_of(begun, found.files, found.metadata, found.foreign, now_micros=now)
+    return what_is_left_of(
+        begun,
+        found.files,
+        found.metadata,
+        found.foreign,
+        retained=retained,
+        quarantined=quarantined,
+        now_micros=now,
+    )
 
 
 def _dead(
     store: ObjectStore, asked: GcRequest, paths: JobPaths, *, ours: bool
 ) -> tuple[str, JobAnswer, list[JobPaths]]:
-    """How it is known that a job is dead, what is known of it, and the other jobs of the URL."""
-    listed = list_jobs(store) if asked.others is None else asked.others
+    """How it is known that a job is dead, what is known of it, and the other jobs of the URL that
+    are not said to be gone themselves.
+    """
+    listed = _known_jobs(store) if asked.others is None else asked.others
     others = [one for one in listed if one != paths]
     answer, *known = asked.directory.look_up([paths, *others])
-    return why_dead(paths, answer, known, ours=ours), answer, others
+    why = why_dead(paths, answer, known, ours=ours)
+    said = zip(others, known, strict=True)
+    alive = [one for one, its in said if its.facts.condition is not JobCondition.GONE]
+    return why, answer, alive
+
+
+def _known_jobs(store: ObjectStore) -> Sequence[JobPaths]:
+    """The jobs of the URL; none if what is left of one is all there is."""
+    try:
+        return list_jobs(store)
+    except InputError:
+        return []
+
+
+def _unreadable_job(
+    store: ObjectStore, paths: JobPaths, asked: GcRequest, evidence: str, now: int
+) -> GcPlan:
+    """What a listing shows of a job that is gone, although its metadata cannot be read.
+
+    Args:
+        evidence: why it cannot.
+    """
+    retained, quarantined = Reader(store, paths).retained()
+    found = list_job(store, paths, Epoch(0))
+    if not found.listed:
+        raise refuse("the listing is empty", paths)
+    roots = Roots(
+        paths=paths,
+        worker_generation=None,
+        epochs=(),
+        retained=retained,
+        quarantined=quarantined,
+    )
+    return _dead_job(store, asked, found, roots, now, evidence)
 
 
 def _dead_job(
-    store: ObjectStore, asked: GcRequest, survey: Survey, roots: Roots, now: int
+    store: ObjectStore,
+    asked: GcRequest,
+    survey: Survey,
+    roots: Roots,
+    now: int,
+    unreadable: str | None = None,
 ) -> GcPlan:
     paths = roots.paths
-    why, answer, others = _dead(store, asked, paths, ours=roots.ours)
+    # Of one that cannot be read nobody knows whose it is: the user's word counts alone.
+    ours = unreadable is not None or roots.ours
+    why, answer, others = _dead(store, asked, paths, ours=ours)
     heads = concurrently(lambda other: newest_root(store, other), others)
     needed = [
         (other, path)
@@ -211,4 +276,5 @@ def _dead_job(
         grace_micros=asked.grace_micros,
         listed=survey.listed,
         answer=answer,
+        unreadable=unreadable,
     )

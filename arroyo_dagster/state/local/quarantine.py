@@ -6,7 +6,7 @@ As long as it is there, what its epochs list and was not moved with them stays, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, NotFoundError
@@ -17,6 +17,8 @@ from arroyo_dagster.state.codec.collecting import (
     known_fields,
     moved_from_json,
 )
+from arroyo_dagster.state.codec.metadata import decode_legacy_checkpoint
+from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.lease import lease
 from arroyo_dagster.state.local.gc_plans import Clock, wall_clock
@@ -31,12 +33,14 @@ from arroyo_dagster.state.model.collecting import (
     PathsDigest,
     Pin,
     Quarantined,
+    References,
     Retained,
     digest_of,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.objects import NOTHING, ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.planning.dead_jobs import UNREADABLE
 from arroyo_dagster.state.planning.permission import check_store_clock
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -93,6 +97,8 @@ class Aside:
 
 def _needs(held: ObjectStore, plan: GcPlan) -> Packed:
     """What the metadata in a plan lists that is not moved with it."""
+    if UNREADABLE in plan.rule:
+        return NOTHING  # all there is goes together
     moved = PathsDigest(plan.data.paths)
     reader = Reader(held, plan.paths)
 
@@ -145,7 +151,8 @@ def undelete(
 ) -> list[Moved]:
     """Bring back what was moved aside, byte for byte; epochs that come back are pinned.
 
-    The copies stay until they are purged.
+    The copies stay until they are purged. An epoch of which something is neither there nor in the
+    quarantine does not come back: another collection had taken it before, or takes it meanwhile.
 
     Args:
         name: of the quarantine.
@@ -155,13 +162,14 @@ def undelete(
         NotFoundError: there is no such quarantine.
         ConflictError: something else lies where an object was; nothing was brought back.
         FormatError: a copy is not what it was, or an epoch is back and cannot be restored: what
-            it needs besides went meanwhile, which Arroyo's own cleanup does.
+            it needs besides went just now, which Arroyo's own cleanup does.
     """
     _check_known(read_retained(store, paths), paths, name)
-    moved = sorted(moved_in(store, paths, name), key=lambda one: _order(paths, one))
+    found = sorted(moved_in(store, paths, name), key=lambda one: _order(paths, one))
     if not yes:
-        return moved
+        return _that_are_whole(store, paths, found)
     with lease(store, paths, owner, clock=clock) as held:
+        moved = _that_are_whole(held, paths, found)
         there = concurrently(lambda one: _lies_there(held, one), moved)
         now = clock()
         size = sum(one.size_bytes for one in moved)
@@ -187,6 +195,68 @@ def undelete(
     for epoch in pins:
         ParquetBackend(store, paths).prepare_checkpoint_load(epoch)
     return moved
+
+
+_OF_AN_EPOCH = frozenset(
+    {
+        *(ObjectKind.OPERATOR, ObjectKind.MANIFEST, ObjectKind.CHECKPOINT),
+        *(ObjectKind.MARKER, ObjectKind.RECORD),
+    }
+)
+
+
+def _that_are_whole(store: ObjectStore, paths: JobPaths, moved: list[Moved]) -> list[Moved]:
+    """What may come back: nothing that would make an epoch visible which cannot be restored."""
+    copies = {one.path: one.copy for one in moved}
+    heads = [one for one in moved if _epoch_of(paths, one) is not None]
+    whole = concurrently(lambda one: _may_come_back(store, paths, one, copies), heads)
+    broken = {_epoch_of(paths, one) for one, fine in zip(heads, whole, strict=True) if not fine}
+    names = {one.path: object_name(paths, one.path) for one in moved}
+    return [
+        one
+        for one in moved
+        if names[one.path].kind not in _OF_AN_EPOCH or names[one.path].epoch not in broken
+    ]
+
+
+def _may_come_back(
+    store: ObjectStore, paths: JobPaths, head: Moved, copies: Mapping[StatePath, StatePath]
+) -> bool:
+    try:
+        return _is_whole(store, paths, head, copies)
+    except FormatError:
+        return True  # as it was before it was moved aside
+
+
+def _is_whole(
+    store: ObjectStore, paths: JobPaths, head: Moved, copies: Mapping[StatePath, StatePath]
+) -> bool:
+    """Whether all that an epoch needs is there or among the copies."""
+
+    def read(path: StatePath) -> bytes | None:
+        try:
+            return store.read(copies.get(path, path))
+        except NotFoundError:
+            return None
+
+    lists: list[tuple[StatePath, Callable[[bytes, str], References]]]
+    data = read(head.path)
+    if data is None:
+        return False
+    if paths.layout is Layout.PROTOCOL:
+        lists = [(decode_epoch_record(data, head.path).checkpoint_ref, manifest_references)]
+    else:
+        legacy = decode_legacy_checkpoint(data, head.path)
+        own = (paths.operator_metadata(name, legacy.epoch) for name in legacy.operators)
+        lists = [(path, operator_references) for path in own]
+    for path, decode in lists:
+        found = read(path)
+        if found is None:
+            return False
+        elsewhere = [file for file in decode(found, path).files if file not in copies]
+        if None in concurrently(store.head, elsewhere):
+            return False
+    return True
 
 
 def _check_known(kept: Retained, paths: JobPaths, name: str) -> None:

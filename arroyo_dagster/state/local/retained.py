@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
@@ -122,13 +122,20 @@ def put_retained(
     return found
 
 
-def forget_released(held: ObjectStore, paths: JobPaths, before: Epoch) -> None:
+def forget_released(
+    held: ObjectStore, paths: JobPaths, before: Epoch, still_there: Collection[Epoch] = ()
+) -> None:
     """Forget epochs that were unpinned and have gone: those before this one.
 
     Args:
         held: the store, under the lease.
+        still_there: epochs before it that have not gone: the gap behind them must stay explained.
     """
     found = read_retained(held, paths)
-    stays = tuple(one for one in found.pins if not one.released or one.epoch >= before)
+    stays = tuple(
+        one
+        for one in found.pins
+        if not one.released or one.epoch >= before or one.epoch in still_there
+    )
     if stays != found.pins:
         put_retained(held, paths, lambda kept: replace(kept, pins=stays))

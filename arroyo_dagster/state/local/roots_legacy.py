@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from arroyo_dagster.state.backend import ParquetBackend
@@ -24,11 +25,17 @@ from arroyo_dagster.state.model.collecting import (
     Roots,
 )
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.reachable import refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
 
 BEYOND = 8
-"""So many numbers after the newest epoch are looked at, in case a listing was cut short."""
+"""So many numbers after the newest epoch, and before the oldest, are looked at, in case a listing
+was cut short."""
+
+BESIDE_A_GAP = 500
+"""So many numbers at either end of a gap are looked at. Where a run of Arroyo's has ignored the
+state, gaps are as long as it has run."""
 
 
 def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
@@ -40,6 +47,7 @@ def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
     if newest is None:
         raise refuse(NO_EPOCH, reader.paths)
     wanted = [n for n in numbers if n <= newest]
+    _check_unlisted(reader, wanted)
     found: list[EpochRoot] = []
     for at in range(0, len(wanted), AT_ONCE):
         some = concurrently(lambda n: legacy_epoch(reader, n), wanted[at : at + AT_ONCE])
@@ -71,7 +79,11 @@ def newest_legacy(reader: Reader, numbers: Sequence[Epoch]) -> Epoch | None:
         n for n, is_there in zip(beyond, concurrently(there, beyond), strict=True) if is_there
     ]
     fresh = {*ParquetBackend(store, paths).checkpoint_dirs()} if unseen else set()
-    hidden = [number for number in unseen if number not in fresh]
+    _refuse_hidden(paths, [number for number in unseen if number not in fresh])
+    return listed
+
+
+def _refuse_hidden(paths: JobPaths, hidden: Sequence[Epoch]) -> None:
     if hidden:
         raise refuse(
             f"the listing is incomplete: epoch {hidden[-1]} is there and was not listed",
@@ -79,7 +91,21 @@ def newest_legacy(reader: Reader, numbers: Sequence[Epoch]) -> Epoch | None:
             path=paths.legacy_metadata(hidden[-1]),
             next_step="check the store, or what lies between it and here, then try again",
         )
-    return listed
+
+
+def _check_unlisted(reader: Reader, numbers: Sequence[Epoch]) -> None:
+    """Look where the listing shows no epoch: between those it shows, and below the oldest.
+
+    Args:
+        numbers: those it shows, the newest first.
+    """
+    gaps = [range(below + 1, above) for above, below in itertools.pairwise(numbers)]
+    gaps.append(range(max(0, numbers[-1] - BEYOND), numbers[-1]))
+    looked_at = {n for gap in gaps for n in (*gap[:BESIDE_A_GAP], *gap[-BESIDE_A_GAP:])}
+    missing = [Epoch(n) for n in sorted(looked_at)]
+    heads = concurrently(lambda n: reader.store.head(reader.paths.legacy_metadata(n)), missing)
+    found = zip(missing, heads, strict=True)
+    _refuse_hidden(reader.paths, [n for n, head in found if head is not None])
 
 
 def legacy_epoch(reader: Reader, epoch: Epoch) -> EpochRoot | None:

@@ -198,11 +198,11 @@ def _with_attempts(store: ObjectStore, roots: Roots, found: Survey) -> Roots:
         if object_name(paths, one.path).kind.lists_files and one.path not in known
     ]
     reader = Reader(store, paths)
-    attempts = concurrently(lambda path: _attempt(reader, path), more)
+    attempts = concurrently(lambda path: _attempt(reader, path, found.newest), more)
     return replace(roots, attempts=(*roots.attempts, *(one for one in attempts if one is not None)))
 
 
-def _attempt(reader: Reader, path: StatePath) -> EpochRoot | None:
+def _attempt(reader: Reader, path: StatePath, newest: Epoch) -> EpochRoot | None:
     """An attempt at an epoch; None if it went after it was listed."""
     kind = object_name(reader.paths, path).kind
     if kind is ObjectKind.MANIFEST:
@@ -212,6 +212,9 @@ def _attempt(reader: Reader, path: StatePath) -> EpochRoot | None:
     found = reader.optional(path, operator_references)
     if found is None:
         return None
+    whole = reader.paths.legacy_metadata(found.epoch)
+    if found.epoch < newest and reader.store.head(whole) is not None:
+        check_listed(reader.paths, [whole])
     return epoch_root(reader.paths, path, found, CheckpointState.UNCLAIMED, reader.taken((path,)))
 
 

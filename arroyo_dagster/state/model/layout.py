@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from arroyo_dagster.state.model.ids import (
     OUR_DIRECTORY,
@@ -44,36 +45,42 @@ class Layout(enum.Enum):
     PROTOCOL = "protocol"
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, order=True)
 class JobPaths:
-    """The objects of one job. `pipeline` is None in the legacy layout."""
+    """The objects of one job. `pipeline` is None in the legacy layout.
+
+    Fixed paths are put together once: collectors ask for them with every object they meet.
+    """
 
     job: JobId
     pipeline: PipelineId | None = None
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """Which of the two layouts: of a job with a pipeline the protocol one."""
         return Layout.LEGACY if self.pipeline is None else Layout.PROTOCOL
 
-    @property
+    @cached_property
     def root(self) -> StatePath:
         """The job's own directory: `{job}`, or `{pipeline}/{job}`."""
         return StatePath(self.job if self.pipeline is None else f"{self.pipeline}/{self.job}")
 
+    def __hash__(self) -> int:
+        return hash(self.root)
+
     # ---- ours, in both layouts -------------------------------------------------------------------
 
-    @property
+    @cached_property
     def ours(self) -> StatePath:
         """The directory of what is ours alone; Arroyo never looks there."""
         return self.root / OUR_DIRECTORY
 
-    @property
+    @cached_property
     def stop_request(self) -> StatePath:
         """Written by whoever wants the job to stop with a checkpoint, removed by the job."""
         return self.ours / "stop-request.json"
 
-    @property
+    @cached_property
     def compactions(self) -> StatePath:
         """Compaction records that wait for the job's writer."""
         return self.ours / "compactions"
@@ -86,47 +93,47 @@ class JobPaths:
         """Lines of a pipe that an SDF service keeps until their epoch is ready."""
         return self.ours / "stdin" / topic
 
-    @property
+    @cached_property
     def leases(self) -> StatePath:
         """Who maintains the job: one object a lease, the highest number counts."""
         return self.ours / "leases"
 
-    @property
+    @cached_property
     def writers(self) -> StatePath:
         """Who runs the job in the legacy layout, which has no worker generations: as `leases`."""
         return self.ours / "writers"
 
-    @property
+    @cached_property
     def retained(self) -> StatePath:
         """What stays besides the newest epochs: pins, and what lies in quarantine."""
         return self.ours / "retained.json"
 
-    @property
+    @cached_property
     def journal(self) -> StatePath:
         """What was deleted, when, by whom, under which plan: a directory a run."""
         return self.ours / "journal"
 
-    @property
+    @cached_property
     def removal(self) -> StatePath:
         """The plan by which a dead job is being removed, as long as that is not finished."""
         return self.ours / "removal.json"
 
-    @property
+    @cached_property
     def quarantine(self) -> StatePath:
         """What was moved aside instead of deleted: a directory a run."""
         return self.ours / "quarantine"
 
-    @property
+    @cached_property
     def rewrites(self) -> StatePath:
         """What a job of Arroyo's had in its metadata before we rewrote it: to put it back."""
         return self.ours / "rewrites"
 
-    @property
+    @cached_property
     def window(self) -> StatePath:
         """A maintenance window that is open: whoever finds it alone must start the job again."""
         return self.ours / "window.json"
 
-    @property
+    @cached_property
     def windows(self) -> StatePath:
         """Who holds the maintenance window of the job: as `leases`."""
         return self.ours / "windows"
@@ -137,17 +144,17 @@ class JobPaths:
 
     # ---- protocol --------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def current_generation(self) -> StatePath:
         """The fence: which worker generation may write."""
         return self.root / CURRENT_GENERATION
 
-    @property
+    @cached_property
     def generations(self) -> StatePath:
         """The directory of all worker generations."""
         return self.root / "generations"
 
-    @property
+    @cached_property
     def epochs(self) -> StatePath:
         """The directory of the epoch records."""
         return self.root / "epochs"
@@ -158,19 +165,19 @@ class JobPaths:
 
     def generation_manifest(self, generation: WorkerGeneration) -> StatePath:
         """What one worker generation started from, and wrote last."""
-        return self.generation(generation) / "generation-manifest.json"
+        return StatePath(f"{self.root}/generations/{generation}/generation-manifest.json")
 
     def epoch_record(self, epoch: Epoch) -> StatePath:
         """The record that says which checkpoint owns an epoch."""
-        return self.epochs / f"epoch-{epoch:07}.record"
+        return StatePath(f"{self.root}/epochs/epoch-{epoch:07}.record")
 
     def manifest(self, generation: WorkerGeneration, epoch: Epoch) -> StatePath:
         """The manifest of an epoch that a worker generation wrote."""
-        return self.checkpoint(epoch, generation) / "checkpoint-manifest.pb"
+        return self._in_checkpoint(epoch, generation, "checkpoint-manifest.pb")
 
     def committed(self, generation: WorkerGeneration, epoch: Epoch) -> StatePath:
         """The marker of a commit that is done."""
-        return self.checkpoint(epoch, generation) / "committed.json"
+        return self._in_checkpoint(epoch, generation, "committed.json")
 
     # ---- both ------------------------------------------------------------------------------------
 
@@ -181,13 +188,22 @@ class JobPaths:
 
     def checkpoint(self, epoch: Epoch, generation: WorkerGeneration | None = None) -> StatePath:
         """The directory of one epoch, its number padded to 7 digits or more."""
-        return self.checkpoints(generation) / f"checkpoint-{epoch:07}"
+        return StatePath(self._checkpoint(epoch, generation))
+
+    def _checkpoint(self, epoch: Epoch, generation: WorkerGeneration | None) -> str:
+        base = self.root if generation is None else f"{self.root}/generations/{generation}"
+        return f"{base}/checkpoints/checkpoint-{epoch:07}"
+
+    def _in_checkpoint(
+        self, epoch: Epoch, generation: WorkerGeneration | None, name: str
+    ) -> StatePath:
+        return StatePath(f"{self._checkpoint(epoch, generation)}/{name}")
 
     def operator(
         self, operator: OperatorId, epoch: Epoch, generation: WorkerGeneration | None = None
     ) -> StatePath:
         """The directory of one operator at one epoch."""
-        return self.checkpoint(epoch, generation) / f"operator-{operator}"
+        return self._in_checkpoint(epoch, generation, f"operator-{operator}")
 
     def data_file(
         self,
@@ -200,8 +216,8 @@ class JobPaths:
         attempt: str,
     ) -> StatePath:
         """A data file of ours: `attempt` makes the name unique, so that no retry overwrites."""
-        directory = self.operator(operator, epoch, generation)
-        return directory / f"table-{table}-{subtask:03}-{attempt}"
+        name = f"operator-{operator}/table-{table}-{subtask:03}-{attempt}"
+        return self._in_checkpoint(epoch, generation, name)
 
     def subtask_metadata(
         self,
@@ -211,17 +227,17 @@ class JobPaths:
         generation: WorkerGeneration | None = None,
     ) -> StatePath:
         """The durable "this subtask is done" of one epoch; ours, ignored by Arroyo."""
-        return self.checkpoint(epoch, generation) / f"operator-{operator}-{subtask}.metadata"
+        return self._in_checkpoint(epoch, generation, f"operator-{operator}-{subtask}.metadata")
 
     def operator_metadata(
         self, operator: OperatorId, epoch: Epoch, generation: WorkerGeneration | None = None
     ) -> StatePath:
         """The merged metadata of one operator at one epoch."""
-        return self.operator(operator, epoch, generation) / "metadata"
+        return self._in_checkpoint(epoch, generation, f"operator-{operator}/metadata")
 
     def legacy_metadata(self, epoch: Epoch) -> StatePath:
         """The object that makes an epoch exist in the legacy layout."""
-        return self.checkpoint(epoch) / "metadata"
+        return self._in_checkpoint(epoch, None, "metadata")
 
 
 def rewritten_attempt(unique: str) -> str:

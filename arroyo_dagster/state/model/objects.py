@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import OUR_DIRECTORY, Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, Layout
+from arroyo_dagster.state.model.layout import COMPACTED, CURRENT_GENERATION, JobPaths, Layout
 
 BATCH = 1000
 """How many objects one request deletes, and one pack holds."""
@@ -64,6 +66,8 @@ _DIRECTORY = re.compile(r"(?:generations/(\d+)/)?checkpoints/checkpoint-(\d{7,})
 _GENERATION = re.compile(r"generations/(\d+)/generation-manifest\.json")
 _RECORD = re.compile(r"epochs/epoch-(\d{7,})\.record")
 _WRITTEN_AS = re.compile(r"table-[^/]*-\d{3,}(?:-[^/]*)?", re.DOTALL)
+_ALONE = {"checkpoint-manifest.pb": ObjectKind.MANIFEST, "committed.json": ObjectKind.MARKER}
+_ALONE_IN_LEGACY = {"metadata": ObjectKind.CHECKPOINT}
 _FOREIGN = ObjectName(kind=ObjectKind.FOREIGN)
 
 
@@ -86,21 +90,25 @@ def _in_checkpoint(layout: Layout, found: re.Match[str]) -> ObjectName:
     protocol = layout is Layout.PROTOCOL
     if protocol is (generation is None):
         return _FOREIGN
-    number = WorkerGeneration(int(generation)) if protocol else None
     kind = _kind(name, protocol)
+    return _named(kind, epoch, generation, kind is ObjectKind.DATA and name.endswith(COMPACTED))
+
+
+@functools.lru_cache(maxsize=1000)
+def _named(kind: ObjectKind, epoch: str, generation: str | None, compacted: bool) -> ObjectName:
+    """Neighbours in a listing have the same name, taken apart."""
     return ObjectName(
         kind=kind,
         epoch=Epoch(int(epoch)),
-        worker_generation=number,
-        compacted=kind is ObjectKind.DATA and name.endswith("-compacted"),
+        worker_generation=None if generation is None else WorkerGeneration(int(generation)),
+        compacted=compacted,
     )
 
 
 def _kind(name: str, protocol: bool) -> ObjectKind:
-    whole = {"checkpoint-manifest.pb": ObjectKind.MANIFEST, "committed.json": ObjectKind.MARKER}
-    alone = whole if protocol else {"metadata": ObjectKind.CHECKPOINT}
-    if name in alone:
-        return alone[name]
+    alone = (_ALONE if protocol else _ALONE_IN_LEGACY).get(name)
+    if alone is not None:
+        return alone
     for kind, pattern in _IN_CHECKPOINT:
         if pattern.fullmatch(name):
             last = name.rpartition("/")[2]
@@ -135,6 +143,10 @@ class Stored:
     etag: str | None = None
 
 
+_Pack = tuple[bytes, bytes | None]
+_END = "\0"
+
+
 class Packed:
     """A sequence of objects in their order, packed by the thousand: some 20 bytes each.
 
@@ -144,7 +156,7 @@ class Packed:
     __slots__ = ("_count", "_packs", "size_bytes")
 
     def __init__(self, objects: Iterable[Stored] = ()) -> None:
-        self._packs: tuple[bytes, ...]
+        self._packs: tuple[_Pack, ...]
         packs, count, size = [], 0, 0
         for batch in batched(objects):
             packs.append(_pack(batch))
@@ -159,11 +171,7 @@ class Packed:
         whole, waiting = cls(), iter(paths)
         packs = []
         while batch := list(itertools.islice(waiting, BATCH)):
-            packs.append(
-                zlib.compress(
-                    json.dumps((batch, None, None, None), separators=(",", ":")).encode(), 1
-                )
-            )
+            packs.append(_pack_columns(batch, None, None, None))
             whole._count += len(batch)
         whole._packs = tuple(packs)
         return whole
@@ -208,7 +216,7 @@ class Packed:
     def texts(self) -> Iterator[str]:
         """Their paths, in order, as plain text: several times as fast."""
         for pack in self._packs:
-            yield from json.loads(zlib.decompress(pack))[0]
+            yield from _paths_in(pack)
 
 
 def batched(objects: Iterable[Stored], size: int = BATCH) -> Iterator[list[Stored]]:
@@ -223,26 +231,44 @@ def batched(objects: Iterable[Stored], size: int = BATCH) -> Iterator[list[Store
         yield batch
 
 
-def _pack(batch: list[Stored]) -> bytes:
-    """Columns as JSON, compressed; a column of which nothing is known is null."""
-    columns = (
+def _pack(batch: list[Stored]) -> _Pack:
+    return _pack_columns(
         [one.path for one in batch],
         _column([one.size_bytes for one in batch]),
         _column([one.modified_micros for one in batch]),
         _column([one.etag for one in batch]),
     )
-    return zlib.compress(json.dumps(columns, separators=(",", ":")).encode(), 1)
+
+
+def _pack_columns(paths: Sequence[str], *others: list[Any] | None) -> _Pack:
+    """Paths joined by what none of them holds; other columns, null if nothing is known of one, as
+    JSON; each compressed.
+    """
+    joined = _END.join(paths)
+    if joined.count(_END) != len(paths) - 1:
+        raise InputError("a path holds a NUL", next_step="report it: no store has such names")
+    known = any(column is not None for column in others)
+    return (
+        zlib.compress(joined.encode("utf-8", "surrogatepass"), 1),
+        zlib.compress(json.dumps(others, separators=(",", ":")).encode(), 1) if known else None,
+    )
+
+
+def _paths_in(pack: _Pack) -> list[str]:
+    return zlib.decompress(pack[0]).decode("utf-8", "surrogatepass").split(_END)
 
 
 def _column(values: list[Any]) -> list[Any] | None:
     return None if values.count(None) == len(values) else values
 
 
-def _unpacked(pack: bytes) -> list[Stored]:
-    paths, *others = json.loads(zlib.decompress(pack))
+def _unpacked(pack: _Pack) -> list[Stored]:
     new = str.__new__
-    found = [new(StatePath, path) for path in paths]
+    found = [new(StatePath, path) for path in _paths_in(pack)]
+    if pack[1] is None:
+        return [*map(Stored, found)]
     nothing = [None] * len(found)
+    others = json.loads(zlib.decompress(pack[1]))
     return [*map(Stored, found, *(column or nothing for column in others))]
 
 

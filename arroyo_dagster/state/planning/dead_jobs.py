@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.collecting import (
     EpochRoot,
     GcPlan,
     PathsDigest,
     PlanKind,
+    Quarantined,
+    Retained,
     Roots,
     checked_grace,
 )
@@ -26,6 +29,25 @@ _LAST = (ObjectKind.GENERATION, ObjectKind.FENCE)
 _RECORDS = (ObjectKind.SUBTASK, ObjectKind.MARKER, ObjectKind.RECORD)
 
 
+UNREADABLE = "unreadable"
+"""In the rule of a plan: why the metadata of the job could not be read."""
+
+
+def check_way(plan: GcPlan, *, aside: bool) -> None:
+    """Make sure that what nobody could read is not deleted for good.
+
+    Raises:
+        InputError: it would be.
+    """
+    if UNREADABLE in plan.rule and not aside:
+        raise InputError(
+            "the metadata of the job cannot be read, so it can be moved aside and not deleted",
+            job=plan.paths.root,
+            evidence=plan.rule[UNREADABLE],
+            next_step="run it with --quarantine; `gc purge` lets it go a week later",
+        )
+
+
 def plan_dead_job(
     roots: Roots,
     files: Packed,
@@ -38,6 +60,7 @@ def plan_dead_job(
     grace_micros: int,
     listed: int,
     answer: JobAnswer | None = None,
+    unreadable: str | None = None,
 ) -> GcPlan:
     """Plan to remove a dead job: data, then records, then metadata, the fence last.
 
@@ -47,18 +70,19 @@ def plan_dead_job(
         needed_by_others: files below it that other jobs list, with who does.
         now_micros: the time, by the clock of the store.
         grace_micros: nothing of it may have been written for so long.
+        unreadable: why its metadata cannot be read; then `roots` has no epochs, and what is planned
+            may only be moved aside.
 
     Raises:
         InputError: a grace period below the floor, or in the future.
         ProtocolError: something speaks against its being dead, or somebody needs what is its.
     """
     checked_grace(grace_micros)
-    check_clock(roots, now_micros)
+    if unreadable is None:
+        check_clock(roots, now_micros)
     _check_unneeded(roots, needed_by_others)
     _check_quiet(roots, (*_newest(files), *_newest(metadata)), now_micros - grace_micros)
-    referenced = PathsDigest()
-    for aside in roots.quarantined:
-        referenced.add(aside.needs.paths)
+    referenced = _kept_for(roots.quarantined)
     names = [one.path for one in foreign]
     stays = Counter({"foreign": len(names), "ours": listed - len(files) - len(metadata)})
     stays["ours"] -= len(names)
@@ -66,12 +90,18 @@ def plan_dead_job(
     stays["quarantined"] = len(kept)
     known = [one for one in (*metadata, *files) if one.path not in referenced]
     kinds = {one.path: object_name(roots.paths, one.path).kind for one in known}
+    rule = {
+        "why": why,
+        "grace_micros": grace_micros,
+        "ours": unreadable is not None or roots.ours,
+        **({} if unreadable is None else {UNREADABLE: unreadable}),
+    }
     return GcPlan(
         kind=PlanKind.DEAD_JOB,
         pipeline=roots.paths.pipeline,
         job=roots.paths.job,
         made_at_micros=now_micros,
-        rule={"why": why, "grace_micros": grace_micros, "ours": roots.ours},
+        rule=rule,
         proof=prove(roots, referenced, answer, listed),
         epochs=tuple(one.epoch for one in reversed(roots.epochs)),
         data=Packed(one for one in known if kinds[one.path] is ObjectKind.DATA),
@@ -83,24 +113,34 @@ def plan_dead_job(
 
 
 def what_is_left_of(
-    begun: GcPlan, files: Packed, metadata: Packed, foreign: Iterable[Stored], *, now_micros: int
+    begun: GcPlan,
+    files: Packed,
+    metadata: Packed,
+    foreign: Iterable[Stored],
+    *,
+    retained: Retained,
+    quarantined: Iterable[Quarantined],
+    now_micros: int,
 ) -> GcPlan:
     """Plan the rest of a removal that was begun: its epochs cannot be read any more.
 
     Args:
         begun: the plan it began with.
         files, metadata, foreign: the objects below the job, as listed now.
+        retained, quarantined: what stays of it, read now.
 
     Raises:
-        ProtocolError: something was written since.
+        ProtocolError: something was written, or pinned, since.
     """
+    _check_unpinned(begun.paths, retained)
+    kept = _kept_for(quarantined)
     known = PathsDigest(
         f"{one.path}\0{one.etag or ''}"
         for step in (begun.data, begun.records, begun.metadata)
         for one in step
     )
     for one in (*metadata, *files):
-        if f"{one.path}\0{one.etag or ''}" not in known:
+        if f"{one.path}\0{one.etag or ''}" not in known and one.path not in kept:
             raise refuse(
                 "something was written after the removal of the job began",
                 begun.paths,
@@ -147,12 +187,21 @@ def _check_unneeded(roots: Roots, needed: Iterable[tuple[JobPaths, StatePath]]) 
             roots.paths,
             path=path,
         )
-    if roots.retained.pins:
+    _check_unpinned(roots.paths, roots.retained)
+
+
+def _check_unpinned(paths: JobPaths, retained: Retained) -> None:
+    if retained.pinned:
         raise refuse(
-            f"epoch {roots.retained.pins[0].epoch} is pinned",
-            roots.paths,
+            f"epoch {min(retained.pinned)} is pinned",
+            paths,
             next_step="`arroyo-state unpin` it first; nothing was deleted",
         )
+
+
+def _kept_for(quarantined: Iterable[Quarantined]) -> PathsDigest:
+    """What epochs in quarantine need to come back whole."""
+    return PathsDigest(path for aside in quarantined for path in aside.needs.texts)
 
 
 def _oldest_first(roots: Roots, known: Iterable[Stored]) -> Iterator[Stored]:

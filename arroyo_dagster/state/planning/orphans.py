@@ -88,12 +88,14 @@ def standing_of(
     now_micros: int,
     grace_micros: int,
     answer: JobAnswer | None = None,
+    in_parts: bool = False,
 ) -> Standing:
     """Gather what decides about every object of a job.
 
     Args:
         metadata: the objects of its metadata, as listed.
         now_micros: the time, by the clock of the store.
+        in_parts: leave out what is referenced: `judge_below` finds it, a directory at a time.
 
     Raises:
         InputError: a grace period below the floor, or in the future.
@@ -111,7 +113,7 @@ def standing_of(
     address = None if roots.restored is None else parse_manifest_path(roots.restored)
     return Standing(
         roots=roots,
-        referenced=referenced_by(roots, stays),
+        referenced=PathsDigest() if in_parts else referenced_by(roots, stays),
         live=live,
         now_micros=now_micros,
         grace_micros=grace_micros,
@@ -260,7 +262,7 @@ class Judged:
 def judge(standing: Standing, files: Iterable[Stored]) -> Judged:
     """Decide of data files and subtask metadata, in order of name."""
     stays = _Stays()
-    data, records = _split(standing.roots, _chosen(standing, files, stays))
+    data, records = _split(_chosen(standing, files, stays))
     return Judged(
         data=data,
         records=records,
@@ -299,7 +301,8 @@ def plan_orphans(
         listed: how many there are altogether.
     """
     roots, stays = standing.roots, _Stays()
-    going = sorted(_chosen(standing, metadata, stays), key=lambda one: _age(roots, one.path))
+    found = [one for one, _ in _chosen(standing, metadata, stays)]
+    going = sorted(found, key=lambda one: _age(roots, one.path))
     for part in parts:
         stays.add(part.stays)
     names = [one.path for one in foreign]
@@ -344,22 +347,26 @@ class _Stays:
         return {name: (n, self._bytes[name]) for name, n in sorted(self._objects.items()) if n}
 
 
-def _chosen(standing: Standing, objects: Iterable[Stored], stays: _Stays) -> Iterator[Stored]:
+def _chosen(
+    standing: Standing, objects: Iterable[Stored], stays: _Stays
+) -> Iterator[tuple[Stored, ObjectName]]:
+    paths = standing.roots.paths
     for one in objects:
-        reason = reason_of(standing, one, object_name(standing.roots.paths, one.path))
+        name = object_name(paths, one.path)
+        reason = reason_of(standing, one, name)
         if reason.goes:
-            yield one
+            yield one, name
         else:
             stays.count(reason, one)
 
 
-def _split(roots: Roots, chosen: Iterable[Stored]) -> tuple[Packed, Packed]:
+def _split(chosen: Iterable[tuple[Stored, ObjectName]]) -> tuple[Packed, Packed]:
     """Data files, and the subtask metadata among them, which goes after all data."""
     records: list[Stored] = []
 
     def data() -> Iterator[Stored]:
-        for one in chosen:
-            if object_name(roots.paths, one.path).kind is ObjectKind.DATA:
+        for one, name in chosen:
+            if name.kind is ObjectKind.DATA:
                 yield one
             else:
                 records.append(one)

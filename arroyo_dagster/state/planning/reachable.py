@@ -70,7 +70,7 @@ def check_roots(roots: Roots) -> None:
                 path=older.ref,
             )
         gap = older.epoch != newer.epoch - 1
-        if gap and not _may_follow_a_gap(roots, older.epoch):
+        if gap and not _may_follow_a_gap(roots, older.epoch, newer.epoch):
             raise refuse(
                 f"a gap in the chain of epochs: {older.epoch} is there, {older.epoch + 1} is not",
                 roots.paths,
@@ -83,8 +83,12 @@ def _numbers(roots: Roots) -> frozenset[Epoch]:
     return frozenset(one.epoch for one in roots.epochs)
 
 
-def _may_follow_a_gap(roots: Roots, epoch: Epoch) -> bool:
-    """Whether what lies between this epoch and the next may have gone by right."""
+def _may_follow_a_gap(roots: Roots, epoch: Epoch, newer: Epoch) -> bool:
+    """Whether what lay between this epoch and the next newer one may have gone by right."""
+    if roots.paths.layout is Layout.LEGACY and not roots.ours:
+        # A run that ignored the state leaves what is older as it is (arroyo-state.md 9.6): then
+        # nothing at all is between them, which was seen by looking, not by a listing alone.
+        return not any(epoch < one.epoch < newer for one in roots.attempts)
     pinned = roots.retained.ever_pinned
     # Below a pinned epoch lies its parent's metadata, and what a collection has not finished.
     return any(pin >= epoch for pin in pinned)
@@ -209,7 +213,7 @@ def prove(
         epochs=len(roots.epochs),
         referenced=len(referenced),
         digest=referenced.hexdigest,
-        head=roots.head.ref,
+        head=roots.head.ref if roots.epochs else None,
         worker_generation=roots.worker_generation,
         run_id=None if facts is None else facts.run_id,
         condition=said,

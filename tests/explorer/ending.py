@@ -1,0 +1,104 @@
+"""How a schedule must end: what stays is whole, a start finds its way, nothing is stuck."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from tests.explorer.oracle import TakenByArroyo, Watch, listed, manifest_facts, restored
+from tests.explorer.setting import Setting
+from tests.explorer.world import DAY, Process, Violation, World
+
+
+def check_end(world: World, watch: Watch) -> None:
+    """Every epoch that stays is whole, and a start finds its way."""
+    for path in watch.protected():
+        if path not in world.objects and path not in watch.by_arroyo:
+            raise Violation(f"{path} is gone in the end")
+    if not watch.protocol or not watch.epochs:
+        return
+    fence = world.objects.get(f"{watch.root}/current-generation.json")
+    if fence is None:
+        raise Violation("the fence is gone")
+    number = 1 + max(
+        int(path.split("/")[3])
+        for path in world.objects
+        if path.startswith(f"{watch.root}/generations/")
+    )
+    try:
+        ref = restored(
+            world.objects, watch.root, number, follow=watch.ours, by_arroyo=watch.by_arroyo
+        )
+    except TakenByArroyo:
+        return
+    if ref is None:
+        raise Violation("a start would begin without state")
+    newest = max(watch.epochs)
+    if manifest_facts(world.objects[ref][0])[0] < newest and watch.ours:
+        raise Violation(f"a start would go on from {ref}, not from epoch {newest}")
+    lost = [path for path in listed(world.objects[ref][0], True) if path not in world.objects]
+    if lost:
+        raise Violation(f"a start would go on from {ref}, of which {lost[0]} is gone")
+
+
+def check_removed(world: World, watch: Watch, chosen: Sequence[Process]) -> None:
+    """Of a job that is gone nothing is left, or what was moved aside is back, or it is refused."""
+    if chosen[-1].result == "back" and not watch.lost:
+        check_end(world, watch)
+    if watch.sees_all and chosen[-1].result in ("collected", "moved"):
+        left = watch.left()
+        if left:
+            raise Violation(f"it was removed, and {left[0]} is there")
+
+
+def finish(setting: Setting) -> None:
+    """Days later, with nobody else about: the job goes on, and what is dead is collected."""
+    world = setting.world
+    world.cut_listings = False
+    world.jump(5 * DAY)
+    if setting.watch.dying:
+        _finish_removal(setting)
+        return
+    for _ in range(6):
+        writer = setting.writer(3, stop=True, fresh=False)
+        world.run([writer])
+        if writer.result != "failed: orphaned":
+            break
+        # A run that was fenced late has published: Arroyo finds each of its epochs a start later.
+    if writer.result == "failed: the parent is not ready" and setting.watch.by_arroyo:
+        return  # see `TakenByArroyo`
+    if writer.result != "done":
+        raise Violation(f"the job does not go on: {writer.result}")
+    world.jump(5 * DAY)
+    for make in (setting.expiry, setting.orphans):
+        process = make()
+        if setting.controller is not None and setting.paths.pipeline is None:
+            world.run([process])
+            if process.result == "ProtocolError":
+                # An epoch that Arroyo's cleaning up has half removed is among the ten that stay.
+                world.run([setting.writer(12, stop=True, fresh=False)])
+            process = make()
+        _run(setting, process)
+
+
+def _finish_removal(setting: Setting) -> None:
+    if not setting.watch.left():
+        return
+    setting.watch.dying = setting.watch.sees_all = True
+    removal = setting.removal()
+    setting.world.run([removal])
+    if removal.result == "ProtocolError":
+        # Nobody can read what is left of it, or a listing that was cut short has begun it.
+        removal = setting.removal(unreadable=True)
+        _run(setting, removal)
+    if removal.result != "ProtocolError":
+        check_removed(setting.world, setting.watch, [removal])
+
+
+def _run(setting: Setting, process: Process) -> None:
+    setting.world.run([process])
+    if process.result not in ("collected", "moved", "nothing"):
+        kept = setting.world.objects.get(setting.paths.retained)
+        if kept is not None and json.loads(kept[0])["pins"]:
+            return  # a pinned epoch that is not there is told, and refused until unpinned
+        raise Violation(f"{process.name} is refused for ever: {process.result}")

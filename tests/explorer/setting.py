@@ -1,0 +1,214 @@
+"""A world, and what can be made to happen in it: the processes of one job, and what goes wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
+from arroyo_dagster.state.local.gc_plans import GcRequest
+from arroyo_dagster.state.model.collecting import (
+    GRACE_FLOOR_MICROS,
+    GRACE_MICROS,
+    PlanKind,
+    Retention,
+)
+from arroyo_dagster.state.model.layout import JobPaths
+from tests.explorer import ours
+from tests.explorer.arroyo import Controller, Leader, LegacyRun
+from tests.explorer.oracle import Watch
+from tests.explorer.world import HOUR, SECOND, Process, World
+
+FAULTS = ("crash", "crash", "crash-after", "crash-after", "fail", "fail-after", "half", "throttled")
+NARROW = (
+    *("/epochs/epoch-", "/epochs/epoch-", "/checkpoint-manifest.pb", "/committed.json"),
+    *("/generation-manifest.json", "/metadata", "/compactions/"),
+)
+NARROW_TOO = ("/retained.json", "/epochs/epoch-", "/checkpoint-manifest.pb", "/metadata", "/table-")
+
+
+@dataclass
+class Setting:
+    """A world, and what can be made to happen in it to one job.
+
+    Attributes:
+        beside: another job below the same URL.
+    """
+
+    world: World
+    watch: Watch
+    job: ours.Job
+    controller: Controller | None
+    chance: random.Random
+    count: int = 0
+    beside: JobPaths | None = None
+
+    @property
+    def paths(self) -> JobPaths:
+        return self.job.paths
+
+    def _process(
+        self, name: str, role: str, work: Callable[[Process], Any], fault: bool, calls: int
+    ) -> Process:
+        self.count += 1
+        process = Process(f"{name} {self.count}", role, work, root=self.paths.root)
+        process.fault = self.chance.choice(FAULTS)
+        if fault and self.chance.random() < 0.5:
+            process.fault_at = self.chance.randint(1, calls)
+        elif fault:
+            process.fault_on = self.chance.choice(NARROW if role != "collector" else NARROW_TOO)
+        return process
+
+    def writer(
+        self, epochs: int, *, fault: bool = False, stop: bool | None = None, fresh: bool = True
+    ) -> Process:
+        """The job's own writer, started anew.
+
+        Args:
+            fresh: whether it may be told to ignore the state, in Arroyo's legacy layout.
+        """
+        chance, world, controller = random.Random(self.chance.random()), self.world, self.controller
+        if controller is None:
+            return self._process(
+                "writer",
+                "writer",
+                lambda process: ours.write_epochs(world, process, self.job, chance, epochs),
+                fault,
+                30 * epochs,
+            )
+        stops = chance.random() < 0.7 if stop is None else stop
+        legacy = self.paths.pipeline is None
+        afresh = legacy and fresh and chance.random() < 0.15
+
+        def work(process: Process) -> str:
+            if legacy:
+                return LegacyRun(world, process, controller, chance).work(epochs, stops, afresh)
+            return Leader(world, process, controller, chance).work(epochs, stops)
+
+        return self._process("Arroyo", "arroyo", work, fault, 30 * epochs)
+
+    def makers(self) -> list[Callable[..., Process]]:
+        """What maintenance does, of a kind each."""
+        found = [self.expiry, self.orphans, self.pin, self.expiry, self.orphans, self.undelete]
+        if self.controller is None and self.paths.pipeline is not None:
+            found += [self.compaction, self.compaction]
+        return [*found, self.unpin, self.purge]
+
+    def expiry(
+        self, *, fault: bool = False, aside: bool | None = None, keep: int | None = None
+    ) -> Process:
+        """An expiry, by count or by age."""
+        chance, protocol = self.chance, self.paths.pipeline is not None
+        by_age = keep is None and chance.random() < 0.4
+        keep = keep or chance.choice((2, 2, 3, 4))
+        retention = Retention(keep_epochs=keep)
+        if by_age:
+            keep, retention = 2, Retention(keep_micros=chance.choice((0, SECOND, HOUR)))
+        if not protocol:
+            self.watch.trap = 10
+        asked = GcRequest(
+            kind=PlanKind.EXPIRE,
+            retention=retention,
+            directory=ours.directory(self.controller),
+            others=(),
+        )
+        return self._collector("expiry", asked, keep, fault, aside)
+
+    def orphans(self, *, fault: bool = False) -> Process:
+        """A collection of orphans."""
+        asked = GcRequest(
+            kind=PlanKind.ORPHANS,
+            grace_micros=self.chance.choice((GRACE_FLOOR_MICROS, GRACE_FLOOR_MICROS, GRACE_MICROS)),
+            directory=ours.directory(self.controller),
+            others=(),
+        )
+        return self._collector("orphans", asked, None, fault)
+
+    def removal(self, *, fault: bool = False, unreadable: bool = False) -> Process:
+        """The removal of the job, which is known to be gone.
+
+        Args:
+            unreadable: even if nobody can read its metadata, moved aside then.
+        """
+        self.watch.dying = True
+        gone = self.controller or SaidJobs({str(self.paths.root): "gone"})
+        asked = GcRequest(
+            kind=PlanKind.DEAD_JOB,
+            grace_micros=self.chance.choice((GRACE_FLOOR_MICROS, GRACE_MICROS)),
+            directory=JobDirectory([gone]),
+            others=() if self.beside is None else (self.beside,),
+            unreadable=unreadable,
+        )
+        return self._collector("removal", asked, None, fault, aside=unreadable or None)
+
+    def _collector(
+        self, name: str, asked: GcRequest, keep: int | None, fault: bool, aside: bool | None = None
+    ) -> Process:
+        chance, world = self.chance, self.world
+        what = ours.Collection(
+            asked=asked,
+            keep=keep,
+            aside=chance.random() < 0.25 if aside is None else aside,
+            early=chance.random() < 0.3,
+            in_flight=chance.choice((1, 8)),
+        )
+        return self._process(
+            name,
+            "collector",
+            lambda process: ours.gather(world, process, self.paths, self.watch, what),
+            fault,
+            90,
+        )
+
+    def compaction(self, *, fault: bool = False) -> Process:
+        """A compaction of a job of ours."""
+        return self._process(
+            "compaction",
+            "writer",
+            lambda process: ours.compact(self.world, process, self.job),
+            fault,
+            60,
+        )
+
+    def pin(self, *, fault: bool = False) -> Process:
+        """A pin of one of the epochs there are."""
+        epoch = self.chance.choice(sorted(self.watch.epochs) or [1])
+        return self._process(
+            "pin",
+            "collector",
+            lambda process: ours.pin(self.world, process, self.paths, self.watch, epoch),
+            fault,
+            30,
+        )
+
+    def unpin(self, *, fault: bool = False) -> Process:
+        """The oldest pin taken back."""
+        return self._process(
+            "unpin",
+            "collector",
+            lambda process: ours.unpin(self.world, process, self.paths, self.watch),
+            fault,
+            15,
+        )
+
+    def undelete(self, *, fault: bool = False) -> Process:
+        """What was moved aside brought back."""
+        return self._process(
+            "undelete",
+            "collector",
+            lambda process: ours.bring_back(self.world, process, self.paths, self.watch),
+            fault,
+            60,
+        )
+
+    def purge(self, *, fault: bool = False) -> Process:
+        """What was moved aside deleted for good."""
+        return self._process(
+            "purge",
+            "collector",
+            lambda process: ours.purge_old(self.world, process, self.paths),
+            fault,
+            40,
+        )

@@ -1,0 +1,317 @@
+"""What schedules of the explorer have found: each stopped a job's collections for ever, or would
+have brought back an epoch that nobody can restore; and the way out where nothing can be read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError, ProtocolError
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.local.collecting import Pace, collect
+from arroyo_dagster.state.local.directory import JobDirectory
+from arroyo_dagster.state.local.gc_plans import plan_collection
+from arroyo_dagster.state.local.quarantine import list_quarantines, undelete
+from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, WriteProtected
+from arroyo_dagster.state.storage.store import Listing, ObjectInfo
+from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.collecting import (
+    PATHS,
+    Clock,
+    Interrupted,
+    begun,
+    dead,
+    directory,
+    expiry,
+    orphans,
+    whole,
+    without_ours,
+)
+from tests.explorer import mutants
+from tests.fleets import Written, legacy_job
+from tests.jobs import copied
+from tests.journeys.test_collecting_refused import (
+    test_a_job_that_starts_while_it_is_collected_stops_the_collection as stopped_by_a_start,
+)
+
+QUICK = Pace(sleep=lambda seconds: None)
+SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
+GONE = dead(**{str(PATHS.root): "gone"})
+
+
+def test_a_plan_of_before_a_pin_was_lifted_leaves_no_gap_that_nothing_explains() -> None:
+    clock = Clock()
+    store = begun(8, clock, **SMALL)
+    pin_epoch(store, PATHS, Epoch(3), clock=clock)
+    plan = plan_collection(store, PATHS, expiry(2), now_micros=clock())
+    unpin_epochs(store, PATHS, [Epoch(3)], clock=clock)
+    collect(store, PATHS, expiry(2), yes=True, plan=plan, clock=clock, pace=QUICK)
+    assert ParquetBackend(store, PATHS).epochs() == [2, 3, 7, 8], "with what it went on from"
+    assert read_retained(store, PATHS).ever_pinned == {3}, "it is still there"
+    collect(store, PATHS, expiry(2), yes=True, clock=clock, pace=QUICK)
+    assert ParquetBackend(store, PATHS).epochs() == [7, 8]
+    assert read_retained(store, PATHS).ever_pinned == frozenset()
+    whole(store, PATHS, 7, 8)
+
+
+def crashed(
+    store: MemoryStore, paths: JobPaths, clock: Clock, asked: Any, at: int, **more: Any
+) -> bool:
+    """A collection that dies after its k-th change; whether it came to its end before."""
+    faulty = FaultInjecting(store, fail_at=at, mode="after", crash=True)
+    with contextlib.suppress(Crash):
+        collect(faulty, paths, asked, yes=True, clock=clock, pace=QUICK, **more)
+        return True
+    clock.micros += 120_000_000
+    return False
+
+
+def some_epochs(layout: str, clock: Clock) -> tuple[MemoryStore, JobPaths, dict[str, str]]:
+    if layout == "protocol":
+        return begun(4, clock, **SMALL), PATHS, {}
+    store, paths = MemoryStore(clock=clock), legacy_job("j")
+    Written(store, paths, start=clock.micros, keep=2).epochs(15)
+    return store, paths, {"j": "stopped"}
+
+
+@pytest.mark.parametrize("layout", ["protocol", "legacy"])
+def test_only_whole_epochs_come_back_wherever_an_expiry_was_stopped(layout: str) -> None:
+    """One moves aside and dies, the next deletes what is left: what is then brought back?"""
+    came_back = []
+    for at in range(4, 200):
+        clock = Clock()
+        store, paths, said = some_epochs(layout, clock)
+        asked = expiry(2, **said)
+        if crashed(store, paths, clock, asked, at, aside=True):
+            break
+        names = read_retained(store, paths).quarantines
+        collect(store, paths, asked, yes=True, clock=clock, pace=QUICK)
+        stays = ParquetBackend(store, paths).epochs()
+        if not names:
+            continue
+        undelete(store, paths, names[0], yes=True, clock=clock)
+        back = read_retained(store, paths).pinned
+        came_back.append(len(back))
+        whole(store, paths, *back)
+        assert set(ParquetBackend(store, paths).epochs()) == {*stays, *back}
+        collect(store, paths, asked, yes=True, clock=clock, pace=QUICK)
+        whole(store, paths, *back, *stays[-2:])
+    assert came_back.count(0) > 3
+    assert max(came_back) >= 1
+
+
+def quarantined(clock: Clock) -> MemoryStore:
+    """A job that is gone, of which a quarantine needs what epochs list that were not moved."""
+    store = begun(4, clock, **SMALL)
+    collect(store, PATHS, expiry(2), yes=True, aside=True, clock=clock, pace=QUICK)
+    clock.days(4)
+    return store
+
+
+def test_a_removal_that_died_is_finished_although_a_quarantine_keeps_files() -> None:
+    for at in range(6, 60, 3):
+        clock = Clock()
+        store = quarantined(clock)
+        needed = {path for one, _ in list_quarantines(store, PATHS) for path in one.needs.paths}
+        assert needed
+        crashed(store, PATHS, clock, GONE, at)
+        if store.head(PATHS.removal) is None:
+            continue
+        collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
+        assert set(without_ours(store)) == needed, f"crash after change {at}"
+        assert store.head(PATHS.removal) is None
+
+
+def test_a_pin_stops_a_removal_that_has_begun() -> None:
+    clock = Clock()
+    store = begun(3, clock, **SMALL)
+    clock.days(4)
+    before = without_ours(store)
+    at = 1
+    while store.head(PATHS.removal) is None:
+        crashed(store, PATHS, clock, GONE, at)
+        at += 1
+    assert without_ours(store) == before
+    pin_epoch(store, PATHS, Epoch(2), clock=clock)
+    with pytest.raises(ProtocolError, match="epoch 2 is pinned"):
+        collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
+    assert without_ours(store) == before
+    unpin_epochs(store, PATHS, [Epoch(2)], clock=clock)
+    collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
+    assert without_ours(store) == {}
+
+
+def test_a_pin_that_was_lifted_does_not_keep_a_job_that_is_gone() -> None:
+    clock = Clock()
+    store = begun(3, clock, **SMALL)
+    pin_epoch(store, PATHS, Epoch(1), clock=clock)
+    unpin_epochs(store, PATHS, [Epoch(1)], clock=clock)
+    clock.days(4)
+    collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
+    assert without_ours(store) == {}
+
+
+class Hiding(WriteProtected):
+    """A store whose listings, one level and all below, lack the same epochs."""
+
+    def __init__(self, store: MemoryStore, hidden: range) -> None:
+        super().__init__(store)
+        self._hidden = {f"/checkpoint-{number:07}" for number in hidden}
+
+    def _shows(self, path: str) -> bool:
+        return not any(f"{one}/" in f"{path}/" for one in self._hidden)
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        found = self.inner.list(prefix, start_after=start_after)
+        return (info for info in found if self._shows(info.path))
+
+    def list_dir(self, prefix: str = "") -> Listing:
+        found = self.inner.list_dir(prefix)
+        shown = tuple(path for path in found.prefixes if self._shows(path))
+        return Listing(objects=found.objects, prefixes=shown)
+
+
+@pytest.mark.parametrize("hidden", [range(1, 3), range(6, 9), range(9, 15), range(15, 16)])
+def test_epochs_of_the_legacy_layout_that_no_listing_shows_are_found_out(hidden: range) -> None:
+    clock = Clock()
+    store, paths = MemoryStore(clock=clock), legacy_job("j")
+    Written(store, paths, start=clock.micros, keep=2).epochs(15)
+    clock.days(5)
+    for asked in (expiry(2, j="stopped"), orphans(j="stopped")):
+        with pytest.raises(ProtocolError, match="the listing is incomplete"):
+            plan_collection(Hiding(store, hidden), paths, asked, now_micros=clock())
+
+
+def test_what_a_run_of_before_ignore_state_has_left_is_no_gap_that_stops_everything() -> None:
+    """Arroyo goes on with the next number, keeps ten epochs, and leaves the old run's behind."""
+    clock = Clock()
+    store, paths = MemoryStore(clock=clock), legacy_job("j")
+    job = Written(store, paths, start=clock.micros, keep=2)
+    job.epochs(30)
+    gone = [number for number in range(6, 18) if store.head(paths.legacy_metadata(Epoch(number)))]
+    for number in gone:
+        found = store.list(paths.checkpoint(Epoch(number)))
+        store.delete_many([info.path for info in found if info.path.name == "metadata"])
+    said = {"j": "stopped"}
+    plan = plan_collection(store, paths, expiry(2, **said), now_micros=clock())
+    assert plan.epochs == (1, 2, 3, 4, 5, 18)
+    collect(store, paths, expiry(2, **said), yes=True, clock=clock, pace=QUICK)
+    assert ParquetBackend(store, paths).epochs() == list(range(19, 31))
+    whole(store, paths, *range(19, 31))
+
+
+def test_a_collector_that_does_not_ask_again_is_found_out() -> None:
+    """No schedule finds it: what a job that has started writes is safe by the other rules, too."""
+    stopped_by_a_start()
+    broken = mutants.MUTANTS["the directory of jobs is not asked again"]
+    with broken(), pytest.raises((pytest.fail.Exception, AssertionError)):
+        stopped_by_a_start()
+
+
+def test_a_job_s_own_cleaning_up_sees_a_pin_that_was_set_while_it_was_planned() -> None:
+    clock = Clock()
+    start = begun(6, clock, **SMALL)
+    counted = Interrupted(start)
+    ParquetBackend(counted, PATHS).expire_plan(Epoch(5))
+    for at in range(1, counted.calls + 2):
+        store = copied(start, clock=clock)
+
+        def pin(store: MemoryStore = store) -> None:
+            pin_epoch(store, PATHS, Epoch(2), clock=clock)
+
+        ParquetBackend(Interrupted(store, at, pin), PATHS).cleanup_checkpoint(Epoch(5))
+        assert set(ParquetBackend(store, PATHS).epochs()) >= {2, 5, 6}, f"pinned before call {at}"
+        whole(store, PATHS, 2, 5, 6)
+
+
+def test_in_the_legacy_layout_the_last_thing_before_each_deletion_is_to_ask() -> None:
+    """A run that ignores the state writes the old names again, seconds after it was started."""
+    clock = Clock()
+    store, paths, _ = some_epochs("legacy", clock)
+    events: list[str] = []
+    knows = directory(j="stopped").sources[0]
+
+    class Listening:
+        source = "the user"
+
+        def look_up(self, jobs: Any, *, checkpoints: bool = False) -> Any:
+            events.append("asked")
+            return knows.look_up(jobs, checkpoints=checkpoints)
+
+    class Watched(Wrapper):
+        def _call(self, verb: str, path: str, action: Any, data: bytes = b"") -> Any:
+            events.append(f"{verb} data" if "/table-" in path else verb)
+            return action()
+
+    asked = replace(expiry(2), directory=JobDirectory([Listening()]))
+    collect(Watched(store), paths, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+    deletions = [at for at, event in enumerate(events) if event == "delete_many data"]
+    assert deletions
+    assert all(events[at - 1] == "asked" for at in deletions)
+
+
+# ---- a job that is gone and cannot be read -------------------------------------------------------
+
+BROKEN = {
+    "fence": lambda: PATHS.current_generation,
+    "generation": lambda: PATHS.generation_manifest(WorkerGeneration(1)),
+    "record": lambda: PATHS.epoch_record(Epoch(2)),
+    "manifest": lambda: PATHS.manifest(WorkerGeneration(1), Epoch(2)),
+}
+
+
+@pytest.mark.parametrize("what", [*BROKEN, "no fence", "no epoch"])
+def test_a_job_that_is_gone_and_cannot_be_read_can_be_moved_aside_on_the_user_s_word(
+    what: str,
+) -> None:
+    clock = Clock()
+    store = begun(3, clock, **SMALL)
+    beside = PATHS.root.parent / "other/current-generation.json"  # type: ignore[operator]
+    store.put(beside, b"of another job")
+    if what == "no fence":
+        store.delete_many([PATHS.current_generation])
+    elif what == "no epoch":
+        doomed = [info.path for info in store.list(PATHS.root)]
+        store.delete_many([p for p in doomed if p.name != "current-generation.json"])
+    else:
+        store.put(BROKEN[what](), b"\xff\xfe{")
+    clock.days(4)
+    before = without_ours(store)
+    with pytest.raises(ArroyoStateError):
+        collect(store, PATHS, GONE, yes=True, aside=True, clock=clock, pace=QUICK)
+    for said in ({}, {str(PATHS.root): "stopped"}):
+        asked = replace(dead(**said), unreadable=True, others=())
+        with pytest.raises(ProtocolError, match="refused"):
+            collect(store, PATHS, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+    asked = replace(GONE, unreadable=True, others=())
+    with pytest.raises(InputError, match="moved aside and not deleted"):
+        collect(store, PATHS, asked, yes=True, clock=clock, pace=QUICK)
+    assert without_ours(store) == before
+    done = collect(store, PATHS, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+    assert done.plan.rule["unreadable"], "the plan says why it could not be read"
+    assert list(without_ours(store)) == [beside]
+    with contextlib.suppress(ArroyoStateError):  # what comes back is as broken as it was
+        undelete(store, PATHS, str(done.quarantine), yes=True, clock=clock)
+    assert without_ours(store) == before
+
+
+def test_a_job_that_may_live_is_never_moved_aside_unread() -> None:
+    clock = Clock()
+    store = begun(3, clock, **SMALL)
+    store.put(PATHS.epoch_record(Epoch(2)), b"{")
+    asked = replace(GONE, unreadable=True, others=())
+    with pytest.raises(ProtocolError, match="within the grace period"):
+        collect(store, PATHS, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+    store.put(PATHS.retained, b"{")
+    clock.days(4)
+    with pytest.raises(FormatError):
+        collect(store, PATHS, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+    with pytest.raises(InputError, match="only a job that is gone"):
+        replace(orphans(), unreadable=True)
