@@ -157,10 +157,7 @@ def explore(seed: int, *, trace: list[str] | None = None) -> Counter[str]:
         Violation: something that must stay did not.
     """
     chance = random.Random(seed)
-    bases = [base_of(chance.choice(KINDS), chance.randrange(BASES))]
-    if chance.random() < 0.2:
-        kind, number = chance.choice(KINDS), chance.randrange(BASES_BESIDE)
-        bases.append(base_of(kind, number, chance.choice(BESIDE[kind.partition("-")[2]])))
+    bases = bases_of(chance)
     world = _world_of(bases, chance)
     world.trace = trace
     ours.inhabit(world)
@@ -196,6 +193,15 @@ def explore(seed: int, *, trace: list[str] | None = None) -> Counter[str]:
             finish(setting)
         endings["finished"] += 1
     return endings
+
+
+def bases_of(chance: random.Random) -> list[Base]:
+    """The jobs of a schedule, by the first numbers that it draws."""
+    bases = [base_of(chance.choice(KINDS), chance.randrange(BASES))]
+    if chance.random() < 0.2:
+        kind, number = chance.choice(KINDS), chance.randrange(BASES_BESIDE)
+        bases.append(base_of(kind, number, chance.choice(BESIDE[kind.partition("-")[2]])))
+    return bases
 
 
 def _world_of(bases: list[Base], chance: random.Random) -> World:
