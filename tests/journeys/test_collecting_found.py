@@ -148,6 +148,27 @@ def test_a_pin_stops_a_removal_that_has_begun() -> None:
     assert without_ours(store) == {}
 
 
+def test_a_removal_that_was_given_up_can_begin_again() -> None:
+    """It died, and what it had moved aside was brought back."""
+    begun_at_all = 0
+    for at in range(8, 40, 4):
+        clock = Clock()
+        store = begun(3, clock, **SMALL)
+        clock.days(4)
+        before = without_ours(store)
+        crashed(store, PATHS, clock, GONE, at, aside=True)
+        if store.head(PATHS.removal) is None:
+            continue
+        begun_at_all += 1
+        undelete(store, PATHS, read_retained(store, PATHS).quarantines[0], yes=True, clock=clock)
+        assert without_ours(store) == before, f"crash after change {at}"
+        unpin_epochs(store, PATHS, read_retained(store, PATHS).pinned, clock=clock)
+        clock.days(4)
+        collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
+        assert without_ours(store) == {}, f"crash after change {at}"
+    assert begun_at_all > 3
+
+
 def test_a_pin_that_was_lifted_does_not_keep_a_job_that_is_gone() -> None:
     clock = Clock()
     store = begun(3, clock, **SMALL)

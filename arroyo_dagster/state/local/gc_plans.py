@@ -124,7 +124,8 @@ def plan_collection(
         roots = read_roots(store, paths, progress)
         answer = needed_answer(asked, roots, before)
         return plan_expiry(roots, asked.retention, now_micros=now, answer=answer)
-    begun = _begun_removal(store, paths) if asked.kind is PlanKind.DEAD_JOB else None
+    removes = asked.kind is PlanKind.DEAD_JOB and not asked.unreadable
+    begun = _begun_removal(store, paths) if removes else None
     if begun is not None:
         return _rest_of(store, asked, begun, now)
     try:

@@ -190,6 +190,7 @@ def undelete(
         for group in _groups(paths, missing):
             concurrently(lambda one: _bring_back(held, one), group)
         objects = [Stored(one.path, one.size_bytes) for one in moved]
+        delete_all(held, [paths.removal])  # one that has begun is given up
         journal.write(1, objects, dict.fromkeys((one.path for one in moved), "back"))
         journal.end({"back": len(moved)})
     for epoch in pins:
