@@ -25,6 +25,8 @@ settings.load_profile(
 
 ONE_PROCESS = ("spark", "contract")
 """Folders whose tests share a server or a session, which must not be started twice."""
+SECOND_SESSION = ("test_pipeline.py", "test_legacy_layout.py", "test_landing.py")
+"""Of the folder `spark`: what another process takes, with a session of its own."""
 LONGEST_FIRST = ("spark", "journeys", "contract", "orchestration")
 
 
@@ -45,7 +47,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByPlace(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            folder = nodeid.split("/")[1]
-            return folder if folder in ONE_PROCESS else nodeid.split("::")[0]
+            file = nodeid.split("::")[0]
+            folder = file.split("/")[1]
+            if file.endswith(SECOND_SESSION):
+                return f"{folder} 2"
+            return folder if folder in ONE_PROCESS else file
 
     return ByPlace(config, log)

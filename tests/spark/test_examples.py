@@ -38,7 +38,10 @@ class Example:
     sources: Mapping[str, str]
     rows: Mapping[str, int] = field(default_factory=dict)
 
-    def pipelines(self, root: Path, store: ObjectStore) -> tuple[Dataflow, list[Pipeline], Any]:
+    def pipelines(
+        self, root: Path, store: ObjectStore, *, in_epochs: bool
+    ) -> tuple[Dataflow, list[Pipeline], Any]:
+        rows = self.rows if in_epochs else {}
         dataflow, packages = load_with_packages(EXAMPLES / self.name / "dataflow.yaml")
         assert isinstance(dataflow, Dataflow)
         written = {one.id for service in dataflow.services.values() for one in service.sinks}
@@ -46,7 +49,7 @@ class Example:
         given = BindingsText(
             sources={
                 topic: parse_binding(
-                    f"{topic}={where}?rows_per_epoch={self.rows.get(topic, 100_000)}", "source"
+                    f"{topic}={where}?rows_per_epoch={rows.get(topic, 100_000)}", "source"
                 )
                 for topic, where in self.sources.items()
             },
@@ -129,16 +132,17 @@ def test_the_folder_has_no_other_examples(tmp_path: Path) -> None:
     assert {one.name for one in examples(tmp_path)} == {one.name for one in EXAMPLES.iterdir()}
 
 
+@pytest.mark.parametrize("in_epochs", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", ["words", "temperature", "flights", "packages"])
 def test_an_example_gives_equal_states_and_outputs_in_process_and_on_spark(
-    session: Any, tmp_path: Path, name: str
+    session: Any, tmp_path: Path, name: str, in_epochs: bool
 ) -> None:
     (example,) = [one for one in examples(tmp_path) if one.name == name]
     found = []
     for where in ("plain", "spark"):
         root = tmp_path / where
         store = open_store(f"{root}/state")
-        dataflow, services, between = example.pipelines(root, store)
+        dataflow, services, between = example.pipelines(root, store, in_epochs=in_epochs)
         if where == "plain":
             run_here(services, store, between)
         else:

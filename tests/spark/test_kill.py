@@ -13,10 +13,6 @@ pytestmark = pytest.mark.usefixtures("session")  # in which the last run of each
 ON_SPARK = ("--spark", "--master", "local[2]")
 
 
-def test_a_run_that_was_killed_goes_on_exactly_once(tmp_path: Path) -> None:
-    kill_and_finish(tmp_path, "spark", kills=1, within_seconds=0.6, finish=run_pipeline)
-
-
 def test_a_dataflow_that_was_killed_goes_on_exactly_once(tmp_path: Path) -> None:
     kill_and_finish_story(tmp_path, kills=1, sentences=36, rows_per_epoch=12, how=ON_SPARK)
 

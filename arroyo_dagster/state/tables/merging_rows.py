@@ -46,6 +46,7 @@ _WHOLE_BYTES = 1 << 24
 """A smaller file is fetched at once, before it is its turn."""
 _AHEAD_BYTES = 3 << 24
 _UNKNOWN_BYTES = 1 << 20
+_LITTLE_BYTES = 1 << 18
 _UNPACKED = 3
 """How many bytes of rows a byte of a file is at a first guess."""
 
@@ -160,14 +161,19 @@ class _RowsMerging:
             for file, size in zip(inputs, sizes, strict=True)
             if any(keys.intersects(file.min_routing_key, file.max_routing_key) for keys in ranges)
         ]
-        return in_background(self._decoded(wanted, self._reader.stream_file, self._on_bytes))
+        decoded = self._decoded(wanted, self._reader.stream_file, self._on_bytes)
+        return self._beside(decoded, self._merge.size_bytes)
+
+    def _beside(self, decoded: _Chunks, size_bytes: int) -> _Chunks:
+        """Decode while rows are merged and written, unless that is over before a thread begins."""
+        return decoded if size_bytes < _LITTLE_BYTES else in_background(decoded)
 
     def _decoded(
         self,
         files: Sequence[tuple[TimeFile, int]],
         decode: _Decode,
         on_bytes: OnBytes = lambda count: None,
-    ) -> Iterator[tuple[TimeFile, pa.Table]]:
+    ) -> _Chunks:
         def fetched(item: tuple[TimeFile, int]) -> bytes | None:
             file, size = item
             return self._store.read(file.path) if size <= _WHOLE_BYTES else None
@@ -290,7 +296,7 @@ class _RowsMerging:
         total = RowsDigest()
         written = [(file, self._files.sizes[file.path]) for file in outputs]
         decoded = self._decoded(written, self._reader.read_back)
-        with closing(in_background(decoded)) as chunks:
+        with closing(self._beside(decoded, self._files.size_bytes)) as chunks:
             for file, rows in chunks:
                 self._check_bounds(file, rows)
                 total += digest_rows(rows)
