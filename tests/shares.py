@@ -42,3 +42,15 @@ def everywhere(layout: str) -> pytest.MarkDecorator:
         )
         cases.append(everything)
     return pytest.mark.parametrize((layout, "share"), cases)
+
+
+EITHER_OR_BOTH = pytest.mark.parametrize(
+    "both", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["either", "both"]
+)
+
+
+def either_or_both(first: T, second: T, point: int, *, both: bool) -> tuple[T, ...]:
+    """What is followed to its end behind a fault: the two in turn, or both (`make soak`)."""
+    if both:
+        return (first, second)
+    return (second,) if point % 2 else (first,)

@@ -32,6 +32,7 @@ from arroyo_dagster.state.tables.merging import MergeTask
 from arroyo_dagster.state.tables.merging_rows import OnBytes
 from tests.compat.arroyo import unpack
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
+from tests.shares import EITHER_OR_BOTH, either_or_both
 
 JOB: dict[str, Any] = {
     "rows": 18,
@@ -197,6 +198,7 @@ def test_a_record_that_cannot_be_believed_changes_nothing(damage: str) -> None:
     assert (content(store), output_of(store)) == ended()
 
 
+@EITHER_OR_BOTH
 @pytest.mark.parametrize("at_rest", [True, False])
 @pytest.mark.parametrize(
     ("mode", "crash"),
@@ -204,7 +206,7 @@ def test_a_record_that_cannot_be_believed_changes_nothing(damage: str) -> None:
     ids=["failure", "unknown-outcome", "crash", "crash-half-way"],
 )
 def test_a_fault_at_any_change_of_a_compaction_loses_and_doubles_nothing(
-    at_rest: bool, mode: Literal["before", "after", "partial"], crash: bool
+    at_rest: bool, mode: Literal["before", "after", "partial"], crash: bool, both: bool
 ) -> None:
     start, expected = (begun if at_rest else killed)(4, SHORT), ended(SHORT)
     state = content(start)
@@ -220,7 +222,7 @@ def test_a_fault_at_any_change_of_a_compaction_loses_and_doubles_nothing(
         again = copied(store)
         compact_job(again, PATHS, FULL)
         assert content(again) == state, f"second run after a fault at change {at}"
-        for end in (store, again):
+        for end in either_or_both(store, again, at, both=both):
             run_word_job(end, **SHORT)
             assert (content(end), output_of(end)) == expected, f"fault at change {at}"
 

@@ -33,7 +33,7 @@ def _paths(tmp_path: Path, name: str) -> tuple[Any, Path]:
     return open_store(f"file://{tmp_path}/{name}-state"), tmp_path / f"{name}-output"
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_the_same_stream_gives_equal_tables_in_process_and_on_spark(
     tmp_path: Path, seed: int
 ) -> None:
