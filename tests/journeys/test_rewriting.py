@@ -41,6 +41,7 @@ from tests.arroyo_jobs import (
     content,
     expect_whole,
     facts_of,
+    join_config,
     stopped,
     table_rows,
 )
@@ -540,3 +541,18 @@ def test_the_epoch_that_arroyo_names_is_rewritten_not_a_later_one() -> None:
     missing = facts_of(job.paths, JobCondition.STOPPED, newest_ready_epoch=Epoch(9))
     with pytest.raises(InputError, match="epoch 9, which is not there"):
         rewrite(job.store, job, directory=JobDirectory([Telling(missing)]))
+
+
+@pytest.mark.parametrize("key", ["a", "b", "c", "d"])
+@LAYOUTS
+def test_files_without_rows_in_the_newest_epochs_are_not_taken_for_lost(
+    layout: Layout, key: str
+) -> None:
+    """Their part leaves no output: those of other parts must be as new as they are."""
+    job, config = ArroyoJob(layout, parallelism=3), join_config(EVENTS, ["k"])
+    rows = table_rows(EVENTS, [[key] * 2, [1, 2], [20 * SECOND * 1000] * 2])
+    for written in (rows, rows.slice(0, 0), rows.slice(0, 0)):
+        job.write({("join_2", config): written})
+    before = content(job.store, job.paths)
+    assert rewrite(job.store, job).published
+    expect_whole(job.store, job, before, "rewritten")

@@ -190,17 +190,7 @@ def plain(column: pa.ChunkedArray) -> list[Any]:
 # ---- the property --------------------------------------------------------------------------------
 
 
-FEW = settings(
-    # The same ones each time: of jobs drawn at random one in some hundreds is still refused, its
-    # state untouched, because a file of a join without a watermark seems lost once it is merged.
-    max_examples=8,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],
-    derandomize=True,
-)
-
-
-@FEW
+@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(
     job=jobs(),
     policy=st.sampled_from(list(CompactionPolicy)),

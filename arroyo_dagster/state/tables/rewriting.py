@@ -316,7 +316,8 @@ def _write(
     hashes = pc.min_max(arranged.column(arranged.num_columns - 2))
     store.put(path, data)
     return TimeFile(
-        epoch=max(file.epoch for file in task.inputs),
+        # Not of this part alone: a newer file may be of a part that leaves no row, and no output.
+        epoch=max(one.file.epoch for one in task.table.inputs),
         path=path,
         min_routing_key=hashes["min"].as_py(),
         max_routing_key=hashes["max"].as_py(),
