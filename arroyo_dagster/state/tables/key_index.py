@@ -66,9 +66,12 @@ class KeyIndex:
     def _cut(self, hashes: Hashes) -> Hashes:
         return hashes >> self._bits << self._bits
 
-    def _row_of(self, words: Hashes) -> Places:
+    def _rank_of(self, words: Hashes) -> Places:
         within = (np.uint64(1) << self._bits) - np.uint64(1)
-        return self._order[(words & within).astype(np.int64)]
+        return (words & within).astype(np.int64)
+
+    def _row_of(self, words: Hashes) -> Places:
+        return self._order[self._rank_of(words)]
 
     # ---- looking up ------------------------------------------------------------------------------
 
@@ -129,8 +132,7 @@ class KeyIndex:
 
     def _firsts(self, rows: Places, words: Places) -> Places:
         """Of the keys of some rows, which lie at these words, the rows that count."""
-        within = (np.uint64(1) << self._bits) - np.uint64(1)
-        by_rank = np.argsort(self._words[words] & within)
+        by_rank = np.argsort(self._rank_of(self._words[words]))
         rows = rows[by_rank]
         codes = group_codes([column.take(pa.array(rows)) for column in self._columns], len(rows))
         return rows[np.unique(codes, return_index=True)[1]]

@@ -46,7 +46,7 @@ def last_writes(
 
     Args:
         files: in replay order, each with its size in bytes, or 0.
-        on_file: told of each file and its rows.
+        on_file: told of each file and its rows; again where files must be read again.
 
     Raises:
         FormatError: a file is broken.
@@ -55,7 +55,7 @@ def last_writes(
     try:
         return _last_writes(store, files, on_file, exact=False)
     except SharedHash:
-        return _last_writes(store, files, lambda path, rows: None, exact=True)
+        return _last_writes(store, files, on_file, exact=True)
 
 
 def _last_writes(

@@ -57,11 +57,12 @@ def merge_pairs(
     """
     sizes = merge.sizes or (0,) * len(merge.inputs)
     of_file = dict(zip(merge.inputs, sizes, strict=True))
-    read = dict.fromkeys(merge.inputs, 0)
+    read: dict[StatePath, int] = {}
 
     def on_file(path: StatePath, rows: int) -> None:
+        if path not in read:
+            on_bytes(of_file[path])
         read[path] = rows
-        on_bytes(of_file[path])
 
     writes = last_writes(store, list(of_file.items()), on_file)
     written = _written(config, writes, name, merge)

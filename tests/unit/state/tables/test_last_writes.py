@@ -9,13 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.state.codec.digest import value_codes
-from arroyo_dagster.state.model.compaction import RowsDigest
+from arroyo_dagster.state.model.compaction import PairsMerge, RowsDigest
+from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
+from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 from arroyo_dagster.state.tables.last_writes import (
     REMOVED,
     CodedPairs,
     LastWrites,
     SharedHash,
 )
+from arroyo_dagster.state.tables.merging_pairs import merge_pairs
+from tests.fabricated import pair_files
 
 Writes = list[tuple[bytes, bytes]]
 KEYS = st.binary(max_size=2) | st.binary(min_size=9, max_size=9).map(lambda key: key[:1] * 600)
@@ -100,3 +105,35 @@ def test_two_keys_of_one_hash_are_told_apart() -> None:
         last_writes([(0, [(b"a", b"1")]), (0, [(b"b", b"2")])], 0, exact=False)
     found = last_writes([(0, [(b"a", b"1")]), (0, [(b"b", b"2")])], 0, exact=True)
     assert len(found) == 2
+
+
+def test_a_merge_of_keys_that_share_a_hash_counts_every_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files are read again then: their rows count once, and progress is told once."""
+    store, config = MemoryStore(), global_table_config("g", key=bytes, value=bytes)
+    epochs: list[tuple[dict[bytes, bytes | None], int]] = [
+        ({b"a": b"1", b"b": b"2"}, 0),
+        ({b"c": b"3"}, 0),
+        ({b"a": b"4"}, 0),
+    ]
+    files = pair_files(store, config, epochs)
+    merge = PairsMerge(
+        operator=OperatorId("o"),
+        table=TableName("g"),
+        inputs=files,
+        size_bytes=3,
+        sizes=(1, 1, 1),
+        from_oldest=True,
+    )
+    told: list[int] = []
+    monkeypatch.setattr(
+        "arroyo_dagster.state.tables.last_writes.value_codes",
+        lambda values, rows=None: value_codes(values, rows) % np.uint64(1),
+    )
+    done = merge_pairs(config, store, merge, lambda end: StatePath(f"new{end}"), told.append)
+    assert done.input_rows == dict(zip(files, (2, 1, 1), strict=True))
+    assert (done.rows_in, done.rows_out, done.dropped) == (4, 3, {"older writes of a key": 1})
+    assert told == [1, 1, 1]
+    kept = GlobalKeyedTable(config, store).load(done.merged.output_paths)  # type: ignore[arg-type]
+    assert kept == {b"a": b"4", b"b": b"2", b"c": b"3"}
