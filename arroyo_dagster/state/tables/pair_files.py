@@ -22,7 +22,6 @@ class PairColumns:
         removals: whether it removes its keys.
     """
 
-    path: StatePath
     keys: pa.ChunkedArray
     seconds: pa.ChunkedArray
     version: int
@@ -46,6 +45,4 @@ def decode_pair_columns(data: bytes, path: StatePath) -> PairColumns:
                 f"of type binary; this file has {rows.schema.to_string()}",
                 path=path,
             )
-    return PairColumns(
-        path, rows.column("key"), rows.column(second), version, removals=second != "value"
-    )
+    return PairColumns(rows.column("key"), rows.column(second), version, removals=second != "value")
