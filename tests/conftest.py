@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import quick_spark
+
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("dev", deadline=None, max_examples=20, suppress_health_check=_SLOW)
 settings.register_profile(
@@ -28,6 +30,12 @@ ONE_PROCESS = ("spark", "contract")
 SECOND_SESSION = ("test_pipeline.py", "test_legacy_layout.py", "test_landing.py")
 """Of the folder `spark`: what another process takes, with a session of its own."""
 LONGEST_FIRST = ("spark", "journeys", "contract", "orchestration")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    home = quick_spark.begin()
+    if home is not None:
+        config.add_cleanup(lambda: quick_spark.end(home))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -26,8 +26,6 @@ from tests.stories import flags, newest_epoch, outcome, run_story, write_story
 from tests.words import newest, output_of, tables_of
 
 PROJECT = Path(__file__).parents[1]
-QUICK_JVM = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""A JVM of tests lives for a minute: what its second compiler would gain comes too late."""
 SECONDS = 300
 
 
@@ -125,7 +123,6 @@ def run_until_killed(
         process = subprocess.Popen(
             [sys.executable, "-m", *command],
             cwd=PROJECT,
-            env={**os.environ, **QUICK_JVM},
             stdout=out,
             stderr=out,
             start_new_session=True,

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.spark import session as spark_session
-from tests.kills import QUICK_JVM
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,10 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     warehouse = str(tmp_path_factory.mktemp("warehouse"))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in QUICK_JVM.items():
-            patch.setenv(name, value)
-        spark, ours = spark_session.get_session("local[2]", {"spark.sql.warehouse.dir": warehouse})
+    spark, ours = spark_session.get_session("local[2]", {"spark.sql.warehouse.dir": warehouse})
     yield spark
     if ours:
         spark.stop()
