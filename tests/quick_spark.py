@@ -1,4 +1,4 @@
-"""The same Spark, begun in less time: tests start one some thirty times, and each lives a minute."""
+"""The same Spark, begun in less time: tests start some thirty, and each lives a minute."""
 
 from __future__ import annotations
 

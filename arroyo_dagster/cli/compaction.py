@@ -53,7 +53,8 @@ _OPTIONS = [
         default=_DEFAULTS.policy.value,
         show_default=True,
         help="bin-pack: small neighbours; levels: so many of one level become one of the next; "
-        "window: those of one window of event time; full: all files of every table.",
+        "window: those of one window of event time; full: all files of every table. Files of "
+        "Arroyo's own jobs are rewritten as by bin-pack, or all of them by full.",
     ),
     click.option(
         "--target-mb",
@@ -91,7 +92,8 @@ _OPTIONS = [
         type=_values(SortOrder),
         default=_DEFAULTS.sort.value,
         show_default=True,
-        help="Rows of expiring tables by event time, or by routing key with Bloom filters.",
+        help="Rows of expiring tables by event time, or by routing key with Bloom filters. Those "
+        "of Arroyo's own jobs are always by event time.",
     ),
     click.option(
         "--keep-generations",

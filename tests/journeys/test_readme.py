@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
@@ -25,12 +26,22 @@ def _blocks(language: str) -> list[str]:
 
 
 def _run(command: str, folder: Path, **environment: str) -> str:
+    """Run a command in this process: a new one for each would take a second longer."""
+    words = shlex.split(command, comments=True)
+    assert words[0] == "arroyo-state"
+    with contextlib.chdir(folder):
+        answer = CliRunner().invoke(main, words[1:], env=environment, catch_exceptions=False)
+    assert answer.exit_code == 0, answer.stderr
+    return answer.stdout
+
+
+def _run_apart(command: str, folder: Path) -> str:
+    """Run a command as a shell would."""
     words = shlex.split(command, comments=True)
     assert words[0] == "arroyo-state"
     answer = subprocess.run(
         [sys.executable, "-m", "arroyo_dagster.cli", *words[1:]],
         cwd=folder,
-        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -39,38 +50,48 @@ def _run(command: str, folder: Path, **environment: str) -> str:
     return answer.stdout
 
 
-def test_the_operator_of_the_readme_runs_and_its_totals_are_shown(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The README's first job, run by its first command; its folder and its URL."""
+    folder = tmp_path_factory.mktemp("shop")
     (code,) = [block for block in _blocks("python") if "Pipeline" in block]
-    (tmp_path / "shop.py").write_text(code)
-    run, rows = next(block for block in _blocks("sh") if "shop.py" in block).splitlines()
-    url = f"file://{tmp_path}/state"
-    _run(run.replace("file:///tmp/shop", url), tmp_path)
-    shown = _run(rows.replace("file:///tmp/shop", url) + " --json", tmp_path)
+    (folder / "shop.py").write_text(code)
+    url = f"file://{folder}/state"
+    _run_apart(_first_commands()[0].replace("file:///tmp/shop", url), folder)
+    return folder, url
+
+
+def _first_commands() -> list[str]:
+    return next(block for block in _blocks("sh") if "shop.py" in block).splitlines()
+
+
+def _commands_of(word: str) -> list[str]:
+    block = next(block for block in _blocks("sh") if word in block)
+    return [line for line in block.splitlines() if line.startswith("arroyo-state")]
+
+
+def test_the_operator_of_the_readme_runs_and_its_totals_are_shown(shop: tuple[Path, str]) -> None:
+    folder, url = shop
+    _, rows = _first_commands()
+    shown = _run_apart(rows.replace("file:///tmp/shop", url) + " --json", folder)
     assert {"key": "ada", "value": 300} in json.loads(shown)
 
 
-def test_the_commands_that_look_at_state_run_against_a_job(tmp_path: Path) -> None:
-    (code,) = [block for block in _blocks("python") if "Pipeline" in block]
-    (tmp_path / "shop.py").write_text(code)
-    url = f"file://{tmp_path}/state"
-    _run(f"arroyo-state run shop.py:pipeline --url {url}", tmp_path)
-    block = next(block for block in _blocks("sh") if "arroyo-state jobs" in block)
-    commands = [line for line in block.splitlines() if line.startswith("arroyo-state")]
+def test_the_commands_that_look_at_state_run_against_a_job(shop: tuple[Path, str]) -> None:
+    folder, url = shop
+    commands = _commands_of("arroyo-state jobs")
     assert len(commands) == 4
     for command in commands:
         for word, value in (("JOB", "main"), ("OPERATOR", "totals"), ("TABLE", "totals")):
             command = command.replace(word, value)
-        assert _run(command, tmp_path, ARROYO__CHECKPOINT_URL=url)
+        assert _run(command, folder, ARROYO__CHECKPOINT_URL=url)
 
 
-def test_the_commands_that_verify_run_against_a_job(tmp_path: Path) -> None:
-    (code,) = [block for block in _blocks("python") if "Pipeline" in block]
-    (tmp_path / "shop.py").write_text(code)
-    url = f"file://{tmp_path}/state"
-    _run(f"arroyo-state run shop.py:pipeline --url {url}", tmp_path)
+def test_the_commands_that_verify_run_against_a_job(shop: tuple[Path, str]) -> None:
+    folder, url = shop
     words, document = (
-        _run(command.replace("JOB", "main"), tmp_path, ARROYO__CHECKPOINT_URL=url)
-        for command in next(b for b in _blocks("sh") if "verify JOB" in b).splitlines()
+        _run(command.replace("JOB", "main"), folder, ARROYO__CHECKPOINT_URL=url)
+        for command in _commands_of("verify JOB")
     )
     assert "can be restored: nothing found" in words
     assert json.loads(document)["parallelism"] == 8
@@ -100,29 +121,21 @@ def test_the_component_of_the_readme_loads(tmp_path: Path) -> None:
             assert defs.resolve_job_def("arroyo_compaction")
 
 
-def test_the_commands_that_keep_state_small_show_their_plan(tmp_path: Path) -> None:
-    (code,) = [block for block in _blocks("python") if "Pipeline" in block]
-    (tmp_path / "shop.py").write_text(code)
-    url = f"file://{tmp_path}/state"
-    _run(f"arroyo-state run shop.py:pipeline --url {url}", tmp_path)
-    block = next(block for block in _blocks("sh") if "arroyo-state compact" in block)
-    commands = [line for line in block.splitlines() if line.startswith("arroyo-state")]
+def test_the_commands_that_keep_state_small_show_their_plan(shop: tuple[Path, str]) -> None:
+    folder, url = shop
+    commands = _commands_of("arroyo-state compact")
     assert len(commands) == 4
     for command in commands:
-        assert _run(command.replace("JOB", "shop/main"), tmp_path, ARROYO__CHECKPOINT_URL=url)
+        assert _run(command.replace("JOB", "shop/main"), folder, ARROYO__CHECKPOINT_URL=url)
 
 
 def test_the_commands_that_free_what_nothing_needs_run(tmp_path: Path) -> None:
-    block = next(block for block in _blocks("sh") if "arroyo-state gc plan" in block)
-    commands = [line for line in block.splitlines() if line.startswith("arroyo-state")]
+    commands = _commands_of("arroyo-state gc plan")
     assert len(commands) == 8
     url = f"file://{tmp_path}"
     run_word_job(open_store(url), rows=24, rows_per_epoch=2, keep_epochs=None)
     for command in commands:
-        words = shlex.split(command.replace("JOB", "words/main"), comments=True)[1:]
-        result = CliRunner().invoke(main, [*words, "--url", url], catch_exceptions=False)
-        assert result.exit_code == 0, (command, result.stderr)
-        assert result.stdout
+        assert _run(command.replace("JOB", "words/main"), tmp_path, ARROYO__CHECKPOINT_URL=url)
 
 
 def test_the_definitions_of_the_readme_load() -> None:
