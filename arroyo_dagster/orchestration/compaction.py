@@ -44,8 +44,8 @@ class CompactionConfig(dg.Config):
     policy: str = Field(
         default=CompactionPolicy.BIN_PACK.value,
         description="bin-pack: small neighbours only; levels: so many of one level become one of "
-        "the next; window: those of one window of event time; full: all files of every table. Files "
-        "of Arroyo's own jobs are rewritten as by bin-pack, or all of them by full.",
+        "the next; window: those of one window of event time; full: all files of every table. "
+        "Files of Arroyo's own jobs are rewritten as by bin-pack, or all of them by full.",
     )
     target_file_mb: int = Field(
         default=64, ge=1, description="A bin-pack merge takes files of so many MiB together."

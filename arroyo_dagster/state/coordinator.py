@@ -47,8 +47,8 @@ from arroyo_dagster.state.model.types import U32, U64
 from arroyo_dagster.state.operators import Offset, registered
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.planning.checkpoint import carry_operator, merge_operator
-from arroyo_dagster.state.planning.compaction import Applied, apply_merged
 from arroyo_dagster.state.planning.gc import LEGACY_EPOCHS_BEFORE_NEWEST
+from arroyo_dagster.state.planning.merged import Applied, apply_merged
 from arroyo_dagster.state.planning.progress import BatchVerdict, batch_verdict
 from arroyo_dagster.state.planning.recovery import legacy_state
 from arroyo_dagster.state.storage.concurrency import concurrently

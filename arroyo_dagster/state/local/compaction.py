@@ -31,11 +31,11 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.checkpoint import carry_operator
 from arroyo_dagster.state.planning.compaction import (
-    apply_merged,
     backlog,
     forecast,
     plan_compaction,
 )
+from arroyo_dagster.state.planning.merged import apply_merged
 from arroyo_dagster.state.planning.query import is_at_rest
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore

@@ -1,4 +1,4 @@
-"""Which files to merge, and the metadata once they are merged.
+"""Which files to merge, and what a restore would then read.
 
 Files are merged where they lie side by side in the replay order, so that later files still act on
 what they acted on. Of an expiring table only the order within a key range counts: ranges are
@@ -8,14 +8,12 @@ merged apart, and each file that comes of it belongs to one subtask.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.compaction import (
-    Budget,
     CompactionPlan,
     CompactionRecord,
     CompactionSettings,
@@ -27,23 +25,23 @@ from arroyo_dagster.state.model.compaction import (
     Merged,
     MergedPairs,
     MergedRows,
-    MergeOrder,
     OutputForm,
     PairsMerge,
     RowsMerge,
     SortOrder,
 )
-from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
-from arroyo_dagster.state.model.keys import KeyRange, range_for_server, server_for_hash
+from arroyo_dagster.state.model.ids import StatePath, TableName
+from arroyo_dagster.state.model.keys import range_for_server, servers_for
 from arroyo_dagster.state.model.layout import compaction_level
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
-    GlobalKeyedFiles,
     TableFiles,
     TimeFile,
 )
+from arroyo_dagster.state.planning.budget import within_budget
 from arroyo_dagster.state.planning.checkpoint import cutoff_micros
+from arroyo_dagster.state.planning.merged import apply_merged
 from arroyo_dagster.state.planning.policies import Candidate, Run, choose, why_left
 from arroyo_dagster.state.planning.query import restore_plan
 
@@ -165,6 +163,11 @@ def most_outputs(merge: Merge) -> int:
     if isinstance(merge, PairsMerge):
         return 1 if merge.from_oldest else 2
     return len(merge.ranges) + merge.size_bytes // merge.form.file_bytes
+
+
+def gain(merge: Merge) -> int:
+    """How many files fewer there are after a merge, at least."""
+    return len(merge.paths) - most_outputs(merge)
 
 
 def _check_sizes(
@@ -341,7 +344,7 @@ class _RowsRule:
         )
 
     def owners(self, file: TimeFile) -> range:
-        return _owners(file, self.parallelism)
+        return servers_for(file.min_routing_key, file.max_routing_key, self.parallelism)
 
     def candidate(self, file: TimeFile, sizes: Mapping[StatePath, int]) -> Candidate:
         return Candidate(
@@ -392,15 +395,11 @@ def _sort(config: ExpiringTimeKeyConfig, settings: CompactionSettings) -> SortOr
     return settings.sort
 
 
-def _owners(file: TimeFile, parallelism: int) -> range:
-    """The subtasks whose key ranges a file reaches into."""
-    first = server_for_hash(file.min_routing_key, parallelism)
-    return range(first, server_for_hash(file.max_routing_key, parallelism) + 1)
-
-
 def _sequences(files: Sequence[TimeFile], parallelism: int) -> list[tuple[TimeFile, ...]]:
     """Files that act on each other, in replay order: those of one subtask, if none is of two."""
-    owners = [_owners(file, parallelism) for file in files]
+    owners = [
+        servers_for(file.min_routing_key, file.max_routing_key, parallelism) for file in files
+    ]
     if any(len(owner) > 1 for owner in owners):
         return [tuple(files)]
     pairs = sorted(zip((owner[0] for owner in owners), range(len(files)), strict=True))
@@ -412,133 +411,6 @@ def _sequences(files: Sequence[TimeFile], parallelism: int) -> list[tuple[TimeFi
 
 def _fresh(files: TableFiles) -> int:
     return sum(not compaction_level(path) for path in files.paths)
-
-
-# ---- within a budget -----------------------------------------------------------------------------
-
-
-def gain(merge: Merge) -> int:
-    """How many files fewer there are after a merge, at least."""
-    return len(merge.paths) - most_outputs(merge)
-
-
-class Costly(Protocol):
-    """Something to be done to files of one table, which costs reading them."""
-
-    @property
-    def operator(self) -> OperatorId: ...
-    @property
-    def table(self) -> TableName: ...
-    @property
-    def paths(self) -> tuple[StatePath, ...]: ...
-    @property
-    def size_bytes(self) -> int: ...
-
-
-_C = TypeVar("_C", bound=Costly)
-
-
-def _first(order: MergeOrder, merges: Sequence[_C], gain: Callable[[_C], int]) -> list[_C]:
-    if order is MergeOrder.GAIN:
-        return sorted(merges, key=lambda one: gain(one) / max(1, one.size_bytes), reverse=True)
-    if order is MergeOrder.SMALLEST:
-        return sorted(merges, key=lambda one: one.size_bytes)
-    return list(merges)
-
-
-def within_budget(
-    budget: Budget, merges: Sequence[_C], gain: Callable[[_C], int]
-) -> tuple[list[_C], list[LeftOut]]:
-    """Take as many merges as a budget lasts for, in its order; of the others say why not.
-
-    Args:
-        gain: how many files fewer there are after one, at least.
-    """
-    taken: list[_C] = []
-    left: list[LeftOut] = []
-    tables: set[tuple[OperatorId, TableName]] = set()
-    bytes_left, files_left = budget.size_bytes, budget.files
-    for merge in _first(budget.order, merges, gain):
-        table = (merge.operator, merge.table)
-        reason = None
-        if budget.min_gain_files > 1 and gain(merge) < budget.min_gain_files:
-            reason = f"only {gain(merge)} files would be gone, {budget.min_gain_files} are asked"
-        elif bytes_left is not None and merge.size_bytes > bytes_left:
-            reason = f"over the budget of {budget.size_bytes} bytes"
-        elif files_left is not None and len(merge.paths) > files_left:
-            reason = f"over the budget of {budget.files} files"
-        elif budget.tables is not None and table not in tables and len(tables) == budget.tables:
-            reason = f"over the budget of {budget.tables} tables"
-        if reason is not None:
-            left.append(
-                LeftOut(operator=table[0], table=table[1], reason=reason, files=merge.paths)
-            )
-            continue
-        taken.append(merge)
-        tables.add(table)
-        bytes_left = None if bytes_left is None else bytes_left - merge.size_bytes
-        files_left = None if files_left is None else files_left - len(merge.paths)
-    return taken, left
-
-
-# ---- in parts ------------------------------------------------------------------------------------
-
-
-def parts_of(merge: Merge, part_bytes: int, *, divisible: bool) -> list[Merge]:
-    """Part a merge of an expiring table, so that several may carry it out.
-
-    Where rows only move, each part takes neighbours of the inputs. Where all rows of a key are
-    needed, each takes a key range, and reads every input for it.
-
-    Args:
-        divisible: whether the range of one subtask may be parted too: rows that act on each other
-            have one routing key.
-
-    Returns:
-        Merges whose outputs, in their order, are those of `merge`; just that one where it is small.
-    """
-    if isinstance(merge, PairsMerge) or merge.size_bytes <= part_bytes:
-        return [merge]
-    by_key = merge.form.sort is SortOrder.KEY
-    if merge.generations is Generations.ALL and merge.sizes and not by_key:
-        return list(_by_inputs(merge, part_bytes))
-    wanted = -(-merge.size_bytes // part_bytes)
-    ranges = list(merge.ranges)
-    if divisible and wanted > len(ranges):
-        each = -(-wanted // len(ranges))
-        ranges = [piece for one in ranges for piece in pieces(one, each)]
-    groups = min(wanted, len(ranges))
-    edges = [at * len(ranges) // groups for at in range(groups + 1)]
-    return [
-        replace(merge, ranges=tuple(ranges[start:end]), size_bytes=merge.size_bytes // groups)
-        for start, end in itertools.pairwise(edges)
-    ]
-
-
-def _by_inputs(merge: RowsMerge, part_bytes: int) -> Iterator[RowsMerge]:
-    start = 0
-    while start < len(merge.inputs):
-        end, size = start + 1, merge.sizes[start]
-        while end < len(merge.inputs) and size + merge.sizes[end] <= part_bytes:
-            size += merge.sizes[end]
-            end += 1
-        yield replace(
-            merge,
-            inputs=merge.inputs[start:end],
-            sizes=merge.sizes[start:end],
-            size_bytes=size,
-            # Deletes of a later part stay rows: what they act on is in another.
-            from_oldest=merge.from_oldest and start == 0,
-        )
-        start = end
-
-
-def pieces(keys: KeyRange, count: int) -> list[KeyRange]:
-    """Part a key range into `count` that touch without overlap, or fewer where it is short."""
-    width = keys.end - keys.start + 1
-    count = min(count, width)
-    edges = [keys.start + width * at // count for at in range(count + 1)]
-    return [KeyRange(start, end - 1) for start, end in itertools.pairwise(edges)]
 
 
 # ---- the forecast --------------------------------------------------------------------------------
@@ -599,89 +471,3 @@ def _forecast_sizes(
         footer = max(sizes[path] - data_bytes.get(path, sizes[path]) for path in merge.paths)
         found.update(dict.fromkeys(paths, data // len(paths) + footer))
     return found
-
-
-# ---- the metadata once they are merged -----------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Void:
-    """A merge that no longer fits what the job lists, and why."""
-
-    merged: Merged
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """Operators with merged files in place of their inputs, and which merges that took."""
-
-    operators: tuple[OperatorCheckpoint, ...]
-    done: tuple[Merged, ...]
-    void: tuple[Void, ...]
-
-
-def apply_merged(operators: Sequence[OperatorCheckpoint], merged: Iterable[Merged]) -> Applied:
-    """Put merged files in the place of their inputs, where those are still listed.
-
-    A merge counts as a whole or not at all. Inputs of an expiring table may be missing because
-    they have expired: no row of theirs is loaded any more. Any other that is missing was merged by
-    somebody else, and the merge is void: its rows would come twice.
-    """
-    by_id: dict[OperatorId, OperatorCheckpoint] = {one.operator: one for one in operators}
-    done: list[Merged] = []
-    void: list[Void] = []
-    for one in merged:
-        operator = by_id.get(one.operator)
-        files = operator.tables.get(one.table) if operator else None
-        if operator is None or files is None:
-            void.append(Void(one, "the table is no longer there"))
-            continue
-        changed = _applied(operator, files, one)
-        if isinstance(changed, str):
-            void.append(Void(one, changed))
-            continue
-        by_id[one.operator] = replace(operator, tables={**operator.tables, one.table: changed})
-        done.append(one)
-    return Applied(tuple(by_id.values()), tuple(done), tuple(void))
-
-
-def _applied(operator: OperatorCheckpoint, files: TableFiles, merged: Merged) -> TableFiles | str:
-    known = set(files.paths)
-    if known & set(merged.output_paths):
-        return "it was taken over before"
-    if isinstance(merged, MergedPairs) and isinstance(files, GlobalKeyedFiles):
-        at = _index_of_run(files.files, merged.inputs)
-        if at is None:
-            return "its inputs are no longer listed side by side"
-        after = at + len(merged.inputs)
-        return replace(files, files=(*files.files[:at], *merged.outputs, *files.files[after:]))
-    if isinstance(merged, MergedRows) and isinstance(files, ExpiringTimeKeyFiles):
-        return _applied_rows(operator, files, merged)
-    return "the table is of another kind now"
-
-
-def _index_of_run(files: Sequence[StatePath], run: Sequence[StatePath]) -> int | None:
-    if not run or run[0] not in files:
-        return None
-    at = files.index(run[0])
-    return at if tuple(files[at : at + len(run)]) == tuple(run) else None
-
-
-def _applied_rows(
-    operator: OperatorCheckpoint, files: ExpiringTimeKeyFiles, merged: MergedRows
-) -> ExpiringTimeKeyFiles | str:
-    config = operator.configs[merged.table].config
-    assert isinstance(config, ExpiringTimeKeyConfig)
-    cutoff = cutoff_micros(operator.min_watermark_micros, config.retention_micros)
-    inputs = {file.path: file for file in merged.inputs}
-    places = [index for index, file in enumerate(files.files) if file.path in inputs]
-    missing = set(inputs) - set(files.paths)
-    if not places:
-        return "none of its inputs is listed any more"
-    if any(inputs[path].max_timestamp_micros >= cutoff for path in missing):
-        return "some of its inputs were merged by somebody else"
-    outputs = [file for file in merged.outputs if file.max_timestamp_micros >= cutoff]
-    kept = [file for file in files.files if file.path not in inputs]
-    kept[places[0] : places[0]] = outputs
-    return replace(files, files=tuple(kept))

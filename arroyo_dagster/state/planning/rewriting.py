@@ -18,10 +18,9 @@ from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSe
 from arroyo_dagster.state.model.directory import JobAnswer, JobCondition
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.keys import (
-    MAX_ROUTING_KEY,
     KeyRange,
     range_for_server,
-    server_for_hash,
+    servers_for,
 )
 from arroyo_dagster.state.model.layout import is_rewritten
 from arroyo_dagster.state.model.rewriting import (
@@ -37,7 +36,8 @@ from arroyo_dagster.state.model.tables import (
     TableFiles,
     TimeFile,
 )
-from arroyo_dagster.state.planning.compaction import forecast, within_budget
+from arroyo_dagster.state.planning.budget import within_budget
+from arroyo_dagster.state.planning.compaction import forecast
 from arroyo_dagster.state.planning.query import plan_read
 
 PART_BYTES = 64 << 20
@@ -380,9 +380,7 @@ def _reaches(file: TimeFile, keys: KeyRange) -> bool:
 
 
 def _owners(file: TimeFile, subtasks: int) -> range:
-    """The subtasks whose key ranges a file reaches into."""
-    first = server_for_hash(file.min_routing_key, subtasks)
-    return range(first, server_for_hash(min(file.max_routing_key, MAX_ROUTING_KEY), subtasks) + 1)
+    return servers_for(file.min_routing_key, file.max_routing_key, subtasks)
 
 
 # ---- the metadata once they are ------------------------------------------------------------------

@@ -42,11 +42,11 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.planning.compaction import (
     NOT_OURS,
-    apply_merged,
     backlog,
     most_outputs,
     plan_compaction,
 )
+from arroyo_dagster.state.planning.merged import apply_merged
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 

@@ -1,0 +1,68 @@
+"""Which of several pieces of work are done first, and how far a budget lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from arroyo_dagster.state.model.compaction import Budget, LeftOut, MergeOrder
+from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
+
+
+class Costly(Protocol):
+    """Something to be done to files of one table, which costs reading them."""
+
+    @property
+    def operator(self) -> OperatorId: ...
+    @property
+    def table(self) -> TableName: ...
+    @property
+    def paths(self) -> tuple[StatePath, ...]: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+_C = TypeVar("_C", bound=Costly)
+
+
+def _first(order: MergeOrder, merges: Sequence[_C], gain: Callable[[_C], int]) -> list[_C]:
+    if order is MergeOrder.GAIN:
+        return sorted(merges, key=lambda one: gain(one) / max(1, one.size_bytes), reverse=True)
+    if order is MergeOrder.SMALLEST:
+        return sorted(merges, key=lambda one: one.size_bytes)
+    return list(merges)
+
+
+def within_budget(
+    budget: Budget, merges: Sequence[_C], gain: Callable[[_C], int]
+) -> tuple[list[_C], list[LeftOut]]:
+    """Take as many merges as a budget lasts for, in its order; of the others say why not.
+
+    Args:
+        gain: how many files fewer there are after one, at least.
+    """
+    taken: list[_C] = []
+    left: list[LeftOut] = []
+    tables: set[tuple[OperatorId, TableName]] = set()
+    bytes_left, files_left = budget.size_bytes, budget.files
+    for merge in _first(budget.order, merges, gain):
+        table = (merge.operator, merge.table)
+        reason = None
+        if budget.min_gain_files > 1 and gain(merge) < budget.min_gain_files:
+            reason = f"only {gain(merge)} files would be gone, {budget.min_gain_files} are asked"
+        elif bytes_left is not None and merge.size_bytes > bytes_left:
+            reason = f"over the budget of {budget.size_bytes} bytes"
+        elif files_left is not None and len(merge.paths) > files_left:
+            reason = f"over the budget of {budget.files} files"
+        elif budget.tables is not None and table not in tables and len(tables) == budget.tables:
+            reason = f"over the budget of {budget.tables} tables"
+        if reason is not None:
+            left.append(
+                LeftOut(operator=table[0], table=table[1], reason=reason, files=merge.paths)
+            )
+            continue
+        taken.append(merge)
+        tables.add(table)
+        bytes_left = None if bytes_left is None else bytes_left - merge.size_bytes
+        files_left = None if files_left is None else files_left - len(merge.paths)
+    return taken, left

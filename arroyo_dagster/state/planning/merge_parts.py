@@ -1,0 +1,73 @@
+"""A merge parted, so that several may carry it out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from arroyo_dagster.state.model.compaction import (
+    Generations,
+    Merge,
+    PairsMerge,
+    RowsMerge,
+    SortOrder,
+)
+from arroyo_dagster.state.model.keys import KeyRange
+
+
+def parts_of(merge: Merge, part_bytes: int, *, divisible: bool) -> list[Merge]:
+    """Part a merge of an expiring table, so that several may carry it out.
+
+    Where rows only move, each part takes neighbours of the inputs. Where all rows of a key are
+    needed, each takes a key range, and reads every input for it.
+
+    Args:
+        divisible: whether the range of one subtask may be parted too: rows that act on each other
+            have one routing key.
+
+    Returns:
+        Merges whose outputs, in their order, are those of `merge`; just that one where it is small.
+    """
+    if isinstance(merge, PairsMerge) or merge.size_bytes <= part_bytes:
+        return [merge]
+    by_key = merge.form.sort is SortOrder.KEY
+    if merge.generations is Generations.ALL and merge.sizes and not by_key:
+        return list(_by_inputs(merge, part_bytes))
+    wanted = -(-merge.size_bytes // part_bytes)
+    ranges = list(merge.ranges)
+    if divisible and wanted > len(ranges):
+        each = -(-wanted // len(ranges))
+        ranges = [piece for one in ranges for piece in pieces(one, each)]
+    groups = min(wanted, len(ranges))
+    edges = [at * len(ranges) // groups for at in range(groups + 1)]
+    return [
+        replace(merge, ranges=tuple(ranges[start:end]), size_bytes=merge.size_bytes // groups)
+        for start, end in itertools.pairwise(edges)
+    ]
+
+
+def _by_inputs(merge: RowsMerge, part_bytes: int) -> Iterator[RowsMerge]:
+    start = 0
+    while start < len(merge.inputs):
+        end, size = start + 1, merge.sizes[start]
+        while end < len(merge.inputs) and size + merge.sizes[end] <= part_bytes:
+            size += merge.sizes[end]
+            end += 1
+        yield replace(
+            merge,
+            inputs=merge.inputs[start:end],
+            sizes=merge.sizes[start:end],
+            size_bytes=size,
+            # Deletes of a later part stay rows: what they act on is in another.
+            from_oldest=merge.from_oldest and start == 0,
+        )
+        start = end
+
+
+def pieces(keys: KeyRange, count: int) -> list[KeyRange]:
+    """Part a key range into `count` that touch without overlap, or fewer where it is short."""
+    width = keys.end - keys.start + 1
+    count = min(count, width)
+    edges = [keys.start + width * at // count for at in range(count + 1)]
+    return [KeyRange(start, end - 1) for start, end in itertools.pairwise(edges)]
