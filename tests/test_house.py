@@ -20,7 +20,8 @@ OURS = "arroyo_dagster"
 CORE = {"errors", "lazy", "state.model"}
 LOW = CORE | {"state.planning", "state.codec", "state.storage"}
 SUBTASK = {
-    *("state.tables", "state.backend", "state.operators", "state.pipeline", "state.exchange"),
+    *("state.tables", "state.backend", "state.backend_reader", "state.operators"),
+    *("state.pipeline", "state.exchange"),
     *("state.task", "state.coordinator", "state.connectors", "state.lease"),
 }
 STATE = LOW | SUBTASK | {"state.local", "state"}

@@ -1,4 +1,4 @@
-"""ParquetBackend: loads and publishes the metadata tree of one job, in either layout.
+"""ParquetBackend: loads, publishes and cleans up the metadata tree of one job, in either layout.
 
 Source: crates/arroyo-state/src/lib.rs, `BackingStore`; crates/arroyo-state/src/parquet.rs;
 crates/arroyo-state-protocol/src/{store,workflow}.rs.
@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Protocol, TypeVar, runtime_checkable
-
-import pyarrow as pa
+from typing import Protocol, TypeVar, runtime_checkable
 
 from arroyo_dagster.errors import (
     ConflictError,
@@ -24,17 +21,15 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.codec import collecting, metadata, records
-from arroyo_dagster.state.codec.parquet import read_facts
+from arroyo_dagster.state.backend_reader import BackendReader, as_checkpoint
+from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.lease import Leased
 from arroyo_dagster.state.model.checkpoints import (
-    RECORD_VERSION,
     Checkpoint,
     CheckpointState,
     CommitNote,
     CommittedMarker,
     CurrentGeneration,
-    EpochRecord,
     GenerationManifest,
     LegacyCheckpoint,
     Manifest,
@@ -48,24 +43,17 @@ from arroyo_dagster.state.model.ids import (
     OperatorId,
     PipelineId,
     StatePath,
-    TableName,
     WorkerGeneration,
 )
 from arroyo_dagster.state.model.layout import (
-    CURRENT_GENERATION,
     JobPaths,
     Layout,
-    parse_checkpoint_dir,
-    parse_epoch_record,
 )
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning import recovery
 from arroyo_dagster.state.planning.checkpoint import incomplete
 from arroyo_dagster.state.planning.gc import oldest_kept, plan_expire
-from arroyo_dagster.state.planning.health import reading_of
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_forms
 
 _T = TypeVar("_T")
 DELETE_BATCH = 1000
@@ -125,7 +113,7 @@ class Published:
     manifest: Manifest
 
 
-class ParquetBackend:
+class ParquetBackend(BackendReader):
     """The metadata tree of one job.
 
     Args:
@@ -143,8 +131,7 @@ class ParquetBackend:
         generation: WorkerGeneration | None = None,
         clock: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
-        self.store = store
-        self.paths = paths
+        super().__init__(store, paths)
         self.generation = generation
         self.clock = clock
         self._own_manifest: GenerationManifest | None = None
@@ -152,262 +139,6 @@ class ParquetBackend:
     def name(self) -> str:
         """`parquet`, as Arroyo's metadata says."""
         return "parquet"
-
-    # ---- reading ---------------------------------------------------------------------------------
-
-    def epochs(self) -> list[Epoch]:
-        """The epochs that have a record (protocol) or checkpoint metadata (legacy), ascending."""
-        if self.paths.layout is Layout.PROTOCOL:
-            listed = self.store.list_dir(self.paths.epochs).objects
-            found = (parse_epoch_record(info.path.name) for info in listed)
-            return sorted(epoch for epoch in found if epoch is not None)
-        numbers = self.checkpoint_dirs()
-        heads = concurrently(lambda e: self.store.head(self.paths.legacy_metadata(e)), numbers)
-        return [epoch for epoch, info in zip(numbers, heads, strict=True) if info is not None]
-
-    def checkpoint_dirs(self, generation: WorkerGeneration | None = None) -> list[Epoch]:
-        """The numbers of the checkpoint directories there are, ascending; one level is listed."""
-        below = self.store.list_dir(self.paths.checkpoints(generation)).prefixes
-        found = (parse_checkpoint_dir(path.name) for path in below)
-        return sorted(epoch for epoch in found if epoch is not None)
-
-    def load(self, epoch: Epoch | None = None) -> Checkpoint:
-        """Read one epoch with all its operators; the newest canonical one when None.
-
-        Raises:
-            NotFoundError: no such epoch, or none at all.
-            FormatError: an object of it does not decode.
-        """
-        if epoch is not None:
-            return self.load_checkpoint_metadata(epoch)
-        epochs = self.epochs()
-        if not epochs:
-            raise NotFoundError(
-                "the job has no checkpoint",
-                job=self.paths.job,
-                url=self.store.url,
-                next_step="wait for its first epoch, or list jobs with `arroyo-state jobs`",
-            )
-        return self.load_checkpoint_metadata(epochs[-1])
-
-    def load_history(self, whole_from: Epoch | None = None) -> list[Checkpoint]:
-        """Read every epoch there is, newest first, those that a cleanup left half done included.
-
-        Args:
-            whole_from: of this epoch and those after it no object may be missing; None = of none.
-
-        Raises:
-            NotFoundError: one is.
-            FormatError: an object does not decode.
-        """
-        epochs = sorted(self.epochs(), reverse=True)
-        if self.paths.layout is Layout.LEGACY:
-            whole = max(epochs, default=0) + 1 if whole_from is None else whole_from
-            return concurrently(
-                lambda epoch: self._load_legacy(epoch, whole=epoch >= whole), epochs
-            )
-        history = concurrently(self.load_checkpoint_metadata, epochs)
-        return [*history, *self.load_chain(history[-1])] if history else []
-
-    def _parent_ref(self, checkpoint: Checkpoint) -> StatePath | None:
-        ref = checkpoint.parent_ref
-        if ref is not None:
-            recovery.expect_manifest_path(self.paths, ref)
-        return ref
-
-    def load_checkpoint_metadata(self, epoch: Epoch) -> Checkpoint:
-        """Read one epoch. Errors as `load`."""
-        if self.paths.layout is Layout.LEGACY:
-            return self._load_legacy(epoch)
-        record = self._record(epoch)
-        manifest = self._read(record.checkpoint_ref, metadata.decode_manifest)
-        return self._checkpoint(record.checkpoint_ref, manifest, record)
-
-    def load_remains(self, epoch: Epoch) -> tuple[Checkpoint, tuple[StatePath, ...]]:
-        """Read what is left of an epoch, and which objects of its metadata are not there.
-
-        The marker of a commit counts, although the newest epoch may only not have one yet.
-
-        Raises:
-            NotFoundError: the object that makes it exist is gone.
-            FormatError: an object of it does not decode.
-        """
-        if self.paths.layout is Layout.PROTOCOL:
-            found, gone = self.load_checkpoint_metadata(epoch), []
-        else:
-            head, operators = self._legacy_parts(epoch, whole=False)
-            gone = [path for path, operator in operators.items() if operator is None]
-            found = self._as_legacy(head, operators.values())
-        if found.state is CheckpointState.COMMITTING:
-            gone.append(self._marker_of(found))
-        return found, tuple(gone)
-
-    def _marker_of(self, checkpoint: Checkpoint) -> StatePath:
-        if self.paths.layout is Layout.LEGACY:
-            return self.paths.commit_note(checkpoint.epoch)
-        return recovery.marker_path(checkpoint.ref)
-
-    def load_chain(self, oldest: Checkpoint) -> Iterator[Checkpoint]:
-        """Follow the parents of the oldest epoch that has a record, newest first.
-
-        Records go before manifests: what an interrupted cleanup left hangs on it.
-
-        Raises:
-            ProtocolError: the chain leads out of the job, or not back in time.
-        """
-        while (ref := self._parent_ref(oldest)) is not None:
-            manifest = self._optional(ref, metadata.decode_manifest)
-            if manifest is None:
-                return
-            if manifest.epoch >= oldest.epoch:
-                raise ProtocolError(
-                    f"the parent of epoch {oldest.epoch} says that it is epoch {manifest.epoch}",
-                    job=self.paths.job,
-                    path=ref,
-                    next_step="look at it with `arroyo-state epochs`; nothing was deleted",
-                )
-            oldest = as_checkpoint(manifest, ref, CheckpointState.PARTIALLY_COLLECTED)
-            yield oldest
-
-    def _record(self, epoch: Epoch) -> EpochRecord:
-        path = self.paths.epoch_record(epoch)
-        record = self._read(path, records.decode_epoch_record, self._missing_epoch(epoch))
-        recovery.expect_manifest_path(self.paths, record.checkpoint_ref)
-        return record
-
-    def _missing_epoch(self, epoch: Epoch) -> str:
-        return f"epoch {epoch} does not exist"
-
-    def _checkpoint(self, ref: StatePath, manifest: Manifest, record: EpochRecord) -> Checkpoint:
-        marker = None
-        if manifest.needs_commit:
-            marker = self._optional(recovery.marker_path(ref), records.decode_committed_marker)
-        standing = recovery.checkpoint_state(ref, manifest, record, marker)
-        versions = (one.version for one in (record, marker) if one is not None)
-        strange = next((one for one in versions if one != RECORD_VERSION), RECORD_VERSION)
-        return replace(as_checkpoint(manifest, ref, standing.state), record_version=strange)
-
-    def _load_legacy(self, epoch: Epoch, *, whole: bool = True) -> Checkpoint:
-        head, operators = self._legacy_parts(epoch, whole=whole)
-        return self._as_legacy(head, operators.values())
-
-    def _legacy_parts(
-        self, epoch: Epoch, *, whole: bool
-    ) -> tuple[LegacyCheckpoint, dict[StatePath, OperatorCheckpoint | None]]:
-        """The object that makes the epoch exist, and its operators' by path, None = gone."""
-        path = self.paths.legacy_metadata(epoch)
-        head = self._read(path, metadata.decode_legacy_checkpoint, self._missing_epoch(epoch))
-        names = [self.paths.operator_metadata(name, epoch) for name in head.operators]
-        read = self._read if whole else self._optional
-        found = concurrently(lambda name: read(name, metadata.decode_operator), names)
-        return head, dict(zip(names, found, strict=True))
-
-    def _as_legacy(
-        self, head: LegacyCheckpoint, parts: Iterable[OperatorCheckpoint | None]
-    ) -> Checkpoint:
-        operators = [operator for operator in parts if operator is not None]
-        committed = head.progress is not None and self._committed_note(head)
-        state = recovery.legacy_state(head, operators, committed)
-        return legacy_checkpoint(head, operators, self.paths.legacy_metadata(head.epoch), state)
-
-    def load_operator_metadata(
-        self, operator: OperatorId, epoch: Epoch
-    ) -> OperatorCheckpoint | None:
-        """Read one operator at one epoch.
-
-        Returns:
-            None when the operator, or the epoch, is absent.
-
-        Raises:
-            FormatError: it is there, and broken.
-        """
-        if self.paths.layout is Layout.LEGACY:
-            return self._optional(
-                self.paths.operator_metadata(operator, epoch), metadata.decode_operator
-            )
-        try:
-            return self.load_checkpoint_metadata(epoch).operator(operator)
-        except NotFoundError:
-            return None
-
-    def prepare_checkpoint_load(self, epoch: Epoch) -> Checkpoint:
-        """Prove that the epoch can be restored before any task starts.
-
-        Every data file it lists is there, has a footer that decodes, and columns that give rows of
-        its table.
-
-        Raises:
-            NotFoundError: the epoch does not exist.
-            FormatError: a listed file is missing or broken; names the first, and how many.
-        """
-        checkpoint = self.load_checkpoint_metadata(epoch)
-        listed = [
-            (operator, name, path)
-            for operator in checkpoint.operators
-            for name, files in operator.tables.items()
-            for path in dict.fromkeys(files.paths)
-        ]
-        problems = [p for p in concurrently(lambda at: self._problem(*at), listed) if p]
-        if problems:
-            facts: dict[str, Any] = {"job": self.paths.job, "epoch": epoch} | problems[0].facts
-            raise FormatError(
-                f"epoch {epoch} cannot be restored: {len(problems)} of {len(listed)} data files "
-                f"are missing or broken; the first: {problems[0].message}",
-                next_step="restore an older epoch, or bring the file back",
-                **facts,
-            ) from problems[0]
-        return checkpoint
-
-    def _problem(
-        self, operator: OperatorCheckpoint, name: TableName, path: StatePath
-    ) -> NotFoundError | FormatError | None:
-        try:
-            with self.store.open_input(path) as file:
-                facts = read_facts(file, path)
-            problem = _misfit(operator, name, path, facts.schema)
-        except NotFoundError:
-            return NotFoundError("a data file is missing", operator=operator.operator, path=path)
-        except FormatError as error:
-            return error
-        if problem is None:
-            return None
-        return FormatError(
-            f"a data file is not one of its table: {problem}",
-            operator=operator.operator,
-            table=name,
-            path=path,
-        )
-
-    # ---- compactions that wait -------------------------------------------------------------------
-
-    def compaction_records(self) -> dict[StatePath, CompactionRecord | None]:
-        """The compactions that wait for the job's writer, oldest first.
-
-        Returns:
-            By path; None for one that does not decode, or speaks of another job's files. Nobody
-            takes it over, and nobody deletes it.
-        """
-        listed = sorted(info.path for info in self.store.list_dir(self.paths.compactions).objects)
-        return dict(zip(listed, concurrently(self._compaction_record, listed), strict=True))
-
-    def _compaction_record(self, path: StatePath) -> CompactionRecord | None:
-        try:
-            record = self._optional(path, records.decode_compaction_record)
-        except FormatError:
-            return None
-        if record is None or (record.pipeline, record.job) != (self.paths.pipeline, self.paths.job):
-            return None
-        touched = [p for one in record.merged for p in (*one.input_paths, *one.output_paths)]
-        ours = all(path.startswith(f"{self.paths.root}/") for path in touched)
-        return record if ours else None
-
-    def write_compaction_record(self, record: CompactionRecord) -> StatePath:
-        """Leave a compaction for the job's writer, who takes it over at its next checkpoint."""
-        self._protocol_only()
-        name = f"{record.epoch:07}-{uuid.uuid4().hex[:16]}.json"
-        path = self.paths.compactions / name
-        self.store.put(path, records.encode_compaction_record(record))
-        return path
 
     # ---- starting --------------------------------------------------------------------------------
 
@@ -544,27 +275,6 @@ class ParquetBackend:
             self._create_once(found.record_path, records.encode_epoch_record(found.record))
             del facts[found.record_path]
 
-    def next_restore(
-        self,
-    ) -> recovery.Restore | recovery.Claim | recovery.StartEmpty | recovery.CannotStart:
-        """Say what the next start of Arroyo's would restore in the protocol layout. Writes nothing.
-
-        Raises:
-            NotFoundError: the job was never started.
-            ProtocolError: objects contradict each other, so that nothing would be restored.
-        """
-        self._protocol_only()
-        fence = self._read(self.paths.current_generation, records.decode_current_generation)
-        starting = WorkerGeneration(fence.worker_generation + 1)
-        # A start raises the fence before it looks, so that it may claim.
-        raised = replace(fence, worker_generation=starting)
-        facts: dict[StatePath, recovery.Record | None] = {self.paths.current_generation: raised}
-        while True:
-            found = recovery.resolve(self.paths, starting, facts, now_micros=0, as_arroyo=True)
-            if not isinstance(found, recovery.Need):
-                return found
-            facts[found.path] = self._fact(found.path)
-
     def _asked(
         self,
         question: Callable[[recovery.Facts], _T | recovery.Need],
@@ -576,12 +286,6 @@ class ParquetBackend:
             if not isinstance(answer, recovery.Need):
                 return answer
             facts[answer.path] = self._fact(answer.path)
-
-    def _fact(self, path: StatePath) -> recovery.Record | None:
-        record = self._optional(path, decode_by_name)
-        # Only writers ask for facts; readers take what a later release wrote, and report it.
-        recovery.check_versions(path, record)
-        return record
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -749,11 +453,13 @@ class ParquetBackend:
         if replace(found, writer_worker_generation=writer, unknown=b"") != marker:
             raise ProtocolError("the commit marker belongs to another checkpoint", path=path)
 
-    def _committed_note(self, head: LegacyCheckpoint) -> bool:
-        note = self._optional(self.paths.commit_note(head.epoch), records.decode_commit_note)
-        return note == CommitNote(
-            job=head.job, epoch=head.epoch, finish_time_micros=head.finish_time_micros
-        )
+    def write_compaction_record(self, record: CompactionRecord) -> StatePath:
+        """Leave a compaction for the job's writer, who takes it over at its next checkpoint."""
+        self._protocol_only()
+        name = f"{record.epoch:07}-{uuid.uuid4().hex[:16]}.json"
+        path = self.paths.compactions / name
+        self.store.put(path, records.encode_compaction_record(record))
+        return path
 
     def _create_once(self, path: StatePath, data: bytes) -> None:
         """Create an object; one with the very same bytes is ours (an answer got lost)."""
@@ -833,23 +539,6 @@ class ParquetBackend:
                     raise  # else somebody else has let some expire while they were read
         return []
 
-    def retained(self) -> Retained:
-        """What stays besides the newest epochs: pins, and what lies in quarantine.
-
-        Raises:
-            FormatError: it does not decode; nothing may be deleted then.
-        """
-        return self._optional(self.paths.retained, collecting.decode_retained) or Retained()
-
-    def _needed_aside(self, retained: Retained) -> frozenset[StatePath]:
-        """What epochs in quarantine list and was not moved there with them."""
-        needed: set[StatePath] = set()
-        for name in retained.quarantines:
-            path = self.paths.quarantine / name / "index.json"
-            aside = self._read(path, partial(collecting.decode_quarantined, name=name))
-            needed.update(aside.needs.paths)
-        return frozenset(needed)
-
     def carry_out(self, plan: ExpirePlan) -> None:
         """Delete what a plan says, each step complete before the next.
 
@@ -882,34 +571,6 @@ class ParquetBackend:
             raise InputError("writing needs a worker generation", next_step="call start()")
         return self.generation
 
-    def _protocol_only(self) -> None:
-        if self.paths.layout is not Layout.PROTOCOL:
-            raise InputError(
-                "worker generations exist in the protocol layout only", job=self.paths.job
-            )
-
-    def _read(
-        self, path: StatePath, decode: Callable[[bytes, str], _T], missing: str | None = None
-    ) -> _T:
-        try:
-            data = self.store.read(path)
-        except NotFoundError as error:
-            raise NotFoundError(
-                missing or "an object that the job's metadata refers to is missing",
-                job=self.paths.job,
-                path=path,
-                url=self.store.url,
-                next_step="list what there is with `arroyo-state epochs`",
-            ) from error
-        return decode(data, path)
-
-    def _optional(self, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
-        try:
-            data = self.store.read(path)
-        except NotFoundError:
-            return None
-        return decode(data, path)
-
 
 def delete_all(store: ObjectStore, paths: Sequence[StatePath]) -> None:
     """Delete objects in bulk; those that are gone already count as deleted.
@@ -927,73 +588,6 @@ def delete_all(store: ObjectStore, paths: Sequence[StatePath]) -> None:
                 url=store.url,
                 next_step="run it again: what refers to them is still there",
             )
-
-
-def decode_by_name(data: bytes, path: str) -> recovery.Record:
-    """Decode a record of the protocol layout by what its name says it is."""
-    name = path.rpartition("/")[2]
-    if name == "checkpoint-manifest.pb":
-        return metadata.decode_manifest(data, path)
-    if name == "committed.json":
-        return records.decode_committed_marker(data, path)
-    if name == "generation-manifest.json":
-        return records.decode_generation_manifest(data, path)
-    if name == CURRENT_GENERATION:
-        return records.decode_current_generation(data, path)
-    return records.decode_epoch_record(data, path)
-
-
-def _misfit(
-    operator: OperatorCheckpoint, name: TableName, path: StatePath, found: pa.Schema
-) -> str | None:
-    """Why a file does not give rows of its table; None = it does."""
-    config, files = operator.configs.get(name), operator.tables[name]
-    if config is None or config.kind is not files.kind:
-        return f"table {name} has no configuration of its kind"
-    entries = files.files if isinstance(files, ExpiringTimeKeyFiles) else ()
-    listed = next((entry for entry in entries if entry.path == path), None)
-    columns, stored = columns_of(found), stored_form(found)
-    return reading_of(config, table_forms(config), columns, stored, listed).problem
-
-
-def as_checkpoint(manifest: Manifest, ref: StatePath, state: CheckpointState) -> Checkpoint:
-    """A manifest of the protocol layout as a checkpoint."""
-    return Checkpoint(
-        pipeline=manifest.pipeline,
-        job=manifest.job,
-        worker_generation=manifest.worker_generation,
-        epoch=manifest.epoch,
-        min_epoch=manifest.min_epoch,
-        start_time_micros=manifest.start_time_micros,
-        finish_time_micros=manifest.finish_time_micros,
-        state=state,
-        operators=manifest.operators,
-        ref=ref,
-        parent_ref=manifest.parent_ref,
-        progress=manifest.progress,
-    )
-
-
-def legacy_checkpoint(
-    head: LegacyCheckpoint,
-    operators: Sequence[OperatorCheckpoint],
-    ref: StatePath,
-    state: CheckpointState,
-) -> Checkpoint:
-    """The objects of an epoch of the legacy layout as a checkpoint."""
-    return Checkpoint(
-        pipeline=None,
-        job=head.job,
-        worker_generation=None,
-        epoch=head.epoch,
-        min_epoch=head.min_epoch,
-        start_time_micros=head.start_time_micros,
-        finish_time_micros=head.finish_time_micros,
-        state=state,
-        operators=tuple(operators),
-        ref=ref,
-        progress=head.progress,
-    )
 
 
 StateBackend = ParquetBackend

@@ -21,7 +21,8 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.backend import StateBackend, as_checkpoint, legacy_checkpoint
+from arroyo_dagster.state.backend import StateBackend
+from arroyo_dagster.state.backend_reader import as_checkpoint, legacy_checkpoint
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.lease import LEASE_SECONDS, lease, newest_token
 from arroyo_dagster.state.model.checkpoints import (

@@ -18,7 +18,8 @@ from arroyo_dagster.errors import (
     NotFoundError,
     StorageError,
 )
-from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.backend_reader import as_checkpoint
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.model.checkpoints import (
     RECORD_VERSION,

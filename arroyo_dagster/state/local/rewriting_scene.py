@@ -12,7 +12,8 @@ from arroyo_dagster.errors import (
     InputError,
     ProtocolError,
 )
-from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.backend_reader import as_checkpoint
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.parquet import BATCH_ROWS, read_facts
 from arroyo_dagster.state.local.directory import JobDirectory

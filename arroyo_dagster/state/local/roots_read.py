@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.state.backend import decode_by_name
+from arroyo_dagster.state.backend_reader import decode_by_name
 from arroyo_dagster.state.codec import collecting as codec
 from arroyo_dagster.state.model.checkpoints import (
     RECORD_VERSION,

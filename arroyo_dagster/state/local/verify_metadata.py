@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, StorageError
-from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint, legacy_checkpoint
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.backend_reader import as_checkpoint, legacy_checkpoint
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,

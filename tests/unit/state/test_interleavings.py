@@ -11,7 +11,8 @@ from __future__ import annotations
 import pytest
 
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.backend import ParquetBackend, as_checkpoint
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.backend_reader import as_checkpoint
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, Manifest
 from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId, StatePath
