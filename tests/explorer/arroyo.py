@@ -11,6 +11,8 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
+
 from arroyo_dagster.errors import NotFoundError, StorageError
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, Manifest, OperatorCheckpoint
@@ -28,15 +30,20 @@ from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
-    StoredSchema,
     TableConfig,
     TimeFile,
 )
+from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from tests.explorer.world import Hands, Process, Violation, World, refused
 
 OPERATORS = (OperatorId("source_s_0"), OperatorId("SessionWindow<30s>"))
 GLOBAL, TIMED = TableName("g"), TableName("t")
 STEP = 10
+_TIME = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
+_STORED = timestamp_table_config(
+    "t", retention_micros=1, schema=pa.schema([("key", pa.string()), _TIME]), keys=["key"]
+).config
+assert isinstance(_STORED, ExpiringTimeKeyConfig)
 
 
 @dataclass
@@ -89,7 +96,8 @@ class Controller:
         timed = ExpiringTimeKeyConfig(
             table=TIMED,
             retention_micros=self.retention * STEP,
-            schema=StoredSchema(arrow_schema="{}", timestamp_index=0),
+            schema=_STORED.schema,
+            description="tumbling_intermediate",
         )
         return {GLOBAL: TableConfig(config=keyed), TIMED: TableConfig(config=timed)}
 

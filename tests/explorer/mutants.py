@@ -10,7 +10,16 @@ from unittest import mock
 
 from arroyo_dagster.state import lease as lease_module
 from arroyo_dagster.state.codec import collecting as codec
-from arroyo_dagster.state.local import collecting, gc_plans, roots_protocol, roots_read, survey
+from arroyo_dagster.state.local import (
+    collecting,
+    gc_plans,
+    rewriting,
+    rewriting_publish,
+    rewriting_scene,
+    roots_protocol,
+    roots_read,
+    survey,
+)
 from arroyo_dagster.state.model.collecting import Retained
 from arroyo_dagster.state.model.objects import Packed
 from arroyo_dagster.state.planning import dead_jobs, expiry, orphans, reachable
@@ -78,6 +87,17 @@ def _metadata_first(self: collecting._Run) -> None:
         self._step(name, getattr(plan, name), collecting.delete_here)
 
 
+@contextmanager
+def _regardless() -> Iterator[None]:
+    """Metadata is overwritten although the job runs, or was started meanwhile."""
+    with (
+        mock.patch.object(rewriting, "check_may", return_value=None),
+        mock.patch.object(rewriting_scene.Unchanged, "check", return_value=None),
+        mock.patch.object(rewriting_publish, "_check_quiet", return_value=None),
+    ):
+        yield
+
+
 MUTANTS: dict[str, Callable[[], Any]] = {
     "pins are ignored": _instead(roots_read.Reader, "retained", _without_pins),
     "the parent of the newest epoch is skipped": _instead(
@@ -100,6 +120,10 @@ MUTANTS: dict[str, Callable[[], Any]] = {
     "compactions that wait are ignored": _instead(
         survey, "_compactions", lambda store, roots, found: {}
     ),
+    "what puts a rewrite back is ignored": _instead(
+        survey, "_rewrites", lambda store, roots, found: {}
+    ),
+    "a rewrite goes on whatever the job does": _regardless,
     "what epochs in quarantine need is ignored": _instead(
         roots_read.Reader, "retained", _without_quarantine
     ),

@@ -5,6 +5,7 @@ Bytes are parsed with the generated protobuf classes and `json`; names are taken
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import re
@@ -22,6 +23,8 @@ OPERATOR = re.compile(r"([^/]+)/checkpoints/checkpoint-(\d+)/operator-.+/metadat
 MANIFEST = "/checkpoint-manifest.pb"
 DATA = re.compile(r".+/operator-.+/table-[^/]+")
 OURS = "/_arroyo_dagster/"
+KEEPING = ("/compactions/", "/quarantine/", "/retained", "/rewrites/")
+"""Where maintenance says what must stay besides what epochs list."""
 
 
 @functools.lru_cache(maxsize=20_000)
@@ -102,6 +105,8 @@ class Watch:
         dying: whether somebody has said that the job is gone.
         lost: whether a removal has deleted something that was not moved aside.
         sees_all: whether no listing is cut short.
+        rewritten: whether metadata was overwritten in place: Arroyo's own cleaning up must not
+            take what the newest epoch lists, of which otherwise two runs at once are to blame.
     """
 
     objects: Objects
@@ -119,6 +124,7 @@ class Watch:
     dying: bool = False
     lost: bool = False
     sees_all: bool = True
+    rewritten: bool = False
     _aside: dict[str, set[str]] = field(default_factory=dict)
     _moved: set[str] = field(default_factory=set)
     _parents: dict[int, set[str]] = field(default_factory=dict)
@@ -187,7 +193,8 @@ class Watch:
                 if self.protocol and number == numbers[0]:
                     found |= self._of_parent(needs)
                 found |= self._parents.get(number, set())
-            self._protected = frozenset(found | self.waiting() | self.needed_aside())
+            found |= self.waiting() | self.needed_aside() | self.undoable()
+            self._protected = frozenset(found)
         return self._protected
 
     def needed_aside(self) -> set[str]:
@@ -229,6 +236,19 @@ class Watch:
         for path, (data, _, _) in self.objects.items():
             if path.startswith(below):
                 found.update(_outputs(data))
+        return found
+
+    def undoable(self) -> set[str]:
+        """What the newest epoch of a job of Arroyo's listed before it was rewritten in place."""
+        below, newest = f"{self.root}{OURS}rewrites/", max(self.epochs, default=0)
+        found: set[str] = set()
+        for path, (data, _, _) in self.objects.items():
+            if not path.startswith(below):
+                continue
+            record = json.loads(data)
+            if record["epoch"] == newest:
+                for name, text in record["before"].items():
+                    found.update(listed(base64.b64decode(text), name.endswith(MANIFEST)))
         return found
 
     def staying(self, numbers: list[int]) -> list[int]:
@@ -293,7 +313,7 @@ class Watch:
         if not path.startswith(self.root + "/"):
             return
         if OURS in path:
-            if "/compactions/" in path or "/quarantine/" in path or "/retained" in path:
+            if any(one in path for one in KEEPING):
                 self._protected = None
             if verb != "delete" and "/quarantine/" in path:
                 self._moved_aside(path)
@@ -307,7 +327,10 @@ class Watch:
         if process.role == "arroyo":
             for needs in self._aside.values():
                 needs.discard(path)
-            for number in [n for n, needs in self.epochs.items() if path in needs]:
+            lost = [n for n, needs in self.epochs.items() if path in needs]
+            if self.rewritten and max(self.epochs) in lost:
+                raise Violation(f"{process.name} took {path}, which its newest epoch lists")
+            for number in lost:
                 del self.epochs[number]
             self._protected = None
             return
@@ -377,6 +400,8 @@ class Watch:
             if marker:
                 self._marked(path)
             self._check_overwritten(process, path, before)
+            if process.role == "rewriter" and before is not None:
+                self._rewritten(process, path)
             return
         epoch = int(found[2])
         needs = self._needs(path, epoch)
@@ -389,6 +414,20 @@ class Watch:
                 return  # a note of the oldest epoch, in metadata that has just expired
             raise Violation(f"epoch {epoch} came to exist without {missing[:1] or 'its metadata'}")
         self.epochs[epoch] = needs
+        self._protected = None
+
+    def _rewritten(self, process: Process, path: str) -> None:
+        """The metadata of an epoch was overwritten, on purpose."""
+        for number, needs in self.epochs.items():
+            if path not in needs:
+                continue
+            head = next(p for p in needs if (RECORD if self.protocol else LEGACY_HEAD).fullmatch(p))
+            now = self._needs(head, number)
+            missing = sorted(one for one in now or () if one not in self.objects)
+            if now is None or not self.by_arroyo.issuperset(missing):
+                raise Violation(f"{process.name}: epoch {number} now needs {missing[:1]}")
+            self.epochs[number] = now
+        self.rewritten = True
         self._protected = None
 
     def _marked(self, path: str) -> None:

@@ -29,6 +29,8 @@ from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
 from arroyo_dagster.state.local.quarantine import purge, undelete
 from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.local.rewriting import rewrite_job
+from arroyo_dagster.state.local.rewriting_undo import undo_rewrite
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
@@ -48,6 +50,7 @@ from arroyo_dagster.state.model.compaction import (
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.rewriting import RewrittenPart
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     TableConfig,
@@ -59,6 +62,7 @@ from arroyo_dagster.state.planning.checkpoint import cutoff_micros
 from arroyo_dagster.state.storage import concurrency
 from arroyo_dagster.state.storage.wrappers import Crash
 from arroyo_dagster.state.tables import merging as merging_module
+from arroyo_dagster.state.tables import rewriting as rewriting_module
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from tests.explorer.oracle import LEGACY_HEAD, RECORD, Watch
@@ -166,6 +170,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(lease_module, "uuid", names),
         mock.patch.object(backend_module, "uuid", names),
         mock.patch.object(merging_module, "uuid", names),
+        mock.patch.object(rewriting_module, "uuid", names),
         mock.patch.object(backend_module.ParquetBackend, "_problem", _problem),
         remembering(),
     ):
@@ -381,6 +386,60 @@ def compact(world: World, process: Process, job: Job) -> str:
     except ArroyoStateError as error:
         return refused(error)
     return done.published or "nothing"
+
+
+def rewrite(world: World, process: Process, paths: JobPaths, controller: Any) -> str:
+    """The product's rewrite of a stopped job of Arroyo's; the new files hold nothing."""
+
+    def written(store: Any, tasks: Sequence[Any]) -> Iterable[RewrittenPart]:
+        for task in tasks:
+            path = task.output()
+            store.put(path, b"rewritten")
+            new = TimeFile(
+                epoch=max(one.file.epoch for one in task.table.inputs),
+                path=path,
+                min_routing_key=task.keys.start,
+                max_routing_key=task.keys.end,
+                max_timestamp_micros=max(file.max_timestamp_micros for file in task.inputs),
+                compaction_generation=task.table.compaction_generation,
+            )
+            merged = MergedRows(
+                operator=task.table.operator,
+                table=task.table.table,
+                inputs=task.inputs,
+                outputs=(new,),
+            )
+            yield RewrittenPart(merged=merged, rows_in=1, rows_out=1)
+
+    try:
+        done = rewrite_job(
+            Hands(world, process),  # type: ignore[arg-type]
+            paths,
+            directory(controller),
+            QUICK,
+            run=written,
+            owner=process.name,
+            quiet_seconds=0,
+            verify_level=0,
+            clock=world.clock,
+        )
+    except ArroyoStateError as error:
+        world.note(f"{process.name}: {error}")
+        return refused(error)
+    return "rewritten" if done.published else "nothing"
+
+
+def put_back(world: World, process: Process, paths: JobPaths, controller: Any) -> str:
+    """The last rewrite undone."""
+    hands: Any = Hands(world, process)
+    try:
+        done = undo_rewrite(
+            hands, paths, directory(controller), owner=process.name, clock=world.clock
+        )
+    except ArroyoStateError as error:
+        world.note(f"{process.name}: {error}")
+        return refused(error)
+    return "put back" if done.done else "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,7 @@ def base_of(kind: str, number: int, paths: JobPaths | None = None) -> Base:
             every=every,
             two_phase=two_phase and not kind.endswith("legacy"),
             parallelism=chance.choice((1, 1, 2)),
+            retention=chance.choice((3, 3, 12)),
         )
     inside = f"{paths.root}/"
     beside = {path: one for path, one in SIBLINGS.items() if not path.startswith(inside)}
@@ -142,6 +143,12 @@ def _last_words(past: Setting) -> None:
         world.run([aside])
         world.jump(2 * HOUR)
         world.run([past.writer(2)])
+    if past.controller is not None and chance.random() < 0.35:
+        past.controller.condition = JobCondition.STOPPED
+        world.run([past.rewriting(fault=chance.random() < 0.2)])
+        world.jump(chance.choice((90 * SECOND, 4 * DAY)))
+        if chance.random() < 0.3:
+            world.run([past.writer(1)])
 
 
 # ---- a schedule ----------------------------------------------------------------------------------
@@ -240,6 +247,8 @@ def _chosen(setting: Setting, *, dies: bool) -> list[Process]:
         return _undertakers(setting)
     if chance.random() < 0.15:
         return [setting.expiry(fault=chance.random() < 0.1), setting.pin()]
+    if setting.controller is not None and chance.random() < 0.25:
+        return _rewriters(setting)
     some = [chance.choice((setting.expiry, setting.orphans))(fault=chance.random() < 0.25)]
     if chance.random() < 0.8:
         some.append(setting.writer(chance.randint(1, 3), fault=chance.random() < 0.25))
@@ -249,6 +258,21 @@ def _chosen(setting: Setting, *, dies: bool) -> list[Process]:
             some.append(setting.writer(chance.randint(1, 2), fault=chance.random() < 0.25))
         else:
             some.append(make(fault=chance.random() < 0.2))
+    return some
+
+
+def _rewriters(setting: Setting) -> list[Process]:
+    """Who rewrites a stopped job of Arroyo's in place, and who starts or cleans it meanwhile."""
+    chance = setting.chance
+    assert setting.controller is not None
+    setting.controller.condition = JobCondition.STOPPED
+    some = [chance.choice((setting.rewriting, setting.putting_back))(fault=chance.random() < 0.3)]
+    others = (setting.orphans, setting.expiry, setting.putting_back, setting.rewriting)
+    while len(some) < 4 and chance.random() < 0.7:
+        some.append(chance.choice(others)(fault=chance.random() < 0.2))
+    if chance.random() < 0.6:
+        # So many that its own cleaning up comes to the epoch that was rewritten.
+        some.append(setting.writer(chance.choice((1, 14)), fault=chance.random() < 0.25))
     return some
 
 

@@ -19,7 +19,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller, Leader, LegacyRun
 from tests.explorer.oracle import Watch
-from tests.explorer.world import HOUR, SECOND, Process, World
+from tests.explorer.world import HOUR, SECOND, WRITERS, Process, World
 
 FAULTS = ("crash", "crash", "crash-after", "crash-after", "fail", "fail-after", "half", "throttled")
 NARROW = (
@@ -58,7 +58,7 @@ class Setting:
         if fault and self.chance.random() < 0.5:
             process.fault_at = self.chance.randint(1, calls)
         elif fault:
-            process.fault_on = self.chance.choice(NARROW if role != "collector" else NARROW_TOO)
+            process.fault_on = self.chance.choice(NARROW if role in WRITERS else NARROW_TOO)
         return process
 
     def writer(
@@ -94,6 +94,8 @@ class Setting:
         found = [self.expiry, self.orphans, self.pin, self.expiry, self.orphans, self.undelete]
         if self.controller is None and self.paths.pipeline is not None:
             found += [self.compaction, self.compaction]
+        if self.controller is not None:
+            found += [self.rewriting, self.rewriting, self.putting_back]
         return [*found, self.unpin, self.purge]
 
     def expiry(
@@ -170,6 +172,26 @@ class Setting:
             lambda process: ours.compact(self.world, process, self.job),
             fault,
             60,
+        )
+
+    def rewriting(self, *, fault: bool = False) -> Process:
+        """A rewrite of a job of Arroyo's."""
+        return self._process(
+            "rewriting",
+            "rewriter",
+            lambda process: ours.rewrite(self.world, process, self.paths, self.controller),
+            fault,
+            60,
+        )
+
+    def putting_back(self, *, fault: bool = False) -> Process:
+        """The last rewrite undone."""
+        return self._process(
+            "putting back",
+            "rewriter",
+            lambda process: ours.put_back(self.world, process, self.paths, self.controller),
+            fault,
+            40,
         )
 
     def pin(self, *, fault: bool = False) -> Process:

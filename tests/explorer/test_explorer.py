@@ -40,7 +40,8 @@ def _has_seen(endings: Counter[str]) -> None:
     schedules = endings["finished"] * 16
     for what in ("expiry: collected", "orphans: collected", "writer: done", "Arroyo: done"):
         assert endings[what] > schedules / 40, what
-    for what in ("pin: pinned", "undelete: back", "expiry: crashed", "orphans: crashed"):
+    seldom = ("pin: pinned", "undelete: back", "expiry: crashed", "orphans: crashed")
+    for what in (*seldom, "rewriting: rewritten", "putting: put back"):
         assert endings[what] > schedules / 200, what
 
 
@@ -54,6 +55,7 @@ QUICKLY = {
     "files shared with epochs that stay go": 100,
     "a listing that is cut short is trusted": 800,
     "what epochs in quarantine need is ignored": 200,
+    "what puts a rewrite back is ignored": 200,
     "newer epochs go before older ones": 100,
     "metadata goes before data": 100,
     "a stored plan is carried out as it is": 200,
@@ -62,7 +64,10 @@ QUICKLY = {
 }
 """Within so many schedules."""
 
-SLOWLY = ("what a running job may write is not asked",)
+SLOWLY = (
+    "what a running job may write is not asked",
+    "a rewrite goes on whatever the job does",
+)
 """What is found more seldom still has a test of its own: see `test_every_step`."""
 
 

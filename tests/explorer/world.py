@@ -29,6 +29,8 @@ REQUEST = 5 * SECOND
 STILL = HOUR // 2
 """A writer that stands still for longer is taken for dead once another starts (see `publish`)."""
 
+WRITERS = ("writer", "arroyo")
+
 Object = tuple[bytes, int, int]
 """Bytes, when it was written, and a number that no other has."""
 
@@ -44,7 +46,7 @@ class Process:
     """Something that uses the store.
 
     Attributes:
-        role: `writer`, `arroyo` or `collector`: whose deletions count as what.
+        role: `writer`, `arroyo`, `rewriter` or `collector`: whose changes count as what.
         root: of the job that it does something to.
         fault_at: the call at which something happens to it; None for none.
         fault_on: instead: the first change of an object with this in its path.
@@ -161,7 +163,7 @@ class World:
     def started(self, process: Process) -> None:
         """A writer has raised the fence: older ones that stood still are dead by now."""
         for one in self.processes:
-            rival = one is not process and one.root == process.root and one.role != "collector"
+            rival = one is not process and one.root == process.root and one.role in WRITERS
             if rival and one.still:
                 one.dead = True
 
