@@ -53,7 +53,6 @@ QUICKLY = {
     "the lease is not checked again": 400,
     "the ten epochs that Arroyo's cleanup needs go": 100,
     "files shared with epochs that stay go": 100,
-    "a listing that is cut short is trusted": 800,
     "what epochs in quarantine need is ignored": 200,
     "what puts a rewrite back is ignored": 200,
     "newer epochs go before older ones": 100,
@@ -65,10 +64,12 @@ QUICKLY = {
 """Within so many schedules."""
 
 SLOWLY = (
+    "a listing that is cut short is trusted",
     "what a running job may write is not asked",
     "a rewrite goes on whatever the job does",
 )
-"""What is found more seldom still has a test of its own: see `test_every_step`."""
+"""What is found more seldom still has tests of its own: see `test_every_step` here, and
+`test_collecting_refused` and `test_rewriting` among the journeys."""
 
 
 @pytest.mark.parametrize("name", QUICKLY)
