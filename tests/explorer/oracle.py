@@ -105,8 +105,8 @@ class Watch:
         dying: whether somebody has said that the job is gone.
         lost: whether a removal has deleted something that was not moved aside.
         sees_all: whether no listing is cut short.
-        rewritten: whether metadata was overwritten in place: Arroyo's own cleaning up must not
-            take what the newest epoch lists, of which otherwise two runs at once are to blame.
+        rewritten: when metadata was overwritten in place: of what was there by then Arroyo's own
+            cleaning up must not take what the newest epoch lists; else two runs are to blame.
     """
 
     objects: Objects
@@ -124,7 +124,7 @@ class Watch:
     dying: bool = False
     lost: bool = False
     sees_all: bool = True
-    rewritten: bool = False
+    rewritten: int = 0
     _aside: dict[str, set[str]] = field(default_factory=dict)
     _moved: set[str] = field(default_factory=set)
     _parents: dict[int, set[str]] = field(default_factory=dict)
@@ -328,7 +328,9 @@ class Watch:
             for needs in self._aside.values():
                 needs.discard(path)
             lost = [n for n, needs in self.epochs.items() if path in needs]
-            if self.rewritten and max(self.epochs) in lost:
+            # After ignore_state the names of old epochs are given again: Arroyo's own mistake.
+            old = before is not None and before[1] < self.rewritten
+            if old and self.epochs and max(self.epochs) in lost:
                 raise Violation(f"{process.name} took {path}, which its newest epoch lists")
             for number in lost:
                 del self.epochs[number]
@@ -427,7 +429,7 @@ class Watch:
             if now is None or not self.by_arroyo.issuperset(missing):
                 raise Violation(f"{process.name}: epoch {number} now needs {missing[:1]}")
             self.epochs[number] = now
-        self.rewritten = True
+        self.rewritten = self.clock()
         self._protected = None
 
     def _marked(self, path: str) -> None:
