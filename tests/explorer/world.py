@@ -30,6 +30,7 @@ STILL = HOUR // 2
 """A writer that stands still for longer is taken for dead once another starts (see `publish`)."""
 
 WRITERS = ("writer", "arroyo")
+"""Roles of those that write epochs."""
 
 Object = tuple[bytes, int, int]
 """Bytes, when it was written, and a number that no other has."""

@@ -25,22 +25,24 @@ def _blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
+def _words(command: str) -> list[str]:
+    program, *words = shlex.split(command, comments=True)
+    assert program == "arroyo-state"
+    return words
+
+
 def _run(command: str, folder: Path, **environment: str) -> str:
     """Run a command in this process: a new one for each would take a second longer."""
-    words = shlex.split(command, comments=True)
-    assert words[0] == "arroyo-state"
     with contextlib.chdir(folder):
-        answer = CliRunner().invoke(main, words[1:], env=environment, catch_exceptions=False)
+        answer = CliRunner().invoke(main, _words(command), env=environment, catch_exceptions=False)
     assert answer.exit_code == 0, answer.stderr
     return answer.stdout
 
 
 def _run_apart(command: str, folder: Path) -> str:
     """Run a command as a shell would."""
-    words = shlex.split(command, comments=True)
-    assert words[0] == "arroyo-state"
     answer = subprocess.run(
-        [sys.executable, "-m", "arroyo_dagster.cli", *words[1:]],
+        [sys.executable, "-m", "arroyo_dagster.cli", *_words(command)],
         cwd=folder,
         capture_output=True,
         text=True,

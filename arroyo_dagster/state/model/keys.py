@@ -13,7 +13,6 @@ __all__ = [
     "key_range_size",
     "range_for_server",
     "server_for_hash",
-    "servers_for",
 ]
 
 MAX_ROUTING_KEY = 2**64 - 1
@@ -108,16 +107,6 @@ def server_for_hash(routing_key: int, parallelism: int) -> int:
             "a routing key must be a number from 0 to 2**64 - 1", routing_key=routing_key
         )
     return routing_key // size
-
-
-def servers_for(min_routing_key: int, max_routing_key: int, parallelism: int) -> range:
-    """Give the subtasks that own keys from the minimum to the maximum, both included.
-
-    Raises:
-        InputError: as `server_for_hash`.
-    """
-    first = server_for_hash(min_routing_key, parallelism)
-    return range(first, server_for_hash(max_routing_key, parallelism) + 1)
 
 
 def _is_int(value: object) -> bool:

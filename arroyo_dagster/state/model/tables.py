@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
+from arroyo_dagster.state.model.keys import server_for_hash
 from arroyo_dagster.state.model.types import Type
 
 TIMESTAMP_COLUMN = "_timestamp"
@@ -144,6 +145,15 @@ class TimeFile:
     max_timestamp_micros: int
     compaction_generation: int = 0
     unknown: bytes = b""
+
+    def owners(self, parallelism: int) -> range:
+        """Give the subtasks whose key ranges it reaches into.
+
+        Raises:
+            InputError: as `server_for_hash`.
+        """
+        first = server_for_hash(self.min_routing_key, parallelism)
+        return range(first, server_for_hash(self.max_routing_key, parallelism) + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from arroyo_dagster.state.model.compaction import (
     SortOrder,
 )
 from arroyo_dagster.state.model.ids import StatePath, TableName
-from arroyo_dagster.state.model.keys import range_for_server, servers_for
+from arroyo_dagster.state.model.keys import range_for_server
 from arroyo_dagster.state.model.layout import compaction_level
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
@@ -343,16 +343,13 @@ class _RowsRule:
             ),
         )
 
-    def owners(self, file: TimeFile) -> range:
-        return servers_for(file.min_routing_key, file.max_routing_key, self.parallelism)
-
     def candidate(self, file: TimeFile, sizes: Mapping[StatePath, int]) -> Candidate:
         return Candidate(
             path=file.path,
             size_bytes=sizes[file.path],
             level=max(file.compaction_generation, compaction_level(file.path)),
             latest_micros=file.max_timestamp_micros,
-            straddles=len(self.owners(file)) > 1,
+            straddles=len(file.owners(self.parallelism)) > 1,
         )
 
     def merge(
@@ -363,7 +360,7 @@ class _RowsRule:
         sizes: Mapping[StatePath, int],
     ) -> RowsMerge:
         inputs = tuple(sequence[run.start : run.end])
-        owners = sorted(set().union(*(self.owners(file) for file in inputs)))
+        owners = sorted(set().union(*(file.owners(self.parallelism) for file in inputs)))
         return RowsMerge(
             operator=self.table.operator.operator,
             table=self.table.name,
@@ -397,9 +394,7 @@ def _sort(config: ExpiringTimeKeyConfig, settings: CompactionSettings) -> SortOr
 
 def _sequences(files: Sequence[TimeFile], parallelism: int) -> list[tuple[TimeFile, ...]]:
     """Files that act on each other, in replay order: those of one subtask, if none is of two."""
-    owners = [
-        servers_for(file.min_routing_key, file.max_routing_key, parallelism) for file in files
-    ]
+    owners = [file.owners(parallelism) for file in files]
     if any(len(owner) > 1 for owner in owners):
         return [tuple(files)]
     pairs = sorted(zip((owner[0] for owner in owners), range(len(files)), strict=True))

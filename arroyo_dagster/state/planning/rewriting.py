@@ -20,7 +20,6 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableNa
 from arroyo_dagster.state.model.keys import (
     KeyRange,
     range_for_server,
-    servers_for,
 )
 from arroyo_dagster.state.model.layout import is_rewritten
 from arroyo_dagster.state.model.rewriting import (
@@ -327,7 +326,7 @@ class _Chooser:
             for one in files
             if one.file.compaction_generation == 0
             or one.size_bytes < small
-            or len(_owners(one.file, subtasks)) > 1
+            or len(one.file.owners(subtasks)) > 1
         ]
 
     def _why_not(
@@ -337,7 +336,7 @@ class _Chooser:
         rule: RewriteRule,
         subtasks: int,
     ) -> str | None:
-        if any(len(_owners(one.file, subtasks)) > 1 for one in chosen):
+        if any(len(one.file.owners(subtasks)) > 1 for one in chosen):
             return None  # every subtask in whose range it reaches reads it, and filters its rows
         fresh = sum(not is_rewritten(one.file.path) for one in chosen)
         if not fresh:
@@ -356,7 +355,7 @@ class _Chooser:
     def _parts(
         self, chosen: Sequence[RewriteInput], rule: RewriteRule, subtasks: int
     ) -> tuple[KeyRange, ...]:
-        owners = sorted({owner for one in chosen for owner in _owners(one.file, subtasks)})
+        owners = sorted({owner for one in chosen for owner in one.file.owners(subtasks)})
         return tuple(part for owner in owners for part in self._of_owner(chosen, owner, subtasks))
 
     def _of_owner(
@@ -365,7 +364,7 @@ class _Chooser:
         """The key range of a subtask, cut where its files hold too much for one part."""
         keys = range_for_server(owner, subtasks)
         inside = [one for one in chosen if _reaches(one.file, keys)]
-        total = sum(one.size_bytes // len(_owners(one.file, subtasks)) for one in inside)
+        total = sum(one.size_bytes // len(one.file.owners(subtasks)) for one in inside)
         low = max(keys.start, min(one.file.min_routing_key for one in inside))
         high = min(keys.end, max(one.file.max_routing_key for one in inside))
         part_bytes = min(PART_BYTES, self.settings.part_bytes)
@@ -377,10 +376,6 @@ class _Chooser:
 
 def _reaches(file: TimeFile, keys: KeyRange) -> bool:
     return keys.intersects(file.min_routing_key, file.max_routing_key)
-
-
-def _owners(file: TimeFile, subtasks: int) -> range:
-    return servers_for(file.min_routing_key, file.max_routing_key, subtasks)
 
 
 # ---- the metadata once they are ------------------------------------------------------------------
