@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from arroyo_dagster.state.backend import ParquetBackend
@@ -16,6 +16,7 @@ from arroyo_dagster.state.model.collecting import GRACE_MICROS, PlanKind, Retent
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected
+from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.jobs import run_word_job, word_job
 
@@ -71,6 +72,32 @@ def dead(grace_micros: int = GRACE_MICROS, **said: str) -> GcRequest:
 def directory(**said: str) -> JobDirectory:
     """Who knows about jobs: the user, if anything is said."""
     return JobDirectory([SaidJobs(said)] if said else [])
+
+
+class Hiding(Wrapper):
+    """A store whose listings, one level and all below, leave out names, as one behind a broken
+    proxy or of eventual consistency.
+
+    Args:
+        hides: whether a path is left out.
+    """
+
+    def __init__(self, store: ObjectStore, hides: Callable[[str], bool]) -> None:
+        super().__init__(store)
+        self._hides = hides
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Objects below a prefix that are not hidden."""
+        found = self.inner.list(prefix, start_after=start_after)
+        return (info for info in found if not self._hides(info.path))
+
+    def list_dir(self, prefix: str = "") -> Listing:
+        """One level without what is hidden."""
+        found = self.inner.list_dir(prefix)
+        return Listing(
+            objects=tuple(info for info in found.objects if not self._hides(info.path)),
+            prefixes=tuple(path for path in found.prefixes if not self._hides(path)),
+        )
 
 
 # ---- the truth -----------------------------------------------------------------------------------

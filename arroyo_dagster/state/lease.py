@@ -4,6 +4,10 @@ Leases are numbered, and each is won by creating its object: the number is the f
 holder of the highest one holds the job, until it gives the lease back or lets it run out. Writers
 need none: worker generations fence them, and whatever a maintainer does is safe beside them. Only
 in the legacy layout, which has no generations, a writer holds a lease of its own.
+
+Numbers are found by a listing, and no listing is trusted with the job: `newest.json`, read by its
+name, tells the number of the newest lease, and is written before the object of any older one goes.
+So a number whose object has gone is never won again.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from arroyo_dagster.errors import ConflictError, NotFoundError, StorageError
+from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, StorageError
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -26,6 +30,7 @@ from arroyo_dagster.state.storage.wrappers import MUTATING, Wrapper
 
 T = TypeVar("T")
 LEASE_SECONDS = 60.0
+_NEWEST = "newest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +48,14 @@ class Lease:
     nonce: str
 
     @property
+    def directory(self) -> StatePath:
+        """Where it lies, beside those before and after it."""
+        return self.path.parent or self.path
+
+    @property
     def successor(self) -> StatePath:
         """The object that tells that somebody has taken over."""
-        return _path_of(self.path.parent or self.path, self.token + 1)
+        return _path_of(self.directory, self.token + 1)
 
 
 def _path_of(directory: StatePath, token: int) -> StatePath:
@@ -89,7 +99,7 @@ class Leased(Wrapper):
         Raises:
             ConflictError: somebody has, or it could not be renewed in time.
         """
-        if self.inner.head(self._successor) is not None:
+        if self.inner.head(self._successor) is not None or self._long_lost():
             raise ConflictError(
                 "the lease on the job ran out, and somebody else has taken it",
                 path=self.lease.path,
@@ -99,13 +109,14 @@ class Leased(Wrapper):
             )
         # Behind that request, which may have taken its time.
         if self._out_of_time is not None and self._out_of_time():
-            raise ConflictError(
-                "the lease on the job could not be renewed before it ran out",
-                path=self.lease.path,
-                owner=self.lease.owner,
-                retryable=True,
-                next_step="run it again once the store answers in time; nothing was lost",
-            )
+            raise _too_late(self.lease)
+
+    def _long_lost(self) -> bool:
+        """In a process that cannot ask its holder's clock: whether the lease was lost so long ago
+        that the object of its successor has gone."""
+        if self._out_of_time is not None:
+            return False
+        return _named_token(self.inner, self.lease.directory) > self.lease.token
 
 
 @contextmanager
@@ -131,8 +142,7 @@ def lease(
         ConflictError: somebody else holds the lease.
     """
     micros = int(seconds * 1e6)
-    # Its own time ends a little early: what is on its way to the store then still arrives in time.
-    runs_out = clock() + micros * 5 // 6
+    runs_out = clock() + _own_time(micros)
     held = _acquire(store, paths, owner, micros, clock, directory or paths.leases)
     ended = threading.Event()
 
@@ -142,7 +152,7 @@ def lease(
             with contextlib.suppress(StorageError):
                 asked = clock()
                 _write(store, held, expires_at_micros=asked + micros)
-                runs_out = asked + micros * 5 // 6
+                runs_out = asked + _own_time(micros)
 
     thread = threading.Thread(target=renew, name="arroyo-lease", daemon=True)
     thread.start()
@@ -158,7 +168,7 @@ def lease(
 
 def newest_token(store: ObjectStore, directory: StatePath) -> int:
     """The number of the newest lease in a directory of leases; 0 if there never was one."""
-    return max(_tokens(store, directory), default=0)
+    return max((*_tokens(store, directory), _named_token(store, directory)))
 
 
 def _tokens(store: ObjectStore, directory: StatePath) -> list[int]:
@@ -170,6 +180,29 @@ def _tokens(store: ObjectStore, directory: StatePath) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
+def _named_token(store: ObjectStore, directory: StatePath) -> int:
+    """The number that `newest.json` tells; 0 if there is none, as before the first lease."""
+    path = directory / _NEWEST
+    try:
+        found = records.decode_json(store.read(path), path).get("token")
+    except NotFoundError:
+        return 0
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise FormatError(
+            "this does not tell the number of a lease",
+            path=path,
+            next_step="see who else writes there; if nobody maintains the job now, remove the "
+            "object: the next lease writes it anew",
+        )
+    return found
+
+
+def _own_time(micros: int) -> int:
+    """For how long the holder counts on a lease. It ends a little early: what is on its way to the
+    store then still arrives in time."""
+    return micros * 5 // 6
+
+
 def _acquire(
     store: ObjectStore,
     paths: JobPaths,
@@ -178,17 +211,27 @@ def _acquire(
     clock: Callable[[], int],
     directory: StatePath,
 ) -> Lease:
+    began = clock()
     tokens = _tokens(store, directory)
     newest = tokens[-1] if tokens else 0
-    if newest:
-        _check_free(store, _path_of(directory, newest), paths, owner, clock())
-    token = newest + 1
-    path = _path_of(directory, token)
-    mine = Lease(path=path, token=token, owner=owner, nonce=uuid.uuid4().hex)
-    if not _create(store, mine, clock() + micros):
-        raise _taken(paths, path, "somebody who came first")
+    while True:
+        if newest:
+            _check_free(store, _path_of(directory, newest), paths, owner, clock())
+        path = _path_of(directory, newest + 1)
+        mine = Lease(path=path, token=newest + 1, owner=owner, nonce=uuid.uuid4().hex)
+        created = _create(store, mine, clock() + micros)
+        named = _named_token(store, directory)
+        if named < mine.token:
+            if not created:
+                raise _taken(paths, path, "somebody who came first")
+            break
+        # It was somebody's before: the listing left names out, or others came and went behind it.
+        newest = named
+    if clock() - began >= _own_time(micros):
+        raise _too_late(mine)
+    store.put(directory / _NEWEST, records.encode_json({"version": 1, "token": mine.token}))
     # The newest two stay: whoever held the one before must find that it was taken.
-    store.delete_many([_path_of(directory, old) for old in tokens if old < newest])
+    store.delete_many([_path_of(directory, old) for old in tokens if old < mine.token - 1])
     return mine
 
 
@@ -224,6 +267,16 @@ def _check_free(
     if isinstance(expires, int) and expires > now_micros and held.get("owner") != owner:
         left = -(-(expires - now_micros) // 1_000_000)
         raise _taken(paths, path, str(held.get("owner")), f"it runs out in {left} seconds")
+
+
+def _too_late(mine: Lease) -> ConflictError:
+    return ConflictError(
+        "the lease on the job could not be renewed before it ran out",
+        path=mine.path,
+        owner=mine.owner,
+        retryable=True,
+        next_step="run it again once the store answers in time; nothing was lost",
+    )
 
 
 def _taken(paths: JobPaths, path: StatePath, owner: str, note: str | None = None) -> ConflictError:

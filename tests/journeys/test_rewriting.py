@@ -45,7 +45,7 @@ from tests.arroyo_jobs import (
     stopped,
     table_rows,
 )
-from tests.collecting import Clock, orphans
+from tests.collecting import Clock, Hiding, orphans
 from tests.jobs import copied, listing
 from tests.shares import Share, everywhere
 
@@ -182,6 +182,58 @@ def test_what_putting_back_needs_is_not_collected_and_goes_once_it_is_of_no_use(
     gone = collect(job.store, job.paths, asked, yes=True, clock=clock)
     assert gone.deleted  # what the rewrite had made
     assert others(job.store) == was
+
+
+@LAYOUTS
+def test_what_putting_back_needs_is_not_collected_where_a_listing_hides_that_it_is_needed(
+    layout: Layout,
+) -> None:
+    clock = Clock()
+    job = begun(layout)
+    job.store = copied(job.store, clock=clock)
+    was = others(job.store)
+    rewrite(job.store, job, clock=clock)
+    clock.days(30)
+    cut = Hiding(job.store, lambda path: path.startswith(f"{job.paths.rewrites}"))
+    asked = orphans(**{str(job.paths.root): "stopped"})
+    assert not collect(cut, job.paths, asked, yes=True, clock=clock).deleted
+    assert undo_rewrite(cut, job.paths, stopped(job.paths), clock=clock).done
+    assert others(job.store) == was
+    assert not job.store.list_dir(job.paths.rewrites).objects
+    assert not undo_rewrite(job.store, job.paths, stopped(job.paths), clock=clock).done
+
+
+@LAYOUTS
+def test_records_that_no_name_was_kept_of_are_found_by_listing(layout: Layout) -> None:
+    """As those of releases that kept no names, or of a rewrite that died at that very moment."""
+    clock = Clock()
+    job = begun(layout)
+    job.store = copied(job.store, clock=clock)
+    was = others(job.store)
+    rewrite(job.store, job, clock=clock)
+    job.store.delete_many([job.paths.retained])
+    clock.days(30)
+    asked = orphans(**{str(job.paths.root): "stopped"})
+    assert not collect(job.store, job.paths, asked, yes=True, clock=clock).deleted
+    assert undo_rewrite(job.store, job.paths, stopped(job.paths), clock=clock).done
+    assert others(job.store) == was
+
+
+@LAYOUTS
+def test_nobody_puts_back_beside_a_collector_whatever_a_listing_hides(layout: Layout) -> None:
+    clock = Clock()
+    job = begun(layout)
+    rewrite(job.store, job, clock=clock)
+    for _ in range(3):
+        with lease(job.store, job.paths, "somebody", clock=clock):
+            pass
+    cut = Hiding(job.store, lambda path: path.startswith(f"{job.paths.leases}"))
+    with (
+        lease(job.store, job.paths, "collector", clock=clock),
+        pytest.raises(ConflictError, match="else maintains the job"),
+    ):
+        undo_rewrite(cut, job.paths, stopped(job.paths), clock=clock)
+    assert undo_rewrite(cut, job.paths, stopped(job.paths), clock=clock).done
 
 
 # ---- faults --------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ def encode_retained(retained: Retained) -> bytes:
                 for pin in retained.pins
             ],
             "quarantines": list(retained.quarantines),
+            "rewrites": list(retained.rewrites),
         }
     )
 
@@ -64,6 +65,7 @@ def decode_retained(data: bytes, path: str) -> Retained:
                 for pin in fields["pins"]
             ),
             quarantines=tuple(str(name) for name in fields["quarantines"]),
+            rewrites=tuple(str(name) for name in fields.get("rewrites", ())),
             version=number_of(fields["version"]),
         )
 

@@ -186,11 +186,11 @@ def interrupted_windows(
 
 
 def _is_held(store: ObjectStore, paths: JobPaths, now_micros: int) -> bool:
-    token = newest_token(store, paths.windows)
-    if not token:
-        return False
-    path = paths.windows / f"{token:010}.json"
     try:
+        token = newest_token(store, paths.windows)
+        if not token:
+            return False
+        path = paths.windows / f"{token:010}.json"
         expires = records.decode_json(store.read(path), path).get("expires_at_micros")
     except (NotFoundError, FormatError):
         return False

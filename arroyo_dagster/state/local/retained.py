@@ -1,4 +1,6 @@
-"""Pins: epochs that stay until they are unpinned. All that maintain a job honour them."""
+"""What stays besides the newest epochs: those that are pinned, until they are unpinned, and what
+undoes a rewrite. All that maintain a job honour it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
-from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.backend import ParquetBackend, delete_all
 from arroyo_dagster.state.codec.collecting import encode_retained
 from arroyo_dagster.state.lease import lease
 from arroyo_dagster.state.local.gc_plans import Clock, wall_clock
@@ -139,3 +141,28 @@ def forget_released(
     )
     if stays != found.pins:
         put_retained(held, paths, lambda kept: replace(kept, pins=stays))
+
+
+def keep_rewrite(held: ObjectStore, paths: JobPaths, name: str) -> None:
+    """Keep what undoes a rewrite, once its record has been written.
+
+    Args:
+        held: the store, under the lease.
+        name: of the record.
+    """
+    put_retained(held, paths, lambda kept: replace(kept, rewrites=(*kept.rewrites, name)))
+
+
+def forget_rewrites(held: ObjectStore, paths: JobPaths, done: Callable[[str], bool]) -> None:
+    """Forget records that undo nothing any more, then remove them.
+
+    Args:
+        held: the store, under the lease.
+        done: whether the record of this name is one.
+    """
+    named = read_retained(held, paths).rewrites
+    stays = tuple(name for name in named if not done(name))
+    if stays != named:
+        put_retained(held, paths, lambda kept: replace(kept, rewrites=stays))
+    listed = [info.path.name for info in held.list_dir(paths.rewrites).objects]
+    delete_all(held, [paths.rewrites / name for name in {*listed, *named} if done(name)])

@@ -10,12 +10,12 @@ from arroyo_dagster.errors import (
     ConflictError,
     ProtocolError,
 )
-from arroyo_dagster.state.backend import delete_all
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.maintenance_records import (
     encode_rewrite_record,
 )
 from arroyo_dagster.state.lease import Leased
+from arroyo_dagster.state.local.retained import forget_rewrites, keep_rewrite
 from arroyo_dagster.state.local.rewriting_scene import (
     Scene,
     Unchanged,
@@ -90,12 +90,15 @@ def publish(
     record = _record(held, work, plan, objects, found, now_micros)
     path = work.paths.rewrites / f"{plan.epoch:07}-{held.lease.token:010}.json"
     held.put(path, encode_rewrite_record(record))
+    keep_rewrite(held, work.paths, path.name)
     for at, data in objects.items():
         check_not_cancelled(work.paths, work.cancelled)
         work.check(held)
         overwrite(held, work.paths, at, work.scene.objects[at], data)
     work.check(held, published=True)
-    _forget_older(held, work.paths, record)
+    # What undoes the rewrite of an epoch that was left behind undoes nothing any more.
+    mine = f"{plan.epoch:07}-"
+    forget_rewrites(held, work.paths, lambda name: not name.startswith(mine))
     return replace(_with_result(found, work, after), published=True, record=path)
 
 
@@ -181,13 +184,6 @@ def _record(
         after={path: hashlib.sha256(data).hexdigest() for path, data in objects.items()},
         inputs=tuple(sorted(gone)),
     )
-
-
-def _forget_older(held: Leased, paths: JobPaths, record: RewriteRecord) -> None:
-    """What undoes the rewrite of an epoch that was left behind undoes nothing any more."""
-    kept = f"{record.epoch:07}-"
-    listed = (info.path for info in held.list_dir(paths.rewrites).objects)
-    delete_all(held, [path for path in listed if not path.name.startswith(kept)])
 
 
 def _with_result(found: RewriteOutcome, work: Unchanged, after: Checkpoint) -> RewriteOutcome:

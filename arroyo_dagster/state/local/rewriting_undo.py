@@ -11,12 +11,12 @@ from arroyo_dagster.errors import (
     ConflictError,
     FormatError,
 )
-from arroyo_dagster.state.backend import delete_all
 from arroyo_dagster.state.codec.maintenance_records import (
     decode_rewrite_record,
 )
 from arroyo_dagster.state.lease import lease
 from arroyo_dagster.state.local.directory import JobDirectory
+from arroyo_dagster.state.local.retained import forget_rewrites, read_retained
 from arroyo_dagster.state.local.rewriting_scene import (
     Scene,
     Unchanged,
@@ -79,7 +79,7 @@ def undo_rewrite(
             work.check(held)
             overwrite(held, paths, at, found, before)
         work.check(held, published=True)
-        delete_all(held, [path])
+        forget_rewrites(held, paths, lambda name: name == path.name)
         return UndoOutcome(record=path, objects=tuple(changed), done=True)
 
 
@@ -98,8 +98,9 @@ def _what_changed(
 
 
 def _newest_record(store: ObjectStore, paths: JobPaths) -> StatePath | None:
-    names = sorted(info.path for info in store.list_dir(paths.rewrites).objects)
-    return names[-1] if names else None
+    names = {info.path.name for info in store.list_dir(paths.rewrites).objects}
+    names.update(read_retained(store, paths).rewrites)
+    return paths.rewrites / max(names) if names else None
 
 
 def _check_undoable(

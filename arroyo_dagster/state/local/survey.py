@@ -237,12 +237,16 @@ def _compactions(store: ObjectStore, roots: Roots, found: Survey) -> dict[StateP
 def _rewrites(store: ObjectStore, roots: Roots, found: Survey) -> dict[StatePath, Packed]:
     """The files that putting back the rewrite of the newest epoch needs. A record that does not
     decode is refused; one of an epoch that was left behind puts back nothing any more."""
-    listed = [one.path for one in found.ours if one.path.parent == roots.paths.rewrites]
+    directory = roots.paths.rewrites
+    listed = [one.path for one in found.ours if one.path.parent == directory]
+    # A listing that is cut short hides none: those that undo anything are known by name.
+    named = [directory / name for name in roots.retained.rewrites]
+    known = list(dict.fromkeys((*listed, *named)))
     reader = Reader(store, roots.paths)
-    read = concurrently(lambda p: reader.optional(p, decode_rewrite_record), listed)
+    read = concurrently(lambda p: reader.optional(p, decode_rewrite_record), known)
     return {
         path: Packed.of_paths(record.inputs)
-        for path, record in zip(listed, read, strict=True)
+        for path, record in zip(known, read, strict=True)
         if record is not None and record.epoch == roots.head.epoch
     }
 

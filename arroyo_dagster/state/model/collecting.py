@@ -159,10 +159,15 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retained:
-    """What stays besides the newest epochs."""
+    """What stays besides the newest epochs, known by its name: no listing is needed for it.
+
+    Attributes:
+        rewrites: names of the records that undo rewrites of an epoch of Arroyo's.
+    """
 
     pins: tuple[Pin, ...] = ()
     quarantines: tuple[str, ...] = ()
+    rewrites: tuple[str, ...] = ()
     version: int = 1
 
     @property

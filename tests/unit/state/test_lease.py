@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
-from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.lease import lease
+from arroyo_dagster.errors import ConflictError, FormatError
+from arroyo_dagster.state.lease import Leased, lease, newest_token
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage.store import Listing
+from tests.collecting import Hiding
 
 PATHS = JobPaths(JobId("j"), PipelineId("p"))
 SOMETHING = StatePath("p/j/something")
@@ -95,7 +98,7 @@ def test_it_is_renewed_while_its_holder_lives() -> None:
 
 
 def test_a_crash_at_any_change_leaves_a_lease_that_runs_out() -> None:
-    for at in range(1, 5):
+    for at in range(1, 7):
         store, clock = MemoryStore(), Clock()
         with lease(store, PATHS, "before", clock=clock):
             pass
@@ -126,4 +129,136 @@ def test_old_leases_do_not_pile_up() -> None:
     for _ in range(6):
         with lease(store, PATHS, "one"):
             pass
-    assert len(list(store.list(PATHS.leases))) == 2
+    left = [info.path.name for info in store.list(PATHS.leases)]
+    assert left == ["0000000005.json", "0000000006.json", "newest.json"]
+    assert newest_token(store, PATHS.leases) == 6
+
+
+# ---- listings that cannot be trusted -------------------------------------------------------------
+
+
+def after_six(clock: Clock, held: bool) -> tuple[MemoryStore, Leased | None]:
+    """A store in which a job was leased six times, the last time for good, or not."""
+    store = MemoryStore()
+    for _ in range(5):
+        with lease(store, PATHS, "before", clock=clock):
+            pass
+    last = lease(store, PATHS, "one", clock=clock)
+    holder = last.__enter__()
+    if not held:
+        last.__exit__(None, None, None)
+    return store, holder
+
+
+HIDDEN = [set(), {"0000000006"}, {"0000000005"}, {"0000000005", "0000000006"}]
+
+
+@pytest.mark.parametrize("hidden", HIDDEN, ids=["none", "newest", "oldest", "both"])
+def test_a_listing_that_leaves_leases_out_makes_no_second_holder(hidden: set[str]) -> None:
+    clock = Clock()
+    store, holder = after_six(clock, held=True)
+    cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
+    for owner in ("two", "three"):
+        with pytest.raises(ConflictError, match="else maintains the job"):
+            lease(cut, PATHS, owner, clock=clock).__enter__()
+        assert holder is not None
+        holder.put(SOMETHING, b"1")
+    clock.seconds += 61
+    with lease(cut, PATHS, "two", clock=clock) as found:
+        assert found.lease.token == 7
+        found.put(SOMETHING, b"2")
+    with pytest.raises(ConflictError, match="somebody else has taken it"):
+        holder.put(SOMETHING, b"1")
+
+
+@pytest.mark.parametrize("hidden", HIDDEN, ids=["none", "newest", "oldest", "both"])
+def test_no_number_is_given_twice_whatever_a_listing_shows(hidden: set[str]) -> None:
+    clock = Clock()
+    store, _ = after_six(clock, held=False)
+    cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
+    assert newest_token(cut, PATHS.leases) == 6
+    for token in (7, 8, 9):
+        with lease(cut, PATHS, "two", clock=clock) as found:
+            assert found.lease.token == token
+
+
+def test_who_comes_and_goes_between_a_listing_and_its_use_is_noticed() -> None:
+    clock = Clock()
+
+    class Slow(MemoryStore):
+        behind: Callable[[], None] | None = None
+
+        def list_dir(self, prefix: str = "") -> Listing:
+            found = super().list_dir(prefix)
+            if self.behind is not None:
+                behind, self.behind = self.behind, None
+                behind()
+            return found
+
+    store = Slow()
+    stays: list[Leased] = []
+
+    def others() -> None:
+        for _ in range(4):
+            with lease(store, PATHS, "others", clock=clock):
+                pass
+        stays.append(lease(store, PATHS, "stays", clock=clock).__enter__())
+
+    with lease(store, PATHS, "before", clock=clock):
+        pass
+    store.behind = others
+    with pytest.raises(ConflictError, match="runs out in"):
+        lease(store, PATHS, "slow", clock=clock).__enter__()
+    stays[0].put(SOMETHING, b"1")
+    assert stays[0].lease.token == 6
+
+
+def test_who_needs_too_long_to_take_a_lease_does_not_hold_it() -> None:
+    clock = Clock()
+
+    class Stuck(MemoryStore):
+        def create(self, path: StatePath, data: bytes) -> bool:
+            found = super().create(path, data)
+            clock.seconds += 55
+            return found
+
+    store = Stuck()
+    with pytest.raises(ConflictError, match="could not be renewed"):
+        lease(store, PATHS, "slow", clock=clock).__enter__()
+    assert store.head(PATHS.leases / "newest.json") is None
+
+
+def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too() -> None:
+    clock = Clock()
+    store = MemoryStore()
+    holder = lease(store, PATHS, "dead", clock=clock).__enter__()
+    elsewhere = Leased.__new__(Leased)
+    elsewhere.__dict__.update(holder.__getstate__())
+    elsewhere.put(SOMETHING, b"1")
+    clock.seconds += 61
+    for _ in range(4):
+        with lease(store, PATHS, "next", clock=clock):
+            pass
+    assert store.head(holder.lease.successor) is None
+    with pytest.raises(ConflictError, match="somebody else has taken it"):
+        elsewhere.put(SOMETHING, b"2")
+
+
+def test_leases_of_releases_that_did_not_name_the_newest_go_on() -> None:
+    store, clock = MemoryStore(), Clock()
+    for _ in range(3):
+        with lease(store, PATHS, "before", clock=clock):
+            pass
+    store.delete_many([PATHS.leases / "newest.json"])
+    assert newest_token(store, PATHS.leases) == 3
+    with lease(store, PATHS, "next", clock=clock) as held:
+        assert held.lease.token == 4
+
+
+@pytest.mark.parametrize("found", [b"{", b"{}", b'{"token": -1}', b'{"token": true}'])
+def test_a_number_that_cannot_be_read_is_refused(found: bytes) -> None:
+    store, clock = MemoryStore(), Clock()
+    store.put(PATHS.leases / "newest.json", found)
+    with pytest.raises(FormatError) as error:
+        lease(store, PATHS, "one", clock=clock).__enter__()
+    assert "leases/newest.json" in str(error.value)
