@@ -20,6 +20,7 @@ from arroyo_dagster.state.model.ids import (
     StatePath,
     TableName,
     WorkerGeneration,
+    path_problem,
 )
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.tables import (
@@ -37,9 +38,12 @@ U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 NAMES = st.text(st.characters(exclude_characters="/\\", exclude_categories=["Cs"]), min_size=1)
 SEGMENTS = NAMES.filter(lambda name: name not in (".", ".."))
-PATHS = st.lists(
-    st.from_regex(r"[a-z0-9_\-<>% ]{1,8}", fullmatch=True), min_size=1, max_size=5
-).map(lambda segments: StatePath("/".join(segments)))
+PATHS = (
+    st.lists(st.from_regex(r"[a-z0-9_\-<>% ]{1,8}", fullmatch=True), min_size=1, max_size=5)
+    .map("/".join)
+    .filter(lambda text: path_problem(text) is None)
+    .map(StatePath)
+)
 EPOCHS = U32.map(Epoch)
 
 TIME_FILES = st.builds(

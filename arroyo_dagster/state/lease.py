@@ -16,12 +16,18 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, StorageError
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    ConflictError,
+    FormatError,
+    NotFoundError,
+    StorageError,
+)
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -161,9 +167,7 @@ def lease(
     finally:
         ended.set()
         thread.join()
-        # One that cannot be given back runs out.
-        with contextlib.suppress(StorageError):
-            _write(store, held, expires_at_micros=0)
+        _give_back(store, held)
 
 
 def newest_token(store: ObjectStore, directory: StatePath) -> int:
@@ -220,19 +224,36 @@ def _acquire(
         path = _path_of(directory, newest + 1)
         mine = Lease(path=path, token=newest + 1, owner=owner, nonce=uuid.uuid4().hex)
         created = _create(store, mine, clock() + micros)
-        named = _named_token(store, directory)
+        try:
+            named = _named_token(store, directory)
+            if created and named < mine.token:
+                if clock() - began >= _own_time(micros):
+                    raise _too_late(mine)
+                _name(store, mine, tokens)
+                return mine
+        except ArroyoStateError:
+            if created:
+                _give_back(store, mine)
+            raise
         if named < mine.token:
-            if not created:
-                raise _taken(paths, path, "somebody who came first")
-            break
+            raise _taken(paths, path, "somebody who came first")
         # It was somebody's before: the listing left names out, or others came and went behind it.
         newest = named
-    if clock() - began >= _own_time(micros):
-        raise _too_late(mine)
-    store.put(directory / _NEWEST, records.encode_json({"version": 1, "token": mine.token}))
+
+
+def _name(store: ObjectStore, mine: Lease, older: Iterable[int]) -> None:
+    """Tell by name which lease is the newest; only then may the objects of older ones go."""
+    fields = {"version": 1, "token": mine.token}
+    store.put(mine.directory / _NEWEST, records.encode_json(fields))
     # The newest two stay: whoever held the one before must find that it was taken.
-    store.delete_many([_path_of(directory, old) for old in tokens if old < mine.token - 1])
-    return mine
+    gone = [token for token in older if token < mine.token - 1]
+    store.delete_many([_path_of(mine.directory, token) for token in gone])
+
+
+def _give_back(store: ObjectStore, mine: Lease) -> None:
+    # One that cannot be given back runs out.
+    with contextlib.suppress(StorageError):
+        _write(store, mine, expires_at_micros=0)
 
 
 def _create(store: ObjectStore, mine: Lease, expires_at_micros: int) -> bool:

@@ -31,6 +31,7 @@ from tests.collecting import (
     JOB,
     PATHS,
     Clock,
+    Hiding,
     begun,
     data_files,
     dead,
@@ -219,6 +220,35 @@ def test_a_purge_waits_for_its_time_and_can_be_stopped_anywhere() -> None:
         purge(store, PATHS, yes=True, clock=clock)
         assert read_retained(store, PATHS).quarantines == (), f"crash at change {at}"
         expired(store, clock)
+
+
+@pytest.mark.parametrize("hides", ["part-", "00000", ""], ids=["parts", "copies", "all"])
+def test_what_a_listing_hides_of_a_quarantine_comes_back_and_goes_with_the_rest(hides: str) -> None:
+    clock = Clock()
+    store = begun(6, clock, **SMALL)
+    before = without_ours(store)
+    aside = str(expired(store, clock, aside=True).quarantine)
+    hidden = f"{PATHS.quarantine}/{aside}/{hides}"
+    cut = Hiding(store, lambda path: path.startswith(hidden))
+    assert without_ours(store) != before
+    undelete(cut, PATHS, aside, yes=True, clock=clock)
+    assert without_ours(store) == before
+    clock.days(8)
+    assert [one.name for one in purge(cut, PATHS, yes=True, clock=clock)] == [aside]
+    assert not [info.path for info in store.list(PATHS.quarantine)]
+
+
+def test_a_quarantine_of_a_release_that_did_not_count_its_parts_comes_back() -> None:
+    clock = Clock()
+    store = begun(6, clock, **SMALL)
+    before = without_ours(store)
+    aside = str(expired(store, clock, aside=True).quarantine)
+    index = PATHS.quarantine / aside / "index.json"
+    fields = json.loads(store.read(index))
+    assert fields.pop("parts")
+    store.put(index, json.dumps(fields).encode())
+    undelete(store, PATHS, aside, yes=True, clock=clock)
+    assert without_ours(store) == before
 
 
 def test_what_lies_where_it_was_is_not_overwritten() -> None:

@@ -78,6 +78,7 @@ def encode_quarantined(found: Quarantined, owner: str) -> bytes:
             "owner": owner,
             "moved_at_micros": found.moved_at_micros,
             "needs": [str(path) for path in found.needs.paths],
+            "parts": found.parts,
         }
     )
 
@@ -106,6 +107,7 @@ def decode_quarantined(data: bytes, path: str, name: str) -> Quarantined:
             name=name,
             needs=Packed.of_paths(StatePath(one) for one in fields["needs"]),
             moved_at_micros=number_of(fields["moved_at_micros"]),
+            parts=number_of(fields.get("parts", 0)),
         )
 
 

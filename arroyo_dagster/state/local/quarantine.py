@@ -23,7 +23,7 @@ from arroyo_dagster.state.codec.references import manifest_references, operator_
 from arroyo_dagster.state.lease import lease
 from arroyo_dagster.state.local.gc_plans import Clock, wall_clock
 from arroyo_dagster.state.local.journal import Journal
-from arroyo_dagster.state.local.retained import put_retained, read_retained
+from arroyo_dagster.state.local.retained import put_retained
 from arroyo_dagster.state.local.roots_read import Reader
 from arroyo_dagster.state.model.collecting import (
     GRACE_FLOOR_MICROS,
@@ -64,7 +64,14 @@ class Aside:
             held: the store, under the lease.
         """
         name = f"{now_micros:017}-{plan.digest[:12]}"
-        found = Quarantined(name=name, needs=_needs(held, plan), moved_at_micros=now_micros)
+        steps = (plan.data, plan.records, plan.metadata)
+        found = Quarantined(
+            name=name,
+            needs=_needs(held, plan),
+            moved_at_micros=now_micros,
+            # What is still there at the end of a step is moved once more.
+            parts=sum(step.batch_count + 1 for step in steps),
+        )
         path = plan.paths.quarantine / name / INDEX
         held.put(path, encode_quarantined(found, owner))
         put_retained(
@@ -81,7 +88,7 @@ class Aside:
             lambda at: self._copied(batch[at], directory / f"{number:06}-{at:04}"),
             range(len(batch)),
         )
-        self.store.put(directory / f"part-{number:06}.json", encode_moved(moved))
+        self.store.put(directory / _part(number), encode_moved(moved))
 
     def _copied(self, one: Stored, target: StatePath) -> Moved:
         data = self.store.read(one.path)
@@ -125,16 +132,35 @@ def list_quarantines(store: ObjectStore, paths: JobPaths) -> list[tuple[Quaranti
         ProtocolError, FormatError: an index is missing or does not decode.
     """
     _, found = Reader(store, paths).retained()
-    return [(one, list(moved_in(store, paths, one.name))) for one in found]
+    return [(one, _all_moved(store, paths, one)) for one in found]
 
 
-def moved_in(store: ObjectStore, paths: JobPaths, name: str) -> Iterator[Moved]:
+def _part(number: int) -> str:
+    return f"part-{number:06}.json"
+
+
+def _all_moved(store: ObjectStore, paths: JobPaths, one: Quarantined) -> list[Moved]:
     """The objects in one quarantine."""
-    for info in store.list_dir(paths.quarantine / name).objects:
-        if info.path.name.startswith("part-"):
-            with known_fields(store.read(info.path), info.path) as fields:
-                found = list(moved_from_json(fields))
-            yield from found
+    return [moved for part in _parts(store, paths, one).values() for moved in part]
+
+
+def _parts(store: ObjectStore, paths: JobPaths, one: Quarantined) -> dict[StatePath, list[Moved]]:
+    """The parts of the index of one quarantine, all of them, whatever a listing shows."""
+    directory = paths.quarantine / one.name
+    listed = {info.path for info in store.list_dir(directory).objects}
+    named = {directory / _part(number) for number in range(1, one.parts + 1)}
+    known = sorted(path for path in listed | named if path.name.startswith("part-"))
+    found = concurrently(lambda path: _moved_in(store, path), known)
+    return {path: part for path, part in zip(known, found, strict=True) if part is not None}
+
+
+def _moved_in(store: ObjectStore, path: StatePath) -> list[Moved] | None:
+    try:
+        data = store.read(path)
+    except NotFoundError:
+        return None  # the move was stopped before it, or had nothing left to do
+    with known_fields(data, path) as fields:
+        return list(moved_from_json(fields))
 
 
 # ---- back ----------------------------------------------------------------------------------------
@@ -164,8 +190,8 @@ def undelete(
         FormatError: a copy is not what it was, or an epoch is back and cannot be restored: what
             it needs besides went just now, which Arroyo's own cleanup does.
     """
-    _check_known(read_retained(store, paths), paths, name)
-    found = sorted(moved_in(store, paths, name), key=lambda one: _order(paths, one))
+    aside = _quarantined(store, paths, name)
+    found = sorted(_all_moved(store, paths, aside), key=lambda one: _order(paths, one))
     if not yes:
         return _that_are_whole(store, paths, found)
     with lease(store, paths, owner, clock=clock) as held:
@@ -260,15 +286,18 @@ def _is_whole(
     return True
 
 
-def _check_known(kept: Retained, paths: JobPaths, name: str) -> None:
-    if name not in kept.quarantines:
+def _quarantined(store: ObjectStore, paths: JobPaths, name: str) -> Quarantined:
+    _, known = Reader(store, paths).retained()
+    found = next((one for one in known if one.name == name), None)
+    if found is None:
         raise NotFoundError(
             "there is no such quarantine",
             job=paths.root,
             name=name,
-            known=", ".join(kept.quarantines) or "none",
+            known=", ".join(one.name for one in known) or "none",
             next_step="choose one of those there are, or look at `arroyo-state gc journal`",
         )
+    return found
 
 
 _LATER = {
@@ -404,7 +433,13 @@ def _purge_one(
     """Copies first, then the index: it is readable for as long as it is registered."""
     directory = paths.quarantine / one.name
     listed = [info for info in held.list(directory) if info.path.name != INDEX]
-    objects = [Stored(i.path, i.size_bytes, i.modified_micros, i.etag) for i in listed]
+    going = {i.path: Stored(i.path, i.size_bytes, i.modified_micros, i.etag) for i in listed}
+    for part, moved in _parts(held, paths, one).items():
+        going.setdefault(part, Stored(part, None))
+        for copy in moved:
+            going.setdefault(copy.copy, Stored(copy.copy, copy.size_bytes))
+    # Parts, whose names sort behind those of the copies, go last: they name what no listing shows.
+    objects = [going[path] for path in sorted(going)]
     journal = Journal(
         held,
         paths,

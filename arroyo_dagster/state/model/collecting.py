@@ -140,11 +140,14 @@ class Quarantined:
         name: of its directory below the quarantine.
         needs: what the epochs in it list and was not moved: it stays as long as they can come back.
         moved_at_micros: when, by the clock of the store.
+        parts: its index has no more parts than this, so that they are known by name; 0 = nobody
+            says, and they are known by a listing.
     """
 
     name: str
     needs: Packed
     moved_at_micros: int
+    parts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

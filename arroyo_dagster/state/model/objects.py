@@ -207,6 +207,11 @@ class Packed:
         return (_unpacked(pack) for pack in self._packs)
 
     @property
+    def batch_count(self) -> int:
+        """How many batches there are."""
+        return len(self._packs)
+
+    @property
     def paths(self) -> Iterator[StatePath]:
         """Their paths, in order."""
         new = str.__new__  # checked when they were packed

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from arroyo_dagster.errors import ConflictError, FormatError
+from arroyo_dagster.errors import ConflictError, FormatError, StorageError
 from arroyo_dagster.state.lease import Leased, lease, newest_token
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.store import Listing
 from tests.collecting import Hiding
 
@@ -112,6 +112,17 @@ def test_a_crash_at_any_change_leaves_a_lease_that_runs_out() -> None:
             held.put(SOMETHING, b"1")
 
 
+@pytest.mark.parametrize("at", [2, 3])
+def test_a_failure_while_it_is_taken_gives_it_back(at: int) -> None:
+    store, clock = MemoryStore(), Clock()
+    leased(store, clock, 3)
+    failing = FaultInjecting(store, fail_at=at, error=StorageError("down"))
+    with pytest.raises(StorageError, match="down"):
+        lease(failing, PATHS, "one", clock=clock).__enter__()
+    with lease(store, PATHS, "next", clock=clock) as held:
+        assert held.lease.token == 5
+
+
 def test_a_lost_answer_to_the_create_is_found_out() -> None:
     store = MemoryStore()
 
@@ -126,9 +137,7 @@ def test_a_lost_answer_to_the_create_is_found_out() -> None:
 
 def test_old_leases_do_not_pile_up() -> None:
     store = MemoryStore()
-    for _ in range(6):
-        with lease(store, PATHS, "one"):
-            pass
+    leased(store, Clock(), 6)
     left = [info.path.name for info in store.list(PATHS.leases)]
     assert left == ["0000000005.json", "0000000006.json", "newest.json"]
     assert newest_token(store, PATHS.leases) == 6
@@ -137,17 +146,10 @@ def test_old_leases_do_not_pile_up() -> None:
 # ---- listings that cannot be trusted -------------------------------------------------------------
 
 
-def after_six(clock: Clock, held: bool) -> tuple[MemoryStore, Leased | None]:
-    """A store in which a job was leased six times, the last time for good, or not."""
-    store = MemoryStore()
-    for _ in range(5):
+def leased(store: ObjectStore, clock: Clock, times: int) -> None:
+    for _ in range(times):
         with lease(store, PATHS, "before", clock=clock):
             pass
-    last = lease(store, PATHS, "one", clock=clock)
-    holder = last.__enter__()
-    if not held:
-        last.__exit__(None, None, None)
-    return store, holder
 
 
 HIDDEN = [set(), {"0000000006"}, {"0000000005"}, {"0000000005", "0000000006"}]
@@ -155,13 +157,14 @@ HIDDEN = [set(), {"0000000006"}, {"0000000005"}, {"0000000005", "0000000006"}]
 
 @pytest.mark.parametrize("hidden", HIDDEN, ids=["none", "newest", "oldest", "both"])
 def test_a_listing_that_leaves_leases_out_makes_no_second_holder(hidden: set[str]) -> None:
-    clock = Clock()
-    store, holder = after_six(clock, held=True)
+    store, clock = MemoryStore(), Clock()
+    leased(store, clock, 5)
+    dead = lease(store, PATHS, "one", clock=clock)
+    holder = dead.__enter__()
     cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
     for owner in ("two", "three"):
         with pytest.raises(ConflictError, match="else maintains the job"):
             lease(cut, PATHS, owner, clock=clock).__enter__()
-        assert holder is not None
         holder.put(SOMETHING, b"1")
     clock.seconds += 61
     with lease(cut, PATHS, "two", clock=clock) as found:
@@ -173,8 +176,8 @@ def test_a_listing_that_leaves_leases_out_makes_no_second_holder(hidden: set[str
 
 @pytest.mark.parametrize("hidden", HIDDEN, ids=["none", "newest", "oldest", "both"])
 def test_no_number_is_given_twice_whatever_a_listing_shows(hidden: set[str]) -> None:
-    clock = Clock()
-    store, _ = after_six(clock, held=False)
+    store, clock = MemoryStore(), Clock()
+    leased(store, clock, 6)
     cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
     assert newest_token(cut, PATHS.leases) == 6
     for token in (7, 8, 9):
@@ -186,7 +189,7 @@ def test_who_comes_and_goes_between_a_listing_and_its_use_is_noticed() -> None:
     clock = Clock()
 
     class Slow(MemoryStore):
-        behind: Callable[[], None] | None = None
+        behind: Callable[[], object] | None = None
 
         def list_dir(self, prefix: str = "") -> Listing:
             found = super().list_dir(prefix)
@@ -196,21 +199,14 @@ def test_who_comes_and_goes_between_a_listing_and_its_use_is_noticed() -> None:
             return found
 
     store = Slow()
-    stays: list[Leased] = []
-
-    def others() -> None:
-        for _ in range(4):
-            with lease(store, PATHS, "others", clock=clock):
-                pass
-        stays.append(lease(store, PATHS, "stays", clock=clock).__enter__())
-
-    with lease(store, PATHS, "before", clock=clock):
-        pass
-    store.behind = others
+    leased(store, clock, 1)
+    stays = lease(store, PATHS, "stays", clock=clock)
+    others: list[Leased] = []
+    store.behind = lambda: (leased(store, clock, 4), others.append(stays.__enter__()))
     with pytest.raises(ConflictError, match="runs out in"):
         lease(store, PATHS, "slow", clock=clock).__enter__()
-    stays[0].put(SOMETHING, b"1")
-    assert stays[0].lease.token == 6
+    others[0].put(SOMETHING, b"1")
+    assert others[0].lease.token == 6
 
 
 def test_who_needs_too_long_to_take_a_lease_does_not_hold_it() -> None:
@@ -231,14 +227,13 @@ def test_who_needs_too_long_to_take_a_lease_does_not_hold_it() -> None:
 def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too() -> None:
     clock = Clock()
     store = MemoryStore()
-    holder = lease(store, PATHS, "dead", clock=clock).__enter__()
+    dead = lease(store, PATHS, "dead", clock=clock)
+    holder = dead.__enter__()
     elsewhere = Leased.__new__(Leased)
     elsewhere.__dict__.update(holder.__getstate__())
     elsewhere.put(SOMETHING, b"1")
     clock.seconds += 61
-    for _ in range(4):
-        with lease(store, PATHS, "next", clock=clock):
-            pass
+    leased(store, clock, 4)
     assert store.head(holder.lease.successor) is None
     with pytest.raises(ConflictError, match="somebody else has taken it"):
         elsewhere.put(SOMETHING, b"2")
@@ -246,9 +241,7 @@ def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too() -> None
 
 def test_leases_of_releases_that_did_not_name_the_newest_go_on() -> None:
     store, clock = MemoryStore(), Clock()
-    for _ in range(3):
-        with lease(store, PATHS, "before", clock=clock):
-            pass
+    leased(store, clock, 3)
     store.delete_many([PATHS.leases / "newest.json"])
     assert newest_token(store, PATHS.leases) == 3
     with lease(store, PATHS, "next", clock=clock) as held:
