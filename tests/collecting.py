@@ -45,6 +45,10 @@ class Clock:
         """Let so much time go by."""
         self.micros += int(count * DAY)
 
+    def seconds(self, count: float) -> None:
+        """Let so much time go by."""
+        self.days(count / 86_400)
+
 
 def begun(epochs: int, clock: Clock | None = None, **changes: Any) -> MemoryStore:
     """A job of ours with so many epochs."""

@@ -371,7 +371,10 @@ def purge_command(job: str, older_than: int, yes: bool, url: str | None, as_json
 @click.option("--reason", default="", help="For people to read.")
 @store_options
 def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: bool) -> None:
-    """Keep an epoch until it is unpinned, and prove that it is whole."""
+    """Keep an epoch until it is unpinned, and prove that it is whole.
+
+    Takes ten seconds for one that its job keeps no more: it may be going this very moment.
+    """
     store = open_url(url)
     found = pin_epoch(store, _job(store, job), Epoch(epoch), reason=reason)
     _print_pins(retained_json(found), as_json)

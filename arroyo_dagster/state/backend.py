@@ -23,7 +23,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.backend_reader import BackendReader, as_checkpoint
 from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.lease import Leased
+from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, Leased
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -57,6 +57,8 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 _T = TypeVar("_T")
 DELETE_BATCH = 1000
+_LOOK_MICROS = int(ON_ITS_WAY_SECONDS * 1e6) // 2
+"""For so long what stays is known. Whoever pins waits twice as long for what is on its way."""
 
 
 @runtime_checkable
@@ -488,17 +490,17 @@ class ParquetBackend(BackendReader):
         """Remove the epochs below `min_epoch`: data, then records, then manifests, oldest first.
 
         Carries out the expire plan of `planning.gc`, without logic of its own. Stopped half way,
-        the next call finishes it.
+        the next call finishes it. What was pinned or moved aside meanwhile stays: that is looked
+        at before the first request to delete, and again whenever the last look is too old.
 
         Raises:
             ProtocolError: `min_epoch` is newer than the newest checkpoint.
             StorageError: objects could not be deleted; what refers to them is still there.
         """
         plan, known = self._planned_expiry(min_epoch)
-        while any(plan.steps) and self.retained() != known:
+        while not self._carried_out(plan, known):
             # Somebody has pinned an epoch, or moved one aside, while this was thought about.
             plan, known = self._planned_expiry(min_epoch)
-        self.carry_out(plan)
         return plan
 
     def expire_plan(self, min_epoch: Epoch) -> ExpirePlan:
@@ -539,16 +541,27 @@ class ParquetBackend(BackendReader):
                     raise  # else somebody else has let some expire while they were read
         return []
 
-    def carry_out(self, plan: ExpirePlan) -> None:
-        """Delete what a plan says, each step complete before the next.
+    def _carried_out(self, plan: ExpirePlan, known: Retained) -> bool:
+        """Delete what a plan says, each step complete before the next; False: it is out of date.
+
+        Args:
+            known: what the plan knows to stay.
 
         Raises:
             StorageError: objects could not be deleted; what refers to them is still there.
         """
+        looked: int | None = None
         for step in plan.steps:
-            delete_all(self.store, step)
+            for start in range(0, len(step), DELETE_BATCH):
+                now = self.clock()
+                if looked is None or not 0 <= now - looked < _LOOK_MICROS:
+                    looked = now
+                    if self.retained() != known:
+                        return False
+                delete_all(self.store, step[start : start + DELETE_BATCH])
         if self.paths.layout is Layout.LEGACY and plan.epochs:
             self.note_min_epoch(plan.keep_from)
+        return True
 
     def note_min_epoch(self, min_epoch: Epoch) -> None:
         """Let the newest epoch say which is the oldest that is left, as Arroyo's cleanup does."""

@@ -36,6 +36,9 @@ from arroyo_dagster.state.storage.wrappers import MUTATING, Wrapper
 
 T = TypeVar("T")
 LEASE_SECONDS = 60.0
+ON_ITS_WAY_SECONDS = LEASE_SECONDS / 6
+"""What was sent to a store has arrived after so long, or never does: the margin of a lease."""
+
 _NEWEST = "newest.json"
 
 

@@ -496,6 +496,7 @@ def pin(world: World, process: Process, paths: JobPaths, watch: Watch, epoch: in
             Epoch(epoch),
             owner=process.name,
             clock=world.clock,
+            sleep=lambda seconds: world.wait(process, seconds),
         )
     except ArroyoStateError as error:
         return refused(error)

@@ -168,6 +168,11 @@ class World:
             if rival and one.still:
                 one.dead = True
 
+    def wait(self, process: Process, seconds: float) -> None:
+        """A process waits for longer than any request takes."""
+        self.jump(int(seconds * SECOND), [one for one in self.processes if one is not process])
+        self.wait_for_requests(process)
+
     def wait_for_requests(self, process: Process) -> None:
         """A run that has just been scheduled writes nothing for some seconds: what others have sent
         to the store arrives before that, or never.

@@ -4,21 +4,37 @@ have brought back an epoch that nobody can restore; and the way out where nothin
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError, ProtocolError
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+)
+from arroyo_dagster.state import backend as backend_module
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.local.collecting import Pace, collect
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.gc_plans import plan_collection
 from arroyo_dagster.state.local.quarantine import list_quarantines, undelete
 from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
-from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
+from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, WriteProtected
+from arroyo_dagster.state.storage import (
+    Crash,
+    FaultInjecting,
+    MemoryStore,
+    ObjectStore,
+    WriteProtected,
+)
+from arroyo_dagster.state.storage.store import DeleteOutcome
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.collecting import (
     PATHS,
@@ -231,6 +247,77 @@ def test_a_job_s_own_cleaning_up_sees_a_pin_that_was_set_while_it_was_planned() 
         ParquetBackend(Interrupted(store, at, pin), PATHS).cleanup_checkpoint(Epoch(5))
         assert set(ParquetBackend(store, PATHS).epochs()) >= {2, 5, 6}, f"pinned before call {at}"
         whole(store, PATHS, 2, 5, 6)
+
+
+def some_that_are_kept_no_more(clock: Clock) -> MemoryStore:
+    """A job whose newest epoch says that five others are not kept, and that has removed none."""
+    with mock.patch.object(ParquetBackend, "cleanup_checkpoint"):
+        return begun(8, clock, **SMALL, keep_epochs=3)
+
+
+def test_a_pin_waits_for_what_the_job_has_sent_before_it_could_see_it() -> None:
+    clock = Clock()
+    start = some_that_are_kept_no_more(clock)
+    for epoch in range(1, 9):
+        store = copied(start, clock=clock)
+        plan = ParquetBackend(store, PATHS).expire_plan(Epoch(6))
+        waited: list[float] = []
+
+        def arrives(seconds: float) -> None:
+            waited.append(seconds)  # noqa: B023
+            for step in plan.steps:  # noqa: B023
+                store.delete_many(step)  # noqa: B023
+
+        def pin(arrives: Callable[[float], None] = arrives) -> None:
+            pin_epoch(store, PATHS, Epoch(epoch), clock=clock, sleep=arrives)  # noqa: B023
+
+        if epoch <= 5:
+            with pytest.raises((NotFoundError, FormatError)):
+                pin()
+            assert not read_retained(store, PATHS).pinned
+        else:
+            pin()
+            whole(store, PATHS, epoch)
+        assert waited == ([10.0] if epoch <= 6 else []), "6 has a parent that goes"
+
+
+def test_a_job_s_own_cleaning_up_looks_for_pins_until_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backend_module, "DELETE_BATCH", 1)
+    clock = Clock()
+    start = some_that_are_kept_no_more(clock)
+    kept: set[int] = set()
+    for at in range(1, 20):
+        store = copied(start, clock=clock)
+        pinned: list[int] = []
+
+        def pin(store: MemoryStore = store, pinned: list[int] = pinned) -> None:
+            with contextlib.suppress(NotFoundError, FormatError):
+                pin_epoch(store, PATHS, Epoch(5), clock=clock, sleep=clock.seconds)
+                pinned.append(5)
+
+        cleaning = ParquetBackend(Behind(store, at, pin), PATHS, clock=clock)
+        cleaning.cleanup_checkpoint(Epoch(6))
+        whole(store, PATHS, *pinned, 6, 7, 8)
+        kept.update(pinned)
+    assert kept, "no pin came in time: this shows nothing"
+
+
+class Behind(Wrapper):
+    """A store where something happens just behind its k-th request to delete."""
+
+    def __init__(self, store: ObjectStore, at: int, then: Callable[[], object]) -> None:
+        super().__init__(store)
+        self._left = at
+        self._then = then
+
+    def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
+        found = self.inner.delete_many(paths)
+        self._left -= 1
+        if self._left == 0:
+            self._then()
+        return found
 
 
 def test_in_the_legacy_layout_the_last_thing_before_each_deletion_is_to_ask() -> None:

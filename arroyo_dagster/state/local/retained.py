@@ -4,14 +4,16 @@ undoes a rewrite. All that maintain a job honour it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend, delete_all
 from arroyo_dagster.state.codec.collecting import encode_retained
-from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease
 from arroyo_dagster.state.local.gc_plans import Clock, wall_clock
+from arroyo_dagster.state.local.roots import newest_root
 from arroyo_dagster.state.model.collecting import Pin, Retained
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
@@ -35,8 +37,12 @@ def pin_epoch(
     reason: str = "",
     owner: str = "arroyo-state pin",
     clock: Clock = wall_clock,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Retained:
     """Keep an epoch until it is unpinned, and prove that it is whole.
+
+    One that a job of ours keeps no more may be going this very moment: then ten seconds pass, until
+    what the job has sent to the store has arrived, and it is proven once more.
 
     Raises:
         NotFoundError: there is no such epoch. FormatError: it cannot be restored any more; neither
@@ -54,10 +60,26 @@ def pin_epoch(
     found = change_retained(store, paths, add, owner=owner, clock=clock)
     try:
         backend.prepare_checkpoint_load(epoch)
+        if _may_be_going(store, paths, epoch):
+            sleep(ON_ITS_WAY_SECONDS)
+            backend.prepare_checkpoint_load(epoch)
     except (NotFoundError, FormatError, ProtocolError):
         unpin_epochs(store, paths, [epoch], owner=owner, clock=clock)
         raise
     return found
+
+
+def _may_be_going(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> bool:
+    """Whether a job of ours may be removing an epoch, or its parent, without having seen the pin.
+
+    Asked behind the pin: a newest epoch that keeps them says that no cleanup which takes them has
+    looked for pins yet.
+    """
+    try:
+        newest = newest_root(store, paths)
+    except (NotFoundError, FormatError, ProtocolError):
+        return True
+    return newest is None or (newest.ours and 1 < newest.min_epoch and epoch <= newest.min_epoch)
 
 
 def unpin_epochs(
