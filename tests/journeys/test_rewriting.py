@@ -164,16 +164,22 @@ def test_the_whole_is_put_back_byte_for_byte(layout: Layout) -> None:
     assert rewrite(job.store, job).published
 
 
-@LAYOUTS
-def test_what_putting_back_needs_is_not_collected_and_goes_once_it_is_of_no_use(
-    layout: Layout,
-) -> None:
+def rewritten_a_month_ago(layout: Layout) -> tuple[ArroyoJob, dict[StatePath, bytes], Clock]:
+    """A job that was rewritten, and what it was before."""
     clock = Clock()
     job = begun(layout)
     job.store = copied(job.store, clock=clock)
     was = others(job.store)
     rewrite(job.store, job, clock=clock)
     clock.days(30)
+    return job, was, clock
+
+
+@LAYOUTS
+def test_what_putting_back_needs_is_not_collected_and_goes_once_it_is_of_no_use(
+    layout: Layout,
+) -> None:
+    job, was, clock = rewritten_a_month_ago(layout)
     asked = orphans(**{str(job.paths.root): "stopped"})
     collect(job.store, job.paths, asked, yes=True, clock=clock)
     assert undo_rewrite(job.store, job.paths, stopped(job.paths), clock=clock).done
@@ -188,12 +194,7 @@ def test_what_putting_back_needs_is_not_collected_and_goes_once_it_is_of_no_use(
 def test_what_putting_back_needs_is_not_collected_where_a_listing_hides_that_it_is_needed(
     layout: Layout,
 ) -> None:
-    clock = Clock()
-    job = begun(layout)
-    job.store = copied(job.store, clock=clock)
-    was = others(job.store)
-    rewrite(job.store, job, clock=clock)
-    clock.days(30)
+    job, was, clock = rewritten_a_month_ago(layout)
     cut = Hiding(job.store, lambda path: path.startswith(f"{job.paths.rewrites}"))
     asked = orphans(**{str(job.paths.root): "stopped"})
     assert not collect(cut, job.paths, asked, yes=True, clock=clock).deleted
@@ -206,13 +207,8 @@ def test_what_putting_back_needs_is_not_collected_where_a_listing_hides_that_it_
 @LAYOUTS
 def test_records_that_no_name_was_kept_of_are_found_by_listing(layout: Layout) -> None:
     """As those of releases that kept no names, or of a rewrite that died at that very moment."""
-    clock = Clock()
-    job = begun(layout)
-    job.store = copied(job.store, clock=clock)
-    was = others(job.store)
-    rewrite(job.store, job, clock=clock)
+    job, was, clock = rewritten_a_month_ago(layout)
     job.store.delete_many([job.paths.retained])
-    clock.days(30)
     asked = orphans(**{str(job.paths.root): "stopped"})
     assert not collect(job.store, job.paths, asked, yes=True, clock=clock).deleted
     assert undo_rewrite(job.store, job.paths, stopped(job.paths), clock=clock).done
