@@ -187,6 +187,15 @@ class ParquetBackend(BackendReader):
     def _start_legacy(self) -> Started:
         self._sole_writer().check()
         epochs = self.epochs()
+        unlisted = self.unlisted_behind(epochs[-1] if epochs else Epoch(0))
+        if unlisted:
+            raise ProtocolError(
+                f"the listing is incomplete: epoch {unlisted[-1]} is there and was not listed",
+                job=self.paths.job,
+                path=self.paths.legacy_metadata(unlisted[-1]),
+                next_step="check the store, or what lies between it and here, then start the job "
+                "again: an older epoch was not restored in its place, and nothing was written",
+            )
         restored = self._load_legacy(epochs[-1]) if epochs else None
         committing = restored is not None and restored.state is CheckpointState.COMMITTING
         return Started(None, restored, committing)

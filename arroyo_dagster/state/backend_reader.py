@@ -6,7 +6,7 @@ crates/arroyo-state-protocol/src/store.rs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -57,6 +57,10 @@ from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_for
 _T = TypeVar("_T")
 
 
+BEYOND = 8
+"""So many numbers after the newest epoch are looked at, in case a listing was cut short."""
+
+
 class BackendReader:
     """Reads the metadata tree of one job.
 
@@ -86,6 +90,18 @@ class BackendReader:
         below = self.store.list_dir(self.paths.checkpoints(generation)).prefixes
         found = (parse_checkpoint_dir(path.name) for path in below)
         return sorted(epoch for epoch in found if epoch is not None)
+
+    def unlisted_behind(self, newest: Epoch, listed: Collection[Epoch] = ()) -> list[Epoch]:
+        """Epochs of the legacy layout that a listing does not show although they are there, of the
+        few numbers behind the newest that it shows: one that was cut short ends too early.
+
+        Args:
+            newest: 0 if it shows none.
+            listed: numbers that need not be looked at.
+        """
+        behind = [Epoch(n) for n in range(newest + 1, newest + 1 + BEYOND) if n not in listed]
+        heads = concurrently(lambda e: self.store.head(self.paths.legacy_metadata(e)), behind)
+        return [epoch for epoch, info in zip(behind, heads, strict=True) if info is not None]
 
     def load(self, epoch: Epoch | None = None) -> Checkpoint:
         """Read one epoch with all its operators; the newest canonical one when None.

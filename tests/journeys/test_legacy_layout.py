@@ -36,6 +36,7 @@ from arroyo_dagster.state.storage import (
     WriteProtected,
     open_store,
 )
+from tests.collecting import Hiding, without_ours
 from tests.jobs import copied, listing, output_of, state_of, word_job
 
 PATHS = JobPaths(JobId("words"))
@@ -289,6 +290,21 @@ def test_a_start_that_fails_gives_the_lease_back() -> None:
     with pytest.raises(StorageError):
         LocalRun(pipeline, broken)
     LocalRun(pipeline, store).job.close()
+
+
+@pytest.mark.parametrize("hidden", [1, 3])
+def test_no_older_epoch_is_restored_where_a_listing_hides_the_newest(hidden: int) -> None:
+    store = MemoryStore()
+    run(store, **TINY)
+    epochs = ParquetBackend(store, PATHS).epochs()
+    assert len(epochs) == 3
+    before = without_ours(store)
+    names = {f"/checkpoint-{epoch:07}/" for epoch in epochs[-hidden:]}
+    cut = Hiding(store, lambda path: any(name in f"{path}/" for name in names))
+    with pytest.raises(ProtocolError, match=f"epoch {epochs[-1]} is there and was not listed"):
+        LocalRun(legacy_job(store, **TINY), cut)
+    assert without_ours(store) == before
+    LocalRun(legacy_job(store, **TINY), store).job.close()
 
 
 def test_state_in_the_other_layout_is_never_silently_left_behind() -> None:

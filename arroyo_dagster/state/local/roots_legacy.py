@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.backend_reader import BEYOND
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import operator_references
 from arroyo_dagster.state.local.roots_read import (
@@ -28,10 +29,6 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.reachable import refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
-
-BEYOND = 8
-"""So many numbers after the newest epoch, and before the oldest, are looked at, in case a listing
-was cut short."""
 
 BESIDE_A_GAP = 500
 """So many numbers at either end of a gap are looked at. Where a run of Arroyo's has ignored the
@@ -68,17 +65,11 @@ def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
 def newest_legacy(reader: Reader, numbers: Sequence[Epoch]) -> Epoch | None:
     """The newest epoch, by a listing and by looking where it might have been cut short."""
     paths, store = reader.paths, reader.store
-
-    def there(number: Epoch) -> bool:
-        return store.head(paths.legacy_metadata(number)) is not None
-
-    listed = next((number for number in numbers if there(number)), None)
-    first = listed or 0
-    beyond = [Epoch(n) for n in range(first + 1, first + 1 + BEYOND) if n not in numbers]
-    unseen = [
-        n for n, is_there in zip(beyond, concurrently(there, beyond), strict=True) if is_there
-    ]
-    fresh = {*ParquetBackend(store, paths).checkpoint_dirs()} if unseen else set()
+    backend = ParquetBackend(store, paths)
+    heads = (number for number in numbers if store.head(paths.legacy_metadata(number)) is not None)
+    listed = next(heads, None)
+    unseen = backend.unlisted_behind(listed or Epoch(0), numbers)
+    fresh = {*backend.checkpoint_dirs()} if unseen else set()
     _refuse_hidden(paths, [number for number in unseen if number not in fresh])
     return listed
 
