@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
+from unittest import mock
 
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata, records
@@ -55,6 +56,12 @@ def begun(epochs: int, clock: Clock | None = None, **changes: Any) -> MemoryStor
     store = MemoryStore(clock=clock or Clock())
     run_word_job(store, **{**JOB, **changes}, max_epochs=epochs)
     return store
+
+
+def kept_no_more(run: Callable[..., T], *given: Any, **options: Any) -> T:
+    """Run a job whose newest epoch says that it keeps three, and that has removed none."""
+    with mock.patch.object(ParquetBackend, "cleanup_checkpoint"):
+        return run(*given, **options, keep_epochs=3)
 
 
 def expiry(keep: int | None = None, micros: int | None = None, **said: str) -> GcRequest:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -376,8 +377,16 @@ def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: boo
     Takes ten seconds for one that its job keeps no more: it may be going this very moment.
     """
     store = open_url(url)
-    found = pin_epoch(store, _job(store, job), Epoch(epoch), reason=reason)
+    found = pin_epoch(store, _job(store, job), Epoch(epoch), reason=reason, sleep=_wait)
     _print_pins(retained_json(found), as_json)
+
+
+def _wait(seconds: float) -> None:
+    click.echo(
+        f"its job keeps this epoch no more: {seconds:.0f} seconds for what may be on its way",
+        err=True,
+    )
+    time.sleep(seconds)
 
 
 @main.command("unpin")

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -45,6 +44,7 @@ from tests.collecting import (
     dead,
     directory,
     expiry,
+    kept_no_more,
     orphans,
     whole,
     without_ours,
@@ -249,15 +249,9 @@ def test_a_job_s_own_cleaning_up_sees_a_pin_that_was_set_while_it_was_planned() 
         whole(store, PATHS, 2, 5, 6)
 
 
-def some_that_are_kept_no_more(clock: Clock) -> MemoryStore:
-    """A job whose newest epoch says that five others are not kept, and that has removed none."""
-    with mock.patch.object(ParquetBackend, "cleanup_checkpoint"):
-        return begun(8, clock, **SMALL, keep_epochs=3)
-
-
 def test_a_pin_waits_for_what_the_job_has_sent_before_it_could_see_it() -> None:
     clock = Clock()
-    start = some_that_are_kept_no_more(clock)
+    start = kept_no_more(begun, 8, clock, **SMALL)
     for epoch in range(1, 9):
         store = copied(start, clock=clock)
         plan = ParquetBackend(store, PATHS).expire_plan(Epoch(6))
@@ -286,7 +280,7 @@ def test_a_job_s_own_cleaning_up_looks_for_pins_until_it_has_ended(
 ) -> None:
     monkeypatch.setattr(backend_module, "DELETE_BATCH", 1)
     clock = Clock()
-    start = some_that_are_kept_no_more(clock)
+    start = kept_no_more(begun, 8, clock, **SMALL)
     kept: set[int] = set()
     for at in range(1, 20):
         store = copied(start, clock=clock)

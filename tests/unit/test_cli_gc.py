@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.storage import configure
 from arroyo_dagster.state.storage.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
-from tests.collecting import JOB, PATHS, restorable, without_ours
+from tests.collecting import JOB, PATHS, kept_no_more, restorable, without_ours
 from tests.compat.arroyo import unpack
 from tests.jobs import listing, run_word_job
 
@@ -101,6 +102,18 @@ def test_pins_are_set_listed_and_lifted(url: str, store: ObjectStore) -> None:
     assert ParquetBackend(store, PATHS).epochs() == [5, 6]
     assert run(url, "unpin", "main", "2").exit_code == 1
     assert run(url, "pin", "main", "9").exit_code == 1
+
+
+def test_a_pin_says_why_it_takes_its_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    options = {name: value for name, value in JOB.items() if name != "keep_epochs"}
+    kept_no_more(run_word_job, open_store(url), **options, sinks=0, parallelism=1, max_epochs=6)
+    assert run(url, "pin", "main", "5").stderr == ""
+    assert waited == []
+    assert "keeps this epoch no more: 10 seconds" in run(url, "pin", "main", "2").stderr
+    assert waited == [10.0]
+    assert [pin["epoch"] for pin in document(url, "pins", "main")] == [2, 5]
 
 
 def test_every_object_is_explained(url: str, store: ObjectStore) -> None:
