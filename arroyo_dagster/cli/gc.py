@@ -30,13 +30,15 @@ from arroyo_dagster.cli.shown import bytes_words, clock, print_json, print_table
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.collecting import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
-from arroyo_dagster.state.local.collecting import GcOutcome, Pace, collect
+from arroyo_dagster.state.local.collecting import GcOutcome, collect
+from arroyo_dagster.state.local.collecting_steps import Pace
 from arroyo_dagster.state.local.explain import explain_directory, explain_object, job_of_path
 from arroyo_dagster.state.local.gc_plans import GcRequest
 from arroyo_dagster.state.local.jobs import find_job, list_jobs
 from arroyo_dagster.state.local.journal import read_journal
-from arroyo_dagster.state.local.quarantine import list_quarantines, purge, undelete
+from arroyo_dagster.state.local.quarantine import list_quarantines, purge
 from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.local.undelete import undelete
 from arroyo_dagster.state.model.collecting import (
     GRACE_MICROS,
     PURGE_MICROS,

@@ -10,7 +10,8 @@ import click
 
 from arroyo_dagster.cli.shown import bytes_words, print_table
 from arroyo_dagster.state.codec.collecting import gc_plan_to_json
-from arroyo_dagster.state.local.collecting import GcOutcome, GcProgress
+from arroyo_dagster.state.local.collecting import GcOutcome
+from arroyo_dagster.state.local.collecting_steps import GcProgress
 from arroyo_dagster.state.local.explain import Reasons
 from arroyo_dagster.state.local.journal import Entry
 from arroyo_dagster.state.model.collecting import GcPlan, Moved, PlanKind, Retained

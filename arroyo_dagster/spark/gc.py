@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from arroyo_dagster.spark.orphans import plan_orphans_on_spark
 from arroyo_dagster.spark.tasks import run_items
 from arroyo_dagster.state.lease import Leased
-from arroyo_dagster.state.local.collecting import Delete, GcOutcome, Pace, collect, delete_here
+from arroyo_dagster.state.local.collecting import GcOutcome, collect
+from arroyo_dagster.state.local.collecting_steps import Delete, Pace, delete_here
 from arroyo_dagster.state.local.gc import ExpireOutcome, expire_job
 from arroyo_dagster.state.local.gc_plans import GcRequest
 from arroyo_dagster.state.model.collecting import PlanKind

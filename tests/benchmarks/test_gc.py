@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.state.local.collecting import GcProgress, collect
+from arroyo_dagster.state.local.collecting import collect
+from arroyo_dagster.state.local.collecting_steps import GcProgress
 from arroyo_dagster.state.local.gc_plans import GcRequest
 from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS, PlanKind
 from arroyo_dagster.state.storage import MemoryStore

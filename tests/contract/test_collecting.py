@@ -11,7 +11,7 @@ import pytest
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.local.collecting import collect
 from arroyo_dagster.state.local.journal import read_journal
-from arroyo_dagster.state.local.quarantine import undelete
+from arroyo_dagster.state.local.undelete import undelete
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName, WorkerGeneration
 from arroyo_dagster.state.storage.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore

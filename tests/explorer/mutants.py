@@ -12,6 +12,7 @@ from arroyo_dagster.state import lease as lease_module
 from arroyo_dagster.state.codec import collecting as codec
 from arroyo_dagster.state.local import (
     collecting,
+    collecting_steps,
     gc_plans,
     rewriting,
     rewriting_publish,
@@ -74,17 +75,17 @@ def _without_quarantine(self: roots_read.Reader) -> Any:
     return self.optional(self.paths.retained, codec.decode_retained) or Retained(), ()
 
 
-def _newest_first(self: collecting._Run) -> None:
+def _newest_first(self: collecting_steps.Run) -> None:
     plan = self.plan
     self._step("data", plan.data, self.delete)
-    self._step("records", plan.records, collecting.delete_here)
-    self._step("metadata", Packed(reversed(list(plan.metadata))), collecting.delete_here)
+    self._step("records", plan.records, collecting_steps.delete_here)
+    self._step("metadata", Packed(reversed(list(plan.metadata))), collecting_steps.delete_here)
 
 
-def _metadata_first(self: collecting._Run) -> None:
+def _metadata_first(self: collecting_steps.Run) -> None:
     plan = self.plan
     for name in ("metadata", "records", "data"):
-        self._step(name, getattr(plan, name), collecting.delete_here)
+        self._step(name, getattr(plan, name), collecting_steps.delete_here)
 
 
 @contextmanager
@@ -127,13 +128,13 @@ MUTANTS: dict[str, Callable[[], Any]] = {
     "what epochs in quarantine need is ignored": _instead(
         roots_read.Reader, "retained", _without_quarantine
     ),
-    "newer epochs go before older ones": _instead(collecting._Run, "carry_out", _newest_first),
-    "metadata goes before data": _instead(collecting._Run, "carry_out", _metadata_first),
+    "newer epochs go before older ones": _instead(collecting_steps.Run, "carry_out", _newest_first),
+    "metadata goes before data": _instead(collecting_steps.Run, "carry_out", _metadata_first),
     "a stored plan is carried out as it is": _instead(
         collecting, "_checked", lambda held, plan, fresh: plan
     ),
     "the directory of jobs is not asked again": _instead(
-        collecting._Run, "_ask_again", lambda self: None
+        collecting_steps.Run, "_ask_again", lambda self: None
     ),
     "pins of a job that is gone are ignored": _instead(
         dead_jobs, "_check_unneeded", lambda roots, needed: None

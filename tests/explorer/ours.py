@@ -23,14 +23,16 @@ from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError
 from arroyo_dagster.state import backend as backend_module
 from arroyo_dagster.state import lease as lease_module
 from arroyo_dagster.state.coordinator import JobRun
-from arroyo_dagster.state.local.collecting import Pace, collect
+from arroyo_dagster.state.local.collecting import collect
+from arroyo_dagster.state.local.collecting_steps import Pace
 from arroyo_dagster.state.local.compaction import compact_job
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
-from arroyo_dagster.state.local.quarantine import purge, undelete
+from arroyo_dagster.state.local.quarantine import purge
 from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
 from arroyo_dagster.state.local.rewriting import rewrite_job
 from arroyo_dagster.state.local.rewriting_undo import undo_rewrite
+from arroyo_dagster.state.local.undelete import undelete
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     GlobalKeyedReport,

@@ -14,8 +14,13 @@ from typing import Any
 from unittest import mock
 
 from arroyo_dagster.state.codec import collecting, metadata, records, references
-from arroyo_dagster.state.local import collecting as executing
-from arroyo_dagster.state.local import quarantine, roots_read, survey
+from arroyo_dagster.state.local import (
+    collecting_steps,
+    quarantine,
+    roots_read,
+    survey,
+    undelete,
+)
 from arroyo_dagster.state.model import collecting as model
 from arroyo_dagster.state.model import ids, objects
 from arroyo_dagster.state.model.ids import StatePath
@@ -36,7 +41,8 @@ DECODERS = (
     (collecting, "decode_retained"),
 )
 NAMES = (
-    *((one, "object_name") for one in (survey, orphans, executing, quarantine, dead_jobs)),
+    *((one, "object_name") for one in (survey, orphans, collecting_steps, dead_jobs)),
+    *((one, "object_name") for one in (quarantine, undelete)),
     (ids, "path_problem"),
     (model, "_number"),
     (roots_read, "digest_of"),

@@ -13,7 +13,8 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.collecting import Pace, collect
+from arroyo_dagster.state.local.collecting import collect
+from arroyo_dagster.state.local.collecting_steps import Pace
 from arroyo_dagster.state.local.gc_plans import plan_collection
 from arroyo_dagster.state.local.jobs import list_jobs
 from arroyo_dagster.state.local.journal import list_runs, read_journal

@@ -10,7 +10,8 @@ import pytest
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.lease import lease
-from arroyo_dagster.state.local.collecting import Pace, collect
+from arroyo_dagster.state.local.collecting import collect
+from arroyo_dagster.state.local.collecting_steps import Pace
 from arroyo_dagster.state.local.compaction import compact_job
 from arroyo_dagster.state.local.gc_plans import plan_collection
 from arroyo_dagster.state.local.pipeline import LocalRun

@@ -19,11 +19,13 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state import backend as backend_module
 from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.collecting import Pace, collect
+from arroyo_dagster.state.local.collecting import collect
+from arroyo_dagster.state.local.collecting_steps import Pace
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.gc_plans import plan_collection
-from arroyo_dagster.state.local.quarantine import list_quarantines, undelete
+from arroyo_dagster.state.local.quarantine import list_quarantines
 from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.local.undelete import undelete
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage import (

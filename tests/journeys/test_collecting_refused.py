@@ -12,7 +12,8 @@ import pytest
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.local.collecting import Pace, collect
+from arroyo_dagster.state.local.collecting import collect
+from arroyo_dagster.state.local.collecting_steps import Pace
 from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
 from arroyo_dagster.state.local.roots import read_roots
 from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS, PlanKind, Retention

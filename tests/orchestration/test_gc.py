@@ -14,7 +14,7 @@ from arroyo_dagster.orchestration.gc import dead_jobs_backlog, orphans_backlog
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.quarantine import undelete
+from arroyo_dagster.state.local.undelete import undelete
 from arroyo_dagster.state.storage.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.state.local.collecting import GcProgress, Pace, collect
+from arroyo_dagster.state.local.collecting import collect
+from arroyo_dagster.state.local.collecting_steps import GcProgress, Pace
 from arroyo_dagster.state.local.journal import read_journal
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.storage import MemoryStore
