@@ -240,7 +240,9 @@ class Watch:
 
     def undoable(self) -> set[str]:
         """What the newest epoch of a job of Arroyo's listed before it was rewritten in place."""
-        below, newest = f"{self.root}{OURS}rewrites/", max(self.epochs, default=0)
+        below = f"{self.root}{OURS}rewrites/"
+        # Also one that Arroyo's own cleanup has broken: the job has gone on.
+        newest = max((*self.epochs, self.restorable() or 0), default=0)
         found: set[str] = set()
         for path, (data, _, _) in self.objects.items():
             if not path.startswith(below):

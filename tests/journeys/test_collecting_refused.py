@@ -14,6 +14,7 @@ from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.local.collecting import collect
 from arroyo_dagster.state.local.collecting_steps import Pace
+from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
 from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
 from arroyo_dagster.state.local.roots import read_roots
 from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS, PlanKind, Retention
@@ -406,6 +407,22 @@ def test_names_used_again_after_ignore_state_are_never_taken() -> None:
     kept = read_roots(store, LEGACY)
     staying = {p for one in kept.epochs if one.epoch not in stopped.epochs for p in one.files.paths}
     assert not staying & set(stopped.data.paths)
+
+
+def test_while_a_job_runs_whose_epochs_nobody_names_nothing_goes_that_it_may_write_again() -> None:
+    """It may have ignored its state, and be about to write its first names once more."""
+    clock = Clock()
+    store, job = arroyo(LEGACY, 8, clock)
+    lost = LEGACY.data_file(OPERATOR, TABLE, 7, Epoch(2), None, attempt="x")
+    store.put(lost, b"of an attempt that died")
+    clock.days(30)
+    job._start = clock.micros
+    job.epochs(1)
+    assert planned(store, LEGACY, orphans(j="running"), clock).objects == 0
+    for newest, expected in ((9, [lost]), (8, [lost]), (7, [])):
+        said: Any = {"j": {"condition": "running", "epoch": newest}}
+        asked = replace(orphans(), directory=JobDirectory([SaidJobs(said)]))
+        assert [*planned(store, LEGACY, asked, clock).data.paths] == expected
 
 
 def test_jobs_whose_names_begin_alike_do_not_touch_each_other() -> None:

@@ -63,7 +63,8 @@ class Standing:
         referenced: what epochs and attempts that stay, compactions, and quarantine refer to.
         live: whether a writer may be at work.
         began_micros: when the newest epoch began, by the clock of the store, with a margin.
-        newest_written: the highest number of a directory in which the newest epoch wrote.
+        newest_written: the highest number of a directory in which the newest epoch wrote; None: in
+            none, or a run may be at work that writes all names again.
         owned: the directories of epochs that stay.
         restored: the directory of the epoch that the run went on from.
         lost: manifests that own no epoch and may go, with when they may.
@@ -118,7 +119,7 @@ def standing_of(
         now_micros=now_micros,
         grace_micros=grace_micros,
         began_micros=_began(roots.head, times.get(roots.head.ref)),
-        newest_written=_newest_written(roots),
+        newest_written=None if live and _may_begin_again(roots, answer) else _newest_written(roots),
         owned=frozenset((one.worker_generation, one.epoch) for one in stays),
         restored=None if address is None else (address.worker_generation, address.epoch),
         lost=lost,
@@ -147,6 +148,18 @@ def _began(head: EpochRoot, modified_micros: int | None) -> int:
         took = max(0, head.finish_time_micros - head.start_time_micros)
         began = min(began, modified_micros - took)
     return began - MARGIN_MICROS
+
+
+def _may_begin_again(roots: Roots, answer: JobAnswer | None) -> bool:
+    """Whether a running job of Arroyo's in the legacy layout may have ignored its state at its last
+    start, and has no epoch of its own yet: it writes into directories from number 1 on.
+
+    Then nobody names an old epoch as ready any more. A database may be one epoch behind the store.
+    """
+    if roots.paths.layout is not Layout.LEGACY or roots.ours:
+        return False
+    newest = None if answer is None else answer.facts.newest_ready_epoch
+    return newest is None or newest not in [one.epoch for one in roots.epochs[:2]]
 
 
 def _newest_written(roots: Roots) -> Epoch | None:

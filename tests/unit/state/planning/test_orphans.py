@@ -95,8 +95,8 @@ def roots_of(paths: JobPaths, **changes: Any) -> Roots:
     return replace(found, **changes)
 
 
-def answer(condition: JobCondition, paths: JobPaths = PROTOCOL) -> JobAnswer:
-    facts = JobFacts(job=paths.job, source="s", condition=condition)
+def answer(condition: JobCondition, paths: JobPaths = PROTOCOL, **known: Any) -> JobAnswer:
+    facts = JobFacts(job=paths.job, source="s", condition=condition, **known)
     return merge_words(paths, [SourceWord(source="s", facts=facts)])
 
 
@@ -168,6 +168,22 @@ def test_in_the_legacy_layout_names_may_be_written_again_where_the_newest_epoch_
     assert reason(roots, data(LEGACY, 2, name="001-y")) is Reason.ORPHAN
     nothing = replace(roots, epochs=(replace(head, files=Packed()), *roots.epochs[1:]))
     assert reason(nothing, data(LEGACY, 2, name="001-y")) is Reason.MAY_COME_AGAIN
+
+
+def test_of_a_run_that_may_have_ignored_the_state_and_published_nothing_everything_stays() -> None:
+    """Then nobody names the epochs of before as ready any more."""
+    roots = roots_of(LEGACY, ours=False)
+    for newest, expected in (
+        (Epoch(9), Reason.ORPHAN),
+        (Epoch(8), Reason.ORPHAN),  # a database may be one behind
+        (Epoch(7), Reason.MAY_COME_AGAIN),
+        (Epoch(10), Reason.MAY_COME_AGAIN),
+        (None, Reason.MAY_COME_AGAIN),
+    ):
+        said = answer(JobCondition.RUNNING, LEGACY, newest_ready_epoch=newest)
+        assert reason(roots, data(LEGACY, 2, name="001-y"), answer=said) is expected, newest
+    stopped = answer(JobCondition.STOPPED, LEGACY)
+    assert reason(roots, data(LEGACY, 2, name="001-y"), answer=stopped) is Reason.ORPHAN
 
 
 def test_of_a_stopped_job_of_arroyo_s_what_is_unlisted_goes_but_never_what_is_young() -> None:
