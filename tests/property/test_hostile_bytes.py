@@ -19,6 +19,7 @@ from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.collecting import decode_gc_plan, decode_retained
 from arroyo_dagster.state.codec.control import decode_control
+from arroyo_dagster.state.codec.journal import ArchivedRun, decode_archive, encode_archive
 from arroyo_dagster.state.codec.operations import decode_operation
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows, read_facts
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
@@ -70,6 +71,7 @@ OTHER: dict[str, Decode] = {
     "footer": named(read_facts),
     "bounds": lambda data: read_facts(data, "the/path", bounds=True),
     "file": named(decode_file),
+    "journal": named(decode_archive),
 }
 ALL = PROTOBUF | JSON | OTHER
 
@@ -107,6 +109,7 @@ def written() -> dict[str, bytes]:
         "marker": real("marker", "committed.json", "leader"),
         "footer": encode_rows(pa.table({"a": [1, 2], "_key_hash": pa.array([1, 2], pa.uint64())})),
         "file": encode_rows(pa.table({"a": [1, 2], "b": ["x", "y"]})),
+        "journal": encode_archive([ArchivedRun(name="r", plan="{}", end="{}", lines=())]),
         "bounds": encode_rows(pa.table({"_key_hash": pa.array([1, 2], pa.uint64())})),
     }
 

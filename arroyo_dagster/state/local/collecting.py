@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.state.backend import ParquetBackend, delete_all
 from arroyo_dagster.state.codec.collecting import gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
@@ -25,6 +27,7 @@ from arroyo_dagster.state.local.gc_plans import (
     wall_clock,
 )
 from arroyo_dagster.state.local.journal import Journal, finish_open_runs
+from arroyo_dagster.state.local.journal_archive import archive_runs
 from arroyo_dagster.state.local.quarantine import Aside
 from arroyo_dagster.state.local.retained import forget_released
 from arroyo_dagster.state.local.roots_read import Progress
@@ -125,7 +128,11 @@ def _carried_out(
     check_allowed(store, paths, asked)
     with lease(store, paths, owner, clock=clock) as held:
         now = _store_clock(held, paths, clock)
-        opened = finish_open_runs(held, paths)
+        journals = held.list_dir(paths.journal)
+        opened = finish_open_runs(held, journals.prefixes)
+        # Nothing depends on it: what cannot be archived now stays as it is.
+        with contextlib.suppress(StorageError, FormatError):
+            archive_runs(held, paths, journals)
         fresh = make(held, paths, asked, now_micros=now, progress=_planning(progress))
         chosen = fresh if plan is None else _checked(held, plan, fresh)
         check_way(chosen, aside=aside)

@@ -1,18 +1,23 @@
 """The journal of what was deleted: written before each batch, completed after it, kept for ever.
 
 What a run that died left open is looked up in the store by the next one, so that no entry stays
-without an outcome.
+without an outcome. A run is a directory of small objects until it is archived: see
+`journal_archive`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.state.codec.collecting import VERSION, known_fields, number_of
+from arroyo_dagster.state.codec.journal import Line, decode_archive, plans_in, runs_in
 from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.collecting import GcPlan
 from arroyo_dagster.state.model.ids import StatePath
@@ -21,10 +26,11 @@ from arroyo_dagster.state.model.objects import Stored
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
-PLAN, END = "plan.json", "end.json"
+PLAN, END, ARCHIVE = "plan.json", "end.json", ".parquet"
 UNKNOWN = "unknown"
 GONE = "gone"
-_RUNS_LOOKED_AT = 16
+RUNS_LOOKED_AT = 16
+"""So many runs, the newest, may have died and wait for their outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +165,37 @@ def list_runs(store: ObjectStore, paths: JobPaths) -> list[Run]:
     Raises:
         FormatError: one does not decode.
     """
-    names = sorted(path for path in store.list_dir(paths.journal).prefixes)
-    return [run for run in concurrently(lambda p: _run(store, p), names) if run is not None]
+    return [one.run for one in _found(store, paths)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A run, and where it lies: in a directory of its own, or with others in an archive."""
+
+    run: Run
+    archive: pa.Table | None = None
+
+
+def _found(store: ObjectStore, paths: JobPaths) -> list[_Found]:
+    listed = store.list_dir(paths.journal)
+    archives = read_archives(store, [info.path for info in listed.objects])
+    found = {
+        name: _Found(_run_of(name, plan.encode(), path, ended=True), table)
+        for path, table in archives.items()
+        for name, plan in plans_in(table).items()
+    }
+    # Of one that was archived the directory may not have gone yet.
+    own = [path for path in listed.prefixes if path.name not in found]
+    runs = concurrently(lambda path: _run(store, path), own)
+    found.update((run.name, _Found(run)) for run in runs if run is not None)
+    return [found[name] for name in sorted(found)]
+
+
+def read_archives(store: ObjectStore, objects: Iterable[StatePath]) -> dict[StatePath, pa.Table]:
+    """The archives among the objects of a journal, in order of their names, and what they hold."""
+    paths = sorted(path for path in objects if path.name.endswith(ARCHIVE))
+    tables = concurrently(lambda path: decode_archive(store.read(path), path), paths)
+    return dict(zip(paths, tables, strict=True))
 
 
 def _run(store: ObjectStore, directory: StatePath) -> Run | None:
@@ -169,9 +204,14 @@ def _run(store: ObjectStore, directory: StatePath) -> Run | None:
         data = store.read(path)
     except NotFoundError:
         return None
+    ended = store.head(directory / END) is not None
+    return _run_of(directory.name, data, path, ended=ended)
+
+
+def _run_of(name: str, data: bytes, path: StatePath, *, ended: bool) -> Run:
     with known_fields(data, path) as fields:
         return Run(
-            name=directory.name,
+            name=name,
             owner=str(fields["owner"]),
             begun_at_micros=number_of(fields["begun_at_micros"]),
             kind=str(fields["kind"]),
@@ -179,7 +219,7 @@ def _run(store: ObjectStore, directory: StatePath) -> Run | None:
             objects=number_of(fields["objects"]),
             size_bytes=number_of(fields["size_bytes"]),
             quarantine=None if fields["quarantine"] is None else str(fields["quarantine"]),
-            ended=store.head(directory / END) is not None,
+            ended=ended,
         )
 
 
@@ -192,28 +232,43 @@ def read_journal(store: ObjectStore, paths: JobPaths, run: str | None = None) ->
     Raises:
         FormatError: a part of the journal does not decode.
     """
-    for one in list_runs(store, paths):
-        if run is not None and one.name != run:
-            continue
-        for path, at_micros, lines in _batches(store, paths.journal / one.name):
-            with known_fields(b'{"version":1}', path):
-                for name, size, etag, outcome in lines:
-                    yield Entry(
-                        run=one.name,
-                        owner=one.owner,
-                        at_micros=at_micros,
-                        kind=one.kind,
-                        plan=one.plan,
-                        path=StatePath(name),
-                        size_bytes=size,
-                        etag=etag,
-                        outcome=str(outcome),
-                    )
+    for one in _found(store, paths):
+        if run is None or one.run.name == run:
+            yield from _entries(store, paths.journal, one)
 
 
-def _batches(
+def _entries(store: ObjectStore, journal: StatePath, found: _Found) -> Iterator[Entry]:
+    run = found.run
+    with known_fields(b'{"version":1}', journal / run.name):
+        for at_micros, name, size, etag, outcome in _lines(store, journal, found):
+            yield Entry(
+                run=run.name,
+                owner=run.owner,
+                at_micros=at_micros,
+                kind=run.kind,
+                plan=run.plan,
+                path=StatePath(name),
+                size_bytes=size,
+                etag=etag,
+                outcome=str(outcome),
+            )
+
+
+def _lines(store: ObjectStore, journal: StatePath, found: _Found) -> Iterator[Line]:
+    if found.archive is not None:
+        mine = found.archive.filter(pc.equal(found.archive["run"], found.run.name))
+        for one in runs_in(mine):
+            yield from one.lines
+        return
+    for _, at_micros, lines in batches_of(store, journal / found.run.name):
+        for name, size, etag, outcome in lines:
+            yield at_micros, name, size, etag, outcome
+
+
+def batches_of(
     store: ObjectStore, directory: StatePath
 ) -> Iterator[tuple[StatePath, int, list[list[Any]]]]:
+    """The batches of a run that has a directory of its own: each with its time and its lines."""
     for info in store.list_dir(directory).objects:
         if not info.path.name.removesuffix(".json").isdecimal():
             continue
@@ -222,18 +277,21 @@ def _batches(
         yield (info.path, *found)
 
 
-def finish_open_runs(store: ObjectStore, paths: JobPaths) -> int:
+def finish_open_runs(store: ObjectStore, directories: Iterable[StatePath]) -> int:
     """Look up what runs that died left open, and complete their entries.
+
+    Args:
+        directories: of the runs.
 
     Returns:
         How many objects had no outcome.
     """
     looked_up = 0
-    newest = sorted(store.list_dir(paths.journal).prefixes)[-_RUNS_LOOKED_AT:]
+    newest = sorted(directories)[-RUNS_LOOKED_AT:]
     for directory in newest:
         if store.head(directory / END) is not None:
             continue
-        for path, at_micros, lines in _batches(store, directory):
+        for path, at_micros, lines in batches_of(store, directory):
             looked_up += _complete(store, path, at_micros, lines)
         store.put(directory / END, encode_json({"version": VERSION, "died": 1}))
     return looked_up

@@ -1,0 +1,118 @@
+"""Runs of the journal that ended long ago, many in one file: it is kept for ever, and stays small.
+
+A run leaves a handful of small objects. Once some dozens have ended they are written as one
+Parquet file, read back, and only then do their own objects go. Stopped anywhere, every run is
+there, and none counts twice: what is in an archive is not looked for elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from arroyo_dagster.errors import FormatError, NotFoundError
+from arroyo_dagster.state.backend import delete_all
+from arroyo_dagster.state.codec.collecting import known_fields, number_of
+from arroyo_dagster.state.codec.journal import ArchivedRun, encode_archive, plans_in, runs_in
+from arroyo_dagster.state.local.journal import (
+    ARCHIVE,
+    END,
+    PLAN,
+    RUNS_LOOKED_AT,
+    batches_of,
+    read_archives,
+)
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import Listing, ObjectStore
+
+ARCHIVE_AFTER = 64
+"""So many runs that have ended are worth a file, besides the newest ones."""
+
+AT_ONCE = 2 * ARCHIVE_AFTER
+"""So many go into a file, at most."""
+
+MOST_OBJECTS = 5_000
+"""A run that took more has few objects for what it tells, and stays as it is."""
+
+
+def archive_runs(held: ObjectStore, paths: JobPaths, listed: Listing) -> int:
+    """Archive the oldest runs, if there are many.
+
+    Args:
+        held: the store, under the lease.
+        listed: the journal, one level of it.
+
+    Returns:
+        How many runs were archived.
+
+    Raises:
+        FormatError: a part of the journal does not decode, or reads back different; nothing of it
+            was removed.
+    """
+    waiting = sorted(listed.prefixes)[:-RUNS_LOOKED_AT]
+    if len(waiting) < ARCHIVE_AFTER:
+        return 0
+    archives = read_archives(held, [info.path for info in listed.objects])
+    known = {name for table in archives.values() for name in plans_in(table)}
+    _remove(held, [path for path in waiting if path.name in known])
+    fresh = [path for path in waiting if path.name not in known]
+    done = 0
+    for at in range(0, len(fresh), AT_ONCE):
+        read = concurrently(lambda path: _ended(held, path), fresh[at : at + AT_ONCE])
+        runs = [run for run in read if run is not None]
+        if len(runs) >= ARCHIVE_AFTER:
+            _write(held, paths, runs)
+            _remove(held, [paths.journal / run.name for run in runs])
+            done += len(runs)
+    return done
+
+
+def _ended(store: ObjectStore, directory: StatePath) -> ArchivedRun | None:
+    """A run; None if it is too large, has not ended, or is not there in full."""
+    try:
+        plan = store.read(directory / PLAN)
+        with known_fields(plan, directory / PLAN) as fields:
+            if number_of(fields["objects"]) > MOST_OBJECTS:
+                return None
+        end = store.read(directory / END)
+    except NotFoundError:
+        return None
+    batches = list(batches_of(store, directory))
+    # Numbered without a gap: a listing that was cut short hides none.
+    names = [path.name for path, _, _ in batches]
+    if names != [_batch(number) for number in range(1, len(names) + 1)]:
+        return None
+    if store.head(directory / _batch(len(names) + 1)) is not None:
+        return None
+    lines = tuple((at, *line) for _, at, part in batches for line in part)
+    return ArchivedRun(
+        name=directory.name,
+        plan=plan.decode(),
+        end=end.decode(),
+        lines=lines,
+    )
+
+
+def _batch(number: int) -> str:
+    return f"{number:06}.json"
+
+
+def _write(held: ObjectStore, paths: JobPaths, runs: Sequence[ArchivedRun]) -> None:
+    data = encode_archive(runs)
+    path = paths.journal / f"{runs[0].name}--{runs[-1].name}{ARCHIVE}"
+    held.put(path, data)
+    (table,) = read_archives(held, [path]).values()
+    if list(runs_in(table)) != list(runs):
+        raise FormatError(
+            "an archive of the journal reads back different from what was written",
+            path=path,
+            next_step="keep it and report it; nothing of the journal was removed",
+        )
+
+
+def _remove(held: ObjectStore, directories: Sequence[StatePath]) -> None:
+    found = concurrently(lambda path: held.list_dir(path).objects, directories)
+    # What began a run goes last: it is what shows that more of it may be there.
+    objects = [info.path for level in found for info in level]
+    delete_all(held, sorted(objects, key=lambda path: path.name == PLAN))
