@@ -52,6 +52,7 @@ class Process:
         fault_at: the call at which something happens to it; None for none.
         fault_on: instead: the first change of an object with this in its path.
         fault: `crash`, `crash-after`, `fail`, `fail-after`, `half` or `throttled`.
+        still: whether it has stood still for long; `followed`: whether a later run was started.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Process:
     dead: bool = False
     ended: bool = False
     still: bool = False
+    followed: bool = False
     through: bool = False
     result: Any = None
     error: BaseException | None = None
@@ -151,6 +153,7 @@ class World:
                     process.through = False
             elif micros >= STILL:
                 process.still = True
+                process.dead = process.followed
 
     def _maybe_jump(self) -> None:
         if self.chance.random() >= self._jumps:
@@ -162,11 +165,14 @@ class World:
         self.jump(micros, self.processes)
 
     def started(self, process: Process) -> None:
-        """A writer has raised the fence: older ones that stood still are dead by now."""
+        """A writer has raised the fence: older ones that stood still are dead by now, and those
+        that will stand still from now on are dead then.
+        """
+        process.followed = False
         for one in self.processes:
-            rival = one is not process and one.root == process.root and one.role in WRITERS
-            if rival and one.still:
-                one.dead = True
+            if one is not process and one.root == process.root and one.role in WRITERS:
+                one.followed = True
+                one.dead = one.dead or one.still
 
     def wait(self, process: Process, seconds: float) -> None:
         """A process waits for longer than any request takes."""
@@ -329,7 +335,8 @@ class World:
             bisect.insort(self._names, path)
         self.objects[path] = (bytes(data), self.now, self.number)
         self.taken_by_arroyo.discard(path)
-        if path.endswith("/current-generation.json") or "/_arroyo_dagster/writers/" in path:
+        leased = verb == "create" and "/_arroyo_dagster/writers/" in path
+        if leased or path.endswith("/current-generation.json"):
             self.started(process)
         self.watch(process, verb, path, before)
 
