@@ -52,7 +52,8 @@ class Process:
         fault_at: the call at which something happens to it; None for none.
         fault_on: instead: the first change of an object with this in its path.
         fault: `crash`, `crash-after`, `fail`, `fail-after`, `half` or `throttled`.
-        still: whether it has stood still for long; `followed`: whether a later run was started.
+        still: whether it has stood still for long.
+        runs, followed: whether it has started a run, and whether a later one was started since.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Process:
     dead: bool = False
     ended: bool = False
     still: bool = False
+    runs: bool = False
     followed: bool = False
     through: bool = False
     result: Any = None
@@ -168,10 +170,10 @@ class World:
         """A writer has raised the fence: older ones that stood still are dead by now, and those
         that will stand still from now on are dead then.
         """
-        process.followed = False
+        process.runs = True
         for one in self.processes:
             if one is not process and one.root == process.root and one.role in WRITERS:
-                one.followed = True
+                one.followed = one.runs
                 one.dead = one.dead or one.still
 
     def wait(self, process: Process, seconds: float) -> None:
