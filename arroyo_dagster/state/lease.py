@@ -261,7 +261,12 @@ def _give_back(store: ObjectStore, mine: Lease) -> None:
 
 def _create(store: ObjectStore, mine: Lease, expires_at_micros: int) -> bool:
     data = _encoded(mine, expires_at_micros)
-    return store.create(mine.path, data) or store.read(mine.path) == data
+    if store.create(mine.path, data):
+        return True
+    try:
+        return store.read(mine.path) == data
+    except NotFoundError:
+        return False  # an older one, which whoever came later has just removed
 
 
 def _write(store: ObjectStore, mine: Lease, *, expires_at_micros: int) -> None:

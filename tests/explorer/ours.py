@@ -475,7 +475,11 @@ def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: 
             yes=True,
             plan=plan,
             aside=what.aside,
-            pace=Pace(in_flight=what.in_flight, tries=2, sleep=lambda seconds: None),
+            pace=Pace(
+                in_flight=what.in_flight,
+                tries=2,
+                sleep=lambda seconds: world.wait(process, seconds),
+            ),
             owner=process.name,
             clock=world.clock,
         )

@@ -177,9 +177,11 @@ class World:
                 one.dead = one.dead or one.still
 
     def wait(self, process: Process, seconds: float) -> None:
-        """A process waits for longer than any request takes."""
-        self.jump(int(seconds * SECOND), [one for one in self.processes if one is not process])
-        self.wait_for_requests(process)
+        """A process waits; if for longer than any request takes, all have arrived then."""
+        micros = int(seconds * SECOND)
+        self.jump(micros, [one for one in self.processes if one is not process])
+        if micros > REQUEST:
+            self.wait_for_requests(process)
 
     def wait_for_requests(self, process: Process) -> None:
         """A run that has just been scheduled writes nothing for some seconds: what others have sent

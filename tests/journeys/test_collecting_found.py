@@ -277,6 +277,28 @@ def test_a_pin_waits_for_what_the_job_has_sent_before_it_could_see_it() -> None:
         assert waited == ([10.0] if epoch <= 6 else []), "6 has a parent that goes"
 
 
+def test_a_quarantine_waits_for_what_the_job_has_sent_before_it_could_see_it() -> None:
+    clock = Clock()
+    for store, expected in (
+        (some_epochs_kept(clock), []),
+        (kept_no_more(begun, 8, clock, **SMALL), [10.0]),
+    ):
+        waited: list[float] = []
+        pace = Pace(sleep=waited.append)
+        done = collect(store, PATHS, expiry(3), yes=True, aside=True, clock=clock, pace=pace)
+        assert done.quarantine
+        (aside,) = [one for one, _ in list_quarantines(store, PATHS)]
+        assert aside.needs, "nothing could be lost: this shows nothing"
+        assert waited == expected
+        undelete(store, PATHS, done.quarantine, yes=True, clock=clock)
+        whole(store, PATHS, *range(1, 9))
+
+
+def some_epochs_kept(clock: Clock) -> MemoryStore:
+    """A job that keeps all its epochs."""
+    return begun(8, clock, **SMALL)
+
+
 def test_a_job_s_own_cleaning_up_looks_for_pins_until_it_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

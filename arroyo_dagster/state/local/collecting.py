@@ -139,7 +139,7 @@ def _carried_out(
         if not chosen.objects:
             delete_all(held, [paths.removal] if chosen.kind is PlanKind.DEAD_JOB else [])
             return GcOutcome(plan=chosen, done=False, deleted=0, size_bytes=0, open_entries=opened)
-        moving = Aside.begin(held, chosen, owner, now) if aside else None
+        moving = Aside.begin(held, chosen, owner, now, pace.sleep) if aside else None
         name = None if moving is None else moving.name
         journal = Journal.of_plan(held, chosen, owner, now, name)
         if chosen.kind is PlanKind.DEAD_JOB:

@@ -6,6 +6,7 @@ As long as it is there, what its epochs list and was not moved with them stays, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
@@ -17,10 +18,10 @@ from arroyo_dagster.state.codec.collecting import (
     moved_from_json,
 )
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
-from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease
 from arroyo_dagster.state.local.gc_plans import Clock, wall_clock
 from arroyo_dagster.state.local.journal import Journal
-from arroyo_dagster.state.local.retained import put_retained
+from arroyo_dagster.state.local.retained import may_be_going, put_retained
 from arroyo_dagster.state.local.roots_read import Reader
 from arroyo_dagster.state.model.collecting import (
     GRACE_FLOOR_MICROS,
@@ -51,11 +52,20 @@ class Aside:
     name: str
 
     @classmethod
-    def begin(cls, held: ObjectStore, plan: GcPlan, owner: str, now_micros: int) -> Aside:
+    def begin(
+        cls,
+        held: ObjectStore,
+        plan: GcPlan,
+        owner: str,
+        now_micros: int,
+        sleep: Callable[[float], None],
+    ) -> Aside:
         """Begin a quarantine: from here on what it needs stays.
 
         Args:
             held: the store, under the lease.
+            sleep: how to wait for what the job itself may have sent to be deleted before it could
+                see that.
         """
         name = f"{now_micros:017}-{plan.digest[:12]}"
         steps = (plan.data, plan.records, plan.metadata)
@@ -73,6 +83,8 @@ class Aside:
             plan.paths,
             lambda kept: replace(kept, quarantines=(*kept.quarantines, name)),
         )
+        if found.needs and may_be_going(held, plan.paths):
+            sleep(ON_ITS_WAY_SECONDS)
         return cls(held, plan.paths, name)
 
     def copy(self, number: int, batch: list[Stored]) -> None:

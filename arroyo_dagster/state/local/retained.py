@@ -19,6 +19,9 @@ from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.store import ObjectStore
 
+ANY = Epoch(0)
+"""Whichever epoch."""
+
 
 def read_retained(store: ObjectStore, paths: JobPaths) -> Retained:
     """What stays of a job besides its newest epochs.
@@ -60,7 +63,7 @@ def pin_epoch(
     found = change_retained(store, paths, add, owner=owner, clock=clock)
     try:
         backend.prepare_checkpoint_load(epoch)
-        if _may_be_going(store, paths, epoch):
+        if may_be_going(store, paths, epoch):
             sleep(ON_ITS_WAY_SECONDS)
             backend.prepare_checkpoint_load(epoch)
     except (NotFoundError, FormatError, ProtocolError):
@@ -69,11 +72,12 @@ def pin_epoch(
     return found
 
 
-def _may_be_going(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> bool:
-    """Whether a job of ours may be removing an epoch, or its parent, without having seen the pin.
+def may_be_going(store: ObjectStore, paths: JobPaths, epoch: Epoch = ANY) -> bool:
+    """Whether a job of ours may be removing an epoch, or its parent, without having seen that it
+    stays now.
 
-    Asked behind the pin: a newest epoch that keeps them says that no cleanup which takes them has
-    looked for pins yet.
+    Asked once that is written: a newest epoch that keeps both says that no cleanup which takes
+    them has looked at what stays. If it may, let `ON_ITS_WAY_SECONDS` pass.
     """
     try:
         newest = newest_root(store, paths)

@@ -135,6 +135,25 @@ def test_a_lost_answer_to_the_create_is_found_out() -> None:
         assert held.lease.token == 1
 
 
+def test_an_older_number_that_is_removed_just_then_is_not_won() -> None:
+    class Vanishing(MemoryStore):
+        def create(self, path: StatePath, data: bytes) -> bool:
+            found = super().create(path, data)
+            if not found:
+                self.delete_many([path])
+            return found
+
+    store, clock = Vanishing(), Clock()
+    leased(store, clock, 3)
+    dead = lease(store, PATHS, "one", clock=clock)
+    dead.__enter__()
+    older = PATHS.leases / "0000000002.json"
+    store.put(older, store.read(PATHS.leases / "0000000003.json"))
+    cut = Hiding(store, lambda path: path.endswith(("0000000003.json", "0000000004.json")))
+    with pytest.raises(ConflictError, match="else maintains the job"):
+        lease(cut, PATHS, "two", clock=clock).__enter__()
+
+
 def test_old_leases_do_not_pile_up() -> None:
     store = MemoryStore()
     leased(store, Clock(), 6)
