@@ -36,7 +36,8 @@ from arroyo_dagster.state.storage.wrappers import MUTATING, Wrapper
 
 T = TypeVar("T")
 LEASE_SECONDS = 60.0
-ON_ITS_WAY_SECONDS = LEASE_SECONDS / 6
+_MARGIN = 6
+ON_ITS_WAY_SECONDS = LEASE_SECONDS / _MARGIN
 """What was sent to a store has arrived after so long, or never does: the margin of a lease."""
 
 _NEWEST = "newest.json"
@@ -207,7 +208,7 @@ def _named_token(store: ObjectStore, directory: StatePath) -> int:
 def _own_time(micros: int) -> int:
     """For how long the holder counts on a lease. It ends a little early: what is on its way to the
     store then still arrives in time."""
-    return micros * 5 // 6
+    return micros * (_MARGIN - 1) // _MARGIN
 
 
 def _acquire(

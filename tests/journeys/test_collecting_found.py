@@ -280,7 +280,7 @@ def test_a_pin_waits_for_what_the_job_has_sent_before_it_could_see_it() -> None:
 def test_a_quarantine_waits_for_what_the_job_has_sent_before_it_could_see_it() -> None:
     clock = Clock()
     for store, expected in (
-        (some_epochs_kept(clock), []),
+        (begun(8, clock, **SMALL), []),
         (kept_no_more(begun, 8, clock, **SMALL), [10.0]),
     ):
         waited: list[float] = []
@@ -292,11 +292,6 @@ def test_a_quarantine_waits_for_what_the_job_has_sent_before_it_could_see_it() -
         assert waited == expected
         undelete(store, PATHS, done.quarantine, yes=True, clock=clock)
         whole(store, PATHS, *range(1, 9))
-
-
-def some_epochs_kept(clock: Clock) -> MemoryStore:
-    """A job that keeps all its epochs."""
-    return begun(8, clock, **SMALL)
 
 
 def test_a_job_s_own_cleaning_up_looks_for_pins_until_it_has_ended(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 import pyarrow as pa
 
@@ -54,8 +57,8 @@ def encode_archive(runs: Iterable[ArchivedRun]) -> bytes:
     return encode_rows(pa.Table.from_arrays(arrays, schema=SCHEMA))
 
 
-def decode_archive(data: bytes, path: str) -> pa.Table:
-    """Read such a file: columns as in `SCHEMA`.
+def decode_archive(data: bytes, path: str) -> list[ArchivedRun]:
+    """Read such a file.
 
     Raises:
         FormatError: it is none, or of a later release.
@@ -74,25 +77,11 @@ def decode_archive(data: bytes, path: str) -> pa.Table:
             path=path,
             next_step="use a release of arroyo-dagster that knows it; nothing was removed",
         )
-    return table
+    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    return [_run_of(list(mine)) for _, mine in itertools.groupby(rows, itemgetter(0))]
 
 
-def plans_in(table: pa.Table) -> dict[str, str]:
-    """The runs in a part of the journal, in their order, and the plan with which each began."""
-    firsts = table.group_by("run", use_threads=False).aggregate([("plan", "first")])
-    return dict(zip(firsts["run"].to_pylist(), firsts["plan_first"].to_pylist(), strict=True))
-
-
-def runs_in(table: pa.Table) -> Iterator[ArchivedRun]:
-    """The same runs, with all that is known of them."""
-    columns = [table[name].to_pylist() for name in table.column_names]
-    rows = list(zip(*columns, strict=True))
-    begins = [at for at in range(len(rows)) if at == 0 or rows[at][0] != rows[at - 1][0]]
-    for first, last in zip(begins, [*begins[1:], len(rows)], strict=True):
-        yield _run_of(rows[first:last])
-
-
-def _run_of(rows: Sequence[tuple[object, ...]]) -> ArchivedRun:
+def _run_of(rows: Sequence[tuple[Any, ...]]) -> ArchivedRun:
     name, plan, end = rows[0][:3]
     lines = tuple(row[3:] for row in rows if row[4] is not None)
-    return ArchivedRun(name=name, plan=plan, end=end, lines=lines)  # type: ignore[arg-type]
+    return ArchivedRun(name=name, plan=plan, end=end, lines=lines)

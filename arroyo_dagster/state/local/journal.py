@@ -12,12 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.state.codec.collecting import VERSION, known_fields, number_of
-from arroyo_dagster.state.codec.journal import Line, decode_archive, plans_in, runs_in
+from arroyo_dagster.state.codec.journal import ArchivedRun, Line, decode_archive
 from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.collecting import GcPlan
 from arroyo_dagster.state.model.ids import StatePath
@@ -145,11 +142,16 @@ class Journal:
             for one in objects
         ]
         now = self._begun + time.monotonic_ns() // 1000
-        _write_batch(self._store, self._at / f"{number:06}.json", now, lines)
+        _write_batch(self._store, self._at / batch_name(number), now, lines)
 
     def end(self, counts: Mapping[str, int]) -> None:
         """Say that the run came to its end, with what it did."""
         self._store.put(self._at / END, encode_json({"version": VERSION, **counts}))
+
+
+def batch_name(number: int) -> str:
+    """What the object of a batch is called; they are numbered from 1, without a gap."""
+    return f"{number:06}.json"
 
 
 def _write_batch(
@@ -173,29 +175,31 @@ class _Found:
     """A run, and where it lies: in a directory of its own, or with others in an archive."""
 
     run: Run
-    archive: pa.Table | None = None
+    archived: ArchivedRun | None = None
 
 
 def _found(store: ObjectStore, paths: JobPaths) -> list[_Found]:
     listed = store.list_dir(paths.journal)
     archives = read_archives(store, [info.path for info in listed.objects])
     found = {
-        name: _Found(_run_of(name, plan.encode(), path, ended=True), table)
-        for path, table in archives.items()
-        for name, plan in plans_in(table).items()
+        one.name: _Found(_run_of(one.name, one.plan.encode(), path, ended=True), one)
+        for path, runs in archives.items()
+        for one in runs
     }
     # Of one that was archived the directory may not have gone yet.
     own = [path for path in listed.prefixes if path.name not in found]
-    runs = concurrently(lambda path: _run(store, path), own)
-    found.update((run.name, _Found(run)) for run in runs if run is not None)
+    others = concurrently(lambda path: _run(store, path), own)
+    found.update((run.name, _Found(run)) for run in others if run is not None)
     return [found[name] for name in sorted(found)]
 
 
-def read_archives(store: ObjectStore, objects: Iterable[StatePath]) -> dict[StatePath, pa.Table]:
+def read_archives(
+    store: ObjectStore, objects: Iterable[StatePath]
+) -> dict[StatePath, list[ArchivedRun]]:
     """The archives among the objects of a journal, in order of their names, and what they hold."""
     paths = sorted(path for path in objects if path.name.endswith(ARCHIVE))
-    tables = concurrently(lambda path: decode_archive(store.read(path), path), paths)
-    return dict(zip(paths, tables, strict=True))
+    runs = concurrently(lambda path: decode_archive(store.read(path), path), paths)
+    return dict(zip(paths, runs, strict=True))
 
 
 def _run(store: ObjectStore, directory: StatePath) -> Run | None:
@@ -255,10 +259,8 @@ def _entries(store: ObjectStore, journal: StatePath, found: _Found) -> Iterator[
 
 
 def _lines(store: ObjectStore, journal: StatePath, found: _Found) -> Iterator[Line]:
-    if found.archive is not None:
-        mine = found.archive.filter(pc.equal(found.archive["run"], found.run.name))
-        for one in runs_in(mine):
-            yield from one.lines
+    if found.archived is not None:
+        yield from found.archived.lines
         return
     for _, at_micros, lines in batches_of(store, journal / found.run.name):
         for name, size, etag, outcome in lines:

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from arroyo_dagster.errors import FormatError, NotFoundError
 from arroyo_dagster.state.backend import delete_all
 from arroyo_dagster.state.codec.collecting import known_fields, number_of
-from arroyo_dagster.state.codec.journal import ArchivedRun, encode_archive, plans_in, runs_in
+from arroyo_dagster.state.codec.journal import ArchivedRun, encode_archive
 from arroyo_dagster.state.local.journal import (
     ARCHIVE,
     END,
     PLAN,
     RUNS_LOOKED_AT,
+    batch_name,
     batches_of,
     read_archives,
 )
@@ -54,17 +55,17 @@ def archive_runs(held: ObjectStore, paths: JobPaths, listed: Listing) -> int:
     if len(waiting) < ARCHIVE_AFTER:
         return 0
     archives = read_archives(held, [info.path for info in listed.objects])
-    known = {name for table in archives.values() for name in plans_in(table)}
+    known = {run.name for runs in archives.values() for run in runs}
     _remove(held, [path for path in waiting if path.name in known])
     fresh = [path for path in waiting if path.name not in known]
     done = 0
     for at in range(0, len(fresh), AT_ONCE):
         read = concurrently(lambda path: _ended(held, path), fresh[at : at + AT_ONCE])
-        runs = [run for run in read if run is not None]
-        if len(runs) >= ARCHIVE_AFTER:
-            _write(held, paths, runs)
-            _remove(held, [paths.journal / run.name for run in runs])
-            done += len(runs)
+        ended = [run for run in read if run is not None]
+        if len(ended) >= ARCHIVE_AFTER:
+            _write(held, paths, ended)
+            _remove(held, [paths.journal / run.name for run in ended])
+            done += len(ended)
     return done
 
 
@@ -81,9 +82,9 @@ def _ended(store: ObjectStore, directory: StatePath) -> ArchivedRun | None:
     batches = list(batches_of(store, directory))
     # Numbered without a gap: a listing that was cut short hides none.
     names = [path.name for path, _, _ in batches]
-    if names != [_batch(number) for number in range(1, len(names) + 1)]:
+    if names != [batch_name(number) for number in range(1, len(names) + 1)]:
         return None
-    if store.head(directory / _batch(len(names) + 1)) is not None:
+    if store.head(directory / batch_name(len(names) + 1)) is not None:
         return None
     lines = tuple((at, *line) for _, at, part in batches for line in part)
     return ArchivedRun(
@@ -94,16 +95,11 @@ def _ended(store: ObjectStore, directory: StatePath) -> ArchivedRun | None:
     )
 
 
-def _batch(number: int) -> str:
-    return f"{number:06}.json"
-
-
-def _write(held: ObjectStore, paths: JobPaths, runs: Sequence[ArchivedRun]) -> None:
+def _write(held: ObjectStore, paths: JobPaths, runs: list[ArchivedRun]) -> None:
     data = encode_archive(runs)
     path = paths.journal / f"{runs[0].name}--{runs[-1].name}{ARCHIVE}"
     held.put(path, data)
-    (table,) = read_archives(held, [path]).values()
-    if list(runs_in(table)) != list(runs):
+    if read_archives(held, [path])[path] != runs:
         raise FormatError(
             "an archive of the journal reads back different from what was written",
             path=path,
