@@ -19,6 +19,8 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state import backend as backend_module
 from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.codec.references import operator_references
 from arroyo_dagster.state.local.collecting import collect
 from arroyo_dagster.state.local.collecting_steps import Pace
 from arroyo_dagster.state.local.directory import JobDirectory
@@ -52,8 +54,9 @@ from tests.collecting import (
     without_ours,
 )
 from tests.explorer import mutants
-from tests.fleets import Written, legacy_job
+from tests.fleets import OPERATOR, Written, legacy_job
 from tests.jobs import copied
+from tests.journeys.test_collecting_refused import refused
 from tests.journeys.test_collecting_refused import (
     test_a_job_that_starts_while_it_is_collected_stops_the_collection as stopped_by_a_start,
 )
@@ -209,22 +212,51 @@ def test_epochs_of_the_legacy_layout_that_no_listing_shows_are_found_out(hidden:
             plan_collection(seen, paths, asked, now_micros=clock())
 
 
-def test_what_a_run_of_before_ignore_state_has_left_is_no_gap_that_stops_everything() -> None:
+def left_behind(clock: Clock, *, min_epoch: int, half: bool) -> tuple[MemoryStore, JobPaths]:
+    """Thirty epochs of Arroyo's, of which its cleaning up has removed those from 6 to 17.
+
+    Args:
+        min_epoch: the oldest epoch that the newest says is kept.
+        half: of epoch 10 the metadata of its operator has stayed.
+    """
+    store, paths = MemoryStore(clock=clock), legacy_job("j")
+    Written(store, paths, start=clock.micros, keep=2).epochs(30)
+    stays = paths.operator_metadata(OPERATOR, Epoch(10)) if half else None
+    for number in range(6, 18):
+        found = store.list(paths.checkpoint(Epoch(number)))
+        names = [info.path for info in found if info.path.name == "metadata"]
+        store.delete_many([name for name in names if name != stays])
+    newest = paths.legacy_metadata(Epoch(30))
+    head = metadata.decode_legacy_checkpoint(store.read(newest), newest)
+    said = replace(head, min_epoch=Epoch(min_epoch))
+    store.put(newest, metadata.encode_legacy_checkpoint(said))
+    return store, paths
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_what_a_run_of_before_ignore_state_has_left_is_no_gap_that_stops_everything(
+    half: bool,
+) -> None:
     """Arroyo goes on with the next number, keeps ten epochs, and leaves the old run's behind."""
     clock = Clock()
-    store, paths = MemoryStore(clock=clock), legacy_job("j")
-    job = Written(store, paths, start=clock.micros, keep=2)
-    job.epochs(30)
-    gone = [number for number in range(6, 18) if store.head(paths.legacy_metadata(Epoch(number)))]
-    for number in gone:
-        found = store.list(paths.checkpoint(Epoch(number)))
-        store.delete_many([info.path for info in found if info.path.name == "metadata"])
+    store, paths = left_behind(clock, min_epoch=18, half=half)
     said = {"j": "stopped"}
     plan = plan_collection(store, paths, expiry(2, **said), now_micros=clock())
     assert plan.epochs == (1, 2, 3, 4, 5, 18)
     collect(store, paths, expiry(2, **said), yes=True, clock=clock, pace=QUICK)
     assert ParquetBackend(store, paths).epochs() == list(range(19, 31))
     whole(store, paths, *range(19, 31))
+    if half:
+        left = paths.operator_metadata(OPERATOR, Epoch(10))
+        files = operator_references(store.read(left), left).files
+        assert len(files) == 2
+        assert all(store.head(path) for path in files), "what nobody has decided about stays"
+
+
+def test_metadata_in_a_gap_that_no_cleaning_up_explains_is_refused() -> None:
+    clock = Clock()
+    store, paths = left_behind(clock, min_epoch=10, half=True)
+    refused(store, paths, expiry(2, j="stopped"), clock, "a gap in the chain of epochs: 5 is there")
 
 
 def test_a_collector_that_does_not_ask_again_is_found_out() -> None:

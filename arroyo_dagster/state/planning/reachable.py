@@ -87,8 +87,10 @@ def _may_follow_a_gap(roots: Roots, epoch: Epoch, newer: Epoch) -> bool:
     """Whether what lay between this epoch and the next newer one may have gone by right."""
     if roots.paths.layout is Layout.LEGACY and not roots.ours:
         # A run that ignored the state leaves what is older as it is (arroyo-state.md 9.6): then
-        # nothing at all is between them, which was seen by looking, not by a listing alone.
-        return not any(epoch < one.epoch < newer for one in roots.attempts)
+        # nothing at all is between them, which was seen by looking, not by a listing alone. What a
+        # cleanup that died leaves of an epoch below its `min_epoch` counts as nothing; it stays.
+        kept = max(epoch + 1, roots.head.min_epoch)
+        return not any(kept <= one.epoch < newer for one in roots.attempts)
     pinned = roots.retained.ever_pinned
     # Below a pinned epoch lies its parent's metadata, and what a collection has not finished.
     return any(pin >= epoch for pin in pinned)
