@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -15,7 +15,7 @@ from arroyo_dagster.state.local.gc_plans import GcRequest
 from arroyo_dagster.state.local.verify import verify_job
 from arroyo_dagster.state.model.collecting import GRACE_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
@@ -109,6 +109,13 @@ class Hiding(Wrapper):
             objects=tuple(info for info in found.objects if not self._hides(info.path)),
             prefixes=tuple(path for path in found.prefixes if not self._hides(path)),
         )
+
+
+def hiding(store: ObjectStore, paths: JobPaths, epochs: Collection[int]) -> Hiding:
+    """A store whose listings show nothing of these epochs."""
+    name = paths.checkpoint if paths.layout is Layout.LEGACY else paths.epoch_record
+    roots = [name(Epoch(n)) for n in epochs]
+    return Hiding(store, lambda path: any(f"{path}/".startswith(f"{root}/") for root in roots))
 
 
 # ---- the truth -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, runtime_checkable
@@ -137,6 +137,7 @@ class ParquetBackend(BackendReader):
         self.generation = generation
         self.clock = clock
         self._own_manifest: GenerationManifest | None = None
+        self._written: Epoch | None = None
 
     def name(self) -> str:
         """`parquet`, as Arroyo's metadata says."""
@@ -186,16 +187,7 @@ class ParquetBackend(BackendReader):
 
     def _start_legacy(self) -> Started:
         self._sole_writer().check()
-        epochs = self.epochs()
-        unlisted = self.unlisted_behind(epochs[-1] if epochs else Epoch(0))
-        if unlisted:
-            raise ProtocolError(
-                f"the listing is incomplete: epoch {unlisted[-1]} is there and was not listed",
-                job=self.paths.job,
-                path=self.paths.legacy_metadata(unlisted[-1]),
-                next_step="check the store, or what lies between it and here, then start the job "
-                "again: an older epoch was not restored in its place, and nothing was written",
-            )
+        epochs = self.every_epoch()
         restored = self._load_legacy(epochs[-1]) if epochs else None
         committing = restored is not None and restored.state is CheckpointState.COMMITTING
         return Started(None, restored, committing)
@@ -343,6 +335,7 @@ class ParquetBackend(BackendReader):
         path = self.paths.legacy_metadata(checkpoint.epoch)
         if not self.store.create(path, metadata.encode_legacy_checkpoint(checkpoint)):
             self._rewrite_min_epoch(path, checkpoint)
+        self._written = checkpoint.epoch
         return path
 
     def _check_complete(self, checkpoint: LegacyCheckpoint) -> None:
@@ -421,6 +414,7 @@ class ParquetBackend(BackendReader):
         # Whoever was fenced meanwhile may have made an epoch that has come and gone already. It
         # must not commit; a newer run finds the epoch, if it is one, and finishes it.
         self.check_fence()
+        self._written = manifest.epoch
         return Published(ref, manifest)
 
     def _check_ours(self, manifest: Manifest) -> None:
@@ -523,29 +517,34 @@ class ParquetBackend(BackendReader):
 
     def _planned_expiry(self, min_epoch: Epoch) -> tuple[ExpirePlan, Retained]:
         """The plan, and what it knows to stay besides the newest epochs."""
-        history = self._whole_history(min_epoch)
-        retained = self.retained()
-        if self.paths.layout is Layout.LEGACY:
-            # A pinned epoch stays as well: what it lists must be known in full.
-            pinned = retained.pinned
-            history = [self._load_legacy(c.epoch) if c.epoch in pinned else c for c in history]
-        plan = plan_expire(
-            self.paths,
-            history,
-            min_epoch,
-            pinned=retained.pinned,
-            needed=self._needed_aside(retained),
-        )
+        retained, needed = self._retained_in_full()
+        history = self._whole_history(min_epoch, retained.pinned)
+        pinned = retained.pinned
+        plan = plan_expire(self.paths, history, min_epoch, pinned=pinned, needed=needed)
         return plan, retained
 
-    def _whole_history(self, min_epoch: Epoch) -> list[Checkpoint]:
-        """What a kept epoch lists must be known in full before anything may go."""
-        epochs = sorted(self.epochs(), reverse=True)
-        while epochs:
+    def _retained_in_full(self) -> tuple[Retained, frozenset[StatePath]]:
+        """What stays besides the newest epochs, and what epochs in quarantine need of the rest."""
+        retained = self.retained()
+        while True:
             try:
-                return self.load_history(oldest_kept(epochs, min_epoch, self.paths.layout))
+                return retained, self._needed_aside(retained)
             except NotFoundError:
-                before, epochs = epochs, sorted(self.epochs(), reverse=True)
+                before, retained = retained, self.retained()
+                if retained == before:
+                    raise  # else somebody else has purged a quarantine meanwhile
+
+    def _whole_history(self, min_epoch: Epoch, pinned: Collection[Epoch]) -> list[Checkpoint]:
+        """What a kept epoch lists must be known in full before anything may go."""
+        named = {*pinned, *(() if self._written is None else (self._written,))}
+        epochs = self.every_epoch(named)
+        while epochs:
+            keep_from = oldest_kept(epochs[::-1], min_epoch, self.paths.layout)
+            whole = {epoch for epoch in epochs if epoch >= keep_from or epoch in pinned}
+            try:
+                return self.load_history(epochs, whole=whole)
+            except NotFoundError:
+                before, epochs = epochs, self.every_epoch(named)
                 if epochs == before:
                     raise  # else somebody else has let some expire while they were read
         return []
@@ -574,7 +573,7 @@ class ParquetBackend(BackendReader):
 
     def note_min_epoch(self, min_epoch: Epoch) -> None:
         """Let the newest epoch say which is the oldest that is left, as Arroyo's cleanup does."""
-        newest = self.paths.legacy_metadata(self.epochs()[-1])
+        newest = self.paths.legacy_metadata(self.every_epoch()[-1])
         head = self._read(newest, metadata.decode_legacy_checkpoint)
         if head.min_epoch < min_epoch:
             changed = replace(head, min_epoch=min_epoch)

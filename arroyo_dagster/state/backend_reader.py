@@ -58,7 +58,7 @@ _T = TypeVar("_T")
 
 
 BEYOND = 8
-"""So many numbers after the newest epoch are looked at, in case a listing was cut short."""
+"""So many numbers behind an epoch, and before it, are looked at where a listing shows none."""
 
 
 class BackendReader:
@@ -81,9 +81,32 @@ class BackendReader:
             listed = self.store.list_dir(self.paths.epochs).objects
             found = (parse_epoch_record(info.path.name) for info in listed)
             return sorted(epoch for epoch in found if epoch is not None)
-        numbers = self.checkpoint_dirs()
-        heads = concurrently(lambda e: self.store.head(self.paths.legacy_metadata(e)), numbers)
-        return [epoch for epoch, info in zip(numbers, heads, strict=True) if info is not None]
+        return self._existing(self.checkpoint_dirs())
+
+    def exists(self, epoch: Epoch) -> bool:
+        """Whether there is such an epoch: by its name, which no listing can hide."""
+        legacy = self.paths.layout is Layout.LEGACY
+        root = self.paths.legacy_metadata if legacy else self.paths.epoch_record
+        return self.store.head(root(epoch)) is not None
+
+    def every_epoch(self, named: Collection[Epoch] = ()) -> list[Epoch]:
+        """As `epochs`, with what a listing that was cut short does not show: where it shows none,
+        behind the newest and before each epoch that follows none, numbers are looked at by name.
+
+        Args:
+            named: epochs that are known of otherwise, if they are there.
+        """
+        found = {*self.epochs()}
+        found.update(self._existing([epoch for epoch in named if epoch not in found]))
+        asked: set[Epoch] = set()
+        while wanted := _beside(found) - asked:
+            found.update(self._existing(sorted(wanted)))
+            asked |= wanted
+        return sorted(found)
+
+    def _existing(self, epochs: Sequence[Epoch]) -> list[Epoch]:
+        there = concurrently(self.exists, epochs)
+        return [epoch for epoch, exists in zip(epochs, there, strict=True) if exists]
 
     def checkpoint_dirs(self, generation: WorkerGeneration | None = None) -> list[Epoch]:
         """The numbers of the checkpoint directories there are, ascending; one level is listed."""
@@ -100,8 +123,7 @@ class BackendReader:
             listed: numbers that need not be looked at.
         """
         behind = [Epoch(n) for n in range(newest + 1, newest + 1 + BEYOND) if n not in listed]
-        heads = concurrently(lambda e: self.store.head(self.paths.legacy_metadata(e)), behind)
-        return [epoch for epoch, info in zip(behind, heads, strict=True) if info is not None]
+        return self._existing(behind)
 
     def load(self, epoch: Epoch | None = None) -> Checkpoint:
         """Read one epoch with all its operators; the newest canonical one when None.
@@ -122,23 +144,25 @@ class BackendReader:
             )
         return self.load_checkpoint_metadata(epochs[-1])
 
-    def load_history(self, whole_from: Epoch | None = None) -> list[Checkpoint]:
-        """Read every epoch there is, newest first, those that a cleanup left half done included.
+    def load_history(
+        self, epochs: Iterable[Epoch] | None = None, *, whole: Collection[Epoch] = ()
+    ) -> list[Checkpoint]:
+        """Read epochs, newest first, those that a cleanup left half done included.
 
         Args:
-            whole_from: of this epoch and those after it no object may be missing; None = of none.
+            epochs: which; None = every one that a listing shows.
+            whole: of these no object may be missing.
 
         Raises:
             NotFoundError: one is.
             FormatError: an object does not decode.
         """
-        epochs = sorted(self.epochs(), reverse=True)
+        numbers = sorted(self.epochs() if epochs is None else epochs, reverse=True)
         if self.paths.layout is Layout.LEGACY:
-            whole = max(epochs, default=0) + 1 if whole_from is None else whole_from
             return concurrently(
-                lambda epoch: self._load_legacy(epoch, whole=epoch >= whole), epochs
+                lambda epoch: self._load_legacy(epoch, whole=epoch in whole), numbers
             )
-        history = concurrently(self.load_checkpoint_metadata, epochs)
+        history = concurrently(self.load_checkpoint_metadata, numbers)
         return [*history, *self.load_chain(history[-1])] if history else []
 
     def _parent_ref(self, checkpoint: Checkpoint) -> StatePath | None:
@@ -414,6 +438,15 @@ class BackendReader:
         except NotFoundError:
             return None
         return decode(data, path)
+
+
+def _beside(epochs: Collection[Epoch]) -> set[Epoch]:
+    """The numbers, of those that are no epochs, at which one may be that no listing has shown."""
+    first = (epoch for epoch in epochs if epoch - 1 not in epochs)
+    found = {n for epoch in first for n in range(max(0, epoch - BEYOND), epoch)}
+    newest = max(epochs, default=0)
+    found.update(range(newest + 1, newest + 1 + BEYOND))
+    return {Epoch(number) for number in found if number not in epochs}
 
 
 def decode_by_name(data: bytes, path: str) -> recovery.Record:

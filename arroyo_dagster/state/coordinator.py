@@ -187,7 +187,7 @@ class JobRun:
     def _check_layout(self) -> None:
         other = self.pipeline.other_layout
         try:
-            there = StateBackend(self.store, other).epochs()
+            there = StateBackend(self.store, other).every_epoch()
         except NotFoundError:
             return
         if there:
@@ -211,7 +211,7 @@ class JobRun:
 
     def _newest_epoch(self) -> Epoch | None:
         try:
-            return max(self.backend.epochs(), default=None)
+            return max(self.backend.every_epoch(), default=None)
         except NotFoundError:
             return None  # nothing was ever written below the URL: this is its first job
 
@@ -389,7 +389,7 @@ class JobRun:
     ) -> Checkpoint:
         """Write every operator's object, then the checkpoint's, which makes the epoch exist."""
         self.backend.check_fence()
-        if plan.epoch in self.backend.epochs():
+        if self.backend.exists(plan.epoch):
             raise ConflictError(
                 f"epoch {plan.epoch} exists already: another run wrote it",
                 job=self.pipeline.paths.job,

@@ -230,13 +230,13 @@ class Watch:
         self._aside[name] = {path for path in needs - moved if path in self.objects}
 
     def waiting(self) -> set[str]:
-        """What compactions have merged that wait for the writer."""
+        """What compactions have merged that wait for the writer: that no epoch lists yet."""
         below = f"{self.root}{OURS}compactions/"
         found: set[str] = set()
         for path, (data, _, _) in self.objects.items():
             if path.startswith(below):
                 found.update(_outputs(data))
-        return found
+        return found.difference(*self.epochs.values()) if found else found
 
     def undoable(self) -> set[str]:
         """What the newest epoch of a job of Arroyo's listed before it was rewritten in place."""

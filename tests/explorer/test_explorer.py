@@ -40,9 +40,10 @@ def _has_seen(endings: Counter[str]) -> None:
     schedules = endings["finished"] * 16
     for what in ("expiry: collected", "orphans: collected", "writer: done", "Arroyo: done"):
         assert endings[what] > schedules / 40, what
-    seldom = ("pin: pinned", "undelete: back", "expiry: crashed", "orphans: crashed")
-    for what in (*seldom, "rewriting: rewritten", "putting: put back"):
+    for what in ("pin: pinned", "undelete: back", "expiry: crashed", "orphans: crashed"):
         assert endings[what] > schedules / 200, what
+    for what in ("rewriting: rewritten", "putting: put back"):
+        assert endings[what] > schedules / 400, what
 
 
 QUICKLY = {

@@ -446,7 +446,7 @@ class Hands:
 
     def _cut(self, names: list[str]) -> list[str]:
         """A listing that lacks a part, where the seed wants one."""
-        if not self._world.cut_listings or self._process.role != "collector" or not names:
+        if not self._world.cut_listings or self._process.role == "arroyo" or not names:
             return names
         first = self._world.chance.randrange(len(names))
         last = first + self._world.chance.randrange(1, 30)

@@ -42,12 +42,12 @@ from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.collecting import (
     PATHS,
     Clock,
-    Hiding,
     Interrupted,
     begun,
     dead,
     directory,
     expiry,
+    hiding,
     kept_no_more,
     orphans,
     whole,
@@ -205,8 +205,7 @@ def test_epochs_of_the_legacy_layout_that_no_listing_shows_are_found_out(hidden:
     store, paths = MemoryStore(clock=clock), legacy_job("j")
     Written(store, paths, start=clock.micros, keep=2).epochs(15)
     clock.days(5)
-    directories = {f"/checkpoint-{number:07}/" for number in hidden}
-    seen = Hiding(WriteProtected(store), lambda path: any(one in f"{path}/" for one in directories))
+    seen = hiding(WriteProtected(store), paths, hidden)
     for asked in (expiry(2, j="stopped"), orphans(j="stopped")):
         with pytest.raises(ProtocolError, match="the listing is incomplete"):
             plan_collection(seen, paths, asked, now_micros=clock())
