@@ -324,7 +324,10 @@ def journal(job: str, run: str | None, url: str | None, as_json: bool) -> None:
 def undelete_command(
     job: str, quarantine: str | None, yes: bool, url: str | None, as_json: bool
 ) -> None:
-    """Bring back what was moved aside, byte for byte; without a name list what there is."""
+    """Bring back what was moved aside, byte for byte; without a name list what there is.
+
+    Takes ten seconds where the job keeps these epochs no more: it may be removing them just now.
+    """
     store = open_url(url) if yes else open_to_read(url)
     paths = _job(store, job)
     if quarantine is None:
@@ -339,7 +342,7 @@ def undelete_command(
         else:
             print_table(columns, lines)
         return
-    moved = undelete(store, paths, quarantine, yes=yes)
+    moved = undelete(store, paths, quarantine, yes=yes, sleep=_wait)
     if as_json:
         print_json({"done": yes, "objects": [moved_json(one) for one in moved]})
         return
@@ -385,7 +388,7 @@ def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: boo
 
 def _wait(seconds: float) -> None:
     click.echo(
-        f"its job keeps this epoch no more: {seconds:.0f} seconds for what may be on its way",
+        f"its job keeps such epochs no more: {seconds:.0f} seconds for what may be on its way",
         err=True,
     )
     time.sleep(seconds)

@@ -494,7 +494,8 @@ class ParquetBackend(BackendReader):
 
         Carries out the expire plan of `planning.gc`, without logic of its own. Stopped half way,
         the next call finishes it. What was pinned or moved aside meanwhile stays: that is looked
-        at before the first request to delete, and again whenever the last look is too old.
+        at before the first request to delete, and again whenever the last look is too old. While a
+        pinned epoch is not there, as when it is brought back, nothing goes.
 
         Raises:
             ProtocolError: `min_epoch` is newer than the newest checkpoint.
@@ -520,6 +521,9 @@ class ParquetBackend(BackendReader):
         retained, needed = self._retained_in_full()
         history = self._whole_history(min_epoch, retained.pinned)
         pinned = retained.pinned
+        if history and not pinned <= {one.epoch for one in history}:
+            # One is on its way back: what it lists is not known, so nothing goes.
+            min_epoch = min(min_epoch, history[-1].epoch)
         plan = plan_expire(self.paths, history, min_epoch, pinned=pinned, needed=needed)
         return plan, retained
 

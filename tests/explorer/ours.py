@@ -535,7 +535,15 @@ def bring_back(world: World, process: Process, paths: JobPaths, watch: Watch) ->
         names = read_retained(hands, paths).quarantines
         if not names:
             return "nothing"
-        moved = undelete(hands, paths, names[-1], yes=True, owner=process.name, clock=world.clock)
+        moved = undelete(
+            hands,
+            paths,
+            names[-1],
+            yes=True,
+            owner=process.name,
+            clock=world.clock,
+            sleep=lambda seconds: world.wait(process, seconds),
+        )
     except ArroyoStateError as error:
         kept = json.loads(world.objects[paths.retained][0]) if names else {}
         lost = isinstance(error, FormatError | NotFoundError)

@@ -321,8 +321,57 @@ def test_a_quarantine_waits_for_what_the_job_has_sent_before_it_could_see_it() -
         (aside,) = [one for one, _ in list_quarantines(store, PATHS)]
         assert aside.needs, "nothing could be lost: this shows nothing"
         assert waited == expected
-        undelete(store, PATHS, done.quarantine, yes=True, clock=clock)
+        undelete(store, PATHS, done.quarantine, yes=True, clock=clock, sleep=waited.append)
+        assert waited == expected * 2
         whole(store, PATHS, *range(1, 9))
+
+
+def set_aside(clock: Clock) -> tuple[MemoryStore, str]:
+    """A job whose first epochs lie in quarantine. The parent of the pinned one stays in name: it
+    lists files of theirs, and nothing needs them while they are away."""
+    store = kept_no_more(begun, 8, clock, **SMALL)
+    pin_epoch(store, PATHS, Epoch(5), clock=clock, sleep=clock.seconds)
+    done = collect(store, PATHS, expiry(3), yes=True, aside=True, clock=clock, pace=QUICK)
+    assert ParquetBackend(store, PATHS).epochs() == [4, 5, 6, 7, 8]
+    return store, str(done.quarantine)
+
+
+def test_a_job_s_own_cleaning_up_takes_nothing_that_is_brought_back_meanwhile() -> None:
+    clock = Clock()
+    start, name = set_aside(clock)
+    counted = Interrupted(copied(start, clock=clock))
+    ParquetBackend(counted, PATHS).expire_plan(Epoch(6))
+    for at in range(1, counted.calls + 2):
+        store = copied(start, clock=clock)
+
+        def bring_back(store: MemoryStore = store) -> None:
+            undelete(store, PATHS, name, yes=True, clock=clock, sleep=clock.seconds)
+
+        cleaning = ParquetBackend(Interrupted(store, at, bring_back), PATHS, clock=clock)
+        cleaning.cleanup_checkpoint(Epoch(6))
+        whole(store, PATHS, 1, 2, 3, 5, 6, 7, 8)
+
+
+def test_what_comes_back_does_so_beside_a_job_s_own_cleaning_up() -> None:
+    clock = Clock()
+    start, name = set_aside(clock)
+    counted = Interrupted(copied(start, clock=clock))
+    undelete(counted, PATHS, name, yes=True, clock=clock, sleep=clock.seconds)
+    ends = set()
+    for at in range(1, counted.calls + 1):
+        store = copied(start, clock=clock)
+
+        def clean_up(store: MemoryStore = store) -> None:
+            ParquetBackend(store, PATHS, clock=clock).cleanup_checkpoint(Epoch(6))
+
+        cut = Interrupted(store, at, clean_up)
+        undelete(cut, PATHS, name, yes=True, clock=clock, sleep=clock.seconds)
+        back = read_retained(store, PATHS).pinned
+        whole(store, PATHS, *back, 6, 7, 8)
+        clean_up()
+        whole(store, PATHS, *back, 6, 7, 8)
+        ends.add(tuple(sorted(back)))
+    assert ends == {(1, 2, 3, 5)}
 
 
 def test_a_job_s_own_cleaning_up_looks_for_pins_until_it_has_ended(

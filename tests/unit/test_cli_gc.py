@@ -111,7 +111,7 @@ def test_a_pin_says_why_it_takes_its_time(url: str, monkeypatch: pytest.MonkeyPa
     kept_no_more(run_word_job, open_store(url), **options, sinks=0, parallelism=1, max_epochs=6)
     assert run(url, "pin", "main", "5").stderr == ""
     assert waited == []
-    assert "keeps this epoch no more: 10 seconds" in run(url, "pin", "main", "2").stderr
+    assert "keeps such epochs no more: 10 seconds" in run(url, "pin", "main", "2").stderr
     assert waited == [10.0]
     assert [pin["epoch"] for pin in document(url, "pins", "main")] == [2, 5]
 

@@ -16,7 +16,7 @@ from arroyo_dagster.state.local.gc_plans import Clock, wall_clock
 from arroyo_dagster.state.local.roots import newest_root
 from arroyo_dagster.state.model.collecting import Pin, Retained
 from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.storage.store import ObjectStore
 
 ANY = Epoch(0)
@@ -79,11 +79,15 @@ def may_be_going(store: ObjectStore, paths: JobPaths, epoch: Epoch = ANY) -> boo
     Asked once that is written: a newest epoch that keeps both says that no cleanup which takes
     them has looked at what stays. If it may, let `ON_ITS_WAY_SECONDS` pass.
     """
+    if paths.layout is Layout.PROTOCOL and store.head(paths.current_generation) is None:
+        return False  # no run of the job has begun, or all of it was removed
     try:
         newest = newest_root(store, paths)
     except (NotFoundError, FormatError, ProtocolError):
         return True
-    return newest is None or (newest.ours and 1 < newest.min_epoch and epoch <= newest.min_epoch)
+    if newest is None:
+        return False
+    return newest.ours and 1 < newest.min_epoch and epoch <= newest.min_epoch
 
 
 def unpin_epochs(

@@ -4,6 +4,7 @@ all that it needs is there.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,11 +13,11 @@ from arroyo_dagster.state.backend import ParquetBackend, delete_all
 from arroyo_dagster.state.codec.metadata import decode_legacy_checkpoint
 from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
-from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease
 from arroyo_dagster.state.local.gc_plans import Clock, wall_clock
 from arroyo_dagster.state.local.journal import Journal
 from arroyo_dagster.state.local.quarantine import all_moved
-from arroyo_dagster.state.local.retained import put_retained
+from arroyo_dagster.state.local.retained import may_be_going, put_retained
 from arroyo_dagster.state.local.roots_read import Reader
 from arroyo_dagster.state.model.collecting import (
     Moved,
@@ -41,8 +42,12 @@ def undelete(
     yes: bool = False,
     owner: str = "arroyo-state gc undelete",
     clock: Clock = wall_clock,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> list[Moved]:
     """Bring back what was moved aside, byte for byte; epochs that come back are pinned.
+
+    A job of ours that keeps them no more may be finishing what an expiry has begun: then ten
+    seconds pass between the two, until what it has sent to the store has arrived.
 
     The copies stay until they are purged. An epoch of which something is neither there nor in the
     quarantine does not come back: another collection had taken it before, or takes it meanwhile.
@@ -79,6 +84,8 @@ def undelete(
         )
         pins = sorted({epoch for one in moved if (epoch := _epoch_of(paths, one)) is not None})
         put_retained(held, paths, lambda kept: _pinned(kept, pins, owner, now))
+        if pins and may_be_going(held, paths, pins[0]):
+            sleep(ON_ITS_WAY_SECONDS)
         missing = [one for one, is_there in zip(moved, there, strict=True) if not is_there]
         for group in _groups(paths, missing):
             concurrently(lambda one: _bring_back(held, one), group)
