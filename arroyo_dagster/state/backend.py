@@ -275,6 +275,8 @@ class ParquetBackend(BackendReader):
                 continue
             if not isinstance(found, recovery.Claim):
                 return found
+            # A newer run may have claimed this epoch long ago, and let it expire since.
+            self.check_fence()
             self._create_once(found.record_path, records.encode_epoch_record(found.record))
             del facts[found.record_path]
 

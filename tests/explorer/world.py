@@ -414,8 +414,20 @@ class Hands:
     def _create(self, path: str, data: bytes) -> bool:
         if path in self._world.objects:
             return False
+        if self._process.followed and self._claims_what_has_expired(path):
+            self._process.dead = True
+            raise Crash(self._process.name)
         self._world.write(self._process, "create", path, data)
         return True
+
+    def _claims_what_has_expired(self, path: str) -> bool:
+        """Whether the request has been on its way since before a later run published, and let this
+        epoch expire: what is not closed, and what no request takes.
+        """
+        directory, _, name = path.rpartition("/")
+        if not name.endswith(".record"):
+            return False
+        return any(other > path for other in self._world.below(f"{directory}/"))
 
     def head(self, path: StatePath) -> ObjectInfo | None:
         return self._world.call(self._process, "head", path, lambda: self._info(path))

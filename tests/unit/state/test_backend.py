@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import pyarrow as pa
 import pytest
@@ -46,7 +49,10 @@ from arroyo_dagster.state.storage import (
     ObjectStore,
     WriteProtected,
 )
+from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.jobs import copied, listing
+
+T = TypeVar("T")
 
 PATHS = JobPaths(JobId("j"), PipelineId("p"))
 LEGACY = JobPaths(JobId("j"))
@@ -349,6 +355,55 @@ def test_starts_take_numbers_without_gaps_even_where_the_fence_is_old() -> None:
     assert [started(store).generation for _ in range(3)] == [1, 2, 3]
     store.delete_many([PATHS.current_generation])
     assert started(store).generation == 4
+
+
+class _Calls(Wrapper):
+    """A store where something happens just before the k-th call; it notes what is created."""
+
+    def __init__(self, store: ObjectStore, at: int, then: Callable[[], object]) -> None:
+        super().__init__(store)
+        self.calls = 0
+        self.created_at: dict[str, int] = {}
+        self._at = at
+        self._then = then
+
+    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
+        self.calls += 1
+        if verb == "create":
+            self.created_at[path] = self.calls
+        if self.calls == self._at:
+            self._then()
+        return action()
+
+
+def test_a_start_claims_no_epoch_that_a_newer_run_has_let_expire() -> None:
+    """It has seen the manifest, and then no record: there is none any more."""
+    unclaimed = MemoryStore()
+    publish(started(unclaimed), 3)
+    record = PATHS.epoch_record(Epoch(3))
+    unclaimed.delete_many([record])
+
+    def run(at: int) -> tuple[_Calls, MemoryStore]:
+        store = copied(unclaimed)
+
+        def newer_run() -> None:
+            newer = ParquetBackend(store, PATHS)
+            base = newer.start().restored
+            for epoch in (4, 5):
+                newer.publish(manifest_of(newer, epoch, base))
+                base = newer.load(Epoch(epoch))
+            newer.cleanup_checkpoint(Epoch(5))
+
+        seen = _Calls(store, at, newer_run)
+        with contextlib.suppress(ConflictError):
+            started(seen)
+        return seen, store
+
+    claimed = run(0)[0].created_at[record]
+    for at in range(1, claimed):
+        seen, store = run(at)
+        assert record not in seen.created_at, f"the newer run came before call {at} of {claimed}"
+        assert ParquetBackend(store, PATHS).epochs() == [4, 5]
 
 
 # ---- cleaning up ---------------------------------------------------------------------------------
