@@ -99,7 +99,7 @@ class Watch:
         trap: how many epochs before the one that a start chooses Arroyo's cleaning up needs.
         restorable: the epoch that a start chooses, where somebody else decides that.
         pinned: epochs that somebody was told are pinned.
-        lifted: those that somebody has begun to unpin since.
+        lifted: those that somebody has begun, or ended, to unpin, in this order.
         epochs: what each epoch that exists needs.
         by_arroyo: what Arroyo itself has collected: it knows of no pins.
         dying: whether somebody has said that the job is gone.
@@ -117,7 +117,7 @@ class Watch:
     trap: int = 0
     restorable: Callable[[], int | None] = lambda: None
     pinned: set[int] = field(default_factory=set)
-    lifted: set[int] = field(default_factory=set)
+    lifted: list[int] = field(default_factory=list)
     epochs: dict[int, frozenset[str]] = field(default_factory=dict)
     clock: Callable[[], int] = lambda: 0
     by_arroyo: set[str] = field(default_factory=set)
@@ -283,6 +283,11 @@ class Watch:
         self._pin_parents()
         if lost and self.ours:
             raise Violation(f"epoch {lost[0]} was pinned, and is not whole")
+
+    def lift(self, epoch: int) -> None:
+        """Somebody unpins an epoch."""
+        self.lifted.append(epoch)
+        self.pin(self.pinned - {epoch})
 
     def _came_back(self, epoch: int) -> None:
         """An epoch of which files were moved aside, and its record was not."""

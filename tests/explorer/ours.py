@@ -494,7 +494,7 @@ def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: 
 
 def pin(world: World, process: Process, paths: JobPaths, watch: Watch, epoch: int) -> str:
     """Pin an epoch; once that is done it stays, unless somebody has lifted it meanwhile."""
-    watch.lifted.discard(epoch)
+    since = len(watch.lifted)
     try:
         pin_epoch(
             Hands(world, process),  # type: ignore[arg-type]
@@ -506,7 +506,7 @@ def pin(world: World, process: Process, paths: JobPaths, watch: Watch, epoch: in
         )
     except ArroyoStateError as error:
         return refused(error)
-    if epoch in watch.lifted:
+    if epoch in watch.lifted[since:]:
         return "lifted"
     watch.pin(watch.pinned | {epoch})
     return "pinned"
@@ -519,9 +519,9 @@ def unpin(world: World, process: Process, paths: JobPaths, watch: Watch) -> str:
         found = read_retained(hands, paths).pinned
         if not found:
             return "nothing"
-        watch.lifted.add(min(found))
-        watch.pin(watch.pinned - {min(found)})
+        watch.lift(min(found))
         unpin_epochs(hands, paths, [min(found)], owner=process.name, clock=world.clock)
+        watch.lift(min(found))  # somebody may have pinned it before, and have said so since
     except ArroyoStateError as error:
         return refused(error)
     return "unpinned"
@@ -531,6 +531,7 @@ def bring_back(world: World, process: Process, paths: JobPaths, watch: Watch) ->
     """Undelete what lies in the newest quarantine."""
     hands: Any = Hands(world, process)
     names: tuple[str, ...] = ()
+    since = len(watch.lifted)
     try:
         names = read_retained(hands, paths).quarantines
         if not names:
@@ -551,7 +552,8 @@ def bring_back(world: World, process: Process, paths: JobPaths, watch: Watch) ->
             raise Violation(f"{process.name}: {error}") from error
         return refused(error)
     heads = (RECORD.fullmatch(one.path) or LEGACY_HEAD.fullmatch(one.path) for one in moved)
-    watch.pin(watch.pinned | {int(found[2]) for found in heads if found})
+    back = {int(found[2]) for found in heads if found}
+    watch.pin(watch.pinned | back.difference(watch.lifted[since:]))
     return "back"
 
 
