@@ -14,7 +14,7 @@ from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import SKEW_MICROS, Roots
 from arroyo_dagster.state.model.directory import Absence, JobAnswer, JobCondition, JobFacts
 from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.reachable import refuse
 
 ASK = "say who knows: --arroyo-api, --arroyo-db or --say JOB=stopped; nothing was deleted"
@@ -204,8 +204,20 @@ def why_dead(paths: JobPaths, answer: JobAnswer, others: Sequence[JobAnswer], *,
     raise refuse(
         f"nothing proves that its pipeline is gone: {answer.reason}",
         paths,
-        next_step="ask the server that ran it, with another job of this URL known to it, or "
-        "--say JOB=gone; nothing was deleted",
+        next_step=_how_to_prove(paths),
+    )
+
+
+def _how_to_prove(paths: JobPaths) -> str:
+    """Which source can prove that a job is gone: the API lists no job of the legacy layout."""
+    if paths.layout is Layout.LEGACY:
+        return (
+            "pass --arroyo-db with the database of the cluster that ran it: in the legacy layout "
+            "only the database can tell; or --say JOB=gone; nothing was deleted"
+        )
+    return (
+        "ask the server that ran it, with another job of this URL known to it, or "
+        "--say JOB=gone; nothing was deleted"
     )
 
 

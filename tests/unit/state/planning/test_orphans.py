@@ -275,6 +275,16 @@ def test_less_than_a_no_proves_nothing(absence: Absence) -> None:
         why_dead(LEGACY, said, [knows("api")], ours=False)
 
 
+@pytest.mark.parametrize(("paths", "names"), [(LEGACY, "--arroyo-db"), (PROTOCOL, "the server")])
+def test_an_unproven_dead_job_names_the_source_that_can_prove_it(
+    paths: JobPaths, names: str
+) -> None:
+    said = words(SourceWord(source="api", absence=Absence.NOT_LISTED))
+    with pytest.raises(ProtocolError) as caught:
+        why_dead(paths, said, [knows("api")], ours=False)
+    assert names in str(caught.value.next_step)
+
+
 def test_one_who_could_not_answer_might_have_known_better() -> None:
     said = words(
         SourceWord(source="api", problem=ProtocolError("timed out")),
