@@ -156,11 +156,12 @@ class ArroyoJob:
     files: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
     previous: StatePath | None = None
     base: StatePath | None = None
+    job: str = "job_x"
 
     @property
     def paths(self) -> JobPaths:
         pipeline = PipelineId("pl_x") if self.layout is Layout.PROTOCOL else None
-        return JobPaths(JobId("job_x"), pipeline)
+        return JobPaths(JobId(self.job), pipeline)
 
     @property
     def generation(self) -> WorkerGeneration | None:
@@ -421,9 +422,9 @@ UNKEYED_ACCUMULATORS = accumulators_config(without_keys(GROUPS), [])
 UNKEYED_TUPLES = tuples_config(without_keys(TUPLES), [])
 
 
-def begun(layout: Layout, epochs: int = 4) -> ArroyoJob:
+def begun(layout: Layout, epochs: int = 4, name: str = "job_x") -> ArroyoJob:
     """Two operators: a window, and an aggregate without GROUP BY of which Arroyo loses rows."""
-    job = ArroyoJob(layout, watermark_micros=30 * SECOND)
+    job = ArroyoJob(layout, watermark_micros=30 * SECOND, job=name)
     for at in range(epochs):
         times = [(20 + 10 * at + n) * SECOND * 1000 for n in range(6)]
         window = table_rows(EVENTS, [[f"k{n % 4}" for n in range(6)], [at] * 6, times])

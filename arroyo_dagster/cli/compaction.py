@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -11,7 +12,14 @@ import click
 
 from arroyo_dagster.cli.directory import directory_of
 from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
-from arroyo_dagster.cli.rewriting import arroyo_options, rewrite_json, runner, show_rewrite, undo
+from arroyo_dagster.cli.rewriting import (
+    arroyo_options,
+    rewrite_json,
+    runner,
+    show_left_out,
+    show_rewrite,
+    undo,
+)
 from arroyo_dagster.cli.shown import bytes_words, print_json, print_table, report
 from arroyo_dagster.cli.window import window
 from arroyo_dagster.errors import ArroyoStateError
@@ -21,7 +29,7 @@ from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import find_job, list_jobs
 from arroyo_dagster.state.local.merges import OnProgress, Progress
 from arroyo_dagster.state.local.rewriting import plan_rewrite_of, rewrite_job
-from arroyo_dagster.state.local.rewriting_scene import is_arroyos
+from arroyo_dagster.state.local.rewriting_scene import ListedJob, is_arroyos, list_objects
 from arroyo_dagster.state.model.compaction import (
     MEBIBYTE,
     Budget,
@@ -35,6 +43,7 @@ from arroyo_dagster.state.model.compaction import (
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewriting import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.planning.compaction import most_outputs
+from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -168,7 +177,8 @@ def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
     store = open_to_read(url)
     paths = find_job(store, job)
     if is_arroyos(store, paths):
-        show_rewrite(_rewritten(store, paths, given, yes=False), yes=False, as_json=as_json)
+        rewrite = _rewritten(store, paths, given, yes=False)
+        show_rewrite(rewrite, yes=False, as_json=as_json, in_full=True)
         return
     found = plan_job(store, paths, _settings(given))
     if as_json:
@@ -248,16 +258,20 @@ def _forecast_words(found: CompactionPlan) -> str:
 
 
 def _print_plan(found: CompactionPlan) -> None:
+    _print_merges(found)
+    for left in found.left_out:
+        files = f" ({len(left.files)} files)" if len(left.files) > 1 else ""
+        where = f"{left.operator} {left.table}" if left.operator else _name(found)
+        click.echo(f"left: {where}{files}: {left.reason}")
+
+
+def _print_merges(found: CompactionPlan) -> None:
     lines = [
         (one.operator, one.table, len(one.paths), bytes_words(one.size_bytes), most_outputs(one))
         for one in found.merges
     ]
     if lines:
         print_table(("operator", "table", "files", "bytes", "at most"), lines)
-    for left in found.left_out:
-        files = f" ({len(left.files)} files)" if len(left.files) > 1 else ""
-        where = f"{left.operator} {left.table}" if left.operator else _name(found)
-        click.echo(f"left: {where}{files}: {left.reason}")
 
 
 # ---- run -----------------------------------------------------------------------------------------
@@ -295,14 +309,17 @@ def run(
     options: dict[str, Any] = {"wait_seconds": wait, "dry_run": not yes}
     outcomes: list[CompactionOutcome | RewriteOutcome] = []
     problems: list[ArroyoStateError] = []
-    for paths in [find_job(store, job) for job in jobs]:
+    chosen = [find_job(store, job) for job in jobs]
+    listed = _listed_together(store, chosen) if yes and len(chosen) > 1 else {}
+    for paths in chosen:
         try:
             if is_arroyos(store, paths):
-                outcomes.append(_rewritten(store, paths, given, yes=yes, spark=spark))
+                since = listed.get(paths)
+                outcomes.append(_rewritten(store, paths, given, yes=yes, spark=spark, since=since))
             else:
                 with _progress(paths, shown=yes and not as_json) as told:
-                    chosen = {**options, "on_progress": told}
-                    outcomes.append(_compact(store, paths, settings, chosen, spark=spark and yes))
+                    how = {**options, "on_progress": told}
+                    outcomes.append(_compact(store, paths, settings, how, spark=spark and yes))
         except ArroyoStateError as error:
             problems.append(error)
             continue
@@ -314,6 +331,26 @@ def run(
     report(problems)
 
 
+def _listed_together(store: ObjectStore, jobs: Sequence[JobPaths]) -> dict[JobPaths, ListedJob]:
+    """List Arroyo's jobs at the beginning, so that one wait for quiet serves all of them."""
+    ours = concurrently(lambda paths: is_arroyos(store, paths), jobs)
+    arroyos = [paths for paths, one in zip(jobs, ours, strict=True) if one]
+    now = time.time_ns() // 1000
+    return {paths: ListedJob(now, list_objects(store, paths)) for paths in arroyos}
+
+
+def _sleep_and_say(paths: JobPaths) -> Callable[[float], None]:
+    def sleep(seconds: float) -> None:
+        click.echo(
+            f"{paths.root}: waiting {seconds:.0f} s to be sure that no cleanup of Arroyo's still "
+            "changes the job (--quiet)",
+            err=True,
+        )
+        time.sleep(seconds)
+
+    return sleep
+
+
 def _rewritten(
     store: ObjectStore,
     paths: JobPaths,
@@ -321,6 +358,7 @@ def _rewritten(
     *,
     yes: bool,
     spark: bool = False,
+    since: ListedJob | None = None,
 ) -> RewriteOutcome:
     return rewrite_job(
         store,
@@ -329,7 +367,9 @@ def _rewritten(
         _settings(given),
         run=runner(spark=spark and yes),
         quiet_seconds=given["quiet"],
+        quiet_since=since,
         dry_run=not yes,
+        sleep=_sleep_and_say(paths),
     )
 
 
@@ -388,7 +428,8 @@ def _print_outcome(outcome: CompactionOutcome | RewriteOutcome, *, yes: bool) ->
         return
     found = outcome.plan
     if not yes or not outcome.changed:
-        _print_plan(found)
+        _print_merges(found)
+        show_left_out(_name(found), found.left_out)
     click.echo(f"{_name(found)}: {_outcome_words(outcome, yes=yes)}")
 
 

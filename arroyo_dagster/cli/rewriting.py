@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -44,14 +45,37 @@ def arroyo_options(command: _F) -> _F:
     return quiet(directory_options(token_option(command)))
 
 
-def show_rewrite(outcome: RewriteOutcome, *, yes: bool, as_json: bool) -> None:
-    """What was rewritten, or would be."""
+def show_rewrite(
+    outcome: RewriteOutcome, *, yes: bool, as_json: bool, in_full: bool = False
+) -> None:
+    """What was rewritten, or would be.
+
+    Args:
+        in_full: name every table that is left as it is, in place of one summary.
+    """
     if as_json:
         print_json(rewrite_json(outcome))
         return
     plan = outcome.plan
-    show_plan(plan, outcome.left_out)
-    click.echo(f"{JobPaths(plan.job, plan.pipeline).root}: {in_words(outcome, yes=yes)}")
+    name = JobPaths(plan.job, plan.pipeline).root
+    if in_full:
+        show_plan(plan, outcome.left_out)
+    else:
+        show_tables(plan)
+        show_left_out(name, outcome.left_out)
+    click.echo(f"{name}: {in_words(outcome, yes=yes)}")
+
+
+def show_left_out(job: str, left_out: Sequence[LeftOut]) -> None:
+    """Print one line: how many tables are left as they are, by reason."""
+    if not left_out:
+        return
+    reasons = Counter(one.reason for one in left_out)
+    counts = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
+    click.echo(
+        f"{job}: {len(left_out)} left as they are ({counts}); `arroyo-state compact plan {job}` "
+        "names them"
+    )
 
 
 def runner(*, spark: bool) -> RunRewrites:
@@ -97,6 +121,13 @@ def _dropped(outcome: RewriteOutcome) -> dict[str, int]:
 
 def show_plan(plan: RewritePlan, left_out: Iterable[LeftOut]) -> None:
     """For people: what is rewritten by which rule, and why the rest is not."""
+    show_tables(plan)
+    for left in left_out:
+        click.echo(f"left: {left.operator or plan.job} {left.table or ''}: {left.reason}")
+
+
+def show_tables(plan: RewritePlan) -> None:
+    """For people: what is rewritten by which rule."""
     lines = [
         (
             one.operator,
@@ -112,8 +143,6 @@ def show_plan(plan: RewritePlan, left_out: Iterable[LeftOut]) -> None:
     if lines:
         columns = ("operator", "table", "files", "bytes", "at most", "keeps", "repairs")
         print_table(columns, lines)
-    for left in left_out:
-        click.echo(f"left: {left.operator or plan.job} {left.table or ''}: {left.reason}")
 
 
 def in_words(outcome: RewriteOutcome, *, yes: bool, started: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -18,24 +19,34 @@ from arroyo_dagster.cli.rewriting import (
     token_option,
 )
 from arroyo_dagster.cli.shown import clock, print_json
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.errors import ConflictError, FormatError, InputError
 from arroyo_dagster.orchestration.window_times import DailyWindow, micros_of
 from arroyo_dagster.state.codec.plans import plan_to_json
+from arroyo_dagster.state.lease import LEASE_SECONDS
+from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import find_job
 from arroyo_dagster.state.local.maintenance_window import (
+    POLL_SECONDS,
     WindowOptions,
-    interrupted_windows,
+    read_window_record,
     recover_window,
     run_window,
 )
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.window import WindowEnd, WindowLimits, WindowOutcome, WindowStep
+from arroyo_dagster.state.model.window import (
+    WindowEnd,
+    WindowLimits,
+    WindowOutcome,
+    WindowRecord,
+    WindowStep,
+)
 from arroyo_dagster.state.storage.arroyo_api import ArroyoControl
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _LIMITS = WindowLimits()
+_LEASE_MARGIN_SECONDS = 5.0
 
 
 def _limit(name: str, default: float, text: str) -> Callable[[_F], _F]:
@@ -77,7 +88,9 @@ def _limit(name: str, default: float, text: str) -> Callable[[_F], _F]:
 @_limit("stop", _LIMITS.stop, "How long the job may take to stop.")
 @_limit("rewrite", _LIMITS.rewrite, "How long it may be down for the rewrite.")
 @_limit("start", _LIMITS.start, "How long it may take to run again.")
-@_limit("quiet", _LIMITS.quiet, "How long its files must be quiet before metadata is written.")
+@_limit(
+    "quiet", _LIMITS.quiet, "For a job that was stopped before: how long its files must not change."
+)
 @click.option(
     "--level",
     type=click.IntRange(0, 4),
@@ -110,7 +123,7 @@ def window(
     """Stop a running job of Arroyo's with a checkpoint, rewrite its state, start it again.
 
     Whatever goes wrong, the job is started again, and what was done is told. If this process dies
-    between, the next call starts the job, whatever the time.
+    between, the next call says that the job is down and starts it, whatever the time.
     """
     if (between is None) == (not now):
         raise click.UsageError("say when: --between HH:MM-HH:MM, or --now")
@@ -143,13 +156,59 @@ def _carried_out(
     *,
     yes: bool,
 ) -> WindowOutcome:
+    left = read_window_record(store, paths)
+    if left is not None:
+        _say_unfinished(paths, control, left)
+        if yes:
+            found = _recovered(store, paths, control, options)
+            if found is not None:
+                return found
+        else:
+            click.echo(f"{paths.root}: the same call with --yes starts the job again", err=True)
     if not yes:
         return run_window(store, paths, control, options, dry_run=True)
-    if interrupted_windows(store, [paths]):
-        found = recover_window(store, paths, control, options)
-        if found is not None:
-            return found
     return run_window(store, paths, control, _until_it_closes(options, paths, daily))
+
+
+def _say_unfinished(
+    paths: JobPaths, control: ArroyoControl, left: WindowRecord | FormatError
+) -> None:
+    """Say first that a window left the job stopped, before anything else is looked at."""
+    opened = "an earlier window"
+    if isinstance(left, WindowRecord):
+        opened = f"the window that {left.owner} opened at {clock(left.opened_at_micros)}"
+    click.echo(f"{paths.root}: {opened} has not ended; the job may be down", err=True)
+    facts = JobDirectory([control]).find(paths, checkpoints=False).facts
+    click.echo(f"{paths.root}: Arroyo says that the job is {facts.state}", err=True)
+
+
+def _recovered(
+    store: ObjectStore, paths: JobPaths, control: ArroyoControl, options: WindowOptions
+) -> WindowOutcome | None:
+    """Start the job again as soon as nobody holds the window any more.
+
+    Whoever died holds it until the lease runs out; whoever is alive starts the job itself.
+
+    Raises:
+        ConflictError: somebody still renews the lease: the window is at work.
+    """
+    until = time.monotonic() + LEASE_SECONDS + _LEASE_MARGIN_SECONDS
+    waits = False
+    while True:
+        try:
+            return recover_window(store, paths, control, options)
+        except ConflictError as error:
+            if time.monotonic() >= until:
+                raise
+            if not waits:
+                click.echo(f"{error.message}", err=True)
+                click.echo(
+                    f"{paths.root}: waiting up to {LEASE_SECONDS:.0f} s for the lease of that "
+                    "window to run out; then the job is started",
+                    err=True,
+                )
+            waits = True
+            options.sleep(POLL_SECONDS)
 
 
 def _until_it_closes(

@@ -62,7 +62,7 @@ class WindowConfig(dg.Config):
     quiet_seconds: float = Field(
         default=_LIMITS.quiet,
         ge=0,
-        description="For so long its files must not change before its metadata is written.",
+        description="For a job that was stopped before: how long its files must not change.",
     )
     verify_level: int = Field(
         default=2, ge=0, le=4, description="How closely the result is verified before the start."

@@ -16,6 +16,7 @@ from arroyo_dagster.state.lease import lease
 from arroyo_dagster.state.local.collecting import collect
 from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
 from arroyo_dagster.state.local.rewriting import plan_rewrite_of, rewrite_here, rewrite_job
+from arroyo_dagster.state.local.rewriting_scene import ListedJob, list_objects
 from arroyo_dagster.state.local.rewriting_undo import undo_rewrite
 from arroyo_dagster.state.local.verify import verify_job
 from arroyo_dagster.state.model.compaction import (
@@ -552,6 +553,40 @@ def test_who_changes_objects_of_the_job_meanwhile_is_noticed(layout: Layout) -> 
     assert caught.value.retryable
     assert 50 < slept[0] <= 60
     assert others(job.store) == {path: data for path, data in was.items() if path != gone}
+
+
+@LAYOUTS
+def test_quiet_that_an_earlier_listing_proves_is_not_waited_for_again(layout: Layout) -> None:
+    job = begun(layout)
+    now = 1_900_000_000_000_000
+    listed = ListedJob(now - 61 * SECOND, list_objects(job.store, job.paths))
+    outcome = rewrite(
+        *(job.store, job),
+        quiet_seconds=60.0,
+        quiet_since=listed,
+        clock=lambda: now,
+        sleep=pytest.fail,
+    )
+    assert outcome.published
+
+
+@LAYOUTS
+def test_a_job_that_changed_since_an_earlier_listing_is_waited_for(layout: Layout) -> None:
+    """The change may be a cleanup of Arroyo's that goes on."""
+    job = begun(layout)
+    now = 1_900_000_000_000_000
+    listed = ListedJob(now - 61 * SECOND, list_objects(job.store, job.paths))
+    job.store.put(job.paths.root / "left-by-somebody", b"")
+    slept: list[float] = []
+    outcome = rewrite(
+        *(job.store, job),
+        quiet_seconds=60.0,
+        quiet_since=listed,
+        clock=lambda: now,
+        sleep=slept.append,
+    )
+    assert outcome.published
+    assert slept == [60.0]
 
 
 def test_a_job_that_stopped_long_ago_is_not_waited_for() -> None:

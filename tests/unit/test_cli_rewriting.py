@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
+from arroyo_dagster.state.codec.maintenance_records import (
+    decode_window_record,
+    encode_window_record,
+)
+from arroyo_dagster.state.lease import lease
 from arroyo_dagster.state.local import maintenance_window
 from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.model.window import WindowRecord
 from arroyo_dagster.state.storage import MemoryStore, configure
-from tests.arroyo_jobs import EVENTS, ArroyoJob, content, window_config
+from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, window_config
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
 from tests.jobs import listing
 from tests.journeys.test_rewriting import begun
@@ -167,3 +174,76 @@ def test_a_job_that_is_down_is_told_and_started_by_the_next_call_at_any_time(
     assert "started again after a window that was cut off" in done.stdout
     assert model.state == "Running"
     assert content(job.store, job.paths) == before
+
+
+def held_by_a_dead_process(job: ArroyoJob, seconds: float) -> None:
+    """Leave the lease of the job's window as a process leaves it that was killed."""
+    with lease(
+        job.store, job.paths, "killed", directory=job.paths.windows, seconds=seconds
+    ) as held:
+        path = held.lease.path
+        left = job.store.read(path)
+    job.store.put(path, left)
+
+
+def test_a_call_after_a_killed_window_says_that_the_job_is_down_and_starts_it(
+    job: ArroyoJob, model: ModelArroyo
+) -> None:
+    """Also while the lease of the killed process has not run out, and outside of the window."""
+    with arroyo(model, Faults(at=14, until=10**9)) as server:
+        window(job, server.url, "--now", "--yes", "--start-limit", "0.3")
+    held_by_a_dead_process(job, seconds=3.0)
+    later = pendulum.now("UTC").add(hours=5)
+    hours = f"{later:HH:mm}-{later.add(hours=1):HH:mm}"
+    with arroyo(model) as server:
+        shown = window(job, server.url, "--between", hours)
+        assert "the same call with --yes starts the job again" in shown.stderr
+        assert model.state != "Running"
+        done = window(job, server.url, "--between", hours, "--yes")
+    assert done.exit_code == 0, done.stderr
+    for said in (shown.stderr, done.stderr):
+        assert said.startswith("job_x: the window that arroyo-state compact window opened at ")
+        assert "has not ended; the job may be down" in said
+        assert "Arroyo says that the job is Stopped" in said
+    assert "waiting up to 60 s for the lease" in done.stderr
+    assert "the window is not open now" not in done.stderr
+    assert model.state == "Running"
+
+
+def test_the_downtime_of_a_killed_window_counts_from_its_beginning(
+    job: ArroyoJob, model: ModelArroyo
+) -> None:
+    with arroyo(model, Faults(at=14, until=10**9)) as server:
+        window(job, server.url, "--now", "--yes", "--start-limit", "0.3")
+    record = decode_window_record(job.store.read(job.paths.window), job.paths.window)
+    assert isinstance(record, WindowRecord)
+    opened = replace(record, opened_at_micros=record.opened_at_micros - 600 * SECOND)
+    job.store.put(job.paths.window, encode_window_record(opened))
+    with arroyo(model) as server:
+        done = window(job, server.url, "--now", "--yes", "--json")
+    assert 600 <= json.loads(done.stdout)["downtime_seconds"] < 700
+
+
+# ---- waiting, and what is left -------------------------------------------------------------------
+
+
+def test_one_wait_for_quiet_serves_all_jobs_of_a_call_and_is_announced(job: ArroyoJob) -> None:
+    second = begun(Layout.LEGACY, name="job_y")
+    for info in second.store.list():
+        job.store.put(info.path, second.store.read(info.path))
+    say = ("--say", "job_x=stopped", "--say", "job_y=stopped")
+    done = run(job, "run", "job_x", "job_y", *say, "--policy", "full", "--quiet", "0.8", "--yes")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.count("17 files became 5") == 2
+    assert done.stderr.count("no cleanup of Arroyo's still changes the job (--quiet)") == 1
+
+
+def test_a_run_sums_up_what_is_left_and_a_plan_names_each_table(job: ArroyoJob) -> None:
+    said = ("job_x", "--say", "job_x=stopped")
+    planned = run(job, "plan", *said)
+    assert "\nleft: " in planned.stdout
+    for more in ((), ("--yes", "--quiet", "0")):
+        done = run(job, "run", *said, *more)
+        assert "left: " not in done.stdout
+        assert done.stdout.count("left as they are") == 1
+        assert "`arroyo-state compact plan job_x` names them" in done.stdout

@@ -129,7 +129,7 @@ def run_window(
     with lease(
         store, paths, window.options.owner, directory=paths.windows, clock=window.options.clock
     ) as held:
-        left = _record_of(store, paths)
+        left = read_window_record(store, paths)
         if left is not None:
             return window.recovered(held, left)
         facts = window.ask()
@@ -156,13 +156,13 @@ def recover_window(
     Raises:
         ConflictError: the window is held: it is not over.
     """
-    if _record_of(store, paths) is None:
+    if read_window_record(store, paths) is None:
         return None
     window = _Window(store, paths, control, options or WindowOptions())
     with lease(
         store, paths, window.options.owner, directory=paths.windows, clock=window.options.clock
     ) as held:
-        left = _record_of(store, paths)
+        left = read_window_record(store, paths)
         return None if left is None else window.recovered(held, left)
 
 
@@ -197,8 +197,11 @@ def _is_held(store: ObjectStore, paths: JobPaths, now_micros: int) -> bool:
     return isinstance(expires, int) and expires > now_micros
 
 
-def _record_of(store: ObjectStore, paths: JobPaths) -> WindowRecord | FormatError | None:
-    """What a window left behind; an error if it does not decode, which is one left behind too."""
+def read_window_record(store: ObjectStore, paths: JobPaths) -> WindowRecord | FormatError | None:
+    """Read the record of a window that has not ended; None if there is none.
+
+    A record that does not decode is returned as its error: a window left that behind, too.
+    """
     try:
         return decode_window_record(store.read(paths.window), paths.window)
     except NotFoundError:
@@ -306,11 +309,11 @@ class _Window:
                 next_step="wait until it runs",
             )
         closes, limits = self.options.closes_at_micros, self.options.limits
-        needed = limits.stop + limits.quiet + limits.start
+        needed = limits.stop + limits.start
         if closes is not None and self.seconds_left(closes) < needed:
             raise InputError(
                 f"the window closes in {max(0, self.seconds_left(closes)):.0f} s, but to stop the "
-                f"job, wait until it is quiet and start it may take {needed:.0f} s",
+                f"job and start it again may take {needed:.0f} s",
                 job=self.paths.root,
                 next_step="begin earlier, or give the steps less time; the job was not touched",
             )
@@ -320,7 +323,8 @@ class _Window:
     def at_rest(self) -> WindowOutcome:
         """Somebody stopped it on purpose: rewritten, and left stopped."""
         self.did("the job is at rest already: it is rewritten, and not started")
-        found = self.rewrite(self.after(self.options.limits.rewrite))
+        limits = self.options.limits
+        found = self.rewrite(self.after(limits.rewrite), limits.quiet)
         return self.outcome(WindowEnd.AT_REST, plan=found.plan, rewrite=found)
 
     def recovered(self, held: Leased, left: WindowRecord | FormatError) -> WindowOutcome:
@@ -333,12 +337,13 @@ class _Window:
             return self.outcome(WindowEnd.RECOVERED)
         self.did("an earlier window was cut off: the job is started again")
         pipeline = facts.pipeline or (left.pipeline if isinstance(left, WindowRecord) else None)
-        began = self.options.clock()
+        down_since = _down_since(facts, left)
         started = pipeline is not None and self.start(pipeline)
         end = WindowEnd.RECOVERED if started else WindowEnd.NOT_STARTED
         if started:
             self.forget(held)
-        return self.outcome(end, downtime_seconds=-self.seconds_left(began))
+        down = 0.0 if down_since is None else max(0.0, -self.seconds_left(down_since))
+        return self.outcome(end, downtime_seconds=down)
 
     # ---- a job that is stopped for it ------------------------------------------------------------
 
@@ -406,7 +411,10 @@ class _Window:
         if self.options.closes_at_micros is not None:
             closes = self.options.closes_at_micros - int(limits.start * 1e6)
             until = min(until, closes)
-        found = self.rewrite(until)
+        # The job was seen to come to rest, so there is no unknown time of its stop to wait out. A
+        # cleanup that Arroyo may have left running reads metadata of older epochs only; if it
+        # changes an object meanwhile, nothing is published (arroyo-state.md 9.6).
+        found = self.rewrite(until, quiet_seconds=0.0)
         if found.published:
             self.verify(found)
         return found
@@ -441,7 +449,7 @@ class _Window:
         self.did(f"asked Arroyo to {what} the job")
         return True
 
-    def rewrite(self, until_micros: int) -> RewriteOutcome:
+    def rewrite(self, until_micros: int, quiet_seconds: float) -> RewriteOutcome:
         """Rewrite within the time: what hangs is left behind, and changes nothing any more.
 
         Raises:
@@ -458,7 +466,7 @@ class _Window:
                 options.settings,
                 run=options.run,
                 owner=options.owner,
-                quiet_seconds=options.limits.quiet,
+                quiet_seconds=quiet_seconds,
                 clock=options.clock,
                 sleep=options.sleep,
                 cancelled=lambda: over.is_set() or self.seconds_left(until_micros) <= 0,
@@ -551,6 +559,15 @@ class _Window:
             ),
         )
         return self.put_back() and self.start(pipeline)
+
+
+def _down_since(facts: JobFacts, left: WindowRecord | FormatError) -> int | None:
+    """When the job was asked to stop, in microseconds; None if it runs, or nobody knows."""
+    if facts.condition is JobCondition.RUNNING and _means_to_run(facts):
+        return None
+    if isinstance(left, WindowRecord):
+        return left.opened_at_micros
+    return facts.finish_time_micros
 
 
 def _means_to_run(facts: JobFacts) -> bool:

@@ -22,8 +22,10 @@ from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.merges import check_same
 from arroyo_dagster.state.local.rewriting_publish import publish
 from arroyo_dagster.state.local.rewriting_scene import (
+    ListedJob,
     Scene,
     Unchanged,
+    changed_objects,
     check_may,
     check_not_cancelled,
     check_restorable,
@@ -109,6 +111,7 @@ def rewrite_job(
     run: RunRewrites = rewrite_here,
     owner: str = "arroyo-state compact",
     quiet_seconds: float = QUIET_SECONDS,
+    quiet_since: ListedJob | None = None,
     verify_level: int = 1,
     dry_run: bool = False,
     or_forecast: bool = False,
@@ -128,6 +131,8 @@ def rewrite_job(
         owner: who asks, for the lease.
         quiet_seconds: how long nothing of the job may change before its metadata is written: the
             controller's cleanup goes on for a while after a stop.
+        quiet_since: an earlier listing of the job. If nothing has changed since, the time that has
+            passed counts, so that one wait serves all jobs that were listed together.
         verify_level: how closely the epoch as it would be is verified before it is published.
         dry_run: plan, and change nothing.
         or_forecast: where nothing may be rewritten now, give the plan in place of an error.
@@ -157,7 +162,7 @@ def rewrite_job(
         if not plan.tables:
             return _nothing(plan)
         check_restorable(held, paths, plan.epoch, 0)
-        began = clock()
+        began = _quiet_from(paths, scene, quiet_since, clock())
         parts, left_out = _carried_out(held, paths, scene, plan, run, cancelled, on_part)
         work = Unchanged(paths, directory, scene, facts.sizes, cancelled)
         quiet = _quiet_left(scene, quiet_seconds, began, clock())
@@ -214,6 +219,13 @@ def _task(paths: JobPaths, checkpoint: Checkpoint, table: TableRewrite, at: int)
         table=table,
         keys=table.parts[at],
     )
+
+
+def _quiet_from(paths: JobPaths, scene: Scene, since: ListedJob | None, now_micros: int) -> int:
+    """Since when nothing of the job has changed, as far as listings show."""
+    if since is None or changed_objects(paths, since.objects, scene.listing):
+        return now_micros
+    return since.at_micros
 
 
 def _quiet_left(scene: Scene, quiet_seconds: float, began: int, now: int) -> float:

@@ -19,14 +19,16 @@ from arroyo_dagster.state.local.retained import forget_rewrites, keep_rewrite
 from arroyo_dagster.state.local.rewriting_scene import (
     Scene,
     Unchanged,
+    changed_objects,
     check_not_cancelled,
     check_restorable,
+    list_objects,
     overwrite,
 )
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.compaction import LeftOut
-from arroyo_dagster.state.model.ids import OUR_DIRECTORY, StatePath
-from arroyo_dagster.state.model.layout import JobPaths, is_rewritten
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewriting import (
     RewriteOutcome,
     RewritePlan,
@@ -48,15 +50,7 @@ from arroyo_dagster.state.storage.wrappers import Overlaid
 
 def _check_quiet(store: ObjectStore, paths: JobPaths, before: Scene) -> None:
     """Nothing but what we wrote may differ from what was listed in the beginning."""
-    now = {info.path: info for info in store.list(paths.root) if info.addressable}
-    ours = f"{paths.root}/{OUR_DIRECTORY}/"
-    changed = [
-        path
-        for path in dict.fromkeys((*before.listing, *now))
-        if not path.startswith(ours)
-        and before.listing.get(path) != now.get(path)
-        and not (path not in before.listing and is_rewritten(path))
-    ]
+    changed = changed_objects(paths, before.listing, list_objects(store, paths))
     if changed:
         raise ConflictError(
             f"{len(changed)} objects of the job changed meanwhile: somebody is still at it",

@@ -20,8 +20,8 @@ from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.verify import verify_job
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.directory import JobAnswer, JobCondition
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.ids import OUR_DIRECTORY, Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths, Layout, is_rewritten
 from arroyo_dagster.state.model.rewriting import (
     RewriteInput,
 )
@@ -73,7 +73,7 @@ def look_at(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> Sce
         NotFoundError, FormatError: it has no checkpoint, or one that cannot be read.
     """
     # Listed first: what is written meanwhile shows later as a change.
-    listing = {info.path: info for info in store.list(paths.root) if info.addressable}
+    listing = list_objects(store, paths)
     answer = directory.look_up([paths], checkpoints=True)[0]
     backend = ParquetBackend(store, paths)
     if paths.layout is Layout.PROTOCOL:
@@ -99,6 +99,38 @@ def look_at(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> Sce
         listing=listing,
         why_not=why_not_now(answer, checkpoint) or why_not,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ListedJob:
+    """The objects of a job, as a listing that began at `at_micros` showed them."""
+
+    at_micros: int
+    objects: Mapping[StatePath, ObjectInfo]
+
+
+def list_objects(store: ObjectStore, paths: JobPaths) -> dict[StatePath, ObjectInfo]:
+    """List every object of a job that can be addressed."""
+    return {info.path: info for info in store.list(paths.root) if info.addressable}
+
+
+def changed_objects(
+    paths: JobPaths,
+    before: Mapping[StatePath, ObjectInfo],
+    now: Mapping[StatePath, ObjectInfo],
+) -> list[StatePath]:
+    """The objects that somebody else created, changed or deleted between two listings.
+
+    What this package keeps for itself, and files that it has written for a rewrite, do not count.
+    """
+    ours = f"{paths.root}/{OUR_DIRECTORY}/"
+    return [
+        path
+        for path in dict.fromkeys((*before, *now))
+        if not path.startswith(ours)
+        and before.get(path) != now.get(path)
+        and not (path not in before and is_rewritten(path))
+    ]
 
 
 def _head(backend: ParquetBackend) -> tuple[Checkpoint, str | None]:

@@ -23,7 +23,8 @@ class WindowLimits:
         stop: until the job has stopped with a checkpoint.
         rewrite: to write, verify and publish; it is given up then, and nothing is published.
         start: until the job runs again. One that takes longer is told, and looked for later.
-        quiet: the objects of the job must not have changed for so long before metadata is written.
+        quiet: for a job that somebody else stopped: its objects must not have changed for so long
+            before metadata is written. A job that the window itself stopped is not waited for.
 
     Raises:
         InputError: a limit that is not positive.
