@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.lease import lease
 from arroyo_dagster.state.local.collecting import collect
 from arroyo_dagster.state.local.collecting_steps import Pace
 from arroyo_dagster.state.local.compaction import compact_job
-from arroyo_dagster.state.local.gc_plans import plan_collection
+from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
 from arroyo_dagster.state.local.pipeline import LocalRun
 from arroyo_dagster.state.local.roots import read_roots
 from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.model.ids import StatePath, WorkerGeneration
 from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.collecting import (
     JOB,
     PATHS,
@@ -34,6 +38,7 @@ from tests.collecting import (
 )
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
 
+MANIFEST = PATHS.generation_manifest(WorkerGeneration(2))
 QUICK = Pace(sleep=lambda seconds: None)
 SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
 
@@ -69,6 +74,46 @@ def test_a_writer_may_publish_between_any_two_calls_of_a_collector(asked: str) -
         assert reachable(store, PATHS) <= data_files(store, PATHS), f"before call {at}"
         running.step()
         whole(store, PATHS, 9)
+
+
+class PublishedLate(Wrapper):
+    """A store whose newest epoch becomes visible once its record was looked for so many times."""
+
+    def __init__(self, store: MemoryStore, times: int) -> None:
+        super().__init__(store)
+        self._times = times
+        self._record = PATHS.epoch_record(ParquetBackend(store, PATHS).epochs()[-1])
+        self._late = {path: store.read(path) for path in (self._record, MANIFEST)}
+        store.delete_many([self._record])
+        manifest = records.decode_generation_manifest(store.read(MANIFEST), MANIFEST)
+        hidden = replace(manifest, latest_ref=None)
+        store.put(MANIFEST, records.encode_generation_manifest(hidden))
+
+    def read(self, path: StatePath) -> bytes:
+        try:
+            return super().read(path)
+        finally:
+            self._times -= path == self._record
+            if self._times == 0:
+                for late, data in self._late.items():
+                    self.inner.put(late, data)
+                self._late = {}
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 4])
+@pytest.mark.parametrize("asked", [expiry(2), orphans()], ids=["expire", "orphans"])
+def test_an_epoch_that_is_published_between_two_reads_is_no_gap(
+    asked: GcRequest, times: int
+) -> None:
+    """A job that runs is not refused because its newest epoch was half published at first."""
+    clock = Clock()
+    store = begun(5, clock, **SMALL)
+    running = run_of(store)
+    running.step()
+    late = PublishedLate(store, times)
+    plan = plan_collection(late, PATHS, asked, now_micros=clock())
+    assert plan.proof.head is not None
+    assert plan.proof.head in [one.ref for one in ParquetBackend(store, PATHS).load_history()]
 
 
 def test_the_parent_of_the_newest_epoch_may_vanish_while_it_is_looked_for() -> None:

@@ -41,13 +41,27 @@ def read_roots(store: ObjectStore, paths: JobPaths, progress: Progress = untold)
         FormatError: an object does not decode. NotFoundError: one is missing.
         ConflictError: the job goes on faster than it can be read.
     """
-    legacy = paths.layout is Layout.LEGACY
-    look = legacy_roots if legacy else protocol_roots
-    return _settled(paths, lambda: look(Reader(store, paths), progress))
+    return settled(paths, lambda: read_roots_once(store, paths, progress))
 
 
-def _settled(paths: JobPaths, look: Callable[[], Roots | None]) -> Roots:
-    """Look until nothing has changed meanwhile; refuse only what is wrong every time."""
+def read_roots_once(
+    store: ObjectStore, paths: JobPaths, progress: Progress = untold
+) -> Roots | None:
+    """As `read_roots`, unchecked; None if the job changed while it was read."""
+    read = legacy_roots if paths.layout is Layout.LEGACY else protocol_roots
+    return read(Reader(store, paths), progress)
+
+
+def settled(paths: JobPaths, look: Callable[[], Roots | None]) -> Roots:
+    """Read until nothing has changed meanwhile; refuse only what is wrong every time.
+
+    Args:
+        look: reads once; None if the job changed while it was read.
+
+    Raises:
+        ProtocolError: what was read does not add up.
+        ConflictError: the job goes on faster than it can be read.
+    """
     wrong: ProtocolError | None = None
     for _ in range(_TRIES):
         try:

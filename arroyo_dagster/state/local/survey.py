@@ -13,7 +13,7 @@ from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
 from arroyo_dagster.state.codec.references import operator_references
-from arroyo_dagster.state.local.roots import newest_root, read_roots
+from arroyo_dagster.state.local.roots import newest_root, read_roots_once, settled
 from arroyo_dagster.state.local.roots_protocol import attempt
 from arroyo_dagster.state.local.roots_read import NO_EPOCH, Progress, Reader, epoch_root, untold
 from arroyo_dagster.state.model.checkpoints import CheckpointState
@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.objects import (
     Stored,
     object_name,
 )
-from arroyo_dagster.state.planning.reachable import check_listed, check_roots, nested_root, refuse
+from arroyo_dagster.state.planning.reachable import check_listed, nested_root, refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -116,9 +116,13 @@ def read_listed(store: ObjectStore, found: Survey, progress: Progress = untold) 
     Raises:
         ProtocolError, FormatError, NotFoundError, ConflictError: as `survey_job`.
     """
-    roots = read_roots(store, found.paths, progress)
-    roots = _with_attempts(store, roots, found)
-    check_roots(roots)
+
+    def read() -> Roots | None:
+        roots = read_roots_once(store, found.paths, progress)
+        return None if roots is None else _with_attempts(store, roots, found)
+
+    # An epoch that is published between the two reads leads nowhere the first time.
+    roots = settled(found.paths, read)
     touched = {**_compactions(store, roots, found), **_rewrites(store, roots, found)}
     roots = replace(roots, compactions=touched)
     _check_complete(store, roots, found)
