@@ -162,10 +162,13 @@ def _epoch(backend: ParquetBackend) -> int:
 
 
 def _objects(folder: Path) -> tuple[int, int]:
+    """How many objects there are, and their bytes without the journal, which is kept for ever."""
     count = size = 0
     for where, _, names in os.walk(folder / "state"):
         for name in names:
             count += 1
+            if "/journal/" in where or where.endswith("/journal"):
+                continue
             try:
                 size += os.stat(os.path.join(where, name)).st_size
             except FileNotFoundError:
