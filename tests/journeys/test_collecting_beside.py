@@ -25,6 +25,7 @@ from tests.collecting import (
     Clock,
     Interrupted,
     begun,
+    clock_of_all,
     data_files,
     expiry,
     orphans,
@@ -43,8 +44,10 @@ def run_of(store: MemoryStore, **changes: Any) -> LocalRun:
 
 
 @pytest.mark.parametrize("asked", ["expire", "orphans"])
-def test_a_writer_may_publish_between_any_two_calls_of_a_collector(asked: str) -> None:
-    clock = Clock()
+def test_a_writer_may_publish_between_any_two_calls_of_a_collector(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = clock_of_all(monkeypatch)
     start = begun(5, clock, **SMALL)
     lost = PATHS.data_file("count", "counts", 0, 2, 1, attempt="lost")  # type: ignore[arg-type]
     start.put(lost, b"an attempt that nobody waits for")
@@ -192,8 +195,10 @@ def test_what_a_compaction_has_merged_and_nobody_lists_yet_stays() -> None:
     whole(store, PATHS, 6)
 
 
-def test_an_expired_and_collected_job_ends_as_one_that_was_left_alone() -> None:
-    clock = Clock()
+def test_an_expired_and_collected_job_ends_as_one_that_was_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = clock_of_all(monkeypatch)
     store, plain = MemoryStore(clock=clock), MemoryStore()
     running = run_of(store, sinks=1)
     for _ in range(8):
