@@ -242,7 +242,7 @@ def test_a_listing_that_is_cut_short_is_refused(paths: JobPaths, after: int) -> 
     said = {str(paths.root): "stopped"}
     clock.days(5)
     for asked in (expiry(2, **said), orphans(**said)):
-        refused(Cut(store, after), paths, asked, clock, r"refused to collect|maintains")
+        refused(Cut(store, after), paths, asked, clock, r"refused to collect|leased by")
 
 
 def test_two_deployments_below_one_url_are_refused() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.collecting import decode_gc_plan
+from arroyo_dagster.state.lease import wall_clock
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import list_jobs
 from arroyo_dagster.state.local.roots import newest_root, read_roots
@@ -35,11 +35,6 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 Clock = Callable[[], int]
-
-
-def wall_clock() -> int:
-    """Microseconds since 1970, by this machine."""
-    return time.time_ns() // 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
