@@ -176,6 +176,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(lease_module, "own_clock", _now),
         mock.patch.object(lease_module, "uuid", names),
         mock.patch.object(backend_module, "uuid", names),
+        mock.patch.object(backend_module, "own_clock", _now),
         mock.patch.object(merging_module, "uuid", names),
         mock.patch.object(rewriting_module, "uuid", names),
         mock.patch.object(backend_module.ParquetBackend, "_problem", _problem),
