@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -267,7 +268,7 @@ class ArroyoJob:
             epoch=epoch,
             min_epoch=Epoch(0),
             start_time_micros=1,
-            finish_time_micros=2,
+            finish_time_micros=time.time_ns() // 1000,
             operators=tuple(one.operator for one in operators),
         )
         self.store.put(self.paths.legacy_metadata(epoch), metadata.encode_legacy_checkpoint(head))
@@ -282,7 +283,7 @@ class ArroyoJob:
             epoch=epoch,
             min_epoch=Epoch(0),
             start_time_micros=1,
-            finish_time_micros=2,
+            finish_time_micros=time.time_ns() // 1000,
             needs_commit=False,
             operators=operators,
             parent_ref=self.previous,

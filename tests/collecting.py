@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 from unittest import mock
 
+import pytest
+
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
@@ -49,6 +51,13 @@ class Clock:
     def seconds(self, count: float) -> None:
         """Let so much time go by."""
         self.days(count / 86_400)
+
+
+def clock_of_all(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock that whoever asks this machine for the time is told, too."""
+    clock = Clock()
+    monkeypatch.setattr(time, "time_ns", lambda: clock() * 1000)
+    return clock
 
 
 def begun(epochs: int, clock: Clock | None = None, **changes: Any) -> MemoryStore:

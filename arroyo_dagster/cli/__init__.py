@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 an error of this package (one message on stderr), 2 a wron
 from arroyo_dagster.cli import (
     compaction,
     gc,
+    leases,
     looking,
     maintenance,
     rewriting,
@@ -20,6 +21,7 @@ from arroyo_dagster.cli.grammar import main
 __all__ = [
     "compaction",
     "gc",
+    "leases",
     "looking",
     "main",
     "maintenance",

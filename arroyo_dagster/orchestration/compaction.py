@@ -27,6 +27,7 @@ from arroyo_dagster.state.model.compaction import (
     SortOrder,
 )
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from arroyo_dagster.state.planning.health import effective, row_parity
 
 if TYPE_CHECKING:
@@ -257,6 +258,7 @@ def compacted(
         paths,
         config.settings(),
         owner=f"dagster run {context.run.run_id}",
+        lease_wait_seconds=EXPIRED_SECONDS,
         wait_seconds=config.wait_seconds,
         dry_run=config.dry_run,
         on_merge=on_merge,

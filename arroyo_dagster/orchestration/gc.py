@@ -28,6 +28,7 @@ from arroyo_dagster.orchestration.translator import (
     Naming,
 )
 from arroyo_dagster.state.model.collecting import DAY_MICROS, PlanKind, Retention
+from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from arroyo_dagster.state.planning.findings import Verdict
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
                     plan=plan,
                     aside=given.quarantine,
                     owner=f"dagster run {context.run.run_id}",
+                    lease_wait_seconds=EXPIRED_SECONDS,
                 )
             context.log.info(gc_shown.in_words(outcome))
             yield dg.MaterializeResult(

@@ -15,6 +15,7 @@ from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from arroyo_dagster.state.model.rewriting import RewriteOutcome, RewritePlan, RewrittenPart
 from arroyo_dagster.state.planning.health import effective, row_parity
 
@@ -76,6 +77,7 @@ def rewritten_events(
             settings,
             run=runner.rewrites(),
             owner=f"dagster run {context.run.run_id}",
+            lease_wait_seconds=EXPIRED_SECONDS,
             quiet_seconds=quiet_seconds,
             dry_run=dry_run,
             or_forecast=True,

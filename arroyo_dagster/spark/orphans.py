@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from arroyo_dagster.spark.tasks import run_items
-from arroyo_dagster.state.local.gc_plans import GcRequest, needed_answer, wall_clock
+from arroyo_dagster.state.lease import wall_clock
+from arroyo_dagster.state.local.gc_plans import GcRequest, needed_answer
 from arroyo_dagster.state.local.roots import newest_root
 from arroyo_dagster.state.local.roots_read import NO_EPOCH, Progress, untold
 from arroyo_dagster.state.local.survey import Survey, directories_of, list_job, read_listed

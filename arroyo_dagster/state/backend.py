@@ -23,7 +23,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.backend_reader import BackendReader, as_checkpoint
 from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, Leased
+from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, Leased, own_clock
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -564,11 +564,14 @@ class ParquetBackend(BackendReader):
         Raises:
             StorageError: objects could not be deleted; what refers to them is still there.
         """
-        looked: int | None = None
+        looked: tuple[int, int] | None = None
         for step in plan.steps:
             for start in range(0, len(step), DELETE_BATCH):
-                now = self.clock()
-                if looked is None or not 0 <= now - looked < _LOOK_MICROS:
+                # By two clocks: one of them may be set back.
+                now = self.clock(), own_clock()
+                if looked is None or not all(
+                    0 <= here - then < _LOOK_MICROS for here, then in zip(now, looked, strict=True)
+                ):
                     looked = now
                     if self.retained() != known:
                         return False

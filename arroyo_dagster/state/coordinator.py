@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import platform
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.backend import StateBackend
 from arroyo_dagster.state.backend_reader import as_checkpoint, legacy_checkpoint
 from arroyo_dagster.state.codec import records
-from arroyo_dagster.state.lease import LEASE_SECONDS, lease, newest_token
+from arroyo_dagster.state.lease import lease, newest_token
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -138,11 +137,9 @@ class JobRun:
         if self.pipeline.layout is not Layout.LEGACY:
             return 0
         paths = self.pipeline.paths
-        owner = f"run {uuid.uuid4().hex[:16]} on {platform.node()}"
+        owner = f"run {uuid.uuid4().hex[:16]}"
         # Without the caller's clock: a lease is about real time.
-        held = self._held.enter_context(
-            lease(self.store, paths, owner, directory=paths.writers, seconds=LEASE_SECONDS)
-        )
+        held = self._held.enter_context(lease(self.store, paths, owner, directory=paths.writers))
         self.backend.store = held
         return held.lease.token
 

@@ -5,6 +5,10 @@ holder of the highest one holds the job, until it gives the lease back or lets i
 need none: worker generations fence them, and whatever a maintainer does is safe beside them. Only
 in the legacy layout, which has no generations, a writer holds a lease of its own.
 
+Whether a lease has expired is judged by the store's clock alone (see `lease_records`); how long its
+own still counts a holder judges by a clock of its process that nobody sets. A holder is one
+acquisition, never a name: who finds a lease held waits, or fails and says by whom.
+
 Numbers are found by a listing, and no listing is trusted with the job: `newest.json`, read by its
 name, tells the number of the newest lease, and is written before the object of any older one goes.
 So a number whose object has gone is never won again.
@@ -29,18 +33,38 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec.plain import iso_micros
+from arroyo_dagster.state.lease_records import (
+    encode_record,
+    owner_here,
+    read_record,
+    store_time,
+)
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import LEASE_SECONDS, LeaseRecord
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import MUTATING, Wrapper
 
 T = TypeVar("T")
-LEASE_SECONDS = 60.0
 _MARGIN = 6
 ON_ITS_WAY_SECONDS = LEASE_SECONDS / _MARGIN
 """What was sent to a store has arrived after so long, or never does: the margin of a lease."""
 
 _NEWEST = "newest.json"
+_POLL_SECONDS = 2.0
+
+
+def wall_clock() -> int:
+    """Microseconds since 1970, by this machine."""
+    return time.time_ns() // 1000
+
+
+def own_clock() -> int:
+    """Microseconds by a clock that nobody sets, and that goes on while this machine sleeps."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+    return time.monotonic_ns() // 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +73,21 @@ class Lease:
 
     Attributes:
         token: its number; higher ones are newer.
-        owner: who took it, for people to read.
+        description: what its holder does, for people to read.
+        nonce: no other acquisition has it.
+        duration_micros: so long after it was renewed others may take it.
     """
 
     path: StatePath
     token: int
-    owner: str
+    description: str
     nonce: str
+    duration_micros: int
+
+    @property
+    def owner(self) -> str:
+        """Who took it: this process."""
+        return owner_here(self.description)
 
     @property
     def directory(self) -> StatePath:
@@ -111,7 +143,8 @@ class Leased(Wrapper):
         """
         if self.inner.head(self._successor) is not None or self._long_lost():
             raise ConflictError(
-                "the lease on the job ran out, and somebody else has taken it",
+                "the lease on the job was lost: it ran out or was broken, and another process has "
+                "taken it",
                 path=self.lease.path,
                 owner=self.lease.owner,
                 retryable=True,
@@ -137,46 +170,92 @@ def lease(
     *,
     directory: StatePath | None = None,
     seconds: float = LEASE_SECONDS,
-    clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    wait_seconds: float = 0.0,
+    take_over: bool = False,
+    clock: Callable[[], int] = wall_clock,
+    ticks: Callable[[], int] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Leased]:
     """Hold the lease on a job, and give it back in the end.
 
     Args:
-        owner: who asks, for people to read; the same owner takes over from itself.
+        owner: what the caller does, for people to read; who holds it is this very acquisition.
         directory: where the leases lie; those of the job's maintainers unless given.
         seconds: how long it is held against others if this process dies; renewed while it lives.
-        clock: microseconds since the Unix epoch; the clocks of maintainers should agree to within
-            a fraction of `seconds`. If they do not, two may run at once, which costs work only.
+        wait_seconds: how long to wait for whoever holds it now; see `EXPIRED_SECONDS`.
+        take_over: take it even if somebody holds it, who then loses it at the next call. What that
+            one has sent before may still arrive: let `ON_ITS_WAY_SECONDS` pass.
+        clock: microseconds since 1970. No decision rests on it where the store gives times.
+        ticks: microseconds since whenever, by which the holder counts its own time: `own_clock`;
+            for a `clock` that a test gives, that one.
+        sleep: how to wait.
 
     Raises:
-        ConflictError: somebody else holds the lease.
+        ConflictError: somebody else holds the lease; says who, and until when.
     """
+    ticks = ticks or (own_clock if clock is wall_clock else clock)
     micros = int(seconds * 1e6)
-    runs_out = clock() + _own_time(micros)
-    held = _acquire(store, paths, owner, micros, clock, directory or paths.leases)
+    waits = _waits(wait_seconds)
+    while True:
+        runs_out = ticks() + _own_time(micros)
+        try:
+            held = _acquire(
+                store, paths, owner, micros, clock, ticks, directory or paths.leases, take_over
+            )
+            break
+        except ConflictError:
+            pause = next(waits, None)
+            if pause is None:
+                raise
+            sleep(pause)
     ended = threading.Event()
 
     def renew() -> None:
         nonlocal runs_out
         while not ended.wait(seconds / 3):
-            with contextlib.suppress(StorageError):
-                asked = clock()
-                _write(store, held, expires_at_micros=asked + micros)
-                runs_out = asked + _own_time(micros)
+            with contextlib.suppress(ArroyoStateError):
+                asked = ticks()
+                _write(store, held, expires_at_micros=clock() + micros)
+                # A process that stood still may renew what others have taken since, and left.
+                runs_out = 0 if _is_lost(store, held) else asked + _own_time(micros)
 
     thread = threading.Thread(target=renew, name="arroyo-lease", daemon=True)
     thread.start()
     try:
-        yield Leased(store, held, lambda: clock() >= runs_out)
+        yield Leased(store, held, lambda: ticks() >= runs_out)
     finally:
         ended.set()
         thread.join()
         _give_back(store, held)
 
 
+def _waits(seconds: float) -> Iterator[float]:
+    """Pauses that make up a time, without a look at any clock."""
+    while seconds > 0:
+        yield min(seconds, _POLL_SECONDS)
+        seconds -= _POLL_SECONDS
+
+
+def _is_lost(store: ObjectStore, held: Lease) -> bool:
+    """Whether somebody has taken the lease since, even if that one has given it back long ago."""
+    if _named_token(store, held.directory) > held.token:
+        return True
+    return store.head(held.successor) is not None
+
+
 def newest_token(store: ObjectStore, directory: StatePath) -> int:
     """The number of the newest lease in a directory of leases; 0 if there never was one."""
     return max((*_tokens(store, directory), _named_token(store, directory)))
+
+
+def newest_lease(store: ObjectStore, directory: StatePath) -> LeaseRecord | None:
+    """The newest lease in a directory of leases; None if there never was one.
+
+    Raises:
+        FormatError: it does not decode.
+    """
+    token = newest_token(store, directory)
+    return read_record(store, _path_of(directory, token)) if token else None
 
 
 def _tokens(store: ObjectStore, directory: StatePath) -> list[int]:
@@ -217,21 +296,29 @@ def _acquire(
     owner: str,
     micros: int,
     clock: Callable[[], int],
+    ticks: Callable[[], int],
     directory: StatePath,
+    take_over: bool,
 ) -> Lease:
-    began = clock()
+    began = ticks()
     tokens = _tokens(store, directory)
     newest = tokens[-1] if tokens else 0
     while True:
-        if newest:
-            _check_free(store, _path_of(directory, newest), paths, owner, clock())
+        if newest and not take_over:
+            _check_free(store, _path_of(directory, newest), paths, clock)
         path = _path_of(directory, newest + 1)
-        mine = Lease(path=path, token=newest + 1, owner=owner, nonce=uuid.uuid4().hex)
+        mine = Lease(
+            path=path,
+            token=newest + 1,
+            description=owner,
+            nonce=uuid.uuid4().hex,
+            duration_micros=micros,
+        )
         created = _create(store, mine, clock() + micros)
         try:
             named = _named_token(store, directory)
             if created and named < mine.token:
-                if clock() - began >= _own_time(micros):
+                if ticks() - began >= _own_time(micros):
                     raise _too_late(mine)
                 _name(store, mine, tokens)
                 return mine
@@ -240,7 +327,8 @@ def _acquire(
                 _give_back(store, mine)
             raise
         if named < mine.token:
-            raise _taken(paths, path, "somebody who came first")
+            first = read_record(store, path)
+            raise _taken(paths, path, "another process" if first is None else first.owner)
         # It was somebody's before: the listing left names out, or others came and went behind it.
         newest = named
 
@@ -275,28 +363,24 @@ def _write(store: ObjectStore, mine: Lease, *, expires_at_micros: int) -> None:
 
 
 def _encoded(mine: Lease, expires_at_micros: int) -> bytes:
-    return records.encode_json(
-        {
-            "version": 1,
-            "owner": mine.owner,
-            "token": mine.token,
-            "nonce": mine.nonce,
-            "expires_at_micros": expires_at_micros,
-        }
+    return encode_record(
+        token=mine.token,
+        description=mine.description,
+        nonce=mine.nonce,
+        duration_micros=mine.duration_micros,
+        expires_at_micros=expires_at_micros,
     )
 
 
 def _check_free(
-    store: ObjectStore, path: StatePath, paths: JobPaths, owner: str, now_micros: int
+    store: ObjectStore, path: StatePath, paths: JobPaths, clock: Callable[[], int]
 ) -> None:
-    try:
-        held = records.decode_json(store.read(path), path)
-    except NotFoundError:
-        return  # whoever came after it has removed it; creating ours will tell
-    expires = held.get("expires_at_micros")
-    if isinstance(expires, int) and expires > now_micros and held.get("owner") != owner:
-        left = -(-(expires - now_micros) // 1_000_000)
-        raise _taken(paths, path, str(held.get("owner")), f"it runs out in {left} seconds")
+    held = read_record(store, path)
+    if held is None or held.given_back:
+        return  # whoever came after it may have removed it; creating ours will tell
+    until = held.held_until(store_time(store, path.parent or path), clock())
+    if until is not None:
+        raise _taken(paths, path, held.owner, until)
 
 
 def _too_late(mine: Lease) -> ConflictError:
@@ -309,12 +393,35 @@ def _too_late(mine: Lease) -> ConflictError:
     )
 
 
-def _taken(paths: JobPaths, path: StatePath, owner: str, note: str | None = None) -> ConflictError:
-    does = "maintains" if path.parent == paths.leases else "runs"
+def _taken(
+    paths: JobPaths, path: StatePath, owner: str, until_micros: int | None = None
+) -> ConflictError:
+    until = "" if until_micros is None else f" until {_time_of_day(until_micros)}"
+    kind = lease_kind(paths, path)
     return ConflictError(
-        f"somebody else {does} the job" + (f"; {note}" if note else ""),
+        f"the job is leased by {owner}{until}: {_DOES[kind]}",
         job=paths.root,
         owner=owner,
         retryable=True,
-        next_step="wait for the other to end, then run it again; nothing was changed",
+        next_step="wait for the other to end, then run it again; see `arroyo-state leases`, and "
+        "`arroyo-state lease break` for one that hangs; nothing was changed",
     )
+
+
+_DOES = {
+    "maintenance": "it maintains the job",
+    "writer": "it runs the job",
+    "window": "it holds the job's maintenance window",
+}
+
+
+def lease_kind(paths: JobPaths, path: StatePath) -> str:
+    """Which lease of a job an object is: `maintenance`, `writer` or `window`."""
+    return {paths.writers: "writer", paths.windows: "window"}.get(
+        path.parent or path, "maintenance"
+    )
+
+
+def _time_of_day(micros: int) -> str:
+    """In UTC, as 12:04:10Z."""
+    return f"{(iso_micros(micros) or '').rpartition('T')[2].partition('.')[0]}Z"

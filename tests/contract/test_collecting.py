@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +34,7 @@ LOST = PATHS.data_file(
 @pytest.mark.parametrize("new_store", ["local", "s3-obstore", "s3-fsspec"], indirect=True)
 def test_what_goes_is_read_back_and_comes_back(new_store: Callable[[], ObjectStore]) -> None:
     store = new_store()
-    Written(store, PATHS).epochs(4)
+    Written(store, PATHS, start=time.time_ns() // 1000).epochs(4)
     before = without_ours(store)
     outcome = collect(store, PATHS, expiry(2, **STOPPED), yes=True, aside=True)
     assert outcome.deleted == outcome.plan.objects
@@ -50,7 +51,7 @@ def test_what_goes_is_read_back_and_comes_back(new_store: Callable[[], ObjectSto
 
 def test_empty_directories_go_with_what_was_in_them(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}")
-    Written(store, PATHS).epochs(6)
+    Written(store, PATHS, start=time.time_ns() // 1000).epochs(6)
     store.put(LOST, b"x")
     lost = next(tmp_path.rglob("*-lost"))
     assert "%3C" in str(lost)

@@ -152,6 +152,10 @@ def _uuid() -> uuid.UUID:
     return uuid.UUID(int=_Pool.world.chance.getrandbits(128))
 
 
+def _now() -> int:
+    return _Pool.world.now if _Pool.world else 0
+
+
 def _problem(self: Any, *listed: Any) -> NotFoundError | None:
     """Whether a data file is there: what it holds is nothing."""
     path = listed[-1]
@@ -163,14 +167,16 @@ def _problem(self: Any, *listed: Any) -> NotFoundError | None:
 def replaced_machinery() -> Iterator[None]:
     """While it lasts, threads, time and random names of the product are the world's."""
     names = types.SimpleNamespace(uuid4=_uuid)
-    clock = types.SimpleNamespace(time_ns=lambda: (_Pool.world.now if _Pool.world else 0) * 1000)
+    clock = types.SimpleNamespace(time_ns=lambda: _now() * 1000)
     threads = types.SimpleNamespace(Event=_Event, Thread=_Thread)
     with (
         mock.patch.object(concurrency, "ThreadPoolExecutor", _Pool),
         mock.patch.object(lease_module, "threading", threads),
         mock.patch.object(lease_module, "time", clock),
+        mock.patch.object(lease_module, "own_clock", _now),
         mock.patch.object(lease_module, "uuid", names),
         mock.patch.object(backend_module, "uuid", names),
+        mock.patch.object(backend_module, "own_clock", _now),
         mock.patch.object(merging_module, "uuid", names),
         mock.patch.object(rewriting_module, "uuid", names),
         mock.patch.object(backend_module.ParquetBackend, "_problem", _problem),

@@ -109,10 +109,10 @@ def test_an_expiry_without_sizes_lists_nothing_and_reads_every_object_once() -> 
 def test_age_count_and_both_say_which_epochs_stay() -> None:
     clock = Clock()
     store = begun(8, clock)
-    roots = read_roots(store, PATHS)
-    finished = {one.epoch: one.finish_time_micros for one in roots.epochs}
-    now = finished[8] + 10
-    young = now - finished[5]
+    records = [store.head(PATHS.epoch_record(Epoch(number))) for number in (5, 8)]
+    written = [info.modified_micros or 0 for info in records if info is not None]
+    now = written[1] + 10
+    young = now - written[0]
 
     def kept(**asked: Any) -> int | None:
         return plan_collection(store, PATHS, expiry(**asked), now_micros=now).keep_from

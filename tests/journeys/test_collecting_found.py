@@ -374,11 +374,15 @@ def test_what_comes_back_does_so_beside_a_job_s_own_cleaning_up() -> None:
     assert ends == {(1, 2, 3, 5)}
 
 
+@pytest.mark.parametrize("set_back", [False, True], ids=["clock-goes-on", "clock-is-set-back"])
 def test_a_job_s_own_cleaning_up_looks_for_pins_until_it_has_ended(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, set_back: bool
 ) -> None:
     monkeypatch.setattr(backend_module, "DELETE_BATCH", 1)
     clock = Clock()
+    monkeypatch.setattr(backend_module, "own_clock", clock)
+    stands_still = clock.micros
+    of_job = (lambda: stands_still) if set_back else clock
     start = kept_no_more(begun, 8, clock, **SMALL)
     kept: set[int] = set()
     for at in range(1, 20):
@@ -390,7 +394,7 @@ def test_a_job_s_own_cleaning_up_looks_for_pins_until_it_has_ended(
                 pin_epoch(store, PATHS, Epoch(5), clock=clock, sleep=clock.seconds)
                 pinned.append(5)
 
-        cleaning = ParquetBackend(Behind(store, at, pin), PATHS, clock=clock)
+        cleaning = ParquetBackend(Behind(store, at, pin), PATHS, clock=of_job)
         cleaning.cleanup_checkpoint(Epoch(6))
         whole(store, PATHS, *pinned, 6, 7, 8)
         kept.update(pinned)

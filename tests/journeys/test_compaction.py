@@ -269,7 +269,7 @@ def test_a_missing_file_stops_everything() -> None:
 def test_one_at_a_time() -> None:
     store = begun(6)
     with lease(store, PATHS, "somebody"):
-        with pytest.raises(ConflictError, match="somebody else maintains the job") as caught:
+        with pytest.raises(ConflictError, match="the job is leased by") as caught:
             compact_job(store, PATHS, FULL)
         assert caught.value.retryable
     assert compact_job(store, PATHS, FULL).changed

@@ -243,7 +243,7 @@ def test_a_second_starter_is_refused_until_the_first_has_ended() -> None:
     first = LocalRun(legacy_job(store, **TINY), store)
     first.step()
     before = listing(store)
-    with pytest.raises(ConflictError, match="somebody else runs the job") as caught:
+    with pytest.raises(ConflictError, match="the job is leased by") as caught:
         LocalRun(legacy_job(store, **TINY), store)
     assert caught.value.retryable
     assert listing(store) == before

@@ -227,7 +227,7 @@ def test_nobody_puts_back_beside_a_collector_whatever_a_listing_hides(layout: La
     cut = Hiding(job.store, lambda path: path.startswith(f"{job.paths.leases}"))
     with (
         lease(job.store, job.paths, "collector", clock=clock),
-        pytest.raises(ConflictError, match="else maintains the job"),
+        pytest.raises(ConflictError, match="the job is leased by"),
     ):
         undo_rewrite(cut, job.paths, stopped(job.paths), clock=clock)
     assert undo_rewrite(cut, job.paths, stopped(job.paths), clock=clock).done
@@ -428,7 +428,7 @@ def test_of_two_executors_one_wins_and_the_other_ends_cleanly(layout: Layout) ->
     def meanwhile(
         held: ObjectStore, tasks: Sequence[RewriteTask]
     ) -> Iterable[RewrittenPart | LeftOut]:
-        with pytest.raises(ConflictError, match="somebody else maintains") as caught:
+        with pytest.raises(ConflictError, match="the job is leased by") as caught:
             rewrite(job.store, job, owner="another")
         refused.append(caught.value)
         yield from rewrite_here(held, tasks)

@@ -34,7 +34,7 @@ def test_a_job_in_the_legacy_layout_stops_and_goes_on_with_equal_tables(tmp_path
     assert first.newest is not None
     assert first.newest.worker_generation is None
     held = JobRun(stores[1], on_spark, accept=lambda progress: None)
-    with pytest.raises(ConflictError, match="somebody else runs the job"):
+    with pytest.raises(ConflictError, match="the job is leased by"):
         run_pipeline(on_spark, stores[1])
     held.close()
     assert run_pipeline(on_spark, stores[1]).exhausted

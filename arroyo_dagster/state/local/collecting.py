@@ -11,7 +11,7 @@ from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.state.backend import ParquetBackend, delete_all
 from arroyo_dagster.state.codec.collecting import gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
-from arroyo_dagster.state.lease import Leased, lease
+from arroyo_dagster.state.lease import Leased, lease, wall_clock
 from arroyo_dagster.state.local.collecting_steps import (
     Delete,
     GcProgress,
@@ -24,7 +24,6 @@ from arroyo_dagster.state.local.gc_plans import (
     GcRequest,
     check_allowed,
     plan_collection,
-    wall_clock,
 )
 from arroyo_dagster.state.local.journal import Journal, finish_open_runs
 from arroyo_dagster.state.local.journal_archive import archive_runs
@@ -85,6 +84,7 @@ def collect(
     delete: Delete = delete_here,
     pace: Pace | None = None,
     owner: str = "arroyo-state gc",
+    lease_wait_seconds: float = 0.0,
     clock: Clock = wall_clock,
     progress: Callable[[GcProgress], None] = unheard,
 ) -> GcOutcome:
@@ -96,6 +96,7 @@ def collect(
         make: makes plans; in this process unless given.
         delete: deletes data files; likewise.
         owner: who asks, for lease and journal.
+        lease_wait_seconds: how long to wait for whoever maintains the job now.
         progress: told after every few thousand objects, and every few seconds.
 
     Raises:
@@ -106,7 +107,18 @@ def collect(
     with told_again(progress) as told:
         if yes:
             return _carried_out(
-                store, paths, asked, plan, aside, make, delete, pace or Pace(), owner, clock, told
+                store,
+                paths,
+                asked,
+                plan,
+                aside,
+                make,
+                delete,
+                pace or Pace(),
+                owner,
+                lease_wait_seconds,
+                clock,
+                told,
             )
         found = plan or make(store, paths, asked, now_micros=clock(), progress=_planning(told))
     return GcOutcome(plan=found, done=False, deleted=found.objects, size_bytes=found.size_bytes)
@@ -122,11 +134,14 @@ def _carried_out(
     delete: Delete,
     pace: Pace,
     owner: str,
+    lease_wait_seconds: float,
     clock: Clock,
     progress: Callable[[GcProgress], None],
 ) -> GcOutcome:
     check_allowed(store, paths, asked)
-    with lease(store, paths, owner, clock=clock) as held:
+    with lease(
+        store, paths, owner, wait_seconds=lease_wait_seconds, clock=clock, sleep=pace.sleep
+    ) as held:
         now = _store_clock(held, paths, clock)
         journals = held.list_dir(paths.journal)
         opened = finish_open_runs(held, journals.prefixes)

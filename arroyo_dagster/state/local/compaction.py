@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.parquet import read_facts
-from arroyo_dagster.state.lease import Leased, lease
+from arroyo_dagster.state.lease import Leased, lease, wall_clock
 from arroyo_dagster.state.local.jobs import newest_generation
 from arroyo_dagster.state.local.merges import Meter, OnProgress, RunMerges, check_same, merge_here
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, Manifest
@@ -194,8 +194,9 @@ def compact_job(
     run: RunMerges = merge_here,
     owner: str = "arroyo-state compact",
     wait_seconds: float = 0.0,
+    lease_wait_seconds: float = 0.0,
     dry_run: bool = False,
-    clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    clock: Callable[[], int] = wall_clock,
     on_merge: Callable[[MergeOutcome, int], None] = lambda outcome, left: None,
     on_progress: OnProgress = lambda progress: None,
 ) -> CompactionOutcome:
@@ -209,6 +210,7 @@ def compact_job(
         run: carries the merges out; in this process unless given.
         owner: who asks, for the lease.
         wait_seconds: how long to wait for a writer to take over what was merged.
+        lease_wait_seconds: how long to wait for whoever maintains the job now.
         dry_run: plan, and change nothing.
         on_merge: called with every merge that is done, before it is judged, and how many are left.
         on_progress: told now and then how many bytes are read, perhaps by another thread.
@@ -230,7 +232,7 @@ def compact_job(
             job=paths.root,
             next_step="let its runs merge (merge_files_after), or keep it in the protocol layout",
         )
-    with lease(store, paths, owner, clock=clock) as held:
+    with lease(store, paths, owner, wait_seconds=lease_wait_seconds, clock=clock) as held:
         # Whoever held the lease before may have done some of it.
         facts = _facts(held, paths)
         plan = _plan(facts, settings)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import InputError, NotFoundError, ProtocolError
-from arroyo_dagster.state.local.gc_plans import GcRequest, wall_clock
+from arroyo_dagster.state.lease import wall_clock
+from arroyo_dagster.state.local.gc_plans import GcRequest
 from arroyo_dagster.state.local.survey import survey_job
 from arroyo_dagster.state.model.collecting import Roots
 from arroyo_dagster.state.model.ids import StatePath

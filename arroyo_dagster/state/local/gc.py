@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.lease import wall_clock
 from arroyo_dagster.state.local.collecting import collect
 from arroyo_dagster.state.local.collecting_steps import Delete, Pace, delete_here
-from arroyo_dagster.state.local.gc_plans import Clock, GcRequest, plan_collection, wall_clock
+from arroyo_dagster.state.local.gc_plans import Clock, GcRequest, plan_collection
 from arroyo_dagster.state.model.collecting import GcPlan, PlanKind, Retention
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.store import ObjectStore

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.collecting import decode_gc_plan
+from arroyo_dagster.state.lease import wall_clock
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import list_jobs
 from arroyo_dagster.state.local.roots import newest_root, read_roots
 from arroyo_dagster.state.local.roots_read import Progress, Reader, untold
+from arroyo_dagster.state.local.roots_times import with_store_times
 from arroyo_dagster.state.local.survey import Survey, list_job, survey_job
 from arroyo_dagster.state.model.collecting import (
     GRACE_MICROS,
@@ -34,11 +35,6 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 Clock = Callable[[], int]
-
-
-def wall_clock() -> int:
-    """Microseconds since 1970, by this machine."""
-    return time.time_ns() // 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +104,7 @@ def plan_collection(
             given.
         progress: told now and then what was listed and read.
         with_sizes: list the job for sizes, times and etags. Without, an expiry reads metadata only,
-            lists nothing, and cannot be carried out.
+            lists nothing (by age: the epoch records), and cannot be carried out.
 
     Raises:
         ProtocolError: what is there does not add up, or the job may not be touched now: refused,
@@ -122,6 +118,8 @@ def plan_collection(
     if asked.kind is PlanKind.EXPIRE and not with_sizes:
         assert asked.retention is not None
         roots = read_roots(store, paths, progress)
+        if asked.retention.keep_micros is not None:
+            roots = with_store_times(store, roots)
         answer = needed_answer(asked, roots, before)
         return plan_expiry(roots, asked.retention, now_micros=now, answer=answer)
     removes = asked.kind is PlanKind.DEAD_JOB and not asked.unreadable

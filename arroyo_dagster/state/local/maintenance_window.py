@@ -22,12 +22,11 @@ from arroyo_dagster.errors import (
     NotFoundError,
     StorageError,
 )
-from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.codec.maintenance_records import (
     decode_window_record,
     encode_window_record,
 )
-from arroyo_dagster.state.lease import Leased, lease, newest_token
+from arroyo_dagster.state.lease import Leased, lease, newest_lease, wall_clock
 from arroyo_dagster.state.local.directory import JobDirectory, JobSource
 from arroyo_dagster.state.local.rewriting import (
     RunRewrites,
@@ -41,6 +40,7 @@ from arroyo_dagster.state.model.compaction import CompactionSettings
 from arroyo_dagster.state.model.directory import JobCondition, JobFacts
 from arroyo_dagster.state.model.ids import PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from arroyo_dagster.state.model.rewriting import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.model.window import (
     WindowEnd,
@@ -88,7 +88,7 @@ class WindowOptions:
     verify_level: int = 2
     owner: str = "arroyo-state compact window"
     run: RunRewrites = rewrite_here
-    clock: Callable[[], int] = lambda: time.time_ns() // 1000
+    clock: Callable[[], int] = wall_clock
     sleep: Callable[[float], None] = time.sleep
     on_step: Callable[[WindowStep], None] = lambda step: None
 
@@ -127,7 +127,13 @@ def run_window(
     if dry_run:
         return window.outcome(WindowEnd.DRY_RUN, plan=window.plan())
     with lease(
-        store, paths, window.options.owner, directory=paths.windows, clock=window.options.clock
+        store,
+        paths,
+        window.options.owner,
+        directory=paths.windows,
+        wait_seconds=0.0 if _record_of(store, paths) is None else EXPIRED_SECONDS,
+        clock=window.options.clock,
+        sleep=window.options.sleep,
     ) as held:
         left = read_window_record(store, paths)
         if left is not None:
@@ -160,7 +166,13 @@ def recover_window(
         return None
     window = _Window(store, paths, control, options or WindowOptions())
     with lease(
-        store, paths, window.options.owner, directory=paths.windows, clock=window.options.clock
+        store,
+        paths,
+        window.options.owner,
+        directory=paths.windows,
+        wait_seconds=EXPIRED_SECONDS,
+        clock=window.options.clock,
+        sleep=window.options.sleep,
     ) as held:
         left = read_window_record(store, paths)
         return None if left is None else window.recovered(held, left)
@@ -170,7 +182,7 @@ def interrupted_windows(
     store: ObjectStore,
     jobs: Iterable[JobPaths],
     *,
-    clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    clock: Callable[[], int] = wall_clock,
 ) -> list[JobPaths]:
     """The jobs whose window was cut off: its record is there, and nobody holds it any more.
 
@@ -186,15 +198,13 @@ def interrupted_windows(
 
 
 def _is_held(store: ObjectStore, paths: JobPaths, now_micros: int) -> bool:
+    """Whether a window is at work. Writes nothing, so that the time now is this machine's: whoever
+    acts on the answer takes the lease first, which asks the store."""
     try:
-        token = newest_token(store, paths.windows)
-        if not token:
-            return False
-        path = paths.windows / f"{token:010}.json"
-        expires = records.decode_json(store.read(path), path).get("expires_at_micros")
-    except (NotFoundError, FormatError):
+        found = newest_lease(store, paths.windows)
+    except FormatError:
         return False
-    return isinstance(expires, int) and expires > now_micros
+    return found is not None and found.held_until(now_micros, now_micros) is not None
 
 
 def read_window_record(store: ObjectStore, paths: JobPaths) -> WindowRecord | FormatError | None:
@@ -538,7 +548,9 @@ class _Window:
                 self.paths,
                 self.directory,
                 owner=self.options.owner,
+                lease_wait_seconds=EXPIRED_SECONDS,
                 clock=self.options.clock,
+                sleep=self.options.sleep,
             )
         except ArroyoStateError as error:
             self.failed("could not put the old state back", error)

@@ -18,8 +18,8 @@ from arroyo_dagster.state.codec.collecting import (
     moved_from_json,
 )
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
-from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease
-from arroyo_dagster.state.local.gc_plans import Clock, wall_clock
+from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
+from arroyo_dagster.state.local.gc_plans import Clock
 from arroyo_dagster.state.local.journal import Journal
 from arroyo_dagster.state.local.retained import may_be_going, put_retained
 from arroyo_dagster.state.local.roots_read import Reader

@@ -11,8 +11,8 @@ from dataclasses import replace
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend, delete_all
 from arroyo_dagster.state.codec.collecting import encode_retained
-from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease
-from arroyo_dagster.state.local.gc_plans import Clock, wall_clock
+from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
+from arroyo_dagster.state.local.gc_plans import Clock
 from arroyo_dagster.state.local.roots import newest_root
 from arroyo_dagster.state.model.collecting import Pin, Retained
 from arroyo_dagster.state.model.ids import Epoch

@@ -17,7 +17,7 @@ from dataclasses import replace
 from arroyo_dagster.errors import (
     ProtocolError,
 )
-from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.lease import lease, wall_clock
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.merges import check_same
 from arroyo_dagster.state.local.rewriting_publish import publish
@@ -115,7 +115,8 @@ def rewrite_job(
     verify_level: int = 1,
     dry_run: bool = False,
     or_forecast: bool = False,
-    clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    lease_wait_seconds: float = 0.0,
+    clock: Callable[[], int] = wall_clock,
     sleep: Callable[[float], None] = time.sleep,
     cancelled: Callable[[], bool] = lambda: False,
     on_part: Callable[[RewrittenPart | LeftOut, int], None] = lambda part, left: None,
@@ -153,7 +154,9 @@ def rewrite_job(
     if dry_run or not plan.tables or (or_forecast and plan.why_not is not None):
         return _nothing(plan)
     check_may(paths, scene)
-    with lease(store, paths, owner, clock=clock) as held:
+    with lease(
+        store, paths, owner, wait_seconds=lease_wait_seconds, clock=clock, sleep=sleep
+    ) as held:
         # Whoever held the lease before may have done some of it.
         scene = look_at(held, paths, directory)
         check_may(paths, scene)

@@ -14,7 +14,7 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec.maintenance_records import (
     decode_rewrite_record,
 )
-from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.lease import lease, wall_clock
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.retained import forget_rewrites, read_retained
 from arroyo_dagster.state.local.rewriting_scene import (
@@ -55,7 +55,9 @@ def undo_rewrite(
     *,
     owner: str = "arroyo-state compact",
     dry_run: bool = False,
-    clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    lease_wait_seconds: float = 0.0,
+    clock: Callable[[], int] = wall_clock,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> UndoOutcome:
     """Put the metadata of a stopped job of Arroyo's back as it was before its last rewrite.
 
@@ -70,7 +72,9 @@ def undo_rewrite(
     scene, path, changed = _what_changed(store, paths, directory)
     if dry_run or path is None:
         return UndoOutcome(record=path, objects=tuple(changed))
-    with lease(store, paths, owner, clock=clock) as held:
+    with lease(
+        store, paths, owner, wait_seconds=lease_wait_seconds, clock=clock, sleep=sleep
+    ) as held:
         scene, path, changed = _what_changed(held, paths, directory)
         if path is None:
             return UndoOutcome()

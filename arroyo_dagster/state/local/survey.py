@@ -16,6 +16,7 @@ from arroyo_dagster.state.codec.references import operator_references
 from arroyo_dagster.state.local.roots import newest_root, read_roots_once, settled
 from arroyo_dagster.state.local.roots_protocol import attempt
 from arroyo_dagster.state.local.roots_read import NO_EPOCH, Progress, Reader, epoch_root, untold
+from arroyo_dagster.state.local.roots_times import with_store_times
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import EpochRoot, PathsDigest, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -126,7 +127,7 @@ def read_listed(store: ObjectStore, found: Survey, progress: Progress = untold) 
     touched = {**_compactions(store, roots, found), **_rewrites(store, roots, found)}
     roots = replace(roots, compactions=touched)
     _check_complete(store, roots, found)
-    return roots
+    return with_store_times(store, roots, found.metadata)
 
 
 def list_job(

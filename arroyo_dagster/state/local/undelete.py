@@ -13,8 +13,8 @@ from arroyo_dagster.state.backend import ParquetBackend, delete_all
 from arroyo_dagster.state.codec.metadata import decode_legacy_checkpoint
 from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
-from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease
-from arroyo_dagster.state.local.gc_plans import Clock, wall_clock
+from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
+from arroyo_dagster.state.local.gc_plans import Clock
 from arroyo_dagster.state.local.journal import Journal
 from arroyo_dagster.state.local.quarantine import all_moved
 from arroyo_dagster.state.local.retained import may_be_going, put_retained

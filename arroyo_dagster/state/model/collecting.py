@@ -96,6 +96,10 @@ class EpochRoot:
         outside: a file that it lists and that does not lie below its job; None if all do.
         gone: objects of its metadata that are not there: a collection of it has begun.
         roots: what was read of it.
+        written_at_micros: when the store says that what makes it exist was written: its age. None
+            if the store does not say, or was not asked.
+        oldest_object_micros: likewise of the oldest object of its metadata, which a rewrite, a
+            cleanup or a late claim of the others leaves as it is; of the newest epoch only.
     """
 
     epoch: Epoch
@@ -113,6 +117,8 @@ class EpochRoot:
     outside: StatePath | None = None
     gone: tuple[StatePath, ...] = ()
     roots: tuple[Root, ...] = ()
+    written_at_micros: int | None = None
+    oldest_object_micros: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +314,7 @@ class Retention:
 
     Attributes:
         keep_epochs: so many of the newest, at least two.
-        keep_micros: those that finished no longer ago than this.
+        keep_micros: those that were written no longer ago than this, by the clock of the store.
 
     Raises:
         InputError: neither is given, or one is out of its range.

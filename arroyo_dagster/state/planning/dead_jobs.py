@@ -22,7 +22,6 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
 from arroyo_dagster.state.planning.orphans import FOREIGN_SHOWN
-from arroyo_dagster.state.planning.permission import check_clock
 from arroyo_dagster.state.planning.reachable import prove, refuse
 
 _LAST = (ObjectKind.GENERATION, ObjectKind.FENCE)
@@ -78,8 +77,6 @@ def plan_dead_job(
         ProtocolError: something speaks against its being dead, or somebody needs what is its.
     """
     checked_grace(grace_micros)
-    if unreadable is None:
-        check_clock(roots, now_micros)
     _check_unneeded(roots, needed_by_others)
     _check_quiet(roots, (*_newest(files), *_newest(metadata)), now_micros - grace_micros)
     referenced = _kept_for(roots.quarantined)
@@ -169,6 +166,18 @@ def _newest(objects: Packed) -> Iterator[Stored]:
 
 
 def _check_quiet(roots: Roots, newest: Iterable[Stored], old_micros: int) -> None:
+    # By the younger of two clocks: a copy is younger than what its writer says, and where the
+    # writer says that it is younger the store's clock may have been wrong.
+    finished = max((one.finish_time_micros for one in roots.epochs), default=0)
+    if finished > old_micros:
+        raise refuse(
+            "by its writer's clock an epoch of the job was finished within the grace period, or "
+            "will be",
+            roots.paths,
+            path=roots.head.ref,
+            finished_micros=finished,
+            next_step="wait, or ask again whether it is really dead; nothing was deleted",
+        )
     for one in newest:
         if not one.modified_micros or one.modified_micros > old_micros:
             raise refuse(

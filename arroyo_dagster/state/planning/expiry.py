@@ -48,7 +48,7 @@ def plan_expiry(
     makes the pinned one restorable.
 
     Args:
-        now_micros: the time that ages are taken from.
+        now_micros: the time, by the clock of the store: as the times of the epochs are.
         answer: what is known of the job; needed for a job of Arroyo's, of which only one at rest
             has epochs that may go.
         listed_from: the newest epoch when the listing began, from which the plan will take what is
@@ -63,7 +63,8 @@ def plan_expiry(
             roots.paths,
             next_step="collect its orphans, or stop it first; nothing was deleted",
         )
-    check_clock(roots, now_micros)
+    if retention.keep_micros is not None:
+        check_clock(roots, now_micros)
     keep_from = oldest_staying(roots, retention, now_micros, answer)
     if listed_from is not None:
         keep_from = min(keep_from, listed_from)
@@ -75,6 +76,7 @@ def plan_expiry(
     needed = _parents_of_pinned(roots)
     referenced = referenced_by(roots, (*stays, *roots.attempts))
     going = [one for one in expired if one.ref not in needed]
+    timeless = 0 if retention.keep_micros is None else sum(map(_timeless, stays))
     paths = roots.paths
     return GcPlan(
         kind=PlanKind.EXPIRE,
@@ -88,6 +90,7 @@ def plan_expiry(
         data=Packed.of_paths(_listed_by_none(expired, referenced)),
         records=Packed.of_paths(p for one in going for p in records_of(paths, one)),
         metadata=Packed.of_paths(p for one in going for p in metadata_of(paths, one)),
+        stays={} if not timeless else {"no_time": (timeless, 0)},
     )
 
 
@@ -99,13 +102,23 @@ def oldest_staying(
     keeping = [one.epoch for one in epochs[: retention.keep_epochs or 0]]
     if retention.keep_micros is not None:
         since = now_micros - retention.keep_micros
-        keeping += [one.epoch for one in epochs if one.finish_time_micros >= since]
+        pinned = roots.retained.pinned
+        keeping += [
+            one.epoch
+            for one in epochs
+            if one.epoch not in pinned and (_timeless(one) or (one.written_at_micros or 0) >= since)
+        ]
     newest = newest_restorable(roots, answer)
     keeping += [one.epoch for one in _needed_by_recovery(epochs, newest)]
     oldest = min(keeping)
     if roots.paths.layout is Layout.LEGACY:
         return min(oldest, Epoch(max(0, newest - LEGACY_EPOCHS_BEFORE_NEWEST)))
     return oldest
+
+
+def _timeless(one: EpochRoot) -> bool:
+    """Whether nobody knows how old an epoch is: then it stays, unless it is half gone already."""
+    return not one.written_at_micros and not one.gone
 
 
 def _needed_by_recovery(epochs: Sequence[EpochRoot], newest: Epoch) -> Sequence[EpochRoot]:

@@ -118,7 +118,7 @@ def standing_of(
         live=live,
         now_micros=now_micros,
         grace_micros=grace_micros,
-        began_micros=_began(roots.head, times.get(roots.head.ref)),
+        began_micros=_began(roots.head),
         newest_written=None if live and _may_begin_again(roots, answer) else _newest_written(roots),
         owned=frozenset((one.worker_generation, one.epoch) for one in stays),
         restored=None if address is None else (address.worker_generation, address.epoch),
@@ -141,13 +141,11 @@ def _may_go(
     return past and lost and (fenced or not live)
 
 
-def _began(head: EpochRoot, modified_micros: int | None) -> int:
-    """When the newest epoch began, no later than either clock says."""
-    began = head.start_time_micros
-    if modified_micros:
-        took = max(0, head.finish_time_micros - head.start_time_micros)
-        began = min(began, modified_micros - took)
-    return began - MARGIN_MICROS
+def _began(head: EpochRoot) -> int:
+    """When the newest epoch began, no later than either clock says; 0 if the store does not say."""
+    took = max(0, head.finish_time_micros - head.start_time_micros)
+    began = (head.oldest_object_micros or 0) - took
+    return max(0, min(began, head.start_time_micros) - MARGIN_MICROS)
 
 
 def _may_begin_again(roots: Roots, answer: JobAnswer | None) -> bool:

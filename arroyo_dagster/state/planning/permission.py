@@ -8,8 +8,9 @@ Source: arroyo-state.md 9.6 and 9.8; docs/decisions/job-directory.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
-from arroyo_dagster.errors import ConflictError
+from arroyo_dagster.errors import ConflictError, ProtocolError
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import SKEW_MICROS, Roots
 from arroyo_dagster.state.model.directory import Absence, JobAnswer, JobCondition, JobFacts
@@ -122,20 +123,50 @@ def newest_restorable(roots: Roots, answer: JobAnswer | None) -> Epoch:
 
 
 def check_clock(roots: Roots, now_micros: int) -> None:
-    """Make sure that the writer's clock is not ahead of the one that ages are taken from.
+    """Make sure that the clocks of the writer and of the store agree, to within a margin.
+
+    An age is never taken from a writer's clock. But where the two disagree one of them is wrong,
+    and it may be the store's. An expiry by count needs no clock, and does not ask.
+
+    Args:
+        now_micros: the time, by the clock of the store; stands for the times that it does not say.
 
     Raises:
-        ProtocolError: its newest epoch was finished in the future.
+        ProtocolError: the newest epoch was finished, by its writer's clock, after the object that
+            makes it exist was written, or before the oldest object of it was.
     """
-    ahead = roots.head.finish_time_micros - now_micros
-    if ahead > SKEW_MICROS:
-        raise refuse(
-            f"the newest epoch was finished {ahead // 1_000_000} seconds in the future: a clock is "
-            "wrong",
-            roots.paths,
-            path=roots.head.ref,
-            next_step="set the clocks of writer, store and this machine; nothing was deleted",
-        )
+    head = roots.head
+    finished = head.finish_time_micros
+    if not finished:
+        return  # the writer does not say
+    written = head.written_at_micros or now_micros
+    if finished - written > SKEW_MICROS:
+        raise _disagreement(roots, finished, written)
+    oldest = head.oldest_object_micros
+    if oldest and oldest - finished > SKEW_MICROS:
+        raise _disagreement(roots, finished, oldest)
+
+
+def _disagreement(roots: Roots, finished: int, written: int) -> ProtocolError:
+    apart = abs(finished - written) // 1_000_000
+    likely = "the writer's clock is ahead, or the store's was behind"
+    if finished < written:
+        likely = "the writer's clock is behind, or the objects were copied here later"
+    return refuse(
+        f"the newest epoch was finished at {_utc(finished)} by its writer's clock and written at "
+        f"{_utc(written)} by the store's, {apart} seconds apart: {likely}",
+        roots.paths,
+        path=roots.head.ref,
+        next_step="set the clock that is wrong and let the job write an epoch; until then "
+        "`gc plan expire --keep N`, without --keep-for, needs no clock; nothing was deleted",
+    )
+
+
+def _utc(micros: int) -> str:
+    try:
+        return f"{datetime.fromtimestamp(micros // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):
+        return f"{micros} microseconds since 1970"
 
 
 def check_store_clock(paths: JobPaths, store_micros: int | None, here_micros: int) -> int:

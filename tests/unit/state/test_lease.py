@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,8 +17,10 @@ from arroyo_dagster.errors import ConflictError, FormatError, StorageError
 from arroyo_dagster.state.lease import Leased, lease, newest_token
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
-from arroyo_dagster.state.storage.store import Listing
+from arroyo_dagster.state.storage.store import Listing, ObjectInfo
+from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.collecting import Hiding
 
 PATHS = JobPaths(JobId("j"), PipelineId("p"))
@@ -29,11 +36,12 @@ class Clock:
 
 
 def test_one_holds_it_and_gives_it_back() -> None:
-    store, clock = MemoryStore(), Clock()
+    clock = Clock()
+    store = MemoryStore(clock=clock)
     with lease(store, PATHS, "one", clock=clock) as held:
         held.put(SOMETHING, b"1")
         with (
-            pytest.raises(ConflictError, match="runs out in 60 seconds"),
+            pytest.raises(ConflictError, match="leased by"),
             lease(store, PATHS, "two", clock=clock),
         ):
             pass
@@ -43,7 +51,8 @@ def test_one_holds_it_and_gives_it_back() -> None:
 
 
 def test_a_dead_ones_lease_runs_out_and_it_changes_nothing_any_more() -> None:
-    store, clock = MemoryStore(), Clock()
+    clock = Clock()
+    store = MemoryStore(clock=clock)
     dead = lease(store, PATHS, "dead", clock=clock)
     held = dead.__enter__()
     clock.seconds += 61
@@ -59,12 +68,16 @@ def test_a_dead_ones_lease_runs_out_and_it_changes_nothing_any_more() -> None:
         assert held.read(SOMETHING) == b"new"
 
 
-def test_the_same_owner_takes_over_from_itself() -> None:
-    store, clock = MemoryStore(), Clock()
-    first = lease(store, PATHS, "run 7", clock=clock)
-    first.__enter__()
+def test_overlapping_runs_of_one_owner_exclude_each_other() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
     with lease(store, PATHS, "run 7", clock=clock) as held:
-        assert held.lease.token == 2
+        with pytest.raises(ConflictError) as error:
+            lease(store, PATHS, "run 7", clock=clock).__enter__()
+        who = f"{platform.node()}/{os.getpid()} (run 7)"
+        assert error.value.message.startswith(f"the job is leased by {who} until 00:17:41Z")
+        assert error.value.retryable
+        held.put(SOMETHING, b"1")
 
 
 def test_of_many_at_once_one_gets_it() -> None:
@@ -99,7 +112,8 @@ def test_it_is_renewed_while_its_holder_lives() -> None:
 
 def test_a_crash_at_any_change_leaves_a_lease_that_runs_out() -> None:
     for at in range(1, 7):
-        store, clock = MemoryStore(), Clock()
+        clock = Clock()
+        store = MemoryStore(clock=clock)
         with lease(store, PATHS, "before", clock=clock):
             pass
         try:
@@ -114,7 +128,8 @@ def test_a_crash_at_any_change_leaves_a_lease_that_runs_out() -> None:
 
 @pytest.mark.parametrize("at", [2, 3])
 def test_a_failure_while_it_is_taken_gives_it_back(at: int) -> None:
-    store, clock = MemoryStore(), Clock()
+    clock = Clock()
+    store = MemoryStore(clock=clock)
     leased(store, clock, 3)
     failing = FaultInjecting(store, fail_at=at, error=StorageError("down"))
     with pytest.raises(StorageError, match="down"):
@@ -143,14 +158,15 @@ def test_an_older_number_that_is_removed_just_then_is_not_won() -> None:
                 self.delete_many([path])
             return found
 
-    store, clock = Vanishing(), Clock()
+    clock = Clock()
+    store = Vanishing(clock=clock)
     leased(store, clock, 3)
     dead = lease(store, PATHS, "one", clock=clock)
     dead.__enter__()
     older = PATHS.leases / "0000000002.json"
     store.put(older, store.read(PATHS.leases / "0000000003.json"))
     cut = Hiding(store, lambda path: path.endswith(("0000000003.json", "0000000004.json")))
-    with pytest.raises(ConflictError, match="else maintains the job"):
+    with pytest.raises(ConflictError, match="the job is leased by"):
         lease(cut, PATHS, "two", clock=clock).__enter__()
 
 
@@ -176,26 +192,28 @@ HIDDEN = [set(), {"0000000006"}, {"0000000005"}, {"0000000005", "0000000006"}]
 
 @pytest.mark.parametrize("hidden", HIDDEN, ids=["none", "newest", "oldest", "both"])
 def test_a_listing_that_leaves_leases_out_makes_no_second_holder(hidden: set[str]) -> None:
-    store, clock = MemoryStore(), Clock()
+    clock = Clock()
+    store = MemoryStore(clock=clock)
     leased(store, clock, 5)
     dead = lease(store, PATHS, "one", clock=clock)
     holder = dead.__enter__()
     cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
     for owner in ("two", "three"):
-        with pytest.raises(ConflictError, match="else maintains the job"):
+        with pytest.raises(ConflictError, match="the job is leased by"):
             lease(cut, PATHS, owner, clock=clock).__enter__()
         holder.put(SOMETHING, b"1")
     clock.seconds += 61
     with lease(cut, PATHS, "two", clock=clock) as found:
         assert found.lease.token == 7
         found.put(SOMETHING, b"2")
-    with pytest.raises(ConflictError, match="somebody else has taken it"):
+    with pytest.raises(ConflictError, match="another process has taken it"):
         holder.put(SOMETHING, b"1")
 
 
 @pytest.mark.parametrize("hidden", HIDDEN, ids=["none", "newest", "oldest", "both"])
 def test_no_number_is_given_twice_whatever_a_listing_shows(hidden: set[str]) -> None:
-    store, clock = MemoryStore(), Clock()
+    clock = Clock()
+    store = MemoryStore(clock=clock)
     leased(store, clock, 6)
     cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
     assert newest_token(cut, PATHS.leases) == 6
@@ -217,12 +235,12 @@ def test_who_comes_and_goes_between_a_listing_and_its_use_is_noticed() -> None:
                 behind()
             return found
 
-    store = Slow()
+    store = Slow(clock=clock)
     leased(store, clock, 1)
     stays = lease(store, PATHS, "stays", clock=clock)
     others: list[Leased] = []
     store.behind = lambda: (leased(store, clock, 4), others.append(stays.__enter__()))
-    with pytest.raises(ConflictError, match="runs out in"):
+    with pytest.raises(ConflictError, match="leased by"):
         lease(store, PATHS, "slow", clock=clock).__enter__()
     others[0].put(SOMETHING, b"1")
     assert others[0].lease.token == 6
@@ -237,7 +255,7 @@ def test_who_needs_too_long_to_take_a_lease_does_not_hold_it() -> None:
             clock.seconds += 55
             return found
 
-    store = Stuck()
+    store = Stuck(clock=clock)
     with pytest.raises(ConflictError, match="could not be renewed"):
         lease(store, PATHS, "slow", clock=clock).__enter__()
     assert store.head(PATHS.leases / "newest.json") is None
@@ -245,7 +263,7 @@ def test_who_needs_too_long_to_take_a_lease_does_not_hold_it() -> None:
 
 def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too() -> None:
     clock = Clock()
-    store = MemoryStore()
+    store = MemoryStore(clock=clock)
     dead = lease(store, PATHS, "dead", clock=clock)
     holder = dead.__enter__()
     elsewhere = Leased.__new__(Leased)
@@ -254,12 +272,13 @@ def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too() -> None
     clock.seconds += 61
     leased(store, clock, 4)
     assert store.head(holder.lease.successor) is None
-    with pytest.raises(ConflictError, match="somebody else has taken it"):
+    with pytest.raises(ConflictError, match="another process has taken it"):
         elsewhere.put(SOMETHING, b"2")
 
 
 def test_leases_of_releases_that_did_not_name_the_newest_go_on() -> None:
-    store, clock = MemoryStore(), Clock()
+    clock = Clock()
+    store = MemoryStore(clock=clock)
     leased(store, clock, 3)
     store.delete_many([PATHS.leases / "newest.json"])
     assert newest_token(store, PATHS.leases) == 3
@@ -269,8 +288,183 @@ def test_leases_of_releases_that_did_not_name_the_newest_go_on() -> None:
 
 @pytest.mark.parametrize("found", [b"{", b"{}", b'{"token": -1}', b'{"token": true}'])
 def test_a_number_that_cannot_be_read_is_refused(found: bytes) -> None:
-    store, clock = MemoryStore(), Clock()
+    clock = Clock()
+    store = MemoryStore(clock=clock)
     store.put(PATHS.leases / "newest.json", found)
     with pytest.raises(FormatError) as error:
         lease(store, PATHS, "one", clock=clock).__enter__()
     assert "leases/newest.json" in str(error.value)
+
+
+# ---- clocks --------------------------------------------------------------------------------------
+
+
+DAY = 86_400.0
+_DEAD: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _buried() -> Iterator[None]:
+    yield
+    while _DEAD:
+        _DEAD.pop().__exit__(None, None, None)
+
+
+def died(*given: Any, **options: Any) -> Leased:
+    """Take a lease and never give it back."""
+    _DEAD.append(lease(*given, **options))  # what is collected as garbage would give it back
+    held: Leased = _DEAD[-1].__enter__()
+    return held
+
+
+@pytest.mark.parametrize("off", [DAY, -DAY], ids=["ahead", "behind"])
+@pytest.mark.parametrize("whose", ["holder", "contender"])
+def test_no_clock_but_the_store_s_says_when_a_lease_expires(off: float, whose: str) -> None:
+    clock, wrong = Clock(), Clock()
+    wrong.seconds += off
+    store = MemoryStore(clock=clock)
+    first, second = (wrong, clock) if whose == "holder" else (clock, wrong)
+    died(store, PATHS, "dead", clock=first)
+    for seconds in (0, 30, 30.9):
+        clock.seconds += seconds
+        wrong.seconds += seconds
+        with pytest.raises(ConflictError, match="leased by"):
+            lease(store, PATHS, "next", clock=second).__enter__()
+    clock.seconds += 0.1
+    with lease(store, PATHS, "next", clock=second) as held:
+        assert held.lease.token == 2
+
+
+def test_a_wall_clock_that_jumps_neither_ends_nor_prolongs_the_holder_s_own_time() -> None:
+    clock, wall, own = Clock(), Clock(), Clock()
+    store = MemoryStore(clock=clock)
+    held = died(store, PATHS, "one", clock=wall, ticks=own)
+    for jump in (DAY, -2 * DAY):
+        wall.seconds += jump
+        held.put(SOMETHING, b"1")
+    own.seconds += 49
+    held.put(SOMETHING, b"1")
+    own.seconds += 1
+    with pytest.raises(ConflictError, match="could not be renewed"):
+        held.put(SOMETHING, b"2")
+
+
+def test_a_lease_is_counted_by_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    with lease(store, PATHS, "one") as held:
+        ahead = time.time_ns() + int(DAY * 1e9)
+        monkeypatch.setattr(time, "time_ns", lambda: ahead)
+        held.put(SOMETHING, b"1")
+
+
+def test_waiting_ends_when_the_lease_of_a_dead_process_expires() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    died(store, PATHS, "dead", clock=clock)
+    began = clock.seconds
+
+    def sleep(seconds: float) -> None:
+        clock.seconds += seconds
+
+    with pytest.raises(ConflictError):
+        lease(store, PATHS, "hasty", clock=clock, wait_seconds=20, sleep=sleep).__enter__()
+    assert clock.seconds == began + 20
+    with lease(
+        store, PATHS, "next", clock=clock, wait_seconds=EXPIRED_SECONDS, sleep=sleep
+    ) as held:
+        assert 61 <= clock.seconds - began <= EXPIRED_SECONDS
+        assert held.lease.token == 2
+
+
+def test_a_store_s_clock_that_was_set_back_locks_nothing() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    clock.seconds += DAY
+    died(store, PATHS, "dead", clock=Clock())
+    clock.seconds -= DAY
+    here = Clock()
+    here.seconds += 61
+    with lease(store, PATHS, "next", clock=here) as held:
+        assert held.lease.token == 2
+
+
+class Timeless(Wrapper):
+    """A store that does not say when objects were written."""
+
+    def head(self, path: StatePath) -> ObjectInfo | None:
+        found = self.inner.head(path)
+        return None if found is None else replace(found, modified_micros=None)
+
+
+def test_where_a_store_gives_no_times_those_of_the_records_count() -> None:
+    clock = Clock()
+    store = Timeless(MemoryStore(clock=clock))
+    died(store, PATHS, "dead", clock=clock)
+    clock.seconds += 59
+    with pytest.raises(ConflictError, match="leased by"):
+        lease(store, PATHS, "next", clock=clock).__enter__()
+    clock.seconds += 2
+    with lease(store, PATHS, "next", clock=clock) as held:
+        assert held.lease.token == 2
+
+
+def test_a_record_of_an_older_release_expires_after_the_usual_time() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    old = {
+        "version": 1,
+        "owner": "arroyo-state gc",
+        "token": 1,
+        "nonce": "x",
+        "expires_at_micros": int((clock.seconds + DAY) * 1e6),
+    }
+    store.put(PATHS.leases / "0000000001.json", json.dumps(old).encode())
+    with pytest.raises(ConflictError, match=r"leased by arroyo-state gc until"):
+        lease(store, PATHS, "arroyo-state gc", clock=clock).__enter__()
+    clock.seconds += 61
+    with lease(store, PATHS, "arroyo-state gc", clock=clock) as held:
+        assert held.lease.token == 2
+
+
+def test_what_an_older_release_reads_is_still_written() -> None:
+    """It compares `expires_at_micros` with its clock, and lets an owner take over from itself."""
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    with lease(store, PATHS, "arroyo-state gc", clock=clock) as held:
+        found = json.loads(store.read(held.lease.path))
+        assert found["expires_at_micros"] == int((clock.seconds + 60) * 1e6)
+        assert found["owner"] != "arroyo-state gc"
+        assert (found["host"], found["pid"]) == (platform.node(), os.getpid())
+    assert json.loads(store.read(held.lease.path))["expires_at_micros"] == 0
+
+
+def test_a_lease_taken_over_by_force_is_lost_to_its_holder_at_once() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    held = died(store, PATHS, "hangs", clock=clock)
+    with lease(store, PATHS, "breaker", clock=clock, take_over=True) as new:
+        assert new.lease.token == 2
+        with pytest.raises(ConflictError, match="another process has taken it"):
+            held.put(SOMETHING, b"old")
+    with lease(store, PATHS, "next", clock=clock) as found:
+        assert found.lease.token == 3
+
+
+def test_a_holder_whose_clocks_stood_still_does_not_renew_what_others_had_since() -> None:
+    """A machine that was suspended: no clock of its own has noticed, and the successor's object has
+    gone, too."""
+    clock, own = Clock(), Clock()
+    store = MemoryStore(clock=clock)
+    held = died(store, PATHS, "slept", clock=own, seconds=0.3)
+    for _ in range(4):
+        with lease(store, PATHS, "other", clock=clock, take_over=True):
+            pass
+    assert store.head(held.lease.successor) is None
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            held.put(SOMETHING, b"old")
+        except ConflictError:
+            return
+        time.sleep(0.05)
+    raise AssertionError("it still believes that it holds the lease")

@@ -71,6 +71,8 @@ def epoch_root(paths: JobPaths, epoch: int, *files: StatePath, **changes: Any) -
         min_epoch=Epoch(1),
         start_time_micros=HEAD_BEGAN,
         finish_time_micros=HEAD_BEGAN + 5,
+        written_at_micros=HEAD_BEGAN + 10,
+        oldest_object_micros=HEAD_BEGAN + 10,
         needs_commit=False,
         operators=((OperatorId("o"), 1),),
         ours=True,
@@ -339,6 +341,7 @@ def test_whatever_is_asked_every_epoch_that_stays_keeps_all_it_needs(
         own = [StatePath(one.replace("p/j", str(paths.root), 1)) for one in sorted(files)]
         parent = None if not epochs or legacy else epochs[0].ref
         times = {"start_time_micros": NOW - 100 + number, "finish_time_micros": NOW - 100 + number}
+        times["written_at_micros"] = times["finish_time_micros"]
         epochs.insert(0, epoch_root(paths, number, *own, parent_ref=parent, **times))
     pinned = tuple(
         Pin(epoch=Epoch(one), owner="o", pinned_at_micros=1)

@@ -1,0 +1,164 @@
+"""`leases` and `lease break`: who holds the leases on jobs, and the end of one that hangs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.shown import clock, print_json, print_table, report
+from arroyo_dagster.state.lease import wall_clock
+from arroyo_dagster.state.local.jobs import find_job, list_jobs
+from arroyo_dagster.state.local.leases import KINDS, JobLease, break_lease, list_leases
+from arroyo_dagster.state.model.leases import LeaseRecord
+
+_COLUMNS = ("job", "kind", "token", "state", "holder", "renewed", "age", "expires in")
+
+
+@main.command("leases")
+@click.argument("job", required=False)
+@store_options
+def leases_command(job: str | None, url: str | None, as_json: bool) -> None:
+    """List the newest lease of each kind on JOB, or on all jobs. Writes nothing.
+
+    An age is this machine's time less the store's time of the last renewal. A live holder renews
+    every 20 seconds. A lease expires 61 seconds after its last renewal, by the store's clock alone.
+    """
+    store = open_to_read(url)
+    jobs = list_jobs(store) if job is None else [find_job(store, job)]
+    found, now = list_leases(store, jobs), wall_clock()
+    if as_json:
+        print_json([_json(one, now) for one in found])
+    elif found:
+        print_table(_COLUMNS, [_line(one, now) for one in found])
+    else:
+        click.echo("no job was ever leased")
+    report([one.problem for one in found])
+
+
+@main.group("lease")
+def lease_group() -> None:
+    """End the lease of a process that hangs."""
+
+
+@lease_group.command("break")
+@click.argument("job")
+@click.option("--kind", type=click.Choice(KINDS), default="maintenance", show_default=True)
+@click.option("--yes", is_flag=True, help="Do it; without it the evidence is shown.")
+@store_options
+def break_command(job: str, kind: str, yes: bool, url: str | None, as_json: bool) -> None:
+    """End the lease on JOB that somebody holds. Dry run until --yes.
+
+    Not needed after a crash: a lease that nobody renews expires within 61 seconds. It takes the
+    next lease, so that the holder stops with a ConflictError at its next change, waits ten seconds
+    for what the holder had sent before, and gives the lease back.
+    """
+    store = open_url(url) if yes else open_to_read(url)
+    paths = find_job(store, job)
+    found = next(iter(list_leases(store, [paths], [kind])), None)
+    name = f"{paths.root}: the {kind} lease"
+    given_back = found is not None and found.record is not None and found.record.given_back
+    document = {"done": False, "lease": None if found is None else _json(found, wall_clock())}
+    if found is None or given_back:
+        said = f"{name} is free ({'given back' if given_back else 'never taken'}): nothing to break"
+    elif not yes:
+        said = f"{name} is {_evidence(found)}\nnothing was changed, --yes breaks it"
+    else:
+        click.echo(f"{name} is {_evidence(found)}", err=True)
+        micros = break_lease(store, paths, kind, sleep=_wait)
+        age = None if micros is None else micros / 1e6
+        document |= {"done": True, "age_seconds_by_the_store": age}
+        ago = "" if age is None else f"; it had been renewed {age:.0f} s before (store's clock)"
+        said = f"{name} was broken and is free{ago}"
+    if as_json:
+        print_json(document)
+    else:
+        click.echo(said)
+
+
+def _wait(seconds: float) -> None:
+    click.echo(
+        f"taken over: its holder can change nothing any more; {seconds:.0f} seconds for what it "
+        "has sent before",
+        err=True,
+    )
+    time.sleep(seconds)
+
+
+def _evidence(one: JobLease) -> str:
+    record, now = one.record, wall_clock()
+    if record is None:
+        return f"broken, its record does not decode: {one.problem}"
+    state = _state(record, now)
+    alive = {
+        "held": "its holder is alive, or died less than a minute ago",
+        "expired": "its holder is dead or cut off, and whoever asks gets it",
+        "unknown": "this machine's clock or the store's is wrong, so that its age is not known",
+    }[state]
+    renewed = clock(record.renewed_at_micros) or "at a time that the store does not give"
+    age = _age(record, now)
+    ago = "" if age is None else f" ({age:.0f} s ago by this machine's clock)"
+    return f"{state} by {record.owner}, lease {record.token}, renewed {renewed}{ago}: {alive}"
+
+
+def _state(record: LeaseRecord | None, now: int) -> str:
+    if record is None:
+        return "broken"
+    if record.given_back:
+        return "given back"
+    age = _age(record, now)
+    if age is not None and age < -1:
+        return "unknown"
+    return "expired" if record.held_until(now, now) is None else "held"
+
+
+def _age(record: LeaseRecord, now: int) -> float | None:
+    renewed = record.renewed_at_micros
+    return None if renewed is None else (now - renewed) / 1e6
+
+
+def _expires_in(record: LeaseRecord, now: int) -> float | None:
+    until = record.held_until(now, now)
+    return None if until is None or _state(record, now) != "held" else (until - now) / 1e6
+
+
+def _json(one: JobLease, now: int) -> dict[str, Any]:
+    record = one.record
+    found: dict[str, Any] = {
+        "job": one.paths.root,
+        "kind": one.kind,
+        "state": _state(record, now),
+        "problem": None if one.problem is None else one.problem.message,
+    }
+    if record is not None:
+        found |= {
+            "token": record.token,
+            "owner": record.owner,
+            "description": record.description,
+            "host": record.host,
+            "pid": record.pid,
+            "renewed_at_micros": record.renewed_at_micros,
+            "duration_micros": record.duration_micros,
+            "age_seconds": _age(record, now),
+            "expires_in_seconds": _expires_in(record, now),
+        }
+    return found
+
+
+def _line(one: JobLease, now: int) -> tuple[object, ...]:
+    record = one.record
+    if record is None:
+        return (one.paths.root, one.kind, None, "broken", None, None, None, None)
+    age, left = _age(record, now), _expires_in(record, now)
+    return (
+        one.paths.root,
+        one.kind,
+        record.token,
+        _state(record, now),
+        record.owner,
+        clock(record.renewed_at_micros),
+        None if age is None else f"{age:.0f} s",
+        None if left is None else f"{left:.0f} s",
+    )

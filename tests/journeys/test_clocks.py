@@ -1,0 +1,292 @@
+"""Ages are the store's: no clock of a writer makes an epoch or a file older than it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.local.collecting import collect
+from arroyo_dagster.state.local.collecting_steps import Pace
+from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
+from arroyo_dagster.state.local.jobs import list_jobs
+from arroyo_dagster.state.local.undelete import undelete
+from arroyo_dagster.state.model.collecting import GcPlan
+from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected, open_store
+from arroyo_dagster.state.storage.store import Listing, ObjectInfo
+from arroyo_dagster.state.storage.wrappers import Counting, Wrapper
+from tests.collecting import DAY, Clock, dead, expiry, orphans, without_ours
+from tests.compat.arroyo import ARCHIVES, unpack
+from tests.fleets import OPERATOR, SECOND, Written, legacy_job, protocol_job
+from tests.jobs import copied
+
+PROTOCOL, LEGACY = protocol_job("p"), legacy_job("j")
+BOTH = pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])
+STOPPED = {"p/main": "stopped", "j": "stopped"}
+GONE = {"p/main": "gone", "j": "gone"}
+WEEK = 7 * DAY
+QUICK = Pace(sleep=lambda seconds: None)
+
+
+def write(job: Written, clock: Clock, epochs: int, *, apart: int = SECOND, off: int = 0) -> None:
+    """Write epochs by a writer whose clock is `off` by so many microseconds."""
+    for _ in range(epochs):
+        clock.micros += apart
+        job._start = clock.micros + off - (job.epoch + 1) * SECOND
+        job.write()
+
+
+def begun(paths: JobPaths, clock: Clock, epochs: int = 15, **how: int) -> Written:
+    job = Written(MemoryStore(clock=clock), paths, start=clock.micros)
+    write(job, clock, epochs, **how)
+    return job
+
+
+def planned(
+    store: ObjectStore, paths: JobPaths, asked: GcRequest, clock: Clock, **how: Any
+) -> GcPlan:
+    return plan_collection(WriteProtected(store), paths, asked, now_micros=clock(), **how)
+
+
+def refused(job: Written, asked: GcRequest, clock: Clock) -> ProtocolError:
+    """Neither planned nor done."""
+    before = without_ours(job.store)
+    with pytest.raises(ProtocolError, match="clock") as found:
+        planned(job.store, job.paths, asked, clock)
+    with pytest.raises(ProtocolError, match="clock"):
+        collect(job.store, job.paths, asked, yes=True, clock=clock, pace=QUICK)
+    assert without_ours(job.store) == before
+    return found.value
+
+
+# ---- expiry by age -------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("listed", [True, False], ids=["with-sizes", "without"])
+def test_age_of_an_epoch_is_taken_from_the_store(paths: JobPaths, listed: bool) -> None:
+    """The writer's clock was ten days behind until its last epochs."""
+    clock = Clock()
+    job = begun(paths, clock, off=-10 * DAY)
+    write(job, clock, 2)
+    asked = expiry(micros=WEEK, **STOPPED)
+    assert planned(job.store, paths, asked, clock, with_sizes=listed).epochs == ()
+    clock.days(8)
+    write(job, clock, 2)
+    plan = planned(job.store, paths, asked, clock, with_sizes=listed)
+    newest = 19
+    legacy_keeps = newest - 1 - 10
+    expected = range(1, legacy_keeps if paths.layout is Layout.LEGACY else newest - 1)
+    assert plan.epochs == tuple(expected)
+
+
+@BOTH
+@pytest.mark.parametrize("off", [-10 * DAY, 10 * DAY, -301 * SECOND, 301 * SECOND])
+def test_clocks_that_disagree_are_refused_with_both_times(paths: JobPaths, off: int) -> None:
+    clock = Clock()
+    job = begun(paths, clock, off=off)
+    clock.days(30)
+    for asked in (expiry(micros=WEEK, **STOPPED), orphans(**STOPPED)):
+        error = refused(job, asked, clock)
+        assert "by its writer's clock" in error.message
+        assert "by the store's" in error.message
+        assert error.message.count("Z") >= 2
+        assert "ahead" in error.message if off > 0 else "behind" in error.message
+        assert "--keep" in str(error.next_step)
+
+
+@BOTH
+@pytest.mark.parametrize("off", [-299 * SECOND, 299 * SECOND])
+def test_a_disagreement_within_the_margin_is_accepted(paths: JobPaths, off: int) -> None:
+    clock = Clock()
+    job = begun(paths, clock, off=off)
+    clock.days(30)
+    assert planned(job.store, paths, expiry(micros=WEEK, **STOPPED), clock).epochs
+
+
+@BOTH
+@pytest.mark.parametrize("off", [-10 * DAY, 10 * DAY])
+def test_expiry_by_count_needs_no_clock(paths: JobPaths, off: int) -> None:
+    clock = Clock()
+    job = begun(paths, clock, off=off)
+    done = collect(job.store, paths, expiry(2, **STOPPED), yes=True, clock=clock, pace=QUICK)
+    assert done.done
+
+
+def test_a_copied_root_is_refused_by_age_until_the_job_goes_on() -> None:
+    clock = Clock()
+    job = begun(PROTOCOL, clock)
+    clock.days(30)
+    assert isinstance(job.store, MemoryStore)
+    job.store = copied(job.store, clock=clock)
+    error = refused(job, expiry(micros=WEEK, **STOPPED), clock)
+    assert "copied" in error.message
+    write(job, clock, 1)
+    assert planned(job.store, PROTOCOL, expiry(micros=WEEK, **STOPPED), clock).epochs == ()
+    clock.days(8)
+    assert planned(job.store, PROTOCOL, expiry(micros=WEEK, **STOPPED), clock).epochs
+
+
+@pytest.mark.parametrize(
+    ("paths", "rewritten"),
+    [
+        (PROTOCOL, PROTOCOL.manifest(WorkerGeneration(1), Epoch(15))),
+        (LEGACY, LEGACY.legacy_metadata(Epoch(15))),
+        (LEGACY, LEGACY.operator_metadata(OPERATOR, Epoch(15))),
+    ],
+    ids=["manifest", "checkpoint-metadata", "operator-metadata"],
+)
+def test_metadata_that_was_rewritten_later_is_no_error_of_a_clock(
+    paths: JobPaths, rewritten: StatePath
+) -> None:
+    """By an in-place compaction, by Arroyo's cleanup or restore, long after the epoch."""
+    clock = Clock()
+    job = begun(paths, clock)
+    clock.days(30)
+    job.store.put(rewritten, job.store.read(rewritten))
+    assert planned(job.store, paths, expiry(micros=WEEK, **STOPPED), clock).epochs
+    planned(job.store, paths, orphans(**STOPPED), clock)
+
+
+def test_a_claim_made_at_a_later_start_is_no_error_of_a_clock() -> None:
+    clock = Clock()
+    job = begun(PROTOCOL, clock)
+    clock.micros += SECOND
+    job._start = clock.micros - (job.epoch + 1) * SECOND
+    job.write(record=False)
+    clock.days(2)
+    job.claim()
+    planned(job.store, PROTOCOL, orphans(**STOPPED), clock)
+
+
+class Timeless(Wrapper):
+    """A store that does not say when objects were written."""
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Any:
+        for info in self.inner.list(prefix, start_after=start_after):
+            yield replace(info, modified_micros=None)
+
+    def list_dir(self, prefix: str = "") -> Listing:
+        found = self.inner.list_dir(prefix)
+        return replace(
+            found, objects=tuple(replace(one, modified_micros=None) for one in found.objects)
+        )
+
+    def head(self, path: Any) -> ObjectInfo | None:
+        found = self.inner.head(path)
+        return None if found is None else replace(found, modified_micros=None)
+
+
+@BOTH
+@pytest.mark.parametrize("listed", [True, False], ids=["with-sizes", "without"])
+def test_an_epoch_without_a_time_never_expires_by_age(paths: JobPaths, listed: bool) -> None:
+    clock = Clock()
+    job = begun(paths, clock)
+    clock.days(30)
+    timeless = Timeless(job.store)
+    asked = expiry(micros=WEEK, **STOPPED)
+    plan = planned(timeless, paths, asked, clock, with_sizes=listed)
+    assert plan.epochs == ()
+    assert plan.stays["no_time"] == (15, 0)
+    with pytest.raises(ProtocolError, match="does not say when"):
+        collect(timeless, paths, asked, yes=True, clock=clock, pace=QUICK)
+    assert planned(timeless, paths, expiry(2, **STOPPED), clock, with_sizes=listed).epochs
+
+
+def test_ages_cost_one_listing_and_no_request_an_epoch() -> None:
+    clock = Clock()
+    job = begun(PROTOCOL, clock, 40)
+    clock.days(30)
+    counted = Counting(job.store)
+    planned(counted, PROTOCOL, expiry(2, **STOPPED), clock, with_sizes=False)
+    by_count = counted.calls.copy()
+    counted.calls.clear()
+    planned(counted, PROTOCOL, expiry(micros=WEEK, **STOPPED), clock, with_sizes=False)
+    by_age = counted.calls
+    assert by_age["read"] == by_count["read"]
+    assert by_age["list"] + by_age["list_dir"] == 1
+    assert by_age["head"] <= 2
+
+
+def test_an_epoch_that_a_listing_hides_is_asked_for_by_name() -> None:
+    clock = Clock()
+    job = begun(PROTOCOL, clock, off=-10 * DAY)
+    write(job, clock, 2)
+
+    class Cut(Wrapper):
+        def list_dir(self, prefix: str = "") -> Listing:
+            found = self.inner.list_dir(prefix)
+            return replace(found, objects=found.objects[:3])
+
+    plan = planned(
+        Cut(job.store), PROTOCOL, expiry(micros=WEEK, **STOPPED), clock, with_sizes=False
+    )
+    assert plan.epochs == ()
+    assert "no_time" not in plan.stays
+
+
+def test_epochs_brought_back_do_not_hold_newer_ones() -> None:
+    """They are pinned, and their objects are new by the store's clock."""
+    clock = Clock()
+    job = begun(PROTOCOL, clock)
+    clock.days(10)
+    write(job, clock, 2)
+    said = {"p/main": "stopped"}
+    moved = collect(
+        job.store, PROTOCOL, expiry(12, **said), yes=True, aside=True, clock=clock, pace=QUICK
+    )
+    assert moved.plan.epochs == (1, 2, 3, 4, 5)
+    undelete(
+        job.store, PROTOCOL, str(moved.quarantine), yes=True, clock=clock, sleep=lambda _: None
+    )
+    plan = planned(job.store, PROTOCOL, expiry(micros=WEEK, **said), clock)
+    assert plan.keep_from == 16
+    assert plan.epochs == tuple(range(6, 16))
+
+
+# ---- dead jobs -----------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_dead_job_is_as_young_as_the_younger_clock_says(paths: JobPaths) -> None:
+    clock = Clock()
+    job = begun(paths, clock, off=10 * DAY)
+    clock.days(12)
+    asked = replace(dead(**GONE), others=())
+    with pytest.raises(ProtocolError, match="within the grace period"):
+        planned(job.store, paths, asked, clock)
+    clock.days(2)
+    assert planned(job.store, paths, asked, clock).objects
+
+
+@BOTH
+def test_a_dead_job_that_was_copied_is_removed_once_the_copy_is_old(paths: JobPaths) -> None:
+    clock = Clock()
+    job = begun(paths, clock)
+    clock.days(30)
+    assert isinstance(job.store, MemoryStore)
+    copy = copied(job.store, clock=clock)
+    asked = replace(dead(**GONE), others=())
+    with pytest.raises(ProtocolError, match="within the grace period"):
+        planned(copy, paths, asked, clock)
+    clock.days(4)
+    assert planned(copy, paths, asked, clock).objects
+
+
+# ---- a real Arroyo -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("archive", ARCHIVES)
+def test_clocks_of_a_real_arroyo_and_its_store_agree(archive: str, tmp_path: Path) -> None:
+    store = WriteProtected(open_store(unpack(archive, tmp_path)))
+    for paths in list_jobs(store):
+        said = {str(paths.root): "stopped"}
+        asked = expiry(micros=DAY, **said)
+        plan = plan_collection(store, paths, asked)
+        assert plan.keep_from is not None
+        plan_collection(store, paths, orphans(**said))
