@@ -16,9 +16,11 @@ import click
 
 from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory_options
 from arroyo_dagster.cli.gc_shown import (
+    check_json,
     entry_json,
     moved_json,
     outcome_json,
+    print_check,
     print_outcome,
     print_reasons,
     reasons_json,
@@ -27,6 +29,7 @@ from arroyo_dagster.cli.gc_shown import (
 )
 from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.shown import bytes_words, clock, print_json, print_table
+from arroyo_dagster.cli.verifying import EXIT_FINDINGS
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.collecting import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
@@ -36,6 +39,7 @@ from arroyo_dagster.state.local.explain import explain_directory, explain_object
 from arroyo_dagster.state.local.gc_plans import GcRequest
 from arroyo_dagster.state.local.jobs import find_job, list_jobs
 from arroyo_dagster.state.local.journal import read_journal
+from arroyo_dagster.state.local.journal_check import check_journal
 from arroyo_dagster.state.local.quarantine import list_quarantines, purge
 from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
 from arroyo_dagster.state.local.undelete import undelete
@@ -295,10 +299,22 @@ def explain(
 @gc.command()
 @click.argument("job")
 @click.option("--run", help="Of this run only.")
+@click.option("--check", is_flag=True, help="Compare every part with its digest in the hash chain.")
 @store_options
-def journal(job: str, run: str | None, url: str | None, as_json: bool) -> None:
-    """List what was deleted or moved aside: when, by whom, under which plan, what became of it."""
+def journal(job: str, run: str | None, check: bool, url: str | None, as_json: bool) -> None:
+    """List what was deleted or moved aside: when, by whom, under which plan, what became of it.
+
+    With --check: exit code 0 if no part was changed, removed or inserted, 3 if one was.
+    """
+    if check and run is not None:
+        raise click.UsageError("--check reads the whole journal: leave out --run")
     store = open_to_read(url)
+    if check:
+        found = check_journal(store, _job(store, job))
+        print_json(check_json(found)) if as_json else print_check(job, found)
+        if not found.whole:
+            click.get_current_context().exit(EXIT_FINDINGS)
+        return
     entries = list(read_journal(store, _job(store, job), run))
     if as_json:
         print_json([entry_json(entry) for entry in entries])

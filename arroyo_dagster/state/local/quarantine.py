@@ -21,6 +21,7 @@ from arroyo_dagster.state.codec.references import manifest_references, operator_
 from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease
 from arroyo_dagster.state.local.gc_plans import Clock, wall_clock
 from arroyo_dagster.state.local.journal import Journal
+from arroyo_dagster.state.local.journal_chain import finish_open_runs
 from arroyo_dagster.state.local.retained import may_be_going, put_retained
 from arroyo_dagster.state.local.roots_read import Reader
 from arroyo_dagster.state.model.collecting import (
@@ -204,6 +205,7 @@ def purge(
         now = check_store_clock(
             paths, None if written is None else written.modified_micros, clock()
         )
+        finish_open_runs(held, paths, held.list_dir(paths.journal).prefixes)
         going = _old(held, paths, now - older_than_micros)
         for one in going:
             _purge_one(held, paths, one, owner, now)
@@ -240,9 +242,9 @@ def _purge_one(
         quarantine=one.name,
     )
     for number, batch in enumerate(Packed(objects).batches(), start=1):
-        journal.write(number, batch, {})
+        journal.write([(number, batch)], {})
         delete_all(held, [stored.path for stored in batch])
-        journal.write(number, batch, dict.fromkeys((b.path for b in batch), "deleted"))
+        journal.write([(number, batch)], dict.fromkeys((b.path for b in batch), "deleted"))
     put_retained(
         held,
         paths,
