@@ -83,6 +83,12 @@ def archived_runs(data: bytes, path: str) -> Iterator[ArchivedRun]:
             yield ArchivedRun(name=name, plan=plan, end=end, lines=lines)
 
 
+def archived_names(data: bytes, path: str) -> frozenset[str]:
+    """The names of the runs in such a file. Errors as `decode_archive`."""
+    with decoding(path):
+        return frozenset(_opened(data, path).read(columns=["run"])["run"].unique().to_pylist())
+
+
 def archived_lines(
     data: bytes,
     path: str,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.codec.collecting import VERSION, known_fields, number_of
 from arroyo_dagster.state.codec.journal import Line, archived_runs
 from arroyo_dagster.state.codec.journal_chain import (
@@ -237,11 +237,11 @@ def _found(store: ObjectStore, paths: JobPaths) -> list[_Found]:
     found: dict[str, _Found] = {}
     for path in archives_of(info.path for info in listed.objects):
         for one in archived_runs(store.read(path), path):
-            run = _run_of(one.name, one.plan.encode(), path, ended=True)
+            run = run_from_plan(one.name, one.plan.encode(), path, ended=True)
             found.setdefault(one.name, _Found(run, path))
     # Of one that was archived the directory may not have gone yet.
     own = [path for path in listed.prefixes if path.name not in found]
-    others = concurrently(lambda path: _run(store, path), own)
+    others = concurrently(lambda path: read_run(store, path), own)
     found.update((run.name, _Found(run)) for run in others if run is not None)
     return [found[name] for name in sorted(found)]
 
@@ -251,17 +251,17 @@ def archives_of(objects: Iterable[StatePath]) -> list[StatePath]:
     return sorted(path for path in objects if path.name.endswith(ARCHIVE))
 
 
-def _run(store: ObjectStore, directory: StatePath) -> Run | None:
+def read_run(store: ObjectStore, directory: StatePath) -> Run | None:
     path = directory / PLAN
     try:
         data = store.read(path)
     except NotFoundError:
         return None
     ended = store.head(directory / END) is not None
-    return _run_of(directory.name, data, path, ended=ended)
+    return run_from_plan(directory.name, data, path, ended=ended)
 
 
-def _run_of(name: str, data: bytes, path: StatePath, *, ended: bool) -> Run:
+def run_from_plan(name: str, data: bytes, path: StatePath, *, ended: bool) -> Run:
     with known_fields(data, path) as fields:
         return Run(
             name=name,
@@ -308,18 +308,21 @@ def entry_of(run: Run, line: Line) -> Entry:
         FormatError: its path is none.
     """
     at_micros, name, size, etag, outcome = line
-    with known_fields(b'{"version":1}', run.name):
-        return Entry(
-            run=run.name,
-            owner=run.owner,
-            at_micros=at_micros,
-            kind=run.kind,
-            plan=run.plan,
-            path=StatePath(name),
-            size_bytes=size,
-            etag=etag,
-            outcome=str(outcome),
-        )
+    try:
+        path = StatePath(name)
+    except InputError as error:
+        raise FormatError(f"a line of the journal names no path: {error}", run=run.name) from error
+    return Entry(
+        run=run.name,
+        owner=run.owner,
+        at_micros=at_micros,
+        kind=run.kind,
+        plan=run.plan,
+        path=path,
+        size_bytes=size,
+        etag=etag,
+        outcome=str(outcome),
+    )
 
 
 def _lines(store: ObjectStore, directory: StatePath) -> Iterator[Line]:

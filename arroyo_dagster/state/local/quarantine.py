@@ -38,7 +38,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import NOTHING, ObjectKind, Packed, Stored, object_name
 from arroyo_dagster.state.planning.dead_jobs import UNREADABLE
 from arroyo_dagster.state.planning.permission import check_store_clock
-from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.concurrency import ahead, concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 INDEX = "index.json"
@@ -159,6 +159,22 @@ def _parts(store: ObjectStore, paths: JobPaths, one: Quarantined) -> dict[StateP
     known = sorted(path for path in listed | named if path.name.startswith("part-"))
     found = concurrently(lambda path: _moved_in(store, path), known)
     return {path: part for path, part in zip(known, found, strict=True) if part is not None}
+
+
+def find_copy(
+    store: ObjectStore, paths: JobPaths, one: Quarantined, path: StatePath
+) -> Moved | None:
+    """The copy of one object in a quarantine; None if there is none. Reads a part at a time."""
+    directory = paths.quarantine / one.name
+    names = [directory / _part(number) for number in range(1, one.parts + 1)]
+    if not names:
+        listed = store.list_dir(directory).objects
+        names = [info.path for info in listed if info.path.name.startswith("part-")]
+    for part in ahead(lambda name: _moved_in(store, name), names):
+        found = next((moved for moved in part or () if moved.path == path), None)
+        if found is not None:
+            return found
+    return None
 
 
 def _moved_in(store: ObjectStore, path: StatePath) -> list[Moved] | None:
