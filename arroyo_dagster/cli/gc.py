@@ -1,4 +1,4 @@
-"""`gc plan | run | explain | journal | undelete | purge`, and `pin | unpin | pins`.
+"""`gc plan | run | explain | fate | journal | undelete | purge`, and `pin | unpin | pins`.
 
 Nothing is deleted until --yes; without it credentials that can read are enough.
 """
@@ -15,10 +15,18 @@ from typing import Any, TypeVar
 import click
 
 from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory_options
+from arroyo_dagster.cli.fate_shown import (
+    directory_fate_json,
+    fate_json,
+    print_directory_fate,
+    print_fate,
+)
 from arroyo_dagster.cli.gc_shown import (
+    check_json,
     entry_json,
     moved_json,
     outcome_json,
+    print_check,
     print_outcome,
     print_reasons,
     reasons_json,
@@ -27,15 +35,23 @@ from arroyo_dagster.cli.gc_shown import (
 )
 from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.shown import bytes_words, clock, print_json, print_table
+from arroyo_dagster.cli.verifying import EXIT_FINDINGS
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.collecting import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.local.collecting import GcOutcome, collect
 from arroyo_dagster.state.local.collecting_steps import Pace
 from arroyo_dagster.state.local.explain import explain_directory, explain_object, job_of_path
+from arroyo_dagster.state.local.fate import (
+    fate_of_directory,
+    fate_of_object,
+    job_of_object,
+    path_of_object,
+)
 from arroyo_dagster.state.local.gc_plans import GcRequest
 from arroyo_dagster.state.local.jobs import find_job, list_jobs
 from arroyo_dagster.state.local.journal import read_journal
+from arroyo_dagster.state.local.journal_check import check_journal
 from arroyo_dagster.state.local.quarantine import list_quarantines, purge
 from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
 from arroyo_dagster.state.local.undelete import undelete
@@ -293,12 +309,59 @@ def explain(
 
 
 @gc.command()
+@click.argument("path")
+@click.option("--job", help="The job that PATH is relative to.")
+@click.option("--older-than", type=Duration(), default=GRACE_MICROS, show_default="3d")
+@directory_options
+@store_options
+def fate(
+    path: str,
+    job: str | None,
+    older_than: int,
+    url: str | None,
+    as_json: bool,
+    api: str | None,
+    database: str | None,
+    say: tuple[str, ...],
+) -> None:
+    """Say what became of an object: there, deleted, in quarantine, purged, or never seen.
+
+    PATH is a full URL, a path below the URL, or relative to --job. If it ends in / the answer
+    counts what became of the objects below it. Writes nothing.
+    """
+    store = open_to_read(url)
+    known = None if job is None else _job(store, job)
+    path = path_of_object(path, store.url, known)
+    paths = known or job_of_object(store, path)
+    if path.endswith("/"):
+        below = fate_of_directory(store, paths, path)
+        print_json(directory_fate_json(below)) if as_json else print_directory_fate(below)
+        return
+    directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
+    asked = GcRequest(kind=PlanKind.ORPHANS, grace_micros=older_than, directory=directory)
+    found = fate_of_object(store, paths, path, asked)
+    print_json(fate_json(found)) if as_json else print_fate(found)
+
+
+@gc.command()
 @click.argument("job")
 @click.option("--run", help="Of this run only.")
+@click.option("--check", is_flag=True, help="Compare every part with its digest in the hash chain.")
 @store_options
-def journal(job: str, run: str | None, url: str | None, as_json: bool) -> None:
-    """List what was deleted or moved aside: when, by whom, under which plan, what became of it."""
+def journal(job: str, run: str | None, check: bool, url: str | None, as_json: bool) -> None:
+    """List what was deleted or moved aside: when, by whom, under which plan, what became of it.
+
+    With --check: exit code 0 if no part was changed, removed or inserted, 3 if one was.
+    """
+    if check and run is not None:
+        raise click.UsageError("--check reads the whole journal: leave out --run")
     store = open_to_read(url)
+    if check:
+        found = check_journal(store, _job(store, job))
+        print_json(check_json(found)) if as_json else print_check(job, found)
+        if not found.whole:
+            click.get_current_context().exit(EXIT_FINDINGS)
+        return
     entries = list(read_journal(store, _job(store, job), run))
     if as_json:
         print_json([entry_json(entry) for entry in entries])

@@ -14,6 +14,7 @@ from arroyo_dagster.state.local.collecting import GcOutcome
 from arroyo_dagster.state.local.collecting_steps import GcProgress
 from arroyo_dagster.state.local.explain import Reasons
 from arroyo_dagster.state.local.journal import Entry
+from arroyo_dagster.state.local.journal_check import JournalCheck
 from arroyo_dagster.state.model.collecting import GcPlan, Moved, PlanKind, Retained
 
 PROGRESS_SECONDS = 5.0
@@ -115,6 +116,37 @@ def entry_json(entry: Entry) -> dict[str, Any]:
         "etag": entry.etag,
         "outcome": entry.outcome,
     }
+
+
+def check_json(found: JournalCheck) -> dict[str, Any]:
+    head = found.head
+    return {
+        "whole": found.whole,
+        "runs": found.runs,
+        "parts": found.parts,
+        "findings": [{"path": one.path, "problem": one.problem} for one in found.findings],
+        "unchained": found.unchained,
+        "unchained_before": found.unchained_before,
+        "open_runs": list(found.open_runs),
+        "head": None if head is None else {"run": head.run, "digest": head.digest},
+    }
+
+
+def print_check(job: str, found: JournalCheck) -> None:
+    counts = f"{found.runs} runs, {found.parts} parts"
+    for one in found.findings[:20]:
+        click.echo(f"{one.path}: {one.problem}")
+    if found.unchained:
+        before = found.unchained_before
+        which = "no run has digests yet" if before is None else f"unchained before {before}"
+        click.echo(f"{which}: {found.unchained} runs cannot be checked")
+    for run in found.open_runs:
+        click.echo(f"not ended: {run} is running, or died; the next run of gc completes it")
+    if found.whole:
+        head = "" if found.head is None else f"; head {found.head.run}, digest {found.head.digest}"
+        click.echo(f"{job}: whole: {counts}{head}")
+    else:
+        click.echo(f"{job}: {len(found.findings)} parts do not fit; {counts} were read")
 
 
 def moved_json(one: Moved) -> dict[str, Any]:

@@ -385,7 +385,6 @@ class JobRun:
         self, plan: EpochPlan, operators: Sequence[OperatorCheckpoint], progress: StreamProgress
     ) -> Checkpoint:
         """Write every operator's object, then the checkpoint's, which makes the epoch exist."""
-        self.backend.check_fence()
         if self.backend.exists(plan.epoch):
             raise ConflictError(
                 f"epoch {plan.epoch} exists already: another run wrote it",

@@ -36,6 +36,8 @@ from arroyo_dagster.state.storage import (
     WriteProtected,
     open_store,
 )
+from arroyo_dagster.state.storage.store import ObjectInfo
+from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.collecting import hiding
 from tests.jobs import copied, listing, output_of, state_of, word_job
 
@@ -402,3 +404,24 @@ def test_both_layouts_are_shown_in_the_same_words(tmp_path: Path) -> None:
         assert sorted(map(str, legacy)) == sorted(map(str, other))
         assert legacy
     assert output("stop", "words", "--url", url)["generation"] == 1
+
+
+def test_writer_that_loses_its_lease_before_it_publishes_writes_nothing_of_the_epoch() -> None:
+    """Every write of a legacy job goes through its lease: nothing else needs to look at it."""
+
+    class Taken(Wrapper):
+        """Somebody takes the lease when the writer looks whether its epoch exists already."""
+
+        def head(self, path: StatePath) -> ObjectInfo | None:
+            found = self.inner.head(path)
+            written = path == PATHS.legacy_metadata(Epoch(2)) and self.inner.list_dir(path.parent)
+            if written and written.prefixes and found is None:
+                self.inner.create(PATHS.writers / "0000000002.json", b"{}")
+            return found
+
+    store = MemoryStore()
+    with pytest.raises(ConflictError, match="lease on the job"):
+        run(Taken(store), **TINY)
+    published = [info.path for info in store.list(PATHS.checkpoint(Epoch(2)))]
+    assert not [path for path in published if path.name == "metadata"]
+    assert ParquetBackend(store, PATHS).epochs() == [1]

@@ -133,7 +133,7 @@ def test_the_commands_that_keep_state_small_show_their_plan(shop: tuple[Path, st
 
 def test_the_commands_that_free_what_nothing_needs_run(tmp_path: Path) -> None:
     commands = _commands_of("arroyo-state gc plan")
-    assert len(commands) == 8
+    assert len(commands) == 10
     url = f"file://{tmp_path}"
     run_word_job(open_store(url), rows=24, rows_per_epoch=2, keep_epochs=None)
     for command in commands:

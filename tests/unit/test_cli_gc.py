@@ -240,3 +240,39 @@ def test_a_wrong_question_is_one_message_and_deletes_nothing(
 def test_words_that_are_no_time_are_a_wrong_command_line(url: str, store: ObjectStore) -> None:
     assert run(url, "gc", "plan", "orphans", "main", "--older-than", "soon").exit_code == 2
     assert run(url, "gc", "plan", "orphans", "main", "--keep", "3").exit_code == 2
+
+
+def test_the_journal_is_checked_and_the_fate_of_objects_is_told(
+    url: str, store: ObjectStore
+) -> None:
+    before = [info.path for info in store.list(PATHS.root) if "/operator-" in info.path]
+    assert run(url, "gc", "journal", "main", "--check").stdout == "main: whole: 0 runs, 0 parts\n"
+    done = document(url, "gc", "run", "expire", "main", "--keep", "2", "--quarantine", "--yes")
+    gone = next(path for path in before if store.head(path) is None)
+    found = document(url, "gc", "fate", gone)
+    assert (found["fate"], found["quarantine"]) == ("quarantined", done["quarantine"])
+    shown = run(url, "gc", "fate", f"{store.url}/{gone}").stdout
+    assert f"gc undelete {PATHS.root} {done['quarantine']} --yes" in shown
+    relative = gone.removeprefix(f"{PATHS.root}/")
+    assert document(url, "gc", "fate", relative, "--job", "main") == found
+    there = next(path for path in before if store.head(path) is not None)
+    assert document(url, "gc", "fate", there)["fate"] == "present"
+    assert "referenced by epoch" in run(url, "gc", "fate", there).stdout
+    assert "no run of gc has listed it" in run(url, "gc", "fate", f"{gone}x").stdout
+    (below,) = document(url, "gc", "fate", f"{PATHS.root}/")["journal"]
+    assert (below["outcome"], below["objects"]) == ("moved", done["deleted"])
+    assert "moved" in run(url, "gc", "fate", f"{PATHS.root}/").stdout
+    checked = document(url, "gc", "journal", "main", "--check")
+    assert (checked["whole"], checked["runs"]) == (True, 1)
+    assert (
+        f"digest {checked['head']['digest']}" in run(url, "gc", "journal", "main", "--check").stdout
+    )
+    part = PATHS.journal / done["run"] / "000001.json"
+    store.put(part, store.read(part).replace(b"moved", b"there"))
+    result = run(url, "gc", "journal", "main", "--check")
+    assert result.exit_code == 3
+    assert result.stdout.startswith(f"{part}: ")
+    result = run(url, "gc", "journal", "main", "--check", "--json")
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["findings"][0]["path"] == part
+    assert run(url, "gc", "journal", "main", "--check", "--run", "x").exit_code == 2

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
+from arroyo_dagster.state.codec.parquet import RowsEncoder, decoding
 
 VERSION = "1"
 Line = tuple[int, str, int | None, str | None, str]
@@ -30,6 +32,9 @@ SCHEMA = pa.schema(
     ],
     metadata={"version": VERSION},
 )
+GROUP_ROWS = 4096
+"""So many rows are decoded at a time, each with the JSON objects of its run."""
+_REPEATED = ["run", "plan", "end"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,39 +54,99 @@ class ArchivedRun:
 
 def encode_archive(runs: Iterable[ArchivedRun]) -> bytes:
     """Runs as one file. One without objects is a row without a path."""
-    rows = [
+    encoder = RowsEncoder(SCHEMA)
+    rows = (
         (run.name, run.plan, run.end, *line) for run in runs for line in run.lines or ((None,) * 5,)
-    ]
-    columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
-    arrays = [pa.array(one, field.type) for one, field in zip(columns, SCHEMA, strict=True)]
-    return encode_rows(pa.Table.from_arrays(arrays, schema=SCHEMA))
+    )
+    while group := list(itertools.islice(rows, GROUP_ROWS)):
+        columns = zip(*group, strict=True)
+        arrays = [pa.array(one, field.type) for one, field in zip(columns, SCHEMA, strict=True)]
+        encoder.write(pa.Table.from_arrays(arrays, schema=SCHEMA))
+    return encoder.finish()
 
 
 def decode_archive(data: bytes, path: str) -> list[ArchivedRun]:
-    """Read such a file.
+    """Read such a file whole.
 
     Raises:
         FormatError: it is none, or of a later release.
     """
-    table, _ = decode_file(data, path)
-    version = (table.schema.metadata or {}).get(b"version", b"").decode(errors="replace")
-    nulls = {name: table[name].null_count for name in SCHEMA.names if name in table.schema.names}
-    if (
-        version != VERSION
-        or not table.schema.equals(SCHEMA)
-        or any(nulls[name] for name in ("run", "plan", "end"))
-        or not nulls["path"] == nulls["at_micros"] == nulls["outcome"]
-    ):
-        raise FormatError(
-            f"not a part of the journal of version {VERSION!r}, but of {version!r}",
-            path=path,
-            next_step="use a release of arroyo-dagster that knows it; nothing was removed",
-        )
-    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    return [_run_of(list(mine)) for _, mine in itertools.groupby(rows, itemgetter(0))]
+    return list(archived_runs(data, path))
 
 
-def _run_of(rows: Sequence[tuple[Any, ...]]) -> ArchivedRun:
-    name, plan, end = rows[0][:3]
-    lines = tuple(row[3:] for row in rows if row[4] is not None)
-    return ArchivedRun(name=name, plan=plan, end=end, lines=lines)
+def archived_runs(data: bytes, path: str) -> Iterator[ArchivedRun]:
+    """Read such a file a run at a time. Errors as `decode_archive`."""
+    with decoding(path):
+        rows = _rows(_opened(data, path), path)
+        for (name, plan, end), mine in itertools.groupby(rows, itemgetter(0, 1, 2)):
+            lines = tuple(row[3:] for row in mine if row[4] is not None)
+            yield ArchivedRun(name=name, plan=plan, end=end, lines=lines)
+
+
+def archived_names(data: bytes, path: str) -> frozenset[str]:
+    """The names of the runs in such a file. Errors as `decode_archive`."""
+    with decoding(path):
+        return frozenset(_opened(data, path).read(columns=["run"])["run"].unique().to_pylist())
+
+
+def archived_lines(
+    data: bytes,
+    path: str,
+    wanted: Callable[[pa.ChunkedArray], pa.ChunkedArray],
+    low: str,
+    high: str,
+) -> Iterator[tuple[str, str, Line]]:
+    """The lines of some objects only: name of the run, its `plan.json`, and the line.
+
+    Row groups whose statistics exclude the range are not read.
+
+    Args:
+        wanted: which of some paths are wanted, as booleans.
+        low, high: all of them lie in this range, both ends included.
+
+    Raises:
+        FormatError: as `decode_archive`.
+    """
+    with decoding(path):
+        file = _opened(data, path)
+        place = SCHEMA.get_field_index("path")
+        for group in range(file.num_row_groups):
+            found = file.metadata.row_group(group).column(place).statistics
+            known = found is not None and found.has_min_max
+            if known and (found.max < low or found.min > high):
+                continue
+            mask = wanted(file.read_row_group(group, columns=["path"])["path"])
+            if pc.any(mask).as_py():
+                rows = file.read_row_group(group, columns=SCHEMA.names).filter(mask)
+                for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+                    yield row[0], row[1], row[3:]
+
+
+def _opened(data: bytes, path: str) -> pq.ParquetFile:
+    plain = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+    schema = plain.schema_arrow
+    version = (schema.metadata or {}).get(b"version", b"").decode(errors="replace")
+    if version != VERSION or not schema.equals(SCHEMA):
+        raise _not_ours(version, path)
+    # The JSON objects of a run stand in each of its rows: they are held once.
+    return pq.ParquetFile(
+        pa.BufferReader(data), page_checksum_verification=True, read_dictionary=_REPEATED
+    )
+
+
+def _rows(file: pq.ParquetFile, path: str) -> Iterator[tuple[Any, ...]]:
+    for batch in file.iter_batches(GROUP_ROWS, use_threads=False):
+        nulls = {name: batch[name].null_count for name in SCHEMA.names}
+        if any(nulls[name] for name in _REPEATED) or not (
+            nulls["path"] == nulls["at_micros"] == nulls["outcome"]
+        ):
+            raise _not_ours(VERSION, path)
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _not_ours(version: str, path: str) -> FormatError:
+    return FormatError(
+        f"not a part of the journal of version {VERSION!r}, but of {version!r}",
+        path=path,
+        next_step="use a release of arroyo-dagster that knows it; nothing was removed",
+    )

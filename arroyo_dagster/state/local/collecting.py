@@ -25,8 +25,9 @@ from arroyo_dagster.state.local.gc_plans import (
     check_allowed,
     plan_collection,
 )
-from arroyo_dagster.state.local.journal import Journal, finish_open_runs
+from arroyo_dagster.state.local.journal import Journal
 from arroyo_dagster.state.local.journal_archive import archive_runs
+from arroyo_dagster.state.local.journal_chain import finish_open_runs
 from arroyo_dagster.state.local.quarantine import Aside
 from arroyo_dagster.state.local.retained import forget_released
 from arroyo_dagster.state.local.roots_read import Progress
@@ -144,7 +145,7 @@ def _carried_out(
     ) as held:
         now = _store_clock(held, paths, clock)
         journals = held.list_dir(paths.journal)
-        opened = finish_open_runs(held, journals.prefixes)
+        opened = finish_open_runs(held, paths, journals.prefixes)
         # Nothing depends on it: what cannot be archived now stays as it is.
         with contextlib.suppress(StorageError, FormatError):
             archive_runs(held, paths, journals)

@@ -167,7 +167,7 @@ class Run:
 
     def _wave(self, wave: list[list[Stored]], delete: Delete, *, in_order: bool) -> None:
         numbered = [(self._next_number(), batch) for batch in wave]
-        concurrently(lambda one: self.journal.write(one[0], one[1], {}), numbered)
+        self.journal.write(numbered, {})
         if self.aside is not None:
             moving = self.aside
             concurrently(lambda one: moving.copy(one[0], one[1]), numbered)
@@ -177,7 +177,7 @@ class Run:
             outcomes |= self._deleted(batches, delete)
             if _kept(outcomes):
                 break
-        concurrently(lambda one: self.journal.write(one[0], one[1], outcomes), numbered)
+        self.journal.write(numbered, outcomes)
         failed = _kept(outcomes)
         if failed:
             path, said = next(iter(failed.items()))

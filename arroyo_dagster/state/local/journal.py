@@ -2,32 +2,51 @@
 
 What a run that died left open is looked up in the store by the next one, so that no entry stays
 without an outcome. A run is a directory of small objects until it is archived: see
-`journal_archive`.
+`journal_archive`. Each part holds the digest of the part before it: see `journal_chain`.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.codec.collecting import VERSION, known_fields, number_of
-from arroyo_dagster.state.codec.journal import ArchivedRun, Line, decode_archive
+from arroyo_dagster.state.codec.journal import Line, archived_runs
+from arroyo_dagster.state.codec.journal_chain import (
+    Follows,
+    Head,
+    PartSeal,
+    encode_batch,
+    follows_to_json,
+    link_after,
+    seal_of,
+    seals_to_json,
+)
 from arroyo_dagster.state.codec.records import encode_json
-from arroyo_dagster.state.model.collecting import GcPlan
+from arroyo_dagster.state.local.journal_chain import (
+    END,
+    PLAN,
+    UNKNOWN,
+    batch_name,
+    batches_by_name,
+    decode_batch,
+    put_head,
+    run_to_follow,
+)
+from arroyo_dagster.state.model.collecting import GcPlan, digest_of
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import Stored
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
-PLAN, END, ARCHIVE = "plan.json", "end.json", ".parquet"
-UNKNOWN = "unknown"
-GONE = "gone"
-RUNS_LOOKED_AT = 16
-"""So many runs, the newest, may have died and wait for their outcome."""
+ARCHIVE = ".parquet"
+TIME_DIGITS = 17
+"""Microseconds since 1970 at the head of the name of a run, until the year 5138."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +116,9 @@ class Journal:
         more: Mapping[str, object] | None = None,
     ) -> None:
         self._store = store
-        self.name = f"{now_micros:017}-{plan[:12]}"
-        self._at = paths.journal / self.name
+        self._paths = paths
         self._begun = now_micros - time.monotonic_ns() // 1000
+        follows = run_to_follow(store, paths)
         fields = {
             "version": VERSION,
             "owner": owner,
@@ -110,8 +129,25 @@ class Journal:
             "size_bytes": size_bytes,
             "quarantine": quarantine,
             **(more or {}),
+            **follows_to_json(follows),
         }
-        store.put(self._at / PLAN, encode_json(fields))
+        data = encode_json(fields)
+        self.name = self._named(_time_after(follows, now_micros), plan[:12], data)
+        self._at = paths.journal / self.name
+        self._link = digest_of(data)
+        self._previous: dict[int, str] = {}
+        self._seals: dict[int, PartSeal] = {}
+        put_head(store, paths, Head(run=self.name, digest=self._link, ended=False))
+
+    def _named(self, micros: int, plan: str, data: bytes) -> str:
+        """Begin the directory of the run, under a name of its own."""
+        while True:
+            name = f"{micros:0{TIME_DIGITS}}-{plan}"
+            path = self._paths.journal / name / PLAN
+            # False may be the answer to a request of ours that was sent twice.
+            if self._store.create(path, data) or self._store.read(path) == data:
+                return name
+            micros += 1
 
     @classmethod
     def of_plan(
@@ -135,30 +171,48 @@ class Journal:
             },
         )
 
-    def write(self, number: int, objects: Sequence[Stored], outcomes: Mapping[Any, str]) -> None:
-        """Write one batch: with no outcomes before it is begun, with all of them afterwards."""
+    def write(
+        self, batches: Sequence[tuple[int, Sequence[Stored]]], outcomes: Mapping[Any, str]
+    ) -> None:
+        """Write batches: with no outcomes before they begin, with all of them afterwards.
+
+        Args:
+            batches: each with its number. They take their places in the chain in this order when
+                they are written first.
+        """
+        for number, objects in batches:
+            if number not in self._previous:
+                self._previous[number] = self._link
+                lines = [[str(one.path), one.size_bytes, one.etag] for one in objects]
+                self._link = link_after(self._link, lines)
+        now = self._begun + time.monotonic_ns() // 1000
+        seals = concurrently(lambda one: self._write(now, *one, outcomes), batches)
+        self._seals |= {seal.number: seal for seal in seals}
+
+    def _write(
+        self, now: int, number: int, objects: Sequence[Stored], outcomes: Mapping[Any, str]
+    ) -> PartSeal:
         lines = [
             [str(one.path), one.size_bytes, one.etag, outcomes.get(one.path, UNKNOWN)]
             for one in objects
         ]
-        now = self._begun + time.monotonic_ns() // 1000
-        _write_batch(self._store, self._at / batch_name(number), now, lines)
+        data = encode_batch(now, lines, self._previous[number])
+        self._store.put(self._at / batch_name(number), data)
+        return seal_of(number, lines, data)
 
     def end(self, counts: Mapping[str, int]) -> None:
         """Say that the run came to its end, with what it did."""
-        self._store.put(self._at / END, encode_json({"version": VERSION, **counts}))
+        seals = (self._seals[number] for number in sorted(self._seals))
+        data = encode_json({"version": VERSION, **counts, **seals_to_json(seals, self._link)})
+        self._store.put(self._at / END, data)
+        put_head(self._store, self._paths, Head(run=self.name, digest=digest_of(data), ended=True))
 
 
-def batch_name(number: int) -> str:
-    """What the object of a batch is called; they are numbered from 1, without a gap."""
-    return f"{number:06}.json"
-
-
-def _write_batch(
-    store: ObjectStore, path: StatePath, now_micros: int, lines: Sequence[Sequence[object]]
-) -> None:
-    fields = {"version": VERSION, "at_micros": now_micros, "objects": lines}
-    store.put(path, encode_json(fields))
+def _time_after(follows: Follows | None, now_micros: int) -> int:
+    """The time in the name of a run: names ascend along the chain, whatever clocks say."""
+    time_of = "" if follows is None else follows.run.partition("-")[0]
+    known = len(time_of) == TIME_DIGITS and time_of.isdecimal()
+    return max(now_micros, int(time_of) + 1) if known else now_micros
 
 
 def list_runs(store: ObjectStore, paths: JobPaths) -> list[Run]:
@@ -175,44 +229,39 @@ class _Found:
     """A run, and where it lies: in a directory of its own, or with others in an archive."""
 
     run: Run
-    archived: ArchivedRun | None = None
+    archive: StatePath | None = None
 
 
 def _found(store: ObjectStore, paths: JobPaths) -> list[_Found]:
     listed = store.list_dir(paths.journal)
-    archives = read_archives(store, [info.path for info in listed.objects])
-    found = {
-        one.name: _Found(_run_of(one.name, one.plan.encode(), path, ended=True), one)
-        for path, runs in archives.items()
-        for one in runs
-    }
+    found: dict[str, _Found] = {}
+    for path in archives_of(info.path for info in listed.objects):
+        for one in archived_runs(store.read(path), path):
+            run = run_from_plan(one.name, one.plan.encode(), path, ended=True)
+            found.setdefault(one.name, _Found(run, path))
     # Of one that was archived the directory may not have gone yet.
     own = [path for path in listed.prefixes if path.name not in found]
-    others = concurrently(lambda path: _run(store, path), own)
+    others = concurrently(lambda path: read_run(store, path), own)
     found.update((run.name, _Found(run)) for run in others if run is not None)
     return [found[name] for name in sorted(found)]
 
 
-def read_archives(
-    store: ObjectStore, objects: Iterable[StatePath]
-) -> dict[StatePath, list[ArchivedRun]]:
-    """The archives among the objects of a journal, in order of their names, and what they hold."""
-    paths = sorted(path for path in objects if path.name.endswith(ARCHIVE))
-    runs = concurrently(lambda path: decode_archive(store.read(path), path), paths)
-    return dict(zip(paths, runs, strict=True))
+def archives_of(objects: Iterable[StatePath]) -> list[StatePath]:
+    """The archives among the objects of a journal, in order of their names."""
+    return sorted(path for path in objects if path.name.endswith(ARCHIVE))
 
 
-def _run(store: ObjectStore, directory: StatePath) -> Run | None:
+def read_run(store: ObjectStore, directory: StatePath) -> Run | None:
     path = directory / PLAN
     try:
         data = store.read(path)
     except NotFoundError:
         return None
     ended = store.head(directory / END) is not None
-    return _run_of(directory.name, data, path, ended=ended)
+    return run_from_plan(directory.name, data, path, ended=ended)
 
 
-def _run_of(name: str, data: bytes, path: StatePath, *, ended: bool) -> Run:
+def run_from_plan(name: str, data: bytes, path: StatePath, *, ended: bool) -> Run:
     with known_fields(data, path) as fields:
         return Run(
             name=name,
@@ -236,75 +285,48 @@ def read_journal(store: ObjectStore, paths: JobPaths, run: str | None = None) ->
     Raises:
         FormatError: a part of the journal does not decode.
     """
-    for one in _found(store, paths):
-        if run is None or one.run.name == run:
-            yield from _entries(store, paths.journal, one)
+    wanted = [one for one in _found(store, paths) if run is None or one.run.name == run]
+    for archive, runs in itertools.groupby(wanted, lambda one: one.archive):
+        if archive is None:
+            for one in runs:
+                yield from _entries(one.run, _lines(store, paths.journal / one.run.name))
+            continue
+        names = {one.run.name: one.run for one in runs}
+        for archived in archived_runs(store.read(archive), archive):
+            if archived.name in names:
+                yield from _entries(names[archived.name], archived.lines)
 
 
-def _entries(store: ObjectStore, journal: StatePath, found: _Found) -> Iterator[Entry]:
-    run = found.run
-    with known_fields(b'{"version":1}', journal / run.name):
-        for at_micros, name, size, etag, outcome in _lines(store, journal, found):
-            yield Entry(
-                run=run.name,
-                owner=run.owner,
-                at_micros=at_micros,
-                kind=run.kind,
-                plan=run.plan,
-                path=StatePath(name),
-                size_bytes=size,
-                etag=etag,
-                outcome=str(outcome),
-            )
+def _entries(run: Run, lines: Iterable[Line]) -> Iterator[Entry]:
+    return (entry_of(run, line) for line in lines)
 
 
-def _lines(store: ObjectStore, journal: StatePath, found: _Found) -> Iterator[Line]:
-    if found.archived is not None:
-        yield from found.archived.lines
-        return
-    for _, at_micros, lines in batches_of(store, journal / found.run.name):
+def entry_of(run: Run, line: Line) -> Entry:
+    """What a line of a run says.
+
+    Raises:
+        FormatError: its path is none.
+    """
+    at_micros, name, size, etag, outcome = line
+    try:
+        path = StatePath(name)
+    except InputError as error:
+        raise FormatError(f"a line of the journal names no path: {error}", run=run.name) from error
+    return Entry(
+        run=run.name,
+        owner=run.owner,
+        at_micros=at_micros,
+        kind=run.kind,
+        plan=run.plan,
+        path=path,
+        size_bytes=size,
+        etag=etag,
+        outcome=str(outcome),
+    )
+
+
+def _lines(store: ObjectStore, directory: StatePath) -> Iterator[Line]:
+    for number, data in batches_by_name(store, directory):
+        at_micros, lines, _ = decode_batch(data, directory / batch_name(number))
         for name, size, etag, outcome in lines:
             yield at_micros, name, size, etag, outcome
-
-
-def batches_of(
-    store: ObjectStore, directory: StatePath
-) -> Iterator[tuple[StatePath, int, list[list[Any]]]]:
-    """The batches of a run that has a directory of its own: each with its time and its lines."""
-    for info in store.list_dir(directory).objects:
-        if not info.path.name.removesuffix(".json").isdecimal():
-            continue
-        with known_fields(store.read(info.path), info.path) as fields:
-            found = number_of(fields["at_micros"]), list(fields["objects"])
-        yield (info.path, *found)
-
-
-def finish_open_runs(store: ObjectStore, directories: Iterable[StatePath]) -> int:
-    """Look up what runs that died left open, and complete their entries.
-
-    Args:
-        directories: of the runs.
-
-    Returns:
-        How many objects had no outcome.
-    """
-    looked_up = 0
-    newest = sorted(directories)[-RUNS_LOOKED_AT:]
-    for directory in newest:
-        if store.head(directory / END) is not None:
-            continue
-        for path, at_micros, lines in batches_of(store, directory):
-            looked_up += _complete(store, path, at_micros, lines)
-        store.put(directory / END, encode_json({"version": VERSION, "died": 1}))
-    return looked_up
-
-
-def _complete(store: ObjectStore, path: StatePath, at_micros: int, lines: list[list[Any]]) -> int:
-    unknown = [line for line in lines if line[3] == UNKNOWN]
-    if not unknown:
-        return 0
-    found = concurrently(lambda line: store.head(StatePath(line[0])), unknown)
-    for line, info in zip(unknown, found, strict=True):
-        line[3] = GONE if info is None else "there: the run died before"
-    _write_batch(store, path, at_micros, lines)
-    return len(unknown)

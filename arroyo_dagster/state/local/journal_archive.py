@@ -12,16 +12,22 @@ from collections.abc import Sequence
 from arroyo_dagster.errors import FormatError, NotFoundError
 from arroyo_dagster.state.backend import delete_all
 from arroyo_dagster.state.codec.collecting import known_fields, number_of
-from arroyo_dagster.state.codec.journal import ArchivedRun, encode_archive
-from arroyo_dagster.state.local.journal import (
-    ARCHIVE,
+from arroyo_dagster.state.codec.journal import (
+    ArchivedRun,
+    archived_runs,
+    decode_archive,
+    encode_archive,
+)
+from arroyo_dagster.state.local.journal import ARCHIVE, archives_of
+from arroyo_dagster.state.local.journal_chain import (
     END,
     PLAN,
     RUNS_LOOKED_AT,
     batch_name,
-    batches_of,
-    read_archives,
+    batches_by_name,
+    decode_batch,
 )
+from arroyo_dagster.state.local.journal_check import check_archived
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -48,14 +54,13 @@ def archive_runs(held: ObjectStore, paths: JobPaths, listed: Listing) -> int:
         How many runs were archived.
 
     Raises:
-        FormatError: a part of the journal does not decode, or reads back different; nothing of it
-            was removed.
+        FormatError: an archive does not decode, or reads back different; nothing was removed.
     """
     waiting = sorted(listed.prefixes)[:-RUNS_LOOKED_AT]
     if len(waiting) < ARCHIVE_AFTER:
         return 0
-    archives = read_archives(held, [info.path for info in listed.objects])
-    known = {run.name for runs in archives.values() for run in runs}
+    archives = archives_of(info.path for info in listed.objects)
+    known = {run.name for path in archives for run in archived_runs(held.read(path), path)}
     _remove(held, [path for path in waiting if path.name in known])
     fresh = [path for path in waiting if path.name not in known]
     done = 0
@@ -70,36 +75,37 @@ def archive_runs(held: ObjectStore, paths: JobPaths, listed: Listing) -> int:
 
 
 def _ended(store: ObjectStore, directory: StatePath) -> ArchivedRun | None:
-    """A run; None if it is too large, has not ended, or is not there in full."""
+    """A run; None if it is too large, has not ended, or is not there as it was written."""
     try:
         plan = store.read(directory / PLAN)
         with known_fields(plan, directory / PLAN) as fields:
             if number_of(fields["objects"]) > MOST_OBJECTS:
                 return None
         end = store.read(directory / END)
-    except NotFoundError:
+        batches = dict(batches_by_name(store, directory))
+        # Numbered without a gap: a listing that was cut short hides none.
+        if list(batches) != list(range(1, len(batches) + 1)):
+            return None
+        decoded = [
+            decode_batch(data, directory / batch_name(number)) for number, data in batches.items()
+        ]
+    except (NotFoundError, FormatError):
         return None
-    batches = list(batches_of(store, directory))
-    # Numbered without a gap: a listing that was cut short hides none.
-    names = [path.name for path, _, _ in batches]
-    if names != [batch_name(number) for number in range(1, len(names) + 1)]:
-        return None
-    if store.head(directory / batch_name(len(names) + 1)) is not None:
-        return None
-    lines = tuple((at, *line) for _, at, part in batches for line in part)
-    return ArchivedRun(
+    run = ArchivedRun(
         name=directory.name,
         plan=plan.decode(),
         end=end.decode(),
-        lines=lines,
+        lines=tuple((at, *line) for at, part, _ in decoded for line in part),
     )
+    # What was changed stays as it is, as evidence.
+    return None if check_archived(run, directory) else run
 
 
 def _write(held: ObjectStore, paths: JobPaths, runs: list[ArchivedRun]) -> None:
     data = encode_archive(runs)
     path = paths.journal / f"{runs[0].name}--{runs[-1].name}{ARCHIVE}"
     held.put(path, data)
-    if read_archives(held, [path])[path] != runs:
+    if decode_archive(held.read(path), path) != runs:
         raise FormatError(
             "an archive of the journal reads back different from what was written",
             path=path,

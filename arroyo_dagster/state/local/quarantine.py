@@ -21,6 +21,7 @@ from arroyo_dagster.state.codec.references import manifest_references, operator_
 from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
 from arroyo_dagster.state.local.gc_plans import Clock
 from arroyo_dagster.state.local.journal import Journal
+from arroyo_dagster.state.local.journal_chain import finish_open_runs
 from arroyo_dagster.state.local.retained import may_be_going, put_retained
 from arroyo_dagster.state.local.roots_read import Reader
 from arroyo_dagster.state.model.collecting import (
@@ -37,7 +38,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import NOTHING, ObjectKind, Packed, Stored, object_name
 from arroyo_dagster.state.planning.dead_jobs import UNREADABLE
 from arroyo_dagster.state.planning.permission import check_store_clock
-from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.concurrency import ahead, concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 INDEX = "index.json"
@@ -160,6 +161,22 @@ def _parts(store: ObjectStore, paths: JobPaths, one: Quarantined) -> dict[StateP
     return {path: part for path, part in zip(known, found, strict=True) if part is not None}
 
 
+def find_copy(
+    store: ObjectStore, paths: JobPaths, one: Quarantined, path: StatePath
+) -> Moved | None:
+    """The copy of one object in a quarantine; None if there is none. Reads a part at a time."""
+    directory = paths.quarantine / one.name
+    names = [directory / _part(number) for number in range(1, one.parts + 1)]
+    if not names:
+        listed = store.list_dir(directory).objects
+        names = [info.path for info in listed if info.path.name.startswith("part-")]
+    for part in ahead(lambda name: _moved_in(store, name), names):
+        found = next((moved for moved in part or () if moved.path == path), None)
+        if found is not None:
+            return found
+    return None
+
+
 def _moved_in(store: ObjectStore, path: StatePath) -> list[Moved] | None:
     try:
         data = store.read(path)
@@ -204,6 +221,7 @@ def purge(
         now = check_store_clock(
             paths, None if written is None else written.modified_micros, clock()
         )
+        finish_open_runs(held, paths, held.list_dir(paths.journal).prefixes)
         going = _old(held, paths, now - older_than_micros)
         for one in going:
             _purge_one(held, paths, one, owner, now)
@@ -240,9 +258,9 @@ def _purge_one(
         quarantine=one.name,
     )
     for number, batch in enumerate(Packed(objects).batches(), start=1):
-        journal.write(number, batch, {})
+        journal.write([(number, batch)], {})
         delete_all(held, [stored.path for stored in batch])
-        journal.write(number, batch, dict.fromkeys((b.path for b in batch), "deleted"))
+        journal.write([(number, batch)], dict.fromkeys((b.path for b in batch), "deleted"))
     put_retained(
         held,
         paths,

@@ -16,6 +16,7 @@ from arroyo_dagster.state.codec.references import manifest_references, operator_
 from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
 from arroyo_dagster.state.local.gc_plans import Clock
 from arroyo_dagster.state.local.journal import Journal
+from arroyo_dagster.state.local.journal_chain import finish_open_runs
 from arroyo_dagster.state.local.quarantine import all_moved
 from arroyo_dagster.state.local.retained import may_be_going, put_retained
 from arroyo_dagster.state.local.roots_read import Reader
@@ -29,7 +30,7 @@ from arroyo_dagster.state.model.collecting import (
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.objects import ObjectKind, Stored, object_name
+from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -71,6 +72,7 @@ def undelete(
         there = concurrently(lambda one: _lies_there(held, one), moved)
         now = clock()
         size = sum(one.size_bytes for one in moved)
+        finish_open_runs(held, paths, held.list_dir(paths.journal).prefixes)
         journal = Journal(
             held,
             paths,
@@ -91,7 +93,8 @@ def undelete(
             concurrently(lambda one: _bring_back(held, one), group)
         objects = [Stored(one.path, one.size_bytes) for one in moved]
         delete_all(held, [paths.removal])  # one that has begun is given up
-        journal.write(1, objects, dict.fromkeys((one.path for one in moved), "back"))
+        for number, batch in enumerate(Packed(objects).batches(), start=1):
+            journal.write([(number, batch)], dict.fromkeys((one.path for one in batch), "back"))
         journal.end({"back": len(moved)})
     for epoch in pins:
         ParquetBackend(store, paths).prepare_checkpoint_load(epoch)

@@ -178,6 +178,27 @@ def test_old_leases_do_not_pile_up() -> None:
     assert newest_token(store, PATHS.leases) == 6
 
 
+@pytest.mark.parametrize("at", [2, 3], ids=["naming the newest", "removing older ones"])
+def test_deaths_while_leases_are_taken_never_free_an_old_number(at: int) -> None:
+    """`newest.json` is written before older leases go: where no listing shows any, it is all that
+    tells that their numbers were taken."""
+    store, clock = MemoryStore(), Clock()
+    leased(store, clock, 3)
+    for _ in range(4):
+        with pytest.raises(Crash):
+            lease(
+                FaultInjecting(store, fail_at=at, crash=True), PATHS, "dies", clock=clock
+            ).__enter__()
+        clock.seconds += 61
+    taken = 7
+    nothing = Hiding(store, lambda path: "/leases/" in path)
+    try:
+        with lease(nothing, PATHS, "next", clock=clock) as held:
+            assert held.lease.token > taken
+    except ConflictError:
+        assert at == 2  # numbers are taken that `newest.json` does not tell: that is refused
+
+
 # ---- listings that cannot be trusted -------------------------------------------------------------
 
 

@@ -248,6 +248,54 @@ def test_manifests_that_lost_go_and_one_that_may_still_win_stays() -> None:
     assert not kept.lost, "metadata of a running Arroyo is its own"
 
 
+@pytest.mark.parametrize(
+    ("ours", "condition", "generation", "goes"),
+    [
+        (True, None, 1, True),  # no writer of a fenced generation can publish it any more
+        (True, None, 2, False),  # its writer may be at work, and is not fenced
+        (False, JobCondition.STOPPED, 2, True),  # nobody is at work
+        (False, JobCondition.STOPPED, 1, True),
+    ],
+    ids=["fenced", "at work", "at rest", "at rest and fenced"],
+)
+def test_manifest_that_lost_goes_only_if_its_writer_is_fenced_or_at_rest(
+    ours: bool, condition: JobCondition | None, generation: int, goes: bool
+) -> None:
+    lost = epoch_root(
+        PROTOCOL,
+        8,
+        data(PROTOCOL, 8, generation, "001-y"),
+        generation=generation,
+        state=CheckpointState.ORPHANED,
+    )
+    roots = roots_of(PROTOCOL, ours=ours, attempts=(lost,))
+    standing = standing_of(
+        roots,
+        [Stored(lost.ref, 1, OLD)],
+        now_micros=NOW,
+        grace_micros=GRACE_MICROS,
+        answer=None if condition is None else answer(condition),
+    )
+    assert standing.lost == ({lost.ref} if goes else set())
+
+
+def test_next_names_of_a_stopped_legacy_job_stay() -> None:
+    """It may be started at any moment, and writes into the directory after the newest epoch's."""
+    roots = roots_of(LEGACY, ours=False)
+    said = answer(JobCondition.STOPPED, LEGACY)
+    for epoch, expected in (
+        (8, Reason.ORPHAN),
+        (9, Reason.ORPHAN),
+        (10, Reason.MAY_COME_AGAIN),
+        (11, Reason.MAY_COME_AGAIN),
+    ):
+        assert reason(roots, data(LEGACY, epoch, name="001-y"), answer=said) is expected, epoch
+    # Every generation of the other layout has directories of its own.
+    said = answer(JobCondition.STOPPED)
+    protocol = roots_of(PROTOCOL, ours=False)
+    assert reason(protocol, data(PROTOCOL, 10, name="001-y"), answer=said) is Reason.ORPHAN
+
+
 # ---- dead jobs -----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,166 @@
+"""The hash chain of a journal: digests of its parts, and the JSON that holds them. No I/O.
+
+`plan.json` holds the digest of the run before, each batch that of the part before it, `end.json`
+that of every batch as it was completed, `head.json` that of the newest run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arroyo_dagster.state.codec.collecting import VERSION, known_fields, number_of
+from arroyo_dagster.state.codec.records import encode_json
+from arroyo_dagster.state.model.collecting import digest_of
+from arroyo_dagster.state.model.ids import StatePath
+
+FOLLOWS, PREVIOUS, PARTS = "follows", "previous", "parts"
+LISTING = "listing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follows:
+    """The run before, as `plan.json` names it.
+
+    Attributes:
+        digest: of its `end.json`, or of its `plan.json` where it never got an end.
+        by_listing: `head.json` was missing or damaged, and the run was found by a listing.
+    """
+
+    run: str
+    digest: str
+    by_listing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The newest run, as `head.json` names it.
+
+    Attributes:
+        digest: of its `end.json` if it has ended, otherwise of its `plan.json`.
+    """
+
+    run: str
+    digest: str
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSeal:
+    """One batch as `end.json` lists it.
+
+    Attributes:
+        objects: how many it holds.
+        first, last: the least and the greatest path in it.
+        digest: of its bytes.
+    """
+
+    number: int
+    objects: int
+    first: str
+    last: str
+    digest: str
+
+
+def link_after(previous: str, lines: Iterable[Sequence[object]]) -> str:
+    """The digest that the part after a batch holds.
+
+    It covers what does not change when the batch is completed: its objects, not their outcomes.
+
+    Args:
+        previous: the digest that the batch itself holds.
+        lines: path, size in bytes, etag, and more that does not count, of each object.
+    """
+    return digest_of(encode_json([previous, [list(line[:3]) for line in lines]]))
+
+
+def encode_batch(at_micros: int, lines: Sequence[Sequence[object]], previous: str | None) -> bytes:
+    """A batch; `previous` is None in a journal that began without digests."""
+    fields: dict[str, object] = {"version": VERSION, "at_micros": at_micros, "objects": lines}
+    return encode_json(fields if previous is None else {**fields, PREVIOUS: previous})
+
+
+def seal_of(number: int, lines: Sequence[Sequence[Any]], data: bytes) -> PartSeal:
+    """What `end.json` is to say of a batch."""
+    paths = [str(line[0]) for line in lines]
+    return PartSeal(
+        number=number,
+        objects=len(paths),
+        first=min(paths, default=""),
+        last=max(paths, default=""),
+        digest=digest_of(data),
+    )
+
+
+def seals_to_json(seals: Iterable[PartSeal], previous: str) -> dict[str, object]:
+    """The fields of `end.json` that seal the run."""
+    listed = [[one.number, one.objects, one.first, one.last, one.digest] for one in seals]
+    return {PREVIOUS: previous, PARTS: listed}
+
+
+def decode_end(data: bytes, path: str) -> tuple[str, tuple[PartSeal, ...]] | None:
+    """The digest that `end.json` holds and the batches it lists; None if it has no digests.
+
+    Raises:
+        FormatError: not what its name says, or of a later release.
+    """
+    with known_fields(data, path) as fields:
+        if PARTS not in fields:
+            return None
+        seals = tuple(_seal_from_json(*one) for one in fields[PARTS])
+        return str(fields[PREVIOUS]), seals
+
+
+def _seal_from_json(number: object, objects: object, *texts: object) -> PartSeal:
+    first, last, digest = map(str, texts)
+    return PartSeal(
+        number=number_of(number),
+        objects=number_of(objects),
+        first=first,
+        last=last,
+        digest=digest,
+    )
+
+
+def follows_to_json(follows: Follows | None) -> dict[str, object]:
+    """The field of `plan.json` that names the run before: null in the first run of a chain."""
+    if follows is None:
+        return {FOLLOWS: None}
+    found = {"run": follows.run, "digest": follows.digest}
+    return {FOLLOWS: {**found, "found": LISTING} if follows.by_listing else found}
+
+
+def is_chained(fields: Mapping[str, Any]) -> bool:
+    """Whether the run whose `plan.json` has these fields is part of a chain."""
+    return FOLLOWS in fields
+
+
+def follows_of(fields: Mapping[str, Any]) -> Follows | None:
+    """The run before; None for the first run of a chain, and for a run without digests."""
+    found = fields.get(FOLLOWS)
+    if found is None:
+        return None
+    by_listing = found.get("found") == LISTING
+    return Follows(run=_run(found["run"]), digest=str(found["digest"]), by_listing=by_listing)
+
+
+def _run(name: object) -> str:
+    """The name of a run: it becomes part of a path."""
+    if not isinstance(name, str) or "/" in StatePath(name):
+        raise ValueError(f"{name!r} is no name of a run")
+    return name
+
+
+def encode_head(head: Head) -> bytes:
+    """`head.json`."""
+    fields = {"version": VERSION, "run": head.run, "digest": head.digest, "ended": head.ended}
+    return encode_json(fields)
+
+
+def decode_head(data: bytes, path: str) -> Head:
+    """Read `head.json`. Raises FormatError: it is none, or of a later release."""
+    with known_fields(data, path) as fields:
+        return Head(
+            run=_run(fields["run"]), digest=str(fields["digest"]), ended=bool(fields["ended"])
+        )
