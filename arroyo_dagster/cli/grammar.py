@@ -46,7 +46,7 @@ class _Commands(click.Group):
             show_error(error)
             ctx.exit(1)
         except click.ClickException as error:
-            error.message = redact_text(error.message)
+            error.message = redact_text(error.message)  # type: ignore[misc] # who else may say it
             raise
         except Exception as error:
             shown = redacted_cause(error)

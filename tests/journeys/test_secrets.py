@@ -114,7 +114,7 @@ class Situation:
 
 
 @contextlib.contextmanager
-def _echoing() -> Iterator[int]:
+def echoing() -> Iterator[int]:
     """A server that refuses everything and repeats whatever it was sent, and the canary."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -151,7 +151,7 @@ def _echoing() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def echo() -> Iterator[int]:
-    with _echoing() as port:
+    with echoing() as port:
         yield port
 
 
