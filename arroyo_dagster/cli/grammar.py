@@ -11,6 +11,12 @@ import click
 
 from arroyo_dagster import __version__
 from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.redaction import (
+    redact_text,
+    redacted_cause,
+    register_url,
+    without_secrets,
+)
 from arroyo_dagster.state.storage.open import configure, get_storage_provider
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
@@ -25,33 +31,47 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class _Commands(click.Group):
-    """Shows the errors of this package as one message on stderr, without a traceback."""
+    """Shows the errors of this package as one message on stderr, without a traceback.
+
+    No message, nor the traceback of any other error, holds a secret.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
+        for given in ctx.args:
+            if "://" in given:
+                register_url(given)
         try:
             return super().invoke(ctx)
         except ArroyoStateError as error:
             show_error(error)
             ctx.exit(1)
+        except click.ClickException as error:
+            error.message = redact_text(error.message)  # type: ignore[misc] # who else may say it
+            raise
+        except Exception as error:
+            shown = redacted_cause(error)
+            if shown is error:
+                raise
+            raise shown  # noqa: B904 - what it stands for holds a secret
 
 
 def show_error(error: ArroyoStateError) -> None:
     if _wants_json():
         click.echo(json.dumps({"error": _error_json(error)}, ensure_ascii=False), err=True)
     else:
-        click.echo(f"{type(error).__name__}: {error}", err=True)
+        click.echo(without_secrets(f"{type(error).__name__}: {error}"), err=True)
 
 
 def _error_json(error: ArroyoStateError) -> dict[str, Any]:
     facts = {
-        name: value if isinstance(value, str | int | float | bool | None) else str(value)
+        name: value if isinstance(value, int | float | None) else without_secrets(str(value))
         for name, value in error.facts.items()
     }
     return {
         "type": type(error).__name__,
-        "message": error.message,
+        "message": without_secrets(error.message),
         "facts": facts,
-        "next_step": error.next_step,
+        "next_step": error.next_step and without_secrets(error.next_step),
         "retryable": error.retryable,
     }
 

@@ -262,7 +262,7 @@ def _flags(
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise InputError("a variable is given as NAME=VALUE", given=text)
+        raise InputError("a variable or setting is given as NAME=VALUE, and one is not")
     return name, value
 
 

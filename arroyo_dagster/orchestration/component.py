@@ -93,7 +93,7 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
 
     checkpoint_url: str = Field(description="The checkpoint URL, in any form Arroyo takes.")
     storage_options: dict[str, Any] = Field(
-        default_factory=dict, description="For the client of a remote store."
+        default_factory=dict, repr=False, description="For the client of a remote store."
     )
     layout: Literal["auto", "legacy", "protocol"] = Field(
         default="auto", description="Which jobs to see."

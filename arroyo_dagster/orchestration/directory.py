@@ -23,7 +23,9 @@ class ArroyoDirectory(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=None, description="Arroyo's REST API, http://HOST:5115; outranks the others."
     )
     api_token: str | None = Field(
-        default=None, description="A bearer token for it, if it wants one; use dg.EnvVar."
+        default=None,
+        repr=False,
+        description="A bearer token for it, if it wants one; use dg.EnvVar.",
     )
     database: str | None = Field(
         default=None, description="The controller's state.sqlite, a path or URL; only read."

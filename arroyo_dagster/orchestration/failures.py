@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.redaction import redact_causes, without_secrets
 
 
 @contextmanager
@@ -22,10 +23,11 @@ def as_failure() -> Iterator[None]:
 
 
 def failure_of(error: ArroyoStateError) -> dg.Failure:
-    """The failure that shows `error`, with its facts as metadata."""
-    facts = {f"arroyo/{name}": str(value) for name, value in error.facts.items()}
+    """The failure that shows `error`, with its facts as metadata; no secret, in causes neither."""
+    redact_causes(error)
+    facts = {f"arroyo/{name}": without_secrets(str(value)) for name, value in error.facts.items()}
     return dg.Failure(
-        description=str(error),
+        description=without_secrets(str(error)),
         metadata={"arroyo/error": type(error).__name__, **facts},
         allow_retries=error.retryable,
     )

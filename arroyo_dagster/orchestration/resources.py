@@ -10,6 +10,7 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.redaction import register_settings
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 
 if TYPE_CHECKING:
@@ -26,13 +27,15 @@ class ArroyoStateStore(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     checkpoint_url: str = Field(description="The checkpoint URL, in any form Arroyo takes.")
     storage_options: dict[str, Any] = Field(
-        default_factory=dict, description="For the client of a remote store; never shown."
+        default_factory=dict,
+        repr=False,
+        description="For the client of a remote store; never shown.",
     )
     arroyo_api_url: str | None = Field(
         default=None, description="Arroyo's REST API, to ask what its jobs are doing; read only."
     )
     arroyo_api_token: str | None = Field(
-        default=None, description="For that API; else from ARROYO_API_TOKEN."
+        default=None, repr=False, description="For that API; else from ARROYO_API_TOKEN."
     )
     arroyo_database: str | None = Field(
         default=None, description="The controller's state.sqlite; only a copy of it is opened."
@@ -42,7 +45,7 @@ class ArroyoStateStore(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=None, description="Where the catalogue is kept; below DAGSTER_HOME by default."
     )
     catalogue_options: dict[str, Any] = Field(
-        default_factory=dict, description="As storage_options, for the catalogue."
+        default_factory=dict, repr=False, description="As storage_options, for the catalogue."
     )
     _stores: dict[str, Any] = PrivateAttr(default_factory=dict)
     _instance_directory: str | None = PrivateAttr(default=None)
@@ -144,7 +147,9 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     remote_url: str | None = Field(
         default=None, description="sc://host:port to use Spark Connect instead."
     )
-    conf: dict[str, str] = Field(default_factory=dict, description="Settings, before our own.")
+    conf: dict[str, str] = Field(
+        default_factory=dict, repr=False, description="Settings, before our own."
+    )
     stop_on_teardown: bool = Field(
         default=True, description="Stop the session at the end of a step that started it."
     )
@@ -159,6 +164,7 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             StorageError: Spark could not be started; says what it needs.
         """
         if self._session is None:
+            register_settings({**self.conf, "remote_url": self.remote_url})
             self._session, self._ours = self._started()
         session: SparkSession = self._session
         return session

@@ -13,7 +13,7 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
+from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.spark.query_log import query_id
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.ids import StatePath
@@ -62,7 +63,7 @@ class SparkTopic:
 
     topic: str
     format: str
-    options: Mapping[str, str]
+    options: Mapping[str, str] = field(repr=False)
     schema: str | None = None
 
     def frame(self, session: SparkSession) -> DataFrame:
@@ -80,12 +81,12 @@ class SparkTopic:
             return reader.load()
         except PySparkException as error:
             raise InputError(
-                f"Spark cannot read this source ({str(error).splitlines()[0]})",
+                f"Spark cannot read this source ({redact_text(str(error)).splitlines()[0]})",
                 topic=self.topic,
                 format=self.format,
                 next_step="check its options; a format that Spark does not bring is put on the "
                 "class path with --conf spark.jars.packages=…",
-            ) from error
+            ) from redacted_cause(error)
 
 
 # ---- reading what has landed ---------------------------------------------------------------------

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from arroyo_dagster.errors import NotFoundError
@@ -47,7 +47,7 @@ class SparkOptions:
     """
 
     master: str | None = None
-    conf: Mapping[str, str] | None = None
+    conf: Mapping[str, str] | None = field(default=None, repr=False)
     checkpoint_location: str | None = None
     interval_seconds: float = 0.0
     adopt: bool = False

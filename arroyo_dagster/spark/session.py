@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arroyo_dagster.errors import InputError, StorageError
+from arroyo_dagster.redaction import redact_text, redacted_cause, register_settings
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def get_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     master = master or "local[*]"
+    register_settings({**(conf or {}), "master": master})
     settings = {**DEFAULTS, **(LOCAL if master.startswith("local") else {})}
     settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={LOG_SETTINGS}"
     builder = SparkSession.builder.appName("arroyo-dagster").master(master)
@@ -68,11 +70,11 @@ def get_session(
         return builder.getOrCreate(), True
     except (PySparkException, OSError) as error:
         raise StorageError(
-            f"Spark did not start ({error})",
+            f"Spark did not start ({redact_text(str(error))})",
             master=master,
             retryable=False,
             next_step="check that `java -version` says 17 or newer, and that the master answers",
-        ) from error
+        ) from redacted_cause(error)
 
 
 def default_location(store: ObjectStore, directory: str) -> str:

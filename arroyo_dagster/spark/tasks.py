@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError, StorageError
+from arroyo_dagster.redaction import redact_text, redacted_cause
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,7 +109,7 @@ def _attempt(
             f"Spark lost tasks and gave up ({_reason(error)})",
             retryable=True,
             next_step="look at Spark's log, then run it again; what was written is not listed",
-        ) from error
+        ) from redacted_cause(error)
     return {row.item: pickle.loads(row.payload) for row in collected}
 
 
@@ -152,7 +153,7 @@ def _ended_tasks(tracker: Any, tasks: int) -> int:
 
 def _reason(error: Exception) -> str:
     """What a person can use of a stack trace of two languages: the Python error, or the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in redact_text(str(error)).splitlines() if line.strip()]
     python = [line for line in lines if _PYTHON_ERROR.match(line)]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     return (python[-1:] or causes or lines or ["no message"])[0][:300]
@@ -195,7 +196,7 @@ def _carried_out(function: Callable[[I], R], payload: bytes) -> _Done[R] | Arroy
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         return ArroyoStateError(
-            f"a task failed ({type(error).__name__}: {error})",
+            f"a task failed ({type(error).__name__}: {redact_text(str(error))})",
             at=f"{where.filename}:{where.lineno}",
             next_step="report this; nothing was published or deleted by it",
         )

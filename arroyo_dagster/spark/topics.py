@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from arroyo_dagster.errors import InputError, NotFoundError, ProtocolError
+from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.spark.landing import LandedSource, Landing, SparkTopic
 from arroyo_dagster.spark.session import default_location
 from arroyo_dagster.spark.states import for_spark
@@ -208,8 +209,8 @@ class SparkSink(FolderSink):
             writer.save()
         except PySparkException as error:
             raise InputError(
-                f"Spark cannot write to this sink ({str(error).splitlines()[0]})",
+                f"Spark cannot write to this sink ({redact_text(str(error)).splitlines()[0]})",
                 topic=self._topic,
                 format=self._format,
                 next_step="check its options; the records are kept, and written by the next run",
-            ) from error
+            ) from redacted_cause(error)

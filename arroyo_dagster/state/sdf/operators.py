@@ -72,7 +72,7 @@ class ServicePlan:
     states: Mapping[str, StateDef] = field(default_factory=dict)
     paths: Mapping[str, JobPaths] = field(default_factory=dict)
     owners: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     fatal: bool = False
     migrate: bool = False
 

@@ -90,7 +90,7 @@ class Bindings:
     sinks: Mapping[str, Sink] = field(default_factory=dict)
     functions: Mapping[str, Callable[..., Any] | str] = field(default_factory=dict)
     packages: Mapping[str, Package] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

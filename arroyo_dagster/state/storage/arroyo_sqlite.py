@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from arroyo_dagster.errors import FormatError, StorageError
+from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.state.model.directory import (
     Absence,
     CheckpointFacts,
@@ -100,7 +101,7 @@ class ArroyoDatabase:
             try:
                 rows = _tables(copy)
             except sqlite3.Error as error:
-                raise _unsound(error, self.source) from error
+                raise _unsound(error, self.source) from redacted_cause(error)
         try:
             return _facts(rows, self.source), {_pub_id(one) for one in rows["pipelines"]}
         except FormatError as error:
@@ -112,12 +113,12 @@ def _unsound(error: sqlite3.Error, source: str) -> FormatError | StorageError:
     code = getattr(error, "sqlite_errorname", None) or ""
     if code.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")):
         return StorageError(
-            f"the copy of the database cannot be read: {error}",
+            f"the copy of the database cannot be read: {redact_text(str(error))}",
             path=source,
             next_step="check the space left for temporary files (TMPDIR)",
         )
     return FormatError(
-        f"this is not a sound database of Arroyo's: {error}",
+        f"this is not a sound database of Arroyo's: {redact_text(str(error))}",
         path=source,
         next_step="name the database of Arroyo's controller; if it is a copy, copy its -wal too",
     )

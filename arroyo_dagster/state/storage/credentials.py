@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.redaction import redact_url, register_options, register_secrets
 from arroyo_dagster.state.storage.urls import CheckpointUrl
 
 CLIENT_VARIABLE = "ARROYO_DAGSTER_STORE_CLIENT"
@@ -66,7 +68,7 @@ def client_of_environment() -> str | None:
 
 
 def resolved(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the options with what the URL and then the environment say.
+    """Give the options with what the URL and then the environment say; none of them is shown.
 
     The URL wins over the options for endpoint and region, the options over the environment.
 
@@ -75,8 +77,22 @@ def resolved(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         InputError: an R2 URL without an account; an Azure URL of another account than the
-            environment's.
+            environment's; an endpoint with a user, a password or a query.
     """
+    found = _resolved(url, options)
+    register_options(found)
+    endpoint = str(found.get("endpoint") or "")
+    if redact_url(endpoint) != endpoint:
+        raise InputError(
+            "the endpoint of the store holds a user, a password or a query",
+            url=str(url),
+            endpoint=redact_url(endpoint),
+            next_step="give it as http://HOST:PORT, and credentials as options or variables",
+        )
+    return found
+
+
+def _resolved(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
     if url.backend == "r2":
         return _resolved_r2(url, dict(options))
     if url.backend == "gs":
@@ -136,6 +152,21 @@ def is_true(value: object) -> bool:
     return str(value).lower() in ("true", "1", "yes", "on", "y")
 
 
+def check_sendable(keys: AwsKeys) -> AwsKeys:
+    """Give keys that requests can carry: obstore panics over others, and shows them.
+
+    Raises:
+        InputError: the key's id or the session token holds a character that no header can carry.
+    """
+    for name, value in (("access key id", keys["access_key_id"]), ("session token", keys["token"])):
+        if value is not None and not re.fullmatch(r"[\x21-\x7e]+", value):
+            raise InputError(
+                f"the {name} is empty, or holds a character that no header can carry",
+                next_step="check where it comes from, a line end at its end for one",
+            )
+    return keys
+
+
 class AwsChain:
     """Keys for S3 from wherever the AWS tools look: environment, profiles, roles, containers.
 
@@ -168,6 +199,7 @@ class AwsChain:
     def __call__(self) -> AwsKeys:
         """Give keys that are valid now."""
         frozen = self._credentials.get_frozen_credentials()
+        register_secrets(frozen.secret_key, frozen.token)
         return AwsKeys(
             access_key_id=frozen.access_key,
             secret_access_key=frozen.secret_key,

@@ -9,10 +9,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
+from arroyo_dagster.redaction import redact_url, register_url
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.failures import translated
 from arroyo_dagster.state.storage.open import open_store
-from arroyo_dagster.state.storage.urls import redacted
 
 _BESIDE = ("", "-wal", "-journal")
 _WAL_HEADER_BYTES = 32
@@ -35,6 +35,7 @@ def copy_database(location: str, directory: Path, *, max_bytes: int) -> Path:
         InputError: it is no file, or larger than `max_bytes`.
         StorageError: it cannot be read, or did not stay the same while it was copied.
     """
+    register_url(location)
     with translated(shown_location(location)):
         local = _local_path(location)
         if local is None:
@@ -49,14 +50,14 @@ def copy_database(location: str, directory: Path, *, max_bytes: int) -> Path:
             time.sleep(_PAUSE_SECONDS)
     raise StorageError(
         "the database changes faster than it can be copied",
-        path=str(local),
+        path=shown_location(str(local)),
         next_step="try again when its controller is less busy, or name a backup of it",
     )
 
 
 def shown_location(location: str) -> str:
-    """The location as it may be shown: a URL without what may be a secret."""
-    return redacted(location) if _local_path(location) is None else location
+    """The location as it may be shown: without user info and query."""
+    return redact_url(location)
 
 
 def _local_path(location: str) -> Path | None:
@@ -89,11 +90,11 @@ def _signature(source: Path, max_bytes: int) -> tuple[object, ...]:
     if not stat.S_ISREG(found.st_mode):
         raise InputError(
             "this is no file, so it is no SQLite database",
-            path=str(source),
+            path=shown_location(str(source)),
             next_step="name the file; Arroyo's setting is database.sqlite.path",
         )
     if found.st_size > max_bytes:
-        raise _too_large(str(source), found.st_size, max_bytes)
+        raise _too_large(shown_location(str(source)), found.st_size, max_bytes)
     journal = Path(f"{source}-journal")
     rollback = (journal.stat().st_size, journal.stat().st_mtime_ns) if journal.exists() else None
     return (
@@ -113,6 +114,12 @@ def _start(path: Path, count: int) -> bytes | None:
 
 def _fetched(location: str, directory: Path, max_bytes: int) -> Path:
     """Fetch a backup from a store, where nobody writes into a file."""
+    if redact_url(location) != location:
+        raise InputError(
+            "the URL of a database holds no user, password or query",
+            url=shown_location(location),
+            next_step="give credentials in the environment, as for the checkpoint URL",
+        )
     parent, _, name = location.rpartition("/")
     store = open_store(parent)
     for suffix in _BESIDE:

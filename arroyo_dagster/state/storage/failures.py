@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
+from arroyo_dagster.redaction import redact_causes, redact_text, redacted_cause
 
 _LASTING = {
     errno.EROFS: "the file system is mounted read-only",
@@ -54,11 +55,6 @@ _NO_BUCKET = re.compile(
 )
 _TIMED_OUT = re.compile(r"\bTimeout\b|TimedOut|timed out", re.IGNORECASE)
 _UNREACHABLE = re.compile(r"error sending request|Connect(ion)?(Error|Refused)|could not connect")
-_SECRET = re.compile(
-    r"\b(access_token|sig|sas|token|password|secret|AccountKey|SharedAccessSignature"
-    r"|X-Amz-(?:Signature|Security-Token|Credential)|X-Goog-Signature)=[^&\s\"'\]>]+",
-    re.IGNORECASE,
-)
 _LASTS = re.compile(
     r"permission denied|credentials|AccessDenied|write-protected|read-only|refused the request"
     r"|in another region|does not know this operation"
@@ -87,20 +83,24 @@ class Failure:
 def translated(url: str, path: str | None = None) -> Iterator[None]:
     """Turn what a store's library raises within into errors of ours that name `url` and `path`.
 
+    Neither they nor what a traceback shows as their causes holds a secret.
+
     Raises:
         NotFoundError: there is nothing at `path`, or no bucket at `url`.
         StorageError: anything else; `retryable` unless somebody has to change something first.
     """
     try:
         yield
-    except ArroyoStateError:
+    except ArroyoStateError as error:
+        redact_causes(error)
         raise
     except Exception as error:
+        cause = redacted_cause(error)
         if says_no_bucket(error):
-            raise root_missing(url) from error
+            raise root_missing(url) from cause
         if isinstance(error, FileNotFoundError):
-            raise NotFoundError("there is no such object", url=url, path=path) from error
-        raise storage_error(error, url, path) from error
+            raise NotFoundError("there is no such object", url=url, path=path) from cause
+        raise storage_error(error, url, path) from cause
 
 
 def root_missing(url: str) -> NotFoundError:
@@ -161,7 +161,7 @@ def understood(error: Exception) -> Failure:
     said = " ".join(f"{status or ''} {code or ''}".split())
     text = _short(error)
     kind = type(error).__name__
-    if "Credentials" in kind or (status in (None, 403) and _NO_KEYS.search(text)):
+    if "Credentials" in kind or (status in (None, 403) and _NO_KEYS.search(str(error))):
         return Failure(
             reason=f"no usable credentials for this store: {text}", retryable=False, next_step=_KEYS
         )
@@ -235,5 +235,5 @@ def _answer(error: BaseException | None) -> tuple[int | None, str | None]:
 def _short(error: Exception) -> str:
     # obstore repeats itself below the first empty line, in the words of Rust's debugger.
     text = str(error).partition("\n\nDebug source")[0] or type(error).__name__
-    text = _SECRET.sub(r"\1=***", " ".join(text.split()))
+    text = " ".join(redact_text(text).split())
     return text if len(text) <= 500 else f"{text[:500]}…"

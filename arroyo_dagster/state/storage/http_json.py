@@ -21,7 +21,13 @@ from arroyo_dagster.errors import (
     NotFoundError,
     StorageError,
 )
-from arroyo_dagster.state.storage.urls import redacted
+from arroyo_dagster.redaction import (
+    redact_text,
+    redact_url,
+    redacted_cause,
+    register_secrets,
+    register_url,
+)
 
 _CHUNK = 1 << 16
 _REMARK_BYTES = 4096
@@ -43,9 +49,9 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         fp.close()
         raise InputError(
             "the server sends its callers elsewhere, where nothing was asked",
-            url=redacted(req.full_url),
+            url=redact_url(req.full_url),
             status=code,
-            location=redacted(newurl),
+            location=redact_url(newurl),
             next_step="give the address at which the API itself answers, or a token that it takes",
         )
 
@@ -73,6 +79,8 @@ class JsonServer:
         deadline_seconds: float = 60.0,
         max_bytes: int = 64 << 20,
     ) -> None:
+        register_url(url)
+        register_secrets(token)
         self.url = _checked_url(url)
         self._headers = {"Accept": "application/json", "User-Agent": "arroyo-state"}
         if token is not None:
@@ -119,11 +127,11 @@ class JsonServer:
             return _document(self._read(request, url), url)
         except urllib.error.HTTPError as error:
             with error:
-                raise _refused(error, url) from error
+                raise _refused(error, url) from redacted_cause(error)
         except ArroyoStateError:
             raise
         except (OSError, http.client.HTTPException) as error:
-            raise _unreachable(error, url, self._timeout) from error
+            raise _unreachable(error, url, self._timeout) from redacted_cause(error)
 
     def _read(self, request: urllib.request.Request, url: str) -> bytes:
         until = time.monotonic() + self._deadline
@@ -161,12 +169,12 @@ def _checked_url(url: str) -> str:
             problem = "it holds a query, a fragment or a space"
         else:
             parts.hostname.encode("idna")
-    except ValueError as error:
-        problem = str(error)
+    except ValueError:
+        problem = "its host or its port is none"  # Python's own words repeat a part of it
     if problem is not None:
         raise InputError(
             f"not the address of a server: {problem}",
-            url=redacted(url),
+            url=redact_url(url),
             next_step="give it as http://HOST:5115; a token travels apart from it",
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
@@ -214,7 +222,7 @@ def _remark(error: urllib.error.HTTPError) -> str | None:
     except (OSError, ValueError, RecursionError, http.client.HTTPException):
         return None
     text = said.get("error") if isinstance(said, dict) else None
-    return text[:200] if isinstance(text, str) else None
+    return redact_text(text)[:200] if isinstance(text, str) else None
 
 
 def _unreachable(error: Exception, url: str, timeout_seconds: float) -> StorageError:
@@ -224,7 +232,7 @@ def _unreachable(error: Exception, url: str, timeout_seconds: float) -> StorageE
     elif isinstance(reason, TimeoutError):
         text, retryable = f"it was silent for {timeout_seconds:g} s", True
     else:
-        text, retryable = str(reason) or type(reason).__name__, True
+        text, retryable = redact_text(str(reason)) or type(reason).__name__, True
     return StorageError(
         f"the server did not answer: {text}",
         retryable=retryable,

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from arroyo_dagster.errors import InputError, StorageError
-from arroyo_dagster.state.storage.credentials import AwsChain, AwsKeys, is_true, resolved
+from arroyo_dagster.state.storage.credentials import (
+    AwsChain,
+    AwsKeys,
+    check_sendable,
+    is_true,
+    resolved,
+)
 from arroyo_dagster.state.storage.options import Patience, normalised, patience_of
 from arroyo_dagster.state.storage.urls import CheckpointUrl
 
@@ -25,7 +31,7 @@ class RemoteOptions:
         provider: gives credentials; None: obstore finds them.
     """
 
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = field(repr=False)
     patience: Patience
     provider: Callable[[], AwsKeys] | None = None
 
@@ -103,7 +109,9 @@ def _s3(url: CheckpointUrl, config: dict[str, Any]) -> Callable[[], AwsKeys] | N
         config.setdefault("virtual_hosted_style_request", False)
     profile = config.pop("profile", None)
     if "access_key_id" in config:
-        return GivenKeys(config)
+        given = GivenKeys(config)
+        check_sendable(given())
+        return given
     if is_true(config.get("skip_signature", False)):
         return None
     chain = AwsChain(profile)
@@ -116,6 +124,7 @@ def _s3(url: CheckpointUrl, config: dict[str, Any]) -> Callable[[], AwsKeys] | N
             next_step="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, "
             "or AWS_SKIP_SIGNATURE=true for a public bucket",
         )
+    check_sendable(chain())
     if chain.region:
         config.setdefault("region", chain.region)
     return chain

@@ -19,6 +19,7 @@ import obstore
 from obstore import exceptions, store
 
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
+from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.failures import (
@@ -364,7 +365,7 @@ class ObstoreStore:
             _ = twin.filesystem
         except InputError as missing:
             raise StorageError(
-                f"{reason.partition(_DEBUG)[0]}; and {missing.message}",
+                f"{redact_text(reason.partition(_DEBUG)[0])}; and {missing.message}",
                 retryable=False,
                 url=self.url,
                 next_step="install that package, or remove what obstore cannot do",
@@ -417,7 +418,7 @@ def _open_remote(url: CheckpointUrl, options: Mapping[str, Any]) -> Any:
         )
     except (exceptions.UnknownConfigurationKeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"obstore does not take these options: {error}".partition("\n")[0],
+            f"obstore does not take these options: {redact_text(str(error))}".partition("\n")[0],
             url=str(url),
             next_step="correct or leave out the option; options.py lists them",
-        ) from error
+        ) from redacted_cause(error)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.redaction import redact_url
 from arroyo_dagster.state.storage.names import encode_path
 
 Backend = Literal["s3", "r2", "gs", "azure", "file", "memory"]
@@ -99,8 +100,8 @@ def parse_url(text: str) -> CheckpointUrl:
         InputError: it is in no accepted form; what may be a secret in it is not repeated.
 
     Source: crates/arroyo-storage/src/lib.rs, `BackendConfig::parse_url` (arroyo-state.md 10.2).
-    Differs: refused are `..` in a path and the root of the file system, as slips, and `?` in an
-        https URL, a signature that has no place in a URL that is stored and shown.
+    Differs: refused are `..` in a path and the root of the file system, as slips, and a query or
+        a user, which may be secrets and have no place in a URL that is stored and shown.
     """
     for backend, form in _FORMS:
         match = re.fullmatch(form, text, re.DOTALL)
@@ -111,8 +112,12 @@ def parse_url(text: str) -> CheckpointUrl:
 
 def _built(text: str, backend: Backend, parts: dict[str, str | None]) -> CheckpointUrl:
     key = parts.pop("key", None) or ""
-    if "?" in text and (text.startswith("https://") or backend == "azure"):
+    # A directory may have a `?` in its name; one with a `=` behind it is the query of a URL.
+    query = r"\?.*=" if backend == "file" else r"\?"
+    if re.search(query, text, re.DOTALL):
         raise _refused(text, "a checkpoint URL holds no query or signature")
+    if text.startswith("file://") and "@" in key.partition("/")[0]:
+        raise _refused(text, "a file URL holds no user or host")
     segments = [segment for segment in key.split("/") if segment not in ("", ".")]
     if ".." in segments or "\0" in key:
         raise _refused(text, "a checkpoint URL holds no '..' and no NUL")
@@ -130,15 +135,9 @@ def _built(text: str, backend: Backend, parts: dict[str, str | None]) -> Checkpo
     )
 
 
-def redacted(text: str) -> str:
-    """Give a URL without what may be a secret: user and password, query, fragment."""
-    text = re.sub(r"//[^/]*:[^/]*@", "//***@", text)
-    return re.sub(r"[?#].*", "?***", text, flags=re.DOTALL)
-
-
 def _refused(text: str, problem: str) -> InputError:
     step = f"use one of: {ACCEPTED_FORMS}"
-    return InputError(problem, url=redacted(text), next_step=step)
+    return InputError(problem, url=redact_url(text), next_step=step)
 
 
 def _s3_base(url: CheckpointUrl) -> str:

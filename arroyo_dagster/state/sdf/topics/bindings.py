@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.redaction import redact_url
 from arroyo_dagster.state.sdf.mistakes import Mistakes
 from arroyo_dagster.state.sdf.yaml_tree import Node, read_tree
 
@@ -60,7 +62,7 @@ class TopicBinding:
     topic: str
     kind: str
     target: str = ""
-    options: Mapping[str, bool | int | str] = field(default_factory=dict)
+    options: Mapping[str, bool | int | str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ class BindingsText:
     sources: Mapping[str, TopicBinding] = field(default_factory=dict)
     sinks: Mapping[str, TopicBinding] = field(default_factory=dict)
     functions: Mapping[str, str] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def over(self, other: BindingsText) -> BindingsText:
         """These bindings, and those of `other` that these do not name."""
@@ -95,11 +97,11 @@ def parse_binding(text: str, role: str) -> TopicBinding:
         InputError: it is none, with the topic, what was expected, and an example.
     """
     topic, equals, rest = text.partition("=")
-    if not (topic and equals and rest):
+    if not (topic and equals and rest) or ":" in topic:
         raise InputError(
             f"a {role} is given as TOPIC=KIND:PATH",
-            given=text,
-            next_step=f"for example `--{role} {topic or 'words'}={_example(role)}`",
+            given=redact_url(text),
+            next_step=f"for example `--{role} words={_example(role)}`",
         )
     return _binding(role, topic, rest)
 
@@ -125,7 +127,8 @@ def checked_binding(
     known = _OPTIONS[role]
     if kind not in known:
         raise InputError(
-            f"{kind!r} is nothing a {role} can be bound to; expected {', '.join(known)}",
+            f"{redact_url(kind)!r} is nothing a {role} can be bound to; "
+            f"expected {', '.join(known)}",
             **facts,
             next_step=f"for example `--{role} {topic}={_example(role)}`",
         )
@@ -137,14 +140,14 @@ def checked_binding(
             next_step=f"write `{topic}={kind}:{example}`",
         )
     if target and kind in _WITHOUT_TARGET:
-        raise InputError(f"{kind} takes no path", **facts, given=target)
+        raise InputError(f"{kind} takes no path", **facts, given=redact_url(target))
     if _ANY in known[kind]:
         texts = {name: _option_text(value) for name, value in options.items()}
         return TopicBinding(role=role, topic=topic, kind=kind, target=target, options=texts)
     unknown = options.keys() - known[kind].keys()
     if unknown:
         raise InputError(
-            f"{kind} has no option {min(unknown)!r}; a {role} of this kind has "
+            f"{kind} has no option {_shown_name(min(unknown))}; a {role} of this kind has "
             f"{', '.join(known[kind]) or 'none'}",
             **facts,
             next_step="leave it out, or write a `?` of a path as `%3F`",
@@ -168,7 +171,12 @@ def _option(
         return text == "true"
     if known[name] == _COUNT and text.isascii() and text.isdigit() and int(text):
         return int(text)
-    raise InputError(f"option {name!r} is {known[name]}", given=value, **facts)
+    raise InputError(f"option {name!r} is {known[name]}", **facts)
+
+
+def _shown_name(name: str) -> str:
+    """The name of an option, unless it may be a secret: a signature without a name."""
+    return repr(name) if re.fullmatch(r"[A-Za-z._-]{1,30}", name) else "of that name"
 
 
 def _example(role: str) -> str:

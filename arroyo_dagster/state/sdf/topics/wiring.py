@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.redaction import redact_url, register_settings, register_url
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.operators import Sink, Source
 from arroyo_dagster.state.sdf.definition import Dataflow, Package
@@ -91,6 +92,10 @@ def wire(
             of a topic that nobody reads or writes; of all the first, the others named.
         NotFoundError: a file is not there.
     """
+    register_settings(given.env)
+    for binding in (*given.sources.values(), *given.sinks.values()):
+        register_url(binding.target)
+        register_settings(binding.options)
     return _Wiring(dataflow, given, store, packages or {}, stdin, outside).wired()
 
 
@@ -312,7 +317,7 @@ def _number(binding: TopicBinding) -> float:
         return float(binding.target)
     except ValueError as error:
         raise InputError(
-            "rate needs numbers a second", topic=binding.topic, given=binding.target
+            "rate needs numbers a second", topic=binding.topic, given=redact_url(binding.target)
         ) from error
 
 

@@ -1,0 +1,152 @@
+"""No event, log, tag, cursor or error of Dagster repeats a secret, whatever fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._serdes import serialize_value
+
+from arroyo_dagster import redaction
+from arroyo_dagster.orchestration.component import ArroyoStateComponent
+from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration.runners import InProcessRunner
+from arroyo_dagster.orchestration.window import MaintenanceWindow
+from arroyo_dagster.state.storage import MemoryStore, obstore_options
+from tests.jobs import run_word_job
+from tests.journeys.test_secrets import DATAFLOW, QUICK, SENT, echoing
+from tests.secrets import CANARY, assert_no_canary
+
+KEY = "words/main"
+CONFIG = {"arroyo_maintenance_window": {"ops": {"arroyo_window": {"config": {"jobs": [KEY]}}}}}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_KNOWN", set())
+    monkeypatch.setattr(obstore_options, "patience_of", lambda options, url: QUICK)
+    policy = dg.RetryPolicy
+    monkeypatch.setattr(dg, "RetryPolicy", lambda **_: policy(max_retries=0))
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[int]:
+    with echoing() as port:
+        yield port
+
+
+def _resource(situation: str, port: int) -> ArroyoStateStore:
+    options = {
+        "access_key_id": "somebody",
+        "secret_access_key": CANARY,
+        "session_token": SENT,
+        "region": "here",
+    }
+    catalogue = MemoryStore(f"secrets-{situation}-catalogue").url
+    shared: dict[str, Any] = {
+        "catalogue_url": catalogue,
+        "arroyo_api_url": f"http://127.0.0.1:{port}",
+        "arroyo_api_token": SENT,
+    }
+    urls = {
+        "works": "memory://secrets-of-dagster",
+        "dead": "s3::http://127.0.0.1:9/bucket/k",
+        "echo": f"s3::http://127.0.0.1:{port}/bucket/k",
+        "user-info": f"https://user:{CANARY}@host/bucket",
+        "api": "memory://secrets-of-dagster",
+        "database": "memory://secrets-of-dagster",
+    }
+    if situation == "api":
+        shared["arroyo_api_url"] = f"http://user:{CANARY}@127.0.0.1:9"
+    if situation == "database":
+        shared["arroyo_database"] = f"/nowhere/state.sqlite?key={CANARY}"
+    remote = situation in ("dead", "echo")
+    return ArroyoStateStore(
+        checkpoint_url=urls[situation], storage_options=options if remote else {}, **shared
+    )
+
+
+def _definitions(resource: ArroyoStateStore) -> dg.Definitions:
+    return build_arroyo_definitions(
+        resource,
+        runner=InProcessRunner(),
+        compaction_sensor=True,
+        dataflows=[DATAFLOW],
+        window=MaintenanceWindow(jobs=[KEY], between="00:00-23:59"),
+        directory=ArroyoDirectory(),
+    )
+
+
+@pytest.mark.parametrize("situation", ["works", "dead", "echo", "user-info", "api", "database"])
+def test_nothing_that_dagster_stores_repeats_a_secret(
+    situation: str, echo: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_word_job(MemoryStore("secrets-of-dagster"), rows=8, sinks=0, keep_epochs=None)
+    defs = _definitions(_resource(situation, echo))
+    instance = dg.DagsterInstance.ephemeral()
+    instance.add_dynamic_partitions("arroyo_jobs", [KEY])
+    ran = 0
+    for job in defs.resolve_all_job_defs():
+        if job.name.startswith("__"):
+            continue
+        partition = KEY if job.partitions_def is not None else None
+        result = job.execute_in_process(
+            instance=instance,
+            partition_key=partition,
+            run_config=CONFIG.get(job.name),
+            raise_on_error=False,
+        )
+        ran += 1
+        for entry in instance.all_logs(result.run_id):
+            assert_no_canary(f"{job.name}: {serialize_value(entry)} {entry.message}")
+        run = instance.get_run_by_id(result.run_id)
+        assert run is not None
+        assert_no_canary(serialize_value(run))
+    assert ran > 5
+    assert_no_canary(caplog.text)
+
+
+@pytest.mark.parametrize("situation", ["works", "dead", "echo", "user-info", "api", "database"])
+def test_no_sensor_and_no_schedule_repeats_a_secret(
+    situation: str, echo: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_word_job(MemoryStore("secrets-of-dagster"), rows=8, sinks=0, keep_epochs=None)
+    defs = _definitions(_resource(situation, echo))
+    repository = defs.get_repository_def()
+    instance = dg.DagsterInstance.ephemeral()
+    for sensor in repository.sensor_defs:
+        with dg.build_sensor_context(instance=instance, definitions=defs) as sensed:
+            assert_no_canary(_told_by(lambda s=sensor, c=sensed: s.evaluate_tick(c)))
+    for schedule in repository.schedule_defs:
+        with dg.build_schedule_context(instance=instance, repository_def=repository) as due:
+            assert_no_canary(_told_by(lambda s=schedule, c=due: s.evaluate_tick(c)))
+    assert_no_canary(caplog.text)
+
+
+def _told_by(tick: Any) -> str:
+    """What a tick gives, or the error that Dagster would store for it."""
+    import sys
+
+    from dagster._utils.error import serializable_error_info_from_exc_info
+
+    try:
+        return repr(tick())
+    except Exception:
+        return serializable_error_info_from_exc_info(sys.exc_info()).to_string()
+
+
+def test_the_text_of_what_holds_secrets_shows_none(echo: int) -> None:
+    for one in (
+        _resource("echo", echo),
+        _resource("echo", echo).writable(),
+        SparkSessionResource(conf={"fs.s3a.secret.key": CANARY}),
+        ArroyoDirectory(api_token=CANARY),
+        ArroyoStateComponent(
+            checkpoint_url="s3://bucket/k", storage_options={"secret_access_key": CANARY}
+        ),
+    ):
+        assert_no_canary(repr(one) + str(one))
