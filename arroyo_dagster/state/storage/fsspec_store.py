@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import fsspec
 
-from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.failures import (
@@ -27,6 +27,7 @@ from arroyo_dagster.state.storage.names import (
     stored_start,
 )
 from arroyo_dagster.state.storage.store import (
+    PIECE_BYTES,
     DeleteOutcome,
     Listing,
     ObjectInfo,
@@ -166,6 +167,20 @@ class FsspecStore:
                 raise
             return True
 
+    def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
+        """Copy an object within the store, on the server where it can; see `ObjectStore.copy`.
+
+        Raises:
+            StorageError: not retryable if a large object is to be created: fsspec has no call that
+                creates one in parts.
+        """
+        source_key, target_key = self._key(source), self._key(target)
+        if create:
+            return self._create_copy(source, target)
+        with translated(self.url, source):
+            self.filesystem.cp_file(source_key, target_key)
+        return True
+
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Go through all objects below a directory; see `ObjectStore.list`.
 
@@ -221,6 +236,23 @@ class FsspecStore:
         return DeleteOutcome(
             deleted=tuple(path for path in keys if problems[path] is None),
             failed={path: said for path, said in problems.items() if said is not None},
+        )
+
+    def _create_copy(self, source: StatePath, target: StatePath) -> bool:
+        size_bytes = self._size(source)
+        if size_bytes <= PIECE_BYTES:
+            return self.create(target, self.read_range(source, 0, size_bytes))
+        if self.head(target) is not None:
+            return False
+        return self._create_in_parts(source, target, size_bytes)
+
+    def _create_in_parts(self, source: StatePath, target: StatePath, size_bytes: int) -> bool:
+        raise StorageError(
+            f"an object of {size_bytes} bytes cannot be created in parts through fsspec",
+            retryable=False,
+            url=self.url,
+            path=target,
+            next_step="open the URL through obstore: leave out the option client=fsspec",
         )
 
     def _problem_of_delete(self, key: str) -> str | None:

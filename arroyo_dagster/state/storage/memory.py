@@ -95,6 +95,15 @@ class MemoryStore:
             self._write(key, path, data)
             return True
 
+    def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
+        """Copy an object within the store; see `ObjectStore.copy`."""
+        key, data = encode_path(target), self.read(source)
+        with self._root.lock:
+            if create and key in self._root.objects:
+                return False
+            self._write(key, target, data)
+            return True
+
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Go through all objects below a directory; see `ObjectStore.list`."""
         below, after = stored_prefix(prefix), stored_start(start_after)

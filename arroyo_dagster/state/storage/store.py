@@ -12,6 +12,10 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import StatePath
 
 
+PIECE_BYTES = 8 * 2**20
+"""How much of an object is in memory where it is read piece by piece."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
     """One object, as a listing or `head` shows it.
@@ -93,6 +97,21 @@ class ObjectStore(Protocol):
         Returns:
             True: created. False: there is one already, left as it was. Where a client repeats a
             request whose answer was lost, that one may be the caller's own: read it to know.
+        """
+
+    def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
+        """Copy an object within the store, holding no more than some megabytes of it in memory.
+
+        Atomic, as `put` and `create` are. The copy is a new object: its time is that of the copy.
+
+        Args:
+            create: leave an object that is at `target` as it is; otherwise it is overwritten.
+
+        Returns:
+            True: copied. False: there is an object at `target` and `create` was asked for.
+
+        Raises:
+            NotFoundError: there is no object at `source`.
         """
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
@@ -204,6 +223,24 @@ def check_range(path: StatePath, start: int, length: int) -> None:
     """
     if start < 0 or length < 0:
         raise InputError("a range starts at 0 or later", path=path, start=start, length=length)
+
+
+def read_in_pieces(
+    store: ObjectStore, path: StatePath, piece_bytes: int = PIECE_BYTES
+) -> Iterator[bytes]:
+    """Give the whole object piece by piece, each `piece_bytes` long but the last.
+
+    Raises:
+        NotFoundError: there is no object at `path`.
+    """
+    start, length = 0, piece_bytes
+    while length == piece_bytes:
+        piece = store.read_range(path, start, piece_bytes)
+        length = len(piece)
+        start += length
+        if piece:
+            yield piece
+        del piece  # or two of them are there while the next one is read
 
 
 def read_many(
