@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.errors import InputError, NotFoundError, StorageError
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.sizes import RECORD
 from arroyo_dagster.state.storage import (
     Counting,
     Crash,
@@ -187,6 +188,28 @@ class TestReadAndPut:
             list(store.list(bad))
         with pytest.raises(InputError):
             store.list_dir(bad)
+
+
+class TestSizes:
+    @pytest.mark.parametrize("name", ["current-generation.json", "epochs/epoch-0000001.record"])
+    def test_an_object_larger_than_any_of_its_kind_is_refused(
+        self, store: ObjectStore, name: str
+    ) -> None:
+        most = RECORD.size_bytes
+        store.put(P(f"p/j/{name}"), b"0" * most)
+        assert len(store.read(P(f"p/j/{name}"))) == most
+        store.put(P(f"p/j/{name}"), b"0" * (most + 3))
+        said = f"larger than any record can be: {most + 3} bytes, expected at most {most}"
+        with pytest.raises(FormatError, match=said) as caught:
+            store.read(P(f"p/j/{name}"))
+        assert caught.value.facts["path"] == f"p/j/{name}"
+        assert not caught.value.retryable
+        assert store.copy(P(f"p/j/{name}"), P("copy"))
+        assert len(store.read(P("copy"))) == most + 3
+
+    def test_an_empty_record_is_read(self, store: ObjectStore) -> None:
+        store.put(P("p/j/current-generation.json"), b"")
+        assert store.read(P("p/j/current-generation.json")) == b""
 
 
 class TestRanges:

@@ -31,6 +31,7 @@ from arroyo_dagster.state.storage.store import (
     ObjectInfo,
     ObjectStore,
     check_range,
+    check_size,
 )
 from arroyo_dagster.state.storage.urls import CheckpointUrl, parse_url
 
@@ -78,6 +79,7 @@ class LocalDiskStore:
     def read(self, path: StatePath) -> bytes:
         """Give the whole object; see `ObjectStore.read`."""
         with self.open_input(path) as file, translated(self.url, path):
+            check_size(self.url, path, os.fstat(file.fileno()).st_size)
             return file.read()
 
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:

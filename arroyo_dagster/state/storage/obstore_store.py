@@ -54,6 +54,7 @@ from arroyo_dagster.state.storage.store import (
     Listing,
     ObjectInfo,
     check_range,
+    check_size,
     open_by_ranges,
 )
 from arroyo_dagster.state.storage.through_fsspec import open_through_fsspec
@@ -150,7 +151,9 @@ class ObstoreStore:
         """Give the whole object; see `ObjectStore.read`."""
         key = self._key(path)
         with translated(self.url, path):
-            return bytes(obstore.get(self._remote(), key).bytes())
+            found = obstore.get(self._remote(), key)
+            check_size(self.url, path, found.meta["size"])  # the body is not read yet
+            return bytes(found.bytes())
 
     @_or_through_fsspec
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:

@@ -9,7 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage.failures import explained, root_missing, translated
+from arroyo_dagster.state.storage.failures import (
+    explained,
+    root_missing,
+    translated,
+    understood,
+)
 from arroyo_dagster.state.storage.fsspec_options import s3fs_options, tries_of_s3fs
 from arroyo_dagster.state.storage.fsspec_store import FsspecStore, info_of
 from arroyo_dagster.state.storage.names import listed_path, stored_prefix, stored_start
@@ -188,9 +193,9 @@ class S3Store(FsspecStore):
         if not page.get("Contents"):
             raise root_missing(self.url)
 
-    def _cat(self, key: str) -> bytes:
-        # One request: s3fs otherwise reads in parts, perhaps of an old and a new object.
-        return bytes(self.filesystem.cat_file(key, max_concurrency=1))
+    def _may_be_beyond(self, error: Exception) -> bool:
+        failure = understood(error)
+        return failure.status == 416 or failure.code == "InvalidRange"
 
     def _says_exists(self, error: Exception) -> bool:
         # Only AWS names the failed condition, by which s3fs knows a FileExistsError.

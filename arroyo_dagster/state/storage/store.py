@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol, cast, runtime_checkable
 
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.ids import StatePath
-
+from arroyo_dagster.state.model.sizes import size_limit
 
 PIECE_BYTES = 8 * 2**20
 """How much of an object is in memory where it is read piece by piece."""
@@ -74,6 +74,7 @@ class ObjectStore(Protocol):
 
         Raises:
             NotFoundError: there is no object at `path`.
+            FormatError: it is larger than an object of its name can be; it was not read.
         """
 
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:
@@ -223,6 +224,23 @@ def check_range(path: StatePath, start: int, length: int) -> None:
     """
     if start < 0 or length < 0:
         raise InputError("a range starts at 0 or later", path=path, start=start, length=length)
+
+
+def check_size(url: str, path: StatePath, size_bytes: int) -> None:
+    """Refuse to read an object that is larger than one of its name can be.
+
+    Raises:
+        FormatError: it is.
+    """
+    limit = size_limit(path)
+    if size_bytes > limit.size_bytes:
+        raise FormatError(
+            f"larger than any {limit.kind} can be: {size_bytes} bytes, "
+            f"expected at most {limit.size_bytes}",
+            path=path,
+            url=url,
+            next_step="keep the object and find out what wrote it; it was not read",
+        )
 
 
 def read_in_pieces(
