@@ -50,11 +50,13 @@ class GoogleDialect:
     """Moto's S3 as the XML interface of GCS, where the two differ for `object_store`.
 
     "Only if there is none" is a generation of 0, not an etag; deleting what is not there is an
-    error; keys come with a bearer token.
+    error; keys come with a bearer token; the source of a copy has a header of its own, and a copy
+    takes the condition too, which Moto's does not.
     """
 
     def __init__(self, app: App) -> None:
         self.app = app
+        self._copying = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         # Moto reads the service and the account out of a signature, and checks none.
@@ -64,7 +66,17 @@ class GoogleDialect:
         if environ["REQUEST_METHOD"] == "DELETE" and not self._exists(environ):
             start_response("404 Not Found", [("Content-Length", "0")])
             return [b""]
+        if "HTTP_X_GOOG_COPY_SOURCE" in environ:
+            return self._copy(environ, start_response)
         return self.app(environ, start_response)
+
+    def _copy(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        environ["HTTP_X_AMZ_COPY_SOURCE"] = environ.pop("HTTP_X_GOOG_COPY_SOURCE")
+        with self._copying:
+            if environ.pop("HTTP_IF_NONE_MATCH", None) and self._exists(environ):
+                start_response("412 Precondition Failed", [("Content-Length", "0")])
+                return [b""]
+            return [*self.app(environ, start_response)]
 
     def _exists(self, environ: dict[str, Any]) -> bool:
         answers: list[str] = []

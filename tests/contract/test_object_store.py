@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.errors import InputError, NotFoundError, StorageError
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.sizes import RECORD
 from arroyo_dagster.state.storage import (
     Counting,
     Crash,
@@ -33,6 +34,7 @@ from arroyo_dagster.state.storage import (
 )
 from arroyo_dagster.state.storage.obstore_store import ObstoreStore
 from arroyo_dagster.state.storage.s3_store import S3Store
+from arroyo_dagster.state.storage.store import PIECE_BYTES, read_in_pieces
 from tests.contract import servers
 from tests.contract.conftest import BUCKET, open_s3
 
@@ -188,6 +190,28 @@ class TestReadAndPut:
             store.list_dir(bad)
 
 
+class TestSizes:
+    @pytest.mark.parametrize("name", ["current-generation.json", "epochs/epoch-0000001.record"])
+    def test_an_object_larger_than_any_of_its_kind_is_refused(
+        self, store: ObjectStore, name: str
+    ) -> None:
+        most = RECORD.size_bytes
+        store.put(P(f"p/j/{name}"), b"0" * most)
+        assert len(store.read(P(f"p/j/{name}"))) == most
+        store.put(P(f"p/j/{name}"), b"0" * (most + 3))
+        said = f"larger than any record can be: {most + 3} bytes, expected at most {most}"
+        with pytest.raises(FormatError, match=said) as caught:
+            store.read(P(f"p/j/{name}"))
+        assert caught.value.facts["path"] == f"p/j/{name}"
+        assert not caught.value.retryable
+        assert store.copy(P(f"p/j/{name}"), P("copy"))
+        assert len(store.read(P("copy"))) == most + 3
+
+    def test_an_empty_record_is_read(self, store: ObjectStore) -> None:
+        store.put(P("p/j/current-generation.json"), b"")
+        assert store.read(P("p/j/current-generation.json")) == b""
+
+
 class TestRanges:
     @pytest.mark.parametrize(
         ("start", "length", "expected"),
@@ -270,6 +294,80 @@ class TestCreate:
             assert store.read(P("epochs/epoch-0000001.record")) == winner
             assert paths(store) == ["epochs/epoch-0000001.record"]
             store.delete_many([P("epochs/epoch-0000001.record")])
+
+
+class TestCopy:
+    @pytest.mark.parametrize("create", [False, True])
+    @pytest.mark.parametrize("size", [0, 1, 100_000, PIECE_BYTES, PIECE_BYTES + 1])
+    def test_a_copy_has_the_same_bytes(self, store: ObjectStore, size: int, create: bool) -> None:
+        data = os.urandom(min(size, 1000)) * (size // 1000 + 1)
+        store.put(P("from/a"), data[:size])
+        assert store.copy(P("from/a"), P("to/b/c"), create=create) is True
+        assert store.read(P("to/b/c")) == data[:size] == store.read(P("from/a"))
+        assert b"".join(read_in_pieces(store, P("to/b/c"))) == data[:size]
+        assert paths(store) == ["from/a", "to/b/c"]
+
+    def test_a_copy_overwrites_and_is_no_link(self, store: ObjectStore) -> None:
+        store.put(P("a"), b"new")
+        store.put(P("b"), b"old, and longer")
+        assert store.copy(P("a"), P("b")) is True
+        store.put(P("a"), b"newer")
+        assert store.read(P("b")) == b"new"
+        store.delete_many([P("a")])
+        assert store.read(P("b")) == b"new"
+
+    def test_a_copy_is_as_old_as_itself(self, store: ObjectStore) -> None:
+        store.put(P("a"), b"1")
+        time.sleep(1.1)
+        store.copy(P("a"), P("b"))
+        old, new = store.head(P("a")), store.head(P("b"))
+        assert old is not None and new is not None  # noqa: PT018
+        assert (old.modified_micros or 0) < (new.modified_micros or 1)
+
+    @pytest.mark.parametrize("size", [1, PIECE_BYTES + 1])
+    def test_a_copy_that_is_to_create_leaves_what_is_there(
+        self, store: ObjectStore, size: int
+    ) -> None:
+        store.put(P("a"), b"x" * size)
+        store.put(P("b"), b"first")
+        assert store.copy(P("a"), P("b"), create=True) is False
+        assert store.read(P("b")) == b"first"
+        assert paths(store) == ["a", "b"]
+
+    def test_of_many_copies_that_create_one_wins(self, store: ObjectStore) -> None:
+        names = [f"from/{number}" for number in range(8)]
+        put_all(store, names)
+
+        def copy(name: str) -> bool:
+            return store.copy(P(name), P("to"), create=True)
+
+        with ThreadPoolExecutor(8) as pool:
+            won = list(pool.map(copy, names))
+        assert sum(won) == 1
+        assert store.read(P("to")) == names[won.index(True)].encode()
+
+    @pytest.mark.parametrize("create", [False, True])
+    def test_a_missing_source_is_not_found(self, store: ObjectStore, create: bool) -> None:
+        store.put(P("there"), b"1")
+        with pytest.raises(NotFoundError):
+            store.copy(P("a/b"), P("c"), create=create)
+        assert paths(store) == ["there"]
+
+    @pytest.mark.parametrize("create", [False, True])
+    def test_special_names_are_copied_from_and_to(self, store: ObjectStore, create: bool) -> None:
+        for number, name in enumerate(SPECIAL):
+            store.put(P(f"x/{name}"), name.encode())
+            assert store.copy(P(f"x/{name}"), P(f"y{number}/{name}"), create=create) is True
+            assert store.read(P(f"y{number}/{name}")) == name.encode()
+        assert len(paths(store)) == 2 * len(SPECIAL)
+
+    @pytest.mark.parametrize("bad", ["", "../a", "a//b", "/a"])
+    def test_no_copy_leads_out_of_the_root(self, store: ObjectStore, bad: str) -> None:
+        store.put(P("a"), b"1")
+        for source, target in ((bad, "b"), ("a", bad)):
+            with pytest.raises(InputError):
+                store.copy(source, target)  # type: ignore[arg-type]
+        assert paths(store) == ["a"]
 
 
 class TestNames:
@@ -507,6 +605,7 @@ class TestPicklingAndWrapping:
         for verb in (
             lambda: safe.put(P("a/b"), b""),
             lambda: safe.create(P("c"), b""),
+            lambda: safe.copy(P("a/b"), P("c")),
             lambda: safe.delete_many([P("a/b")]),
         ):
             with pytest.raises(InputError, match="write-protected"):

@@ -420,6 +420,18 @@ class Hands:
         self._world.write(self._process, "create", path, data)
         return True
 
+    def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
+        return self._world.call(
+            self._process, "copy", target, lambda: self._copy(source, target, create)
+        )
+
+    def _copy(self, source: StatePath, target: StatePath, create: bool) -> bool:
+        data = self._read(source)
+        if create:
+            return self._create(target, data)
+        self._world.write(self._process, "put", target, data)
+        return True
+
     def _claims_what_has_expired(self, path: str) -> bool:
         """Whether the request has been on its way since before a later run published, and let this
         epoch expire: what is not closed, and what no request takes.

@@ -7,22 +7,25 @@ import struct
 import tarfile
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError
-from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec import bounded, metadata, records
 from arroyo_dagster.state.codec.collecting import decode_gc_plan, decode_retained
 from arroyo_dagster.state.codec.control import decode_control
 from arroyo_dagster.state.codec.journal import ArchivedRun, decode_archive, encode_archive
 from arroyo_dagster.state.codec.operations import decode_operation
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows, read_facts
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
+from arroyo_dagster.state.codec.row_groups import DataFile
 from arroyo_dagster.state.codec.schema import schema_from_json
 from arroyo_dagster.state.model.control import (
     CheckpointCompleted,
@@ -223,6 +226,90 @@ def test_many_small_parts_take_time_and_memory_in_proportion() -> None:
     assert len(operator.paths) == 50_000
     assert peak < 400 * len(data)
     assert took < 10
+
+
+def zigzag(number: int) -> bytes:
+    return varint(number << 1)
+
+
+def claiming(data: bytes, **claims: int) -> bytes:
+    """A file of one row group whose footer lies about it, and about its first column."""
+    (length,) = struct.unpack("<I", data[-8:-4])
+    body, footer = data[: -8 - length], data[-8 - length : -8]
+    meta = pq.ParquetFile(pa.BufferReader(data)).metadata
+    column, rows = meta.row_group(0).column(0), meta.num_rows
+    known = {
+        "values": column.num_values,
+        "uncompressed": column.total_uncompressed_size,
+        "compressed": column.total_compressed_size,
+    }
+
+    def fields(numbers: Iterable[int]) -> bytes:
+        return b"".join(b"\x16" + zigzag(number) for number in numbers)
+
+    lied = (claims.get(name, number) for name, number in known.items())
+    assert footer.count(fields(known.values())) == 1
+    footer = footer.replace(fields(known.values()), fields(lied))
+    before, _, after = footer.partition(b"\x16" + zigzag(rows) + b"\x19")  # of the file
+    group, _, rest = after.rpartition(b"\x16" + zigzag(rows) + b"\x26")  # of the row group
+    footer = before + b"\x16" + zigzag(claims.get("file_rows", rows)) + b"\x19"
+    footer += group + b"\x16" + zigzag(claims.get("group_rows", rows)) + b"\x26" + rest
+    return body + footer + struct.pack("<I", len(footer)) + b"PAR1"
+
+
+REPEATED = pa.table({"a": [7] * 3000, "b": ["x"] * 3000})
+DECODERS: dict[str, Callable[[bytes], int]] = {
+    "whole": lambda data: decode_file(data, "the/path")[0].num_rows,
+    "whole, by ranges": lambda data: decode_file(io.BytesIO(data), "the/path")[0].num_rows,
+    "part": lambda data: DataFile(data, "the/path").read([0], [0]).num_rows,
+    "part, by ranges": lambda data: DataFile(io.BytesIO(data), "the/path").read([0], [0]).num_rows,
+}
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"uncompressed": 2**50},
+        {"uncompressed": 2**62},
+        {"compressed": 2**50},
+        {"compressed": 2**31},
+        {"file_rows": 2**40},
+        {"file_rows": 2**40, "group_rows": 2**40},
+        {"file_rows": 2**40, "group_rows": 2**40, "values": 2**40},
+        {"file_rows": 3001, "group_rows": 3001},
+    ],
+    ids=str,
+)
+def test_a_footer_that_claims_what_the_file_does_not_hold_is_refused(
+    decoder: str, claims: dict[str, int]
+) -> None:
+    assert DECODERS[decoder](claiming(encode_rows(REPEATED))) == 3000
+    began = pa.total_allocated_bytes()
+    with pytest.raises(FormatError, match="footer says|decode") as caught:
+        DECODERS[decoder](claiming(encode_rows(REPEATED), **claims))
+    assert caught.value.facts["path"] == "the/path"
+    assert pa.total_allocated_bytes() - began < 1 << 20
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("kind", ["numbers", "texts", "lists"])
+def test_a_small_file_that_decodes_to_much_is_refused(
+    monkeypatch: pytest.MonkeyPatch, decoder: str, kind: str
+) -> None:
+    """A bomb, made small: by run lengths, by compression, by a dictionary of one long text."""
+    monkeypatch.setattr(bounded, "_FLOOR_BYTES", 4 << 20)
+    values = {
+        "numbers": lambda: pa.array(np.zeros(1_000_000, np.int64)),
+        "texts": lambda: pa.array(["x" * 60] * 200_000),
+        "lists": lambda: pa.array([[0] * 1000] * 1000),
+    }[kind]()
+    data = encode_rows(pa.table({"a": values}))
+    assert len(data) < 40_000
+    with pytest.raises(FormatError, match="would decode to .* expected at most"):
+        DECODERS[decoder](data)
+    monkeypatch.setattr(bounded, "_FLOOR_BYTES", 40 << 20)
+    assert DECODERS[decoder](data) == len(values)
 
 
 def test_a_footer_that_claims_to_be_giant_is_refused_without_reading_it() -> None:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, StorageError
+from arroyo_dagster.state.codec.bounded import read_groups
 from arroyo_dagster.state.model.tables import KEY_HASH_COLUMN, TIMESTAMP_COLUMN
 
 SMALL_BYTES = 1 << 20
@@ -250,8 +251,18 @@ def decode_file(data: bytes | BinaryIO, path: str) -> tuple[pa.Table, int]:
     """
     with decoding(path):
         file = _opened(data)
-        small = isinstance(data, bytes) and len(data) <= SMALL_BYTES  # see `DataFile`
-        return file.read(use_threads=not small), state_version(file)
+        size_bytes = source_size(data)
+        small = isinstance(data, bytes) and size_bytes <= SMALL_BYTES  # see `DataFile`
+        footer = file.metadata
+        rows = read_groups(
+            file,
+            range(footer.num_row_groups),
+            range(footer.num_columns),
+            path=path,
+            size_bytes=size_bytes,
+            use_threads=not small,
+        )
+        return rows, state_version(file)
 
 
 def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> FileFacts:
@@ -343,9 +354,27 @@ def _groups(footer: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
     return [footer.row_group(at) for at in range(footer.num_row_groups)]
 
 
+def source_size(source: bytes | BinaryIO) -> int:
+    """Give how many bytes a file has, and leave it at its start."""
+    if isinstance(source, bytes):
+        return len(source)
+    size_bytes = source.seek(0, io.SEEK_END)
+    source.seek(0)
+    return size_bytes
+
+
 def _opened(data: bytes | BinaryIO) -> pq.ParquetFile:
-    file = pa.BufferReader(data) if isinstance(data, bytes) else data
-    return pq.ParquetFile(file, page_checksum_verification=True)
+    source = pa.BufferReader(data) if isinstance(data, bytes) else data
+    file = pq.ParquetFile(source, page_checksum_verification=True)
+    check_footer(file.metadata)
+    return file
+
+
+def check_footer(footer: pq.FileMetaData) -> None:
+    """Refuse a footer whose counts of rows contradict each other; within `decoding`."""
+    rows = sum(group.num_rows for group in _groups(footer))
+    if rows != footer.num_rows:
+        raise pa.ArrowInvalid(f"row groups of {rows} rows in a file of {footer.num_rows}")
 
 
 def state_version(file: pq.ParquetFile) -> int:

@@ -12,7 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.parquet import decoding, open_pages, rows_at_once, state_version
+from arroyo_dagster.state.codec.bounded import read_groups
+from arroyo_dagster.state.codec.parquet import (
+    check_footer,
+    decoding,
+    open_pages,
+    rows_at_once,
+    source_size,
+    state_version,
+)
 
 _UNSIGNED = 2**64 - 1
 _FETCHED_BYTES = 1 << 26
@@ -36,10 +44,12 @@ class DataFile:
         # interpreter ends takes the process with it (SIGABRT), as short commands have shown.
         self._threads = not isinstance(source, bytes)
         with decoding(self._path):
+            self._size_bytes = source_size(source)
             self._source = pa.BufferReader(source) if isinstance(source, bytes) else source
             self._file = pq.ParquetFile(
                 self._source, page_checksum_verification=True, pre_buffer=self._threads
             )
+            check_footer(self._file.metadata)
             self.schema: pa.Schema = self._file.schema_arrow
             self._leaves = list(_leaves(self.schema))
 
@@ -69,10 +79,20 @@ class DataFile:
         leaves = self._leaves_of(columns)
         with decoding(self._path):
             file = self._file if not repeating else self._with_dictionaries(repeating)
-            rows = file.reader.read_row_groups(
-                list(groups), column_indices=leaves, use_threads=self._threads
-            )
+            rows = self._rows_of(file, groups, leaves)
         return self._in_order(rows, columns)
+
+    def _rows_of(
+        self, file: pq.ParquetFile, groups: Sequence[int], leaves: Sequence[int]
+    ) -> pa.Table:
+        return read_groups(
+            file,
+            groups,
+            leaves,
+            path=self._path,
+            size_bytes=self._size_bytes,
+            use_threads=self._threads,
+        )
 
     def _with_dictionaries(self, names: Sequence[str]) -> pq.ParquetFile:
         return pq.ParquetFile(
@@ -131,12 +151,12 @@ class DataFile:
             dictionaries: give columns of text as dictionaries where the file has them so.
         """
         texts = self._dictionaries() if dictionaries else []
+        leaves = [leaf for column in self._leaves for leaf in column]
         if self.rows <= batch_rows and not texts:
             with decoding(self._path):
-                rows = self._file.read(use_threads=False)
+                rows = self._rows_of(self._file, range(len(self.row_groups)), leaves)
             yield rows
             return
-        leaves = [leaf for column in self._leaves for leaf in column]
         for group in range(len(self.row_groups)):
             batches = self._reader(group, texts).reader.iter_batches(
                 batch_size=batch_rows, row_groups=[group], column_indices=leaves, use_threads=False

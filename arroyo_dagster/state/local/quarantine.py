@@ -19,6 +19,7 @@ from arroyo_dagster.state.codec.collecting import (
 )
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
+from arroyo_dagster.state.local.copies import digest_stored, in_turn
 from arroyo_dagster.state.local.gc_plans import Clock
 from arroyo_dagster.state.local.journal import Journal
 from arroyo_dagster.state.local.journal_chain import finish_open_runs
@@ -31,7 +32,6 @@ from arroyo_dagster.state.model.collecting import (
     Moved,
     PathsDigest,
     Quarantined,
-    digest_of,
 )
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -98,15 +98,16 @@ class Aside:
         self.store.put(directory / _part(number), encode_moved(moved))
 
     def _copied(self, one: Stored, target: StatePath) -> Moved:
-        data = self.store.read(one.path)
-        self.store.put(target, data)
-        if self.store.read(target) != data:
-            raise FormatError(
-                "a copy reads back different from what was written; nothing was deleted of it",
-                path=target,
-                next_step="look at the store, then run it again",
-            )
-        return Moved(path=one.path, copy=target, size_bytes=len(data), digest=digest_of(data))
+        with in_turn(one.size_bytes):
+            digest, size_bytes = digest_stored(self.store, one.path)
+            self.store.copy(one.path, target)
+            if digest_stored(self.store, target) != (digest, size_bytes):
+                raise FormatError(
+                    "a copy reads back different from what was written; nothing was deleted of it",
+                    path=target,
+                    next_step="look at the store, then run it again",
+                )
+        return Moved(path=one.path, copy=target, size_bytes=size_bytes, digest=digest)
 
 
 def _needs(held: ObjectStore, plan: GcPlan) -> Packed:

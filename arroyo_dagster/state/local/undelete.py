@@ -14,6 +14,7 @@ from arroyo_dagster.state.codec.metadata import decode_legacy_checkpoint
 from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
+from arroyo_dagster.state.local.copies import digest_stored, in_turn
 from arroyo_dagster.state.local.gc_plans import Clock
 from arroyo_dagster.state.local.journal import Journal
 from arroyo_dagster.state.local.journal_chain import finish_open_runs
@@ -26,7 +27,6 @@ from arroyo_dagster.state.model.collecting import (
     Quarantined,
     References,
     Retained,
-    digest_of,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -228,10 +228,11 @@ def _pinned(kept: Retained, epochs: Sequence[Epoch], owner: str, now_micros: int
 def _lies_there(store: ObjectStore, one: Moved) -> bool:
     """Whether an object is back already."""
     try:
-        data = store.read(one.path)
+        with in_turn(one.size_bytes):
+            digest, _ = digest_stored(store, one.path)
     except NotFoundError:
         return False
-    if digest_of(data) == one.digest:
+    if digest == one.digest:
         return True
     raise ConflictError(
         "something else lies where this object was; nothing was brought back",
@@ -242,15 +243,18 @@ def _lies_there(store: ObjectStore, one: Moved) -> bool:
 
 
 def _bring_back(store: ObjectStore, one: Moved) -> None:
-    data = store.read(one.copy)
-    if digest_of(data) != one.digest:
-        raise FormatError(
-            "the copy in quarantine is not what was moved there",
-            path=one.copy,
-            original=one.path,
-            next_step="keep it and report it; what came back before it stays",
-        )
-    if not store.create(one.path, data) and store.read(one.path) != data:
+    with in_turn(one.size_bytes):
+        digest, _ = digest_stored(store, one.copy)
+        if digest != one.digest:
+            raise FormatError(
+                "the copy in quarantine is not what was moved there",
+                path=one.copy,
+                original=one.path,
+                next_step="keep it and report it; what came back before it stays",
+            )
+        store.copy(one.copy, one.path, create=True)
+        digest, _ = digest_stored(store, one.path)
+    if digest != one.digest:
         raise ConflictError(
             "something else was written where this object was",
             path=one.path,

@@ -82,9 +82,12 @@ class Root:
     time_micros: int | None = None
 
 
+DIGEST_BYTES = 16
+
+
 def digest_of(data: bytes) -> str:
     """The digest of an object's bytes."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ from typing import Any, BinaryIO
 
 import fsspec
 
-from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.sizes import size_limit
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.failures import (
     explained,
@@ -27,10 +28,12 @@ from arroyo_dagster.state.storage.names import (
     stored_start,
 )
 from arroyo_dagster.state.storage.store import (
+    PIECE_BYTES,
     DeleteOutcome,
     Listing,
     ObjectInfo,
     check_range,
+    check_size,
     open_by_ranges,
 )
 
@@ -105,9 +108,12 @@ class FsspecStore:
 
     def read(self, path: StatePath) -> bytes:
         """Give the whole object; see `ObjectStore.read`."""
-        key = self._key(path)
-        with translated(self.url, path):
-            return self._cat(key)
+        most_bytes = size_limit(path).size_bytes
+        # One request, which gives a byte too many of an object that is too large.
+        data = self.read_range(path, 0, most_bytes + 1)
+        if len(data) > most_bytes:
+            check_size(self.url, path, self._size(path))
+        return data
 
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:
         """Give a part of the object; see `ObjectStore.read_range`."""
@@ -119,9 +125,9 @@ class FsspecStore:
                     return bytes(self.filesystem.cat_file(key, start=start, end=start + length))
             except FileNotFoundError:
                 raise
-            except Exception:
+            except Exception as error:
                 # Stores refuse a range that begins beyond the end.
-                if start < self._size(path):
+                if not self._may_be_beyond(error) or start < self._size(path):
                     raise
             self._size(path)
             return b""
@@ -165,6 +171,20 @@ class FsspecStore:
                     raise no_conditional_create(self.url, path) from error
                 raise
             return True
+
+    def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
+        """Copy an object within the store, on the server where it can; see `ObjectStore.copy`.
+
+        Raises:
+            StorageError: not retryable if a large object is to be created: fsspec has no call that
+                creates one in parts.
+        """
+        source_key, target_key = self._key(source), self._key(target)
+        if create:
+            return self._create_copy(source, target)
+        with translated(self.url, source):
+            self.filesystem.cp_file(source_key, target_key)
+        return True
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Go through all objects below a directory; see `ObjectStore.list`.
@@ -223,6 +243,23 @@ class FsspecStore:
             failed={path: said for path, said in problems.items() if said is not None},
         )
 
+    def _create_copy(self, source: StatePath, target: StatePath) -> bool:
+        size_bytes = self._size(source)
+        if size_bytes <= PIECE_BYTES:
+            return self.create(target, self.read_range(source, 0, size_bytes))
+        if self.head(target) is not None:
+            return False
+        return self._create_in_parts(source, target, size_bytes)
+
+    def _create_in_parts(self, source: StatePath, target: StatePath, size_bytes: int) -> bool:
+        raise StorageError(
+            f"an object of {size_bytes} bytes cannot be created in parts through fsspec",
+            retryable=False,
+            url=self.url,
+            path=target,
+            next_step="open the URL through obstore: leave out the option client=fsspec",
+        )
+
     def _problem_of_delete(self, key: str) -> str | None:
         try:
             self.filesystem.rm_file(key)
@@ -238,8 +275,9 @@ class FsspecStore:
     def _stored(self, name: str) -> str:
         return name.lstrip("/").removeprefix(f"{self._root}/")
 
-    def _cat(self, key: str) -> bytes:
-        return bytes(self.filesystem.cat_file(key))
+    def _may_be_beyond(self, error: Exception) -> bool:
+        """Whether a range may have been refused because it begins beyond the end."""
+        return True
 
     def _says_exists(self, error: Exception) -> bool:
         return isinstance(error, FileExistsError)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import itertools
 import operator
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
@@ -29,10 +31,12 @@ from arroyo_dagster.state.storage.store import (
     ObjectInfo,
     ObjectStore,
     check_range,
+    check_size,
 )
 from arroyo_dagster.state.storage.urls import CheckpointUrl, parse_url
 
 _STAGED = itertools.count()
+_COPIED_BYTES = 1 << 20
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
 
 
@@ -75,6 +79,7 @@ class LocalDiskStore:
     def read(self, path: StatePath) -> bytes:
         """Give the whole object; see `ObjectStore.read`."""
         with self.open_input(path) as file, translated(self.url, path):
+            check_size(self.url, path, os.fstat(file.fileno()).st_size)
             return file.read()
 
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:
@@ -118,6 +123,24 @@ class LocalDiskStore:
             staged = self._stage(target, data)
             try:
                 return self._link(staged, target, path)
+            finally:
+                _unlink_quietly(staged)
+
+    def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
+        """Copy an object within the store; see `ObjectStore.copy`.
+
+        Differs: no hard link, for both names would share one modification time.
+        """
+        path = self._file(target)
+        with self.open_input(source) as original, translated(self.url, target):
+            if create and _is_object(path):
+                return False
+            staged = self._stage(path, original)
+            try:
+                if create:
+                    return self._link(staged, path, target)
+                os.replace(staged, path)
+                return True
             finally:
                 _unlink_quietly(staged)
 
@@ -180,14 +203,17 @@ class LocalDiskStore:
     def _file(self, path: str) -> str:
         return os.path.join(self._root, encode_path(path))
 
-    def _stage(self, target: str, data: bytes) -> str:
+    def _stage(self, target: str, data: bytes | BinaryIO) -> str:
         """Write `data` to a fresh file beside `target`, creating directories as needed."""
         digits = f"{os.getpid()}{next(_STAGED)}{secrets.randbelow(10**9):09}"
         staged = f"{target}#{digits}"
         file = _opened(staged)
         try:
             with file:
-                file.write(data)
+                if isinstance(data, io.BufferedIOBase):
+                    shutil.copyfileobj(data, file, _COPIED_BYTES)
+                else:
+                    file.write(data)
                 file.flush()
                 if self._sync:
                     os.fsync(file.fileno())

@@ -16,7 +16,13 @@ from weakref import WeakValueDictionary
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.names import encode_path, stored_prefix, stored_start
-from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo, check_range
+from arroyo_dagster.state.storage.store import (
+    DeleteOutcome,
+    Listing,
+    ObjectInfo,
+    check_range,
+    check_size,
+)
 from arroyo_dagster.state.storage.urls import parse_url
 
 
@@ -66,19 +72,18 @@ class MemoryStore:
 
     def read(self, path: StatePath) -> bytes:
         """Give the whole object; see `ObjectStore.read`."""
-        found = self._root.objects.get(encode_path(path))
-        if found is None:
-            raise NotFoundError("there is no such object", url=self.url, path=path)
-        return found[0]
+        data = self._data(path)
+        check_size(self.url, path, len(data))
+        return data
 
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:
         """Give a part of the object; see `ObjectStore.read_range`."""
         check_range(path, start, length)
-        return self.read(path)[start : start + length]
+        return self._data(path)[start : start + length]
 
     def open_input(self, path: StatePath) -> BinaryIO:
         """Open the object for random access; see `ObjectStore.open_input`."""
-        return io.BytesIO(self.read(path))
+        return io.BytesIO(self._data(path))
 
     def put(self, path: StatePath, data: bytes) -> None:
         """Write the object over an older one; see `ObjectStore.put`."""
@@ -93,6 +98,15 @@ class MemoryStore:
             if key in self._root.objects:
                 return False
             self._write(key, path, data)
+            return True
+
+    def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
+        """Copy an object within the store; see `ObjectStore.copy`."""
+        key, data = encode_path(target), self._data(source)
+        with self._root.lock:
+            if create and key in self._root.objects:
+                return False
+            self._write(key, target, data)
             return True
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
@@ -135,6 +149,12 @@ class MemoryStore:
                 if self._root.objects.pop(key, None) is not None:
                     del self._root.keys[bisect_left(self._root.keys, key)]
         return DeleteOutcome(deleted=tuple(keys))
+
+    def _data(self, path: StatePath) -> bytes:
+        found = self._root.objects.get(encode_path(path))
+        if found is None:
+            raise NotFoundError("there is no such object", url=self.url, path=path)
+        return found[0]
 
     def _write(self, key: str, path: StatePath, data: bytes) -> None:
         info = ObjectInfo(

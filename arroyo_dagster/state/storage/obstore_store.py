@@ -55,6 +55,7 @@ from arroyo_dagster.state.storage.store import (
     Listing,
     ObjectInfo,
     check_range,
+    check_size,
     open_by_ranges,
 )
 from arroyo_dagster.state.storage.through_fsspec import open_through_fsspec
@@ -69,7 +70,10 @@ _PART_BYTES = 16 * 2**20
 _CREATE_TRIES = 5
 _CREATE_PAUSE_SECONDS = 0.1
 _LARGEST = 2**62
+_MOST_COPIED_BYTES = 5 * 2**30
+"""The largest object that one request of S3 copies."""
 _UNLISTABLE = "there are names that obstore cannot list"
+_NO_SUCH_COPY = "obstore cannot copy this object on S3"
 _DEBUG = "\n\nDebug source"
 _SURELY_EXISTS = re.compile(r"status code: 412|PreconditionFailed|BlobAlreadyExists")
 
@@ -148,7 +152,9 @@ class ObstoreStore:
         """Give the whole object; see `ObjectStore.read`."""
         key = self._key(path)
         with translated(self.url, path):
-            return bytes(obstore.get(self._remote(), key).bytes())
+            found = obstore.get(self._remote(), key)
+            check_size(self.url, path, found.meta["size"])  # the body is not read yet
+            return bytes(found.bytes())
 
     @_or_through_fsspec
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:
@@ -216,6 +222,29 @@ class ObstoreStore:
             path=path,
             next_step="read it to know whether one of them succeeded, then try again",
         )
+
+    @_or_through_fsspec
+    def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
+        """Copy an object within the store, on the server; see `ObjectStore.copy`.
+
+        On S3 and R2 objects above 5 GiB, and those to be created, are copied through fsspec.
+        """
+        source_key, target_key = self._key(source), self._key(target)
+        on_s3 = self._parsed.backend in ("s3", "r2")
+        if on_s3 and create:
+            return self._twin_since(_NO_SUCH_COPY).copy(source, target, create=True)
+        with translated(self.url, source):
+            try:
+                obstore.copy(self._remote(), source_key, target_key, overwrite=not create)
+            except exceptions.AlreadyExistsError:
+                return False
+            except FileNotFoundError:
+                raise
+            except exceptions.BaseError:
+                if not on_s3 or self._size(source) <= _MOST_COPIED_BYTES:
+                    raise
+                return self._twin_since(_NO_SUCH_COPY).copy(source, target)
+        return True
 
     @_or_through_fsspec
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:

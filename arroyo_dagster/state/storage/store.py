@@ -8,8 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol, cast, runtime_checkable
 
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.sizes import size_limit
+
+PIECE_BYTES = 8 * 2**20
+"""How much of an object is in memory where it is read piece by piece."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,7 @@ class ObjectStore(Protocol):
 
         Raises:
             NotFoundError: there is no object at `path`.
+            FormatError: it is larger than an object of its name can be; it was not read.
         """
 
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:
@@ -93,6 +98,21 @@ class ObjectStore(Protocol):
         Returns:
             True: created. False: there is one already, left as it was. Where a client repeats a
             request whose answer was lost, that one may be the caller's own: read it to know.
+        """
+
+    def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
+        """Copy an object within the store, holding no more than some megabytes of it in memory.
+
+        Atomic, as `put` and `create` are. The copy is a new object: its time is that of the copy.
+
+        Args:
+            create: leave an object that is at `target` as it is; otherwise it is overwritten.
+
+        Returns:
+            True: copied. False: there is an object at `target` and `create` was asked for.
+
+        Raises:
+            NotFoundError: there is no object at `source`.
         """
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
@@ -204,6 +224,41 @@ def check_range(path: StatePath, start: int, length: int) -> None:
     """
     if start < 0 or length < 0:
         raise InputError("a range starts at 0 or later", path=path, start=start, length=length)
+
+
+def check_size(url: str, path: StatePath, size_bytes: int) -> None:
+    """Refuse to read an object that is larger than one of its name can be.
+
+    Raises:
+        FormatError: it is.
+    """
+    limit = size_limit(path)
+    if size_bytes > limit.size_bytes:
+        raise FormatError(
+            f"larger than any {limit.kind} can be: {size_bytes} bytes, "
+            f"expected at most {limit.size_bytes}",
+            path=path,
+            url=url,
+            next_step="keep the object and find out what wrote it; it was not read",
+        )
+
+
+def read_in_pieces(
+    store: ObjectStore, path: StatePath, piece_bytes: int = PIECE_BYTES
+) -> Iterator[bytes]:
+    """Give the whole object piece by piece, each `piece_bytes` long but the last.
+
+    Raises:
+        NotFoundError: there is no object at `path`.
+    """
+    start, length = 0, piece_bytes
+    while length == piece_bytes:
+        piece = store.read_range(path, start, piece_bytes)
+        length = len(piece)
+        start += length
+        if piece:
+            yield piece
+        del piece  # or two of them are there while the next one is read
 
 
 def read_many(

@@ -23,7 +23,7 @@ from arroyo_dagster.state.storage.store import (
 
 T = TypeVar("T")
 
-MUTATING = frozenset({"put", "create", "delete_many"})
+MUTATING = frozenset({"put", "create", "copy", "delete_many"})
 
 
 class Crash(BaseException):
@@ -79,6 +79,10 @@ class Wrapper:
         """Write the object unless there is one; see `ObjectStore.create`."""
         return self._call("create", path, lambda: self.inner.create(path, data), data)
 
+    def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
+        """Copy an object within the store; see `ObjectStore.copy`."""
+        return self._call("copy", target, lambda: self.inner.copy(source, target, create=create))
+
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Go through all objects below a directory; see `ObjectStore.list`."""
         yield from self._call(
@@ -107,7 +111,7 @@ class WriteProtected(Wrapper):
     """A store that refuses every verb that changes something.
 
     Raises:
-        InputError: on put, create and delete_many; nothing was changed.
+        InputError: on put, create, copy and delete_many; nothing was changed.
     """
 
     def open_input(self, path: StatePath) -> BinaryIO:
@@ -209,8 +213,8 @@ class Slow(Wrapper):
 class FaultInjecting(Wrapper):
     """A store whose k-th change goes wrong.
 
-    Put, create and delete_many count as changes. Afterwards a failing store works on; a crashed
-    one raises `Crash` from every verb, as a dead process does nothing more.
+    Put, create, copy and delete_many count as changes. Afterwards a failing store works on; a
+    crashed one raises `Crash` from every verb, as a dead process does nothing more.
 
     Args:
         fail_at: which change, from 1; None for none, only to count them in `changes`.

@@ -1,0 +1,101 @@
+"""Rows of a Parquet file decoded into memory, as many bytes of them as such a file can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from arroyo_dagster.errors import FormatError
+
+_FLOOR_BYTES = 1 << 30
+_RATIO = 100
+"""Data files decode to 2 to 30 times their size. Small ones may hold a million equal rows, which
+take a few bytes: Arroyo's row groups have up to 1,048,576 rows, of some 100 bytes each."""
+
+_BATCH_ROWS = 1 << 16
+
+
+def decoded_limit(size_bytes: int) -> int:
+    """Give how many bytes a file of a size may decode to: 1 GiB and a hundred times its size."""
+    return _FLOOR_BYTES + _RATIO * size_bytes
+
+
+def read_groups(
+    file: pq.ParquetFile,
+    groups: Sequence[int],
+    leaves: Sequence[int],
+    *,
+    path: str,
+    size_bytes: int,
+    use_threads: bool,
+) -> pa.Table:
+    """Read columns of row groups; to be called within `decoding`.
+
+    What the footer claims is checked before anything is read, what was decoded after every batch.
+
+    Args:
+        leaves: Parquet columns, by their place.
+        size_bytes: of the file.
+
+    Raises:
+        FormatError: they hold more than a file of this size can, or other rows than it says.
+    """
+    most = decoded_limit(size_bytes)
+    rows_claimed, bytes_claimed = _claims(file, groups, leaves)
+    if bytes_claimed > most:
+        raise _too_large(path, size_bytes, bytes_claimed, most)
+    batches: list[pa.RecordBatch] = []
+    rows = decoded = 0
+    for batch in file.reader.iter_batches(
+        batch_size=_BATCH_ROWS,
+        row_groups=list(groups),
+        column_indices=list(leaves),
+        use_threads=use_threads,
+    ):
+        batches.append(batch)
+        rows += batch.num_rows
+        decoded += batch.nbytes
+        if decoded > most:
+            raise _too_large(path, size_bytes, decoded, most)
+    if rows != rows_claimed:
+        raise FormatError(
+            f"a data file holds {rows} rows, and its footer says {rows_claimed}",
+            path=path,
+            next_step="keep the object; restore an epoch that does not list it",
+        )
+    if not batches:
+        return file.reader.read_row_groups([], column_indices=list(leaves), use_threads=False)
+    return pa.Table.from_batches(batches)
+
+
+def _claims(
+    file: pq.ParquetFile, groups: Sequence[int], leaves: Sequence[int]
+) -> tuple[int, int]:
+    """Count the rows of row groups and the bytes of columns of them, by the footer.
+
+    A value of a fixed width takes it in memory, however few bytes encode it.
+    """
+    schema, rows, total = file.metadata.schema, 0, 0
+    widths = [_WIDTHS.get(schema.column(leaf).physical_type, 0) for leaf in leaves]
+    for at in groups:
+        group = file.metadata.row_group(at)
+        rows += group.num_rows
+        for leaf, width in zip(leaves, widths, strict=True):
+            column = group.column(leaf)
+            flat = schema.column(leaf).max_repetition_level == 0
+            total += max(column.total_uncompressed_size, width * group.num_rows if flat else 0)
+    return rows, total
+
+
+_WIDTHS = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8, "BOOLEAN": 0}
+
+
+def _too_large(path: str, size_bytes: int, found: int, most: int) -> FormatError:
+    return FormatError(
+        f"a data file of {size_bytes} bytes would decode to {found} bytes or more, "
+        f"expected at most {most}",
+        path=path,
+        next_step="keep the object and report it; restore an epoch that does not list it",
+    )
