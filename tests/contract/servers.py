@@ -74,6 +74,39 @@ class GoogleDialect:
         return answers[0].startswith("200")
 
 
+class IgnoresConditions:
+    """Moto's S3 as a server that ignores the condition of a conditional create."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        environ.pop("HTTP_IF_NONE_MATCH", None)
+        return self.app(environ, start_response)
+
+
+class Recording:
+    """A server that records the requests it gets, as (method, path), and may refuse some.
+
+    Attributes:
+        allowed: requests to other paths are answered with 403; None allows all.
+    """
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.seen: list[tuple[str, str]] = []
+        self.allowed: str | None = None
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        path = environ["PATH_INFO"]
+        self.seen.append((environ["REQUEST_METHOD"], path))
+        writes = environ["REQUEST_METHOD"] in ("PUT", "DELETE")
+        if writes and self.allowed is not None and not path.startswith(self.allowed):
+            start_response("403 Forbidden", [("Content-Length", "0")])
+            return [b""]
+        return self.app(environ, start_response)
+
+
 @contextlib.contextmanager
 def moto_server(dialect: Callable[[App], App] = lambda app: app) -> Iterator[str]:
     """Give `host:port` of a server of S3; all of one process hold the same buckets."""

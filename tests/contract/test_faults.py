@@ -35,19 +35,36 @@ def server() -> Iterator[Faulty]:
 
 @pytest.fixture(params=["obstore", "fsspec"])
 def store(request: pytest.FixtureRequest, server: Faulty) -> ObjectStore:
-    return open_s3(f"s3::http://{server.endpoint}/bucket/key", request.param)
+    return proven(server, open_s3(f"s3::http://{server.endpoint}/bucket/key", request.param))
 
 
 @pytest.fixture(params=["obstore", "fsspec"])
 def hasty(request: pytest.FixtureRequest, server: Faulty) -> ObjectStore:
     """A store for faults that last: botocore's waits between two tries are seconds."""
     more = {"max_retries": 0} if request.param == "fsspec" else {}
-    return open_s3(f"s3::http://{server.endpoint}/bucket/key", request.param, **more)
+    return proven(
+        server, open_s3(f"s3::http://{server.endpoint}/bucket/key", request.param, **more)
+    )
 
 
 @pytest.fixture
 def through_obstore(server: Faulty) -> ObjectStore:
-    return open_s3(f"s3::http://{server.endpoint}/bucket/key")
+    return proven(server, open_s3(f"s3::http://{server.endpoint}/bucket/key"))
+
+
+def proven(server: Faulty, store: ObjectStore) -> ObjectStore:
+    """A store that has seen the server refuse a second creation, as before any first claim."""
+    known: set[str] = set()
+
+    def script(request: Request) -> Answer:
+        if request.path in known:
+            return failing(412, "PreconditionFailed")
+        known.add(request.path)
+        return Answer()
+
+    server.script = script
+    store.create(P("claimed"), b"")
+    return store
 
 
 def verbs_of(store: ObjectStore) -> dict[str, Callable[[], object]]:

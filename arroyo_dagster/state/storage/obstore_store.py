@@ -21,6 +21,7 @@ from obstore import exceptions, store
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.conditional_create import prove_once
 from arroyo_dagster.state.storage.failures import (
     explained,
     no_conditional_create,
@@ -189,8 +190,13 @@ class ObstoreStore:
         """Write the object unless there is one; see `ObjectStore.create`.
 
         Raises:
+            InputError: the server ignores the condition; nothing was written.
             StorageError: not retryable if the server has no conditional create.
         """
+        prove_once(self, self._options, self._create, path)
+        return self._create(path, data)
+
+    def _create(self, path: StatePath, data: bytes) -> bool:
         key = self._key(path)
         with self._writing(path):
             for attempt in range(_CREATE_TRIES):
