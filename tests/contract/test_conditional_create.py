@@ -1,14 +1,18 @@
-"""No claim on a server that ignores the condition of a conditional create: two runs would win it."""
+"""No claim on a server that ignores the condition of a create: two runs would win it."""
 
 from __future__ import annotations
 
+import json
 import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from arroyo_dagster.cli import main
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.lease import lease, newest_token
@@ -16,7 +20,7 @@ from arroyo_dagster.state.local.jobs import list_jobs
 from arroyo_dagster.state.local.survey import survey_job
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
 from tests.contract import servers
 from tests.contract.conftest import open_s3
 from tests.contract.faulty import Answer, Faulty, Request, failing, faulty_server, object_of
@@ -25,6 +29,11 @@ from tests.jobs import run_word_job, word_job
 P = StatePath
 CLIENTS = ("obstore", "fsspec")
 PROBES = "_arroyo_dagster/leases/probe-"
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_REGION": "us-east-1",
+}
 LOST = -1  # cut before the first byte of the answer
 
 
@@ -135,7 +144,8 @@ class TestProof:
         store = bucket_on(endpoint, client, "limited")
         server.allowed = f"/limited-{client}/words/main/"
         assert store.create(P("words/main/generations/1/generation-manifest.json"), b"x")
-        assert [path for _, path in server.seen if PROBES in path][0].startswith(server.allowed)
+        probe = next(path for _, path in server.seen if PROBES in path)
+        assert probe.startswith(server.allowed)
 
     def test_a_lost_answer_of_the_first_creation_is_no_refusal(
         self, faulty: Faulty, client: str
@@ -184,6 +194,53 @@ class TestProof:
         store = open_s3(f"s3::http://{faulty.endpoint}/bucket/key", client)
         with pytest.raises(StorageError, match="does not know conditional create"):
             store.create(P("a"), b"x")
+
+
+class TestDoctor:
+    @staticmethod
+    def doctor(url: str, *more: str) -> Result:
+        return CliRunner().invoke(main, ["doctor", "--url", url, *more], env=KEYS)
+
+    def test_a_sound_store_is_reported_and_nothing_is_left(
+        self, s3_endpoint: str, tmp_path: Path
+    ) -> None:
+        store = bucket_on(s3_endpoint, "obstore", "sound")
+        for url in (store.url, f"file://{tmp_path}", "memory://doctor"):
+            done = self.doctor(url)
+            assert done.exit_code == 0, done.output
+            assert done.stdout.splitlines()[0] == (
+                "conditional create: ok (two creations of one name: the second was refused)"
+            )
+        assert objects(store) == []
+        assert objects(open_store(f"file://{tmp_path}")) == []
+
+    def test_a_server_that_ignores_conditions_is_a_problem(self, ignoring: str) -> None:
+        store = bucket_on(ignoring, "obstore", "unsound")
+        done = self.doctor(store.url)
+        assert done.exit_code == 3
+        assert done.stdout.startswith("conditional create: problem (the store at s3::http://")
+        assert "\n  next: nothing was written; use local disk" in done.stdout
+        document = json.loads(self.doctor(store.url, "--json").stdout)
+        assert (document["url"], document["healthy"]) == (store.url, False)
+        assert [one["status"] for one in document["checks"]] == ["problem"]
+        assert objects(store) == []
+
+    def test_read_only_sends_no_write(self, recording: tuple[servers.Recording, str]) -> None:
+        server, endpoint = recording
+        store = bucket_on(endpoint, "obstore", "read-only")
+        done = self.doctor(store.url, "--read-only")
+        assert (done.exit_code, done.stdout) == (
+            0,
+            "conditional create: not checked (it needs a write)\n",
+        )
+        assert {method for method, _ in server.seen} <= {"GET", "HEAD"}
+
+    def test_what_cannot_be_checked_is_an_error(self, s3_endpoint: str, tmp_path: Path) -> None:
+        for url in (f"s3::http://{s3_endpoint}/no-such-bucket", f"file://{tmp_path}/mistyped"):
+            done = self.doctor(url)
+            assert (done.exit_code, done.stdout) == (1, "")
+            assert done.stderr.startswith("NotFoundError: the root")
+        assert not (tmp_path / "mistyped").exists()
 
 
 def test_a_probe_that_a_kill_left_behind_is_neither_foreign_nor_a_lease() -> None:
