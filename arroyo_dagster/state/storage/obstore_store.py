@@ -394,7 +394,7 @@ class ObstoreStore:
         early leaves out the last ones.
         """
         in_bulk = self._parsed.backend in ("s3", "r2") and len(keys) > 1
-        return in_bulk and self.head(next(reversed(keys))) is not None
+        return in_bulk and self.head([*keys][-1]) is not None
 
     def _problems_after(
         self, error: Exception, keys: Mapping[StatePath, str]
