@@ -1,11 +1,12 @@
 """`arroyo-state`: a subcommand per journey.
 
 Exit codes: 0 done, 1 an error of this package (one message on stderr), 2 a wrong command line,
-3 `verify` or `sdf check` looked and found errors.
+3 `verify`, `sdf check` or `doctor` found errors.
 """
 
 from arroyo_dagster.cli import (
     compaction,
+    doctor,
     gc,
     leases,
     looking,
@@ -20,6 +21,7 @@ from arroyo_dagster.cli.grammar import main
 
 __all__ = [
     "compaction",
+    "doctor",
     "gc",
     "leases",
     "looking",

@@ -146,12 +146,20 @@ def _print_outcome(pipeline: Pipeline, outcome: RunOutcome, *, as_json: bool) ->
                 "epochs": outcome.epochs,
                 "newest_epoch": newest,
                 "exhausted": outcome.exhausted,
+                "retention_failures": outcome.retention_failures,
+                "overdue_epochs": outcome.overdue_epochs,
             }
         )
         return
     wrote = f"wrote {outcome.epochs} epoch{'' if outcome.epochs == 1 else 's'}"
     why = "the sources have ended" if outcome.exhausted else "it goes on from there next time"
     click.echo(f"{pipeline.paths.root}: {wrote}, the newest is {newest or 'none'}; {why}")
+    if outcome.overdue_epochs:
+        click.echo(
+            f"{pipeline.paths.root}: {outcome.overdue_epochs} expired epochs could not be removed; "
+            "the next run tries again",
+            err=True,
+        )
 
 
 @main.command()

@@ -193,9 +193,7 @@ class SparkRun:
         return self._outcome()
 
     def _outcome(self) -> RunOutcome:
-        return RunOutcome(
-            epochs=self._count, newest=self.job.base, exhausted=self._exhausted(self._offsets)
-        )
+        return RunOutcome.of(self.job, self._count, self._exhausted(self._offsets))
 
     def _wait(self, query: StreamingQuery) -> None:
         looked = time.monotonic()

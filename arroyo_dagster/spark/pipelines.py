@@ -138,10 +138,7 @@ class _Together:
                     continue
                 outcome = self._at_once([pipeline])[root]
                 news = news or outcome.epochs > 0
-                written = outcome.epochs + (before.epochs if before else 0)
-                outcomes[root] = RunOutcome(
-                    epochs=written, newest=outcome.newest, exhausted=outcome.exhausted
-                )
+                outcomes[root] = outcome.after(before) if before else outcome
             ended = {one.job for one in pipelines if outcomes[one.paths.root].exhausted}
             news = note_ends(self._between, ended) or news
         return outcomes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import InputError, NotFoundError, ProtocolError
+from arroyo_dagster.errors import InputError, NotFoundError, ProtocolError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.spark.landing import LandedSource, Landing, SparkTopic
 from arroyo_dagster.spark.session import default_location
@@ -129,7 +130,9 @@ class SparkTopics:
             self._taken[name, pipeline.job] = int(offsets[name]["batch"])
             known = [self._taken.get((name, reader), -1) for reader in bound.readers]
             if min(known) >= 0:
-                bound.source.forget({"batch": min(known)})
+                # The epoch exists; what stays is removed behind a later one.
+                with contextlib.suppress(StorageError):
+                    bound.source.forget({"batch": min(known)})
 
 
 class SparkSink(FolderSink):
@@ -191,13 +194,15 @@ class SparkSink(FolderSink):
                 ) from error
             self._write(pa.concat_tables(parts))
             store.put(done, b"")
-        store.delete_many(staged)
-        older = [
-            one.path
-            for one in store.list(folder)
-            if one.path.name.endswith(".done") and one.path < done
-        ]
-        store.delete_many(older)
+        # It is committed; what stays is removed behind a later epoch.
+        with contextlib.suppress(StorageError):
+            store.delete_many(staged)
+            older = [
+                one.path
+                for one in store.list(folder)
+                if one.path.name.endswith(".done") and one.path < done
+            ]
+            store.delete_many(older)
 
     def _write(self, rows: pa.Table) -> None:
         from pyspark.errors import PySparkException

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import (
+    ArroyoStateError,
     ConflictError,
     FormatError,
     InputError,
@@ -60,6 +62,8 @@ from arroyo_dagster.state.tables.registration import check_tables
 from arroyo_dagster.state.tables.table import TaskInfo
 from arroyo_dagster.state.task import EpochPlan
 
+_LOG = logging.getLogger(__name__)
+
 OFFSETS = "offsets"
 WATERMARKS = "watermark"
 CLEANUP_EVERY_EPOCHS = 4
@@ -101,6 +105,8 @@ class JobRun:
 
     Attributes:
         number: which run of the job it is: its worker generation, else its lease's number.
+        retention_failures: how often in this run expired epochs could not be removed.
+        overdue_epochs: how many of them the last failure left; 0 once retention has succeeded.
 
     Raises:
         InputError: the pipeline cannot run, its tables are not those of the checkpoint, or its
@@ -124,6 +130,9 @@ class JobRun:
         self.backend = StateBackend(store, pipeline.paths, clock=clock)
         self._sinks = pipeline.sinks()
         self._accept = accept
+        self.retention_failures = 0
+        self.overdue_epochs = 0
+        self._failed_in_a_row = 0
         self._unfinished: Epoch | None = None
         self._held = contextlib.ExitStack()
         self._compacted: dict[OperatorId, tuple[CompactedData, ...]] = {}
@@ -436,9 +445,34 @@ class JobRun:
         self.base = replace(checkpoint, state=CheckpointState.READY)
 
     def _clean_up(self, plan: EpochPlan) -> None:
-        due = plan.epoch % CLEANUP_EVERY_EPOCHS == 0 or plan.then_stop
-        if self.pipeline.keep_epochs is not None and due and plan.min_epoch > 1:
+        # After a first failure at once; one that lasts must not cost every epoch a look at all.
+        again = self._failed_in_a_row == 1
+        due = plan.epoch % CLEANUP_EVERY_EPOCHS == 0 or plan.then_stop or again
+        if self.pipeline.keep_epochs is None or not due or plan.min_epoch <= 1:
+            return
+        try:
             self.backend.cleanup_checkpoint(plan.min_epoch)
+        except ConflictError:
+            raise
+        except ArroyoStateError as error:
+            self._report_overdue(plan.min_epoch, error)
+        else:
+            self.overdue_epochs = self._failed_in_a_row = 0
+
+    def _report_overdue(self, min_epoch: Epoch, error: ArroyoStateError) -> None:
+        """Count and log what retention has left for the next time: the epoch itself exists."""
+        self.retention_failures += 1
+        self._failed_in_a_row += 1
+        with contextlib.suppress(StorageError, NotFoundError):
+            left = self.backend.every_epoch()
+            self.overdue_epochs = sum(epoch < min_epoch for epoch in left)
+        _LOG.warning(
+            "retention of job %s failed; %d epochs before epoch %d are left for the next time: %s",
+            self.pipeline.paths.root,
+            self.overdue_epochs,
+            min_epoch,
+            error,
+        )
 
     # ---- merged files ----------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -86,6 +87,78 @@ class GoogleDialect:
         return answers[0].startswith("200")
 
 
+class IgnoresConditions:
+    """Moto's S3 as a server that ignores the condition of a conditional create."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        environ.pop("HTTP_IF_NONE_MATCH", None)
+        return self.app(environ, start_response)
+
+
+class Recording:
+    """A server that records the requests it gets, as (method, path), and may refuse some.
+
+    Attributes:
+        allowed: requests to other paths are answered with 403; None allows all.
+    """
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.seen: list[tuple[str, str]] = []
+        self.allowed: str | None = None
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        path = environ["PATH_INFO"]
+        self.seen.append((environ["REQUEST_METHOD"], path))
+        writes = environ["REQUEST_METHOD"] in ("PUT", "DELETE")
+        if writes and self.allowed is not None and not path.startswith(self.allowed):
+            start_response("403 Forbidden", [("Content-Length", "0")])
+            return [b""]
+        return self.app(environ, start_response)
+
+
+class FailingDeletes:
+    """Moto's S3 as a server that does not delete every key of a bulk delete.
+
+    Attributes:
+        problem_of: the error code of a key, `LEFT_OUT` for one that the answer does not name, None
+            for one that is deleted.
+    """
+
+    LEFT_OUT = "left out"
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.problem_of: Callable[[str], str | None] = lambda key: None
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        query = environ.get("QUERY_STRING", "")
+        if environ["REQUEST_METHOD"] != "POST" or not query.startswith("delete"):
+            return self.app(environ, start_response)
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])).decode()
+        keys = re.findall(r"<Key>([^<]+)</Key>", body)
+        problems = {key: code for key in keys if (code := self.problem_of(key)) is not None}
+        bucket = environ["PATH_INFO"].strip("/")
+        for key in keys:
+            if key not in problems:
+                delete_from_moto(bucket, key)
+        rows = [
+            f"<Error><Key>{key}</Key><Code>{problems[key]}</Code><Message>injected</Message></Error>"
+            if key in problems
+            else f"<Deleted><Key>{key}</Key></Deleted>"
+            for key in keys
+            if problems.get(key) != self.LEFT_OUT
+            and not ("<Quiet>true" in body and key not in problems)
+        ]
+        answer = f"<?xml version='1.0'?><DeleteResult>{''.join(rows)}</DeleteResult>".encode()
+        headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(answer)))]
+        start_response("200 OK", headers)
+        return [answer]
+
+
 @contextlib.contextmanager
 def moto_server(dialect: Callable[[App], App] = lambda app: app) -> Iterator[str]:
     """Give `host:port` of a server of S3; all of one process hold the same buckets."""
@@ -107,6 +180,12 @@ def put_into_moto(bucket: str, key: str, data: bytes) -> None:
     from moto.s3.models import s3_backends
 
     s3_backends[_MOTO_ACCOUNT]["aws"].put_object(bucket, key, data)
+
+
+def delete_from_moto(bucket: str, key: str) -> None:
+    from moto.s3.models import s3_backends
+
+    s3_backends[_MOTO_ACCOUNT]["aws"].delete_object(bucket, key)
 
 
 def make_moto_bucket(name: str) -> None:

@@ -396,6 +396,8 @@ def test_run_as_json_is_one_document_and_the_epochs_go_to_stderr(module: str) ->
         "epochs": 3,
         "newest_epoch": 3,
         "exhausted": True,
+        "retention_failures": 0,
+        "overdue_epochs": 0,
     }
     assert len(result.stderr.splitlines()) == 3
 

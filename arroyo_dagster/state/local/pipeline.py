@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.coordinator import JobRun, finished
@@ -33,11 +33,34 @@ class RunOutcome:
         epochs: how many it wrote.
         newest: the newest checkpoint of the job; None if there is none.
         exhausted: whether every source had ended.
+        retention_failures: how often expired epochs could not be removed.
+        overdue_epochs: how many expired epochs are left for the next run.
     """
 
     epochs: int
     newest: Checkpoint | None
     exhausted: bool
+    retention_failures: int = 0
+    overdue_epochs: int = 0
+
+    @classmethod
+    def of(cls, run: JobRun, epochs: int, exhausted: bool) -> RunOutcome:
+        """How a run ends that wrote so many epochs."""
+        return cls(
+            epochs=epochs,
+            newest=run.base,
+            exhausted=exhausted,
+            retention_failures=run.retention_failures,
+            overdue_epochs=run.overdue_epochs,
+        )
+
+    def after(self, before: RunOutcome) -> RunOutcome:
+        """This run and one before it, as one."""
+        return replace(
+            self,
+            epochs=before.epochs + self.epochs,
+            retention_failures=before.retention_failures + self.retention_failures,
+        )
 
 
 def run_pipeline(
@@ -95,7 +118,7 @@ def _run(
                 on_epoch(done)
         if runner.exhausted or stop or (last and done is not None) or (done is None and not follow):
             runner.job.stop_done()
-            return RunOutcome(epochs=count, newest=runner.job.base, exhausted=runner.exhausted)
+            return RunOutcome.of(runner.job, count, runner.exhausted)
         if done is None:
             time.sleep(idle_seconds)
 

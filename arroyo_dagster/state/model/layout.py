@@ -32,6 +32,7 @@ COMPACTED = "-compacted"
 _REWRITTEN = "-ext-"
 """In the name of a data file that we wrote into a job of Arroyo's; no name of its own has it."""
 
+_BELOW_A_JOB = frozenset({OUR_DIRECTORY, "generations", "epochs", "checkpoints"})
 _LEVEL = re.compile(rf"-l(\d{{1,9}}){COMPACTED}$")
 _REWRITTEN_NAME = re.compile(rf"-\d{{3,}}{_REWRITTEN}[0-9a-f]{{16,}}$")
 _CHECKPOINT = re.compile(r"checkpoint-(\d{7,})")
@@ -238,6 +239,16 @@ class JobPaths:
     def legacy_metadata(self, epoch: Epoch) -> StatePath:
         """The object that makes an epoch exist in the legacy layout."""
         return self._in_checkpoint(epoch, None, "metadata")
+
+
+def probe_path(beside: str, unique: str) -> StatePath:
+    """A fresh name in the job that an object belongs to, or below the URL's root without a job.
+
+    It lies among the leases, where every release counts it as ours and none takes it for a lease.
+    """
+    segments = beside.split("/")
+    depth = next((at for at in (2, 1) if at < len(segments) and segments[at] in _BELOW_A_JOB), 0)
+    return StatePath("/".join((*segments[:depth], OUR_DIRECTORY, "leases", f"probe-{unique}")))
 
 
 def rewritten_attempt(unique: str) -> str:

@@ -13,6 +13,7 @@ from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.sizes import size_limit
 from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.conditional_create import prove_once
 from arroyo_dagster.state.storage.failures import (
     explained,
     no_conditional_create,
@@ -149,9 +150,9 @@ class FsspecStore:
         """Write the object unless there is one; see `ObjectStore.create`.
 
         Raises:
-            InputError: fsspec knows no atomic create for this kind of store.
+            InputError: fsspec knows no atomic create for this kind of store, or the server ignores
+                the condition; nothing was written.
         """
-        key = self._key(path)
         if self._protocol not in _CREATES_ATOMICALLY:
             raise InputError(
                 f"the filesystem {self._protocol!r} has no conditional create",
@@ -159,6 +160,11 @@ class FsspecStore:
                 path=path,
                 next_step="use local disk, S3, R2, GCS or Azure for anything that claims",
             )
+        prove_once(self, self._options, self._create, path)
+        return self._create(path, data)
+
+    def _create(self, path: StatePath, data: bytes) -> bool:
+        key = self._key(path)
         with translated(self.url, path):
             try:
                 self.filesystem.pipe_file(key, bytes(data), mode="create")

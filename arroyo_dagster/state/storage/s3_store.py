@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.failures import (
     explained,
+    lasts,
     root_missing,
     translated,
     understood,
@@ -29,6 +31,7 @@ from arroyo_dagster.state.storage.urls import CheckpointUrl
 
 _KEYS_PER_DELETE = 1000
 _PARTS = 10_000
+_DELETE_PAUSES_SECONDS = (0.1, 0.4, 1.2)
 
 
 class S3Store(FsspecStore):
@@ -88,13 +91,16 @@ class S3Store(FsspecStore):
         return Listing(objects=tuple(objects), prefixes=tuple(prefixes))
 
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
-        """Delete objects, 1000 a request; see `ObjectStore.delete_many`."""
+        """Delete objects, 1000 a request; see `ObjectStore.delete_many`.
+
+        Keys that the store fails to delete are asked for again a few times, within two seconds.
+        """
         keys = {self._key(path).removeprefix(f"{self._bucket}/"): path for path in paths}
         deleted: list[StatePath] = []
         failed: dict[StatePath, str] = {}
         waiting = iter(keys)
         while batch := list(itertools.islice(waiting, _KEYS_PER_DELETE)):
-            problems = self._delete_batch(batch)
+            problems = self._delete_patiently(batch)
             for key in batch:
                 if key in problems:
                     failed[keys[key]] = problems[key]
@@ -151,17 +157,36 @@ class S3Store(FsspecStore):
         with contextlib.suppress(Exception):
             self.filesystem.call_s3("abort_multipart_upload", **where)
 
-    def _delete_batch(self, keys: Sequence[str]) -> dict[str, str]:
+    def _delete_patiently(self, keys: Sequence[str]) -> dict[str, str]:
         """Delete up to 1000 keys; give those that may be left, with the reason."""
-        request = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
-        try:
-            answer = self.filesystem.call_s3("delete_objects", Bucket=self._bucket, Delete=request)
-        except Exception as error:
-            return dict.fromkeys(keys, explained(error)[0])
+        failed: dict[str, str] = {}
+        for pause in (*_DELETE_PAUSES_SECONDS, None):
+            try:
+                found = self._delete_batch(keys)
+            except Exception as error:
+                # The client has tried the whole request again and again already.
+                return failed | dict.fromkeys(keys, explained(error)[0])
+            again = [key for key, reason in found.items() if not lasts(reason)]
+            if pause is None or not again:
+                return failed | found
+            failed |= {key: found[key] for key in found if key not in again}
+            keys = again
+            time.sleep(pause)
+        return failed
+
+    def _delete_batch(self, keys: Sequence[str]) -> dict[str, str]:
+        """Delete keys by one request; give those that it does not report as deleted."""
+        request = {"Objects": [{"Key": key} for key in keys]}
+        answer = self.filesystem.call_s3("delete_objects", Bucket=self._bucket, Delete=request)
+        errors = {one.get("Key"): one for one in answer.get("Errors", ())}
+        gone = {one.get("Key") for one in answer.get("Deleted", ())}
+        gone.update(key for key, one in errors.items() if one.get("Code") == "NoSuchKey")
         return {
-            one["Key"]: f"{one.get('Code', 'error')}: {one.get('Message', '')}"
-            for one in answer.get("Errors", ())
-            if one.get("Code") != "NoSuchKey"
+            key: f"{errors[key].get('Code', 'error')}: {errors[key].get('Message', '')}"
+            if key in errors
+            else "the store's answer does not name this key"
+            for key in keys
+            if key not in gone
         }
 
     def _pages(self, below: str, after: str, **more: str) -> Iterator[Mapping[str, Any]]:

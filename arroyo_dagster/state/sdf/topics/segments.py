@@ -8,6 +8,7 @@ name them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -15,7 +16,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
+from arroyo_dagster.errors import (
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
 from arroyo_dagster.state.codec.parquet import decode_file
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath
@@ -196,7 +203,9 @@ class SegmentSource(Source):
                 self._taken[reader] = source["topics"][self._topic]
         if self._taken.keys() == self._readers:
             for writer in self._writers:
-                self._trim(writer)
+                # The epoch exists; what stays is removed behind a later one.
+                with contextlib.suppress(StorageError):
+                    self._trim(writer)
 
     def _trim(self, writer: str) -> None:
         taken = [offset.get(FROM + writer, _BEGINNING) for offset in self._taken.values()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.errors import FormatError, InputError, ProtocolError
+from arroyo_dagster.errors import FormatError, InputError, ProtocolError, StorageError
 from arroyo_dagster.state.connectors import TableSource
 from arroyo_dagster.state.local.pipeline import run_pipeline
 from arroyo_dagster.state.model.ids import StatePath
@@ -30,6 +31,7 @@ from arroyo_dagster.state.sdf.topics.sinks import (
 )
 from arroyo_dagster.state.sdf.types import ScalarType
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.reading import read_on, records
 
 COUNT = 9
@@ -223,6 +225,25 @@ def test_a_bound_sink_and_another_service_both_get_every_record(tmp_path: Path) 
     reader = between(store, pipeline)
     assert read_on(reader, reader.initial_offset())[0] == LINES
     assert path.read_bytes().splitlines() == LINES
+
+
+def test_a_listing_that_fails_while_records_expire_ends_no_service() -> None:
+    class Unlistable(Wrapper):
+        def _call(self, verb: str, path: str, action: Any, data: bytes = b"") -> Any:
+            if verb == "list":
+                raise StorageError("the store is throttling us", path=path)
+            return action()
+
+    store = MemoryStore(uuid.uuid4().hex)
+    pipeline = job(KeptSink(store.url, "counts"))
+    newest = run_pipeline(pipeline, store).newest
+    assert newest is not None
+    offset = between(store, pipeline).latest_offset(between(store, pipeline).initial_offset())
+    offset["from:writer"]["epoch"] = 1000
+    assert newest.progress is not None
+    offsets = json.dumps({"topics": {"topics": {"counts": offset}}})
+    ready = replace(newest, progress=replace(newest.progress, offsets=offsets))
+    between(Unlistable(store), pipeline, readers={"reader"}).note("reader", ready)
 
 
 def test_records_that_are_gone_are_missed() -> None:

@@ -1,0 +1,111 @@
+"""The proof that a store refuses the second creation of an object, once a process for each store.
+
+Claims and leases are won by creating an object. A server that ignores `If-None-Match` lets every
+creator win, so that two runs write one job. No version number tells such a server: it is tried.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from arroyo_dagster.errors import InputError, NotFoundError, StorageError
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import probe_path
+from arroyo_dagster.state.storage.store import ObjectStore
+
+Create = Callable[[StatePath, bytes], bool]
+
+
+class _Proofs:
+    """What this process has proven; a proof is about a server, so it outlives a fork."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.proven: set[object] = set()
+
+    def after_fork(self) -> None:
+        self.lock = threading.Lock()  # it may have been held in the parent
+
+
+_PROOFS = _Proofs()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_PROOFS.after_fork)
+
+
+def prove_once(
+    store: ObjectStore, options: Mapping[str, Any], create: Create, beside: StatePath
+) -> None:
+    """Prove the conditional create of a store before its first use in this process.
+
+    Args:
+        options: with which the store was opened: they may say which server it is on.
+        create: the creation itself, without this proof.
+        beside: the object that is to be created.
+
+    Raises:
+        InputError, StorageError: as `prove_conditional_create`; the next call tries again.
+    """
+    key = (type(store), store.url, hash(repr(sorted(options.items()))))
+    if key in _PROOFS.proven:
+        return
+    with _PROOFS.lock:
+        if key not in _PROOFS.proven:
+            prove_conditional_create(store, create, beside)
+            _PROOFS.proven.add(key)
+
+
+def prove_conditional_create(store: ObjectStore, create: Create, beside: StatePath) -> None:
+    """Create an object of a fresh name twice, and remove it: the second creation must fail.
+
+    Args:
+        beside: an object of the job whose directory the probe is written to; credentials may be
+            limited to it.
+
+    Raises:
+        InputError: the second creation succeeded.
+        StorageError: the store failed, or it refused the first creation.
+    """
+    nonce = uuid.uuid4().hex
+    probe, first = probe_path(beside, nonce), f"{nonce} 1".encode()
+    created = create(probe, first)
+    try:
+        if created and create(probe, f"{nonce} 2".encode()):
+            raise _ignores_conditions(store.url, probe)
+        # Refused at first by a repeated request, whose first answer was lost: that is proof too.
+        if not created and _content(store, probe) != first:
+            raise _refuses_all(store.url, probe)
+    finally:
+        with suppress(StorageError):
+            store.delete_many([probe])
+
+
+def _content(store: ObjectStore, path: StatePath) -> bytes | None:
+    try:
+        return store.read(path)
+    except NotFoundError:
+        return None
+
+
+def _ignores_conditions(url: str, probe: StatePath) -> InputError:
+    return InputError(
+        f"the store at {url} accepted two creations of one object: it ignores If-None-Match, so "
+        "two runs could write one job",
+        path=probe,
+        next_step="nothing was written; use local disk, S3, R2, GCS, Azure, MinIO or versitygw, or "
+        "a newer release of this server, and check it with `arroyo-state doctor`",
+    )
+
+
+def _refuses_all(url: str, probe: StatePath) -> StorageError:
+    return StorageError(
+        f"the store at {url} refused to create an object of a fresh name: it answered that the "
+        "object exists",
+        retryable=False,
+        path=probe,
+        next_step="check the server, and what stands between it and this process",
+    )
