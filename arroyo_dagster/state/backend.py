@@ -185,6 +185,21 @@ class ParquetBackend(BackendReader):
         restored = as_checkpoint(found.manifest, found.ref, state)
         return Started(generation, restored, found.replay_commit)
 
+    def start_from(self, base_ref: StatePath) -> None:
+        """Start the next worker generation from a checkpoint that a person chose.
+
+        Every older run is fenced. Nothing leads to this generation before it publishes: if it ends
+        here, the next start restores what it would have restored without it.
+
+        Raises:
+            ConflictError: a newer generation was started meanwhile.
+        """
+        self._protocol_only()
+        manifest = self._take_generation()
+        self.generation = manifest.worker_generation
+        self._own_manifest = replace(manifest, base_ref=base_ref)
+        self.check_fence()
+
     def _start_legacy(self) -> Started:
         self._sole_writer().check()
         epochs = self.every_epoch()

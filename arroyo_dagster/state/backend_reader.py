@@ -46,6 +46,7 @@ from arroyo_dagster.state.model.layout import (
     Layout,
     parse_checkpoint_dir,
     parse_epoch_record,
+    parse_manifest_path,
 )
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning import recovery
@@ -124,6 +125,41 @@ class BackendReader:
         """
         behind = [Epoch(n) for n in range(newest + 1, newest + 1 + BEYOND) if n not in listed]
         return self._existing(behind)
+
+    def newest_number(self) -> Epoch:
+        """The highest number that an epoch, or a manifest that owns none, has; 0 if there is none.
+
+        Whether they decode does not matter. What a listing does not show of the newest run is found
+        by name.
+        """
+        newest = max(self.every_epoch(), default=Epoch(0))
+        if self.paths.layout is Layout.LEGACY:
+            return newest
+        below = self.store.list_dir(self.paths.generations).prefixes
+        numbers = [WorkerGeneration(int(p.name)) for p in below if p.name.isdecimal()]
+        listed = concurrently(self.checkpoint_dirs, numbers)
+        refs = {
+            self.paths.manifest(generation, epoch)
+            for generation, epochs in zip(numbers, listed, strict=True)
+            for epoch in epochs
+            if epoch > newest
+        }
+        refs.update(self._hinted(max(numbers, default=WorkerGeneration(0))))
+        found = {ref: parse_manifest_path(ref) for ref in sorted(refs)}
+        ours = {r: one.epoch for r, one in found.items() if one and one.paths == self.paths}
+        there = zip(ours.values(), concurrently(self.store.head, list(ours)), strict=True)
+        return max((newest, *(epoch for epoch, info in there if info is not None)))
+
+    def _hinted(self, listed: WorkerGeneration) -> Iterator[StatePath]:
+        """What the newest worker generations say that they published last."""
+        for number in range(max(0, listed - BEYOND), listed + BEYOND):
+            path = self.paths.generation_manifest(WorkerGeneration(number))
+            try:
+                found = self._optional(path, records.decode_generation_manifest)
+            except FormatError:
+                continue
+            if found is not None and found.latest_ref is not None:
+                yield found.latest_ref
 
     def load(self, epoch: Epoch | None = None) -> Checkpoint:
         """Read one epoch with all its operators; the newest canonical one when None.
