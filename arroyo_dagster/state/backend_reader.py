@@ -6,6 +6,7 @@ crates/arroyo-state-protocol/src/store.rs.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from arroyo_dagster.errors import (
+    ArroyoStateError,
     FormatError,
     InputError,
     NotFoundError,
@@ -50,6 +52,7 @@ from arroyo_dagster.state.model.layout import (
 )
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning import recovery
+from arroyo_dagster.state.planning.gc import unreadable_objects
 from arroyo_dagster.state.planning.health import reading_of
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -200,6 +203,44 @@ class BackendReader:
             )
         history = concurrently(self.load_checkpoint_metadata, numbers)
         return [*history, *self.load_chain(history[-1])] if history else []
+
+    def load_readable(
+        self, epochs: Iterable[Epoch], *, whole: Collection[Epoch] = ()
+    ) -> tuple[list[Checkpoint], dict[Epoch, ArroyoStateError]]:
+        """Read epochs, newest first, and say of each that cannot be read why.
+
+        Args:
+            whole: as of `load_history`.
+        """
+
+        def one(epoch: Epoch) -> Checkpoint | ArroyoStateError:
+            try:
+                if self.paths.layout is Layout.LEGACY:
+                    return self._load_legacy(epoch, whole=epoch in whole)
+                return self.load_checkpoint_metadata(epoch)
+            except (NotFoundError, FormatError, ProtocolError) as error:
+                return error
+
+        numbers = sorted(epochs, reverse=True)
+        found = dict(zip(numbers, concurrently(one, numbers), strict=True))
+        history = [one for one in found.values() if isinstance(one, Checkpoint)]
+        problems = {n: one for n, one in found.items() if isinstance(one, ArroyoStateError)}
+        if history and self.paths.layout is Layout.PROTOCOL:
+            with contextlib.suppress(FormatError):  # the chain ends at what does not decode
+                history.extend(self.load_chain(history[-1]))
+        return history, problems
+
+    def by_name(self, epoch: Epoch, operators: Iterable[OperatorId]) -> tuple[StatePath, ...]:
+        """The metadata of an epoch that cannot be read, as far as names are known.
+
+        Args:
+            operators: those it may have, in the legacy layout.
+        """
+        ref = None
+        if self.paths.layout is Layout.PROTOCOL:
+            with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
+                ref = self._record(epoch).checkpoint_ref
+        return unreadable_objects(self.paths, epoch, ref, operators)
 
     def _parent_ref(self, checkpoint: Checkpoint) -> StatePath | None:
         ref = checkpoint.parent_ref

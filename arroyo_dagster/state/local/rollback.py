@@ -32,7 +32,7 @@ from arroyo_dagster.state.model.checkpoints import (
     OperatorCheckpoint,
 )
 from arroyo_dagster.state.model.collecting import Pin, Retained
-from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath
+from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.rollback import (
     CommittedOutput,
@@ -99,6 +99,7 @@ def _facts(store: ObjectStore, paths: JobPaths) -> RollbackFacts:
         worker_generation=generation,
         at_rest=head is not None and is_at_rest(head, generation),
         siblings=_siblings(store, paths),
+        kept_records=_keeps_records(store, paths),
     )
 
 
@@ -118,7 +119,7 @@ def _epoch_facts(one: EpochSummary, *, owns: bool) -> EpochFacts:
     )
 
 
-def _generation(store: ObjectStore, paths: JobPaths) -> int | None:
+def _generation(store: ObjectStore, paths: JobPaths) -> WorkerGeneration | None:
     try:
         return newest_generation(store, paths)
     except FormatError:
@@ -130,6 +131,11 @@ def _siblings(store: ObjectStore, paths: JobPaths) -> tuple[JobId, ...]:
         return ()
     below = store.list_dir(paths.pipeline).prefixes
     return tuple(JobId(path.name) for path in below if path.name != paths.job)
+
+
+def _keeps_records(store: ObjectStore, paths: JobPaths) -> bool:
+    below = {path.name for path in store.list_dir(paths.ours).prefixes}
+    return not below.isdisjoint({"topics", "stdin", "landed"})
 
 
 # ---- what is given up, measured ------------------------------------------------------------------

@@ -76,6 +76,7 @@ class RollbackFacts:
         worker_generation: the newest that was started; None in the legacy layout.
         at_rest: whether the run that wrote the newest epoch ended with it.
         siblings: the other jobs of the same pipeline.
+        kept_records: whether an SDF service keeps records of its topics beside its state.
     """
 
     paths: JobPaths
@@ -84,6 +85,7 @@ class RollbackFacts:
     worker_generation: WorkerGeneration | None
     at_rest: bool
     siblings: Collection[JobId] = ()
+    kept_records: bool = False
 
 
 def choices(facts: RollbackFacts) -> list[Epoch]:
@@ -122,7 +124,7 @@ def make_plan(facts: RollbackFacts, epoch: Epoch) -> RollbackPlan:
         offsets_then=offsets,
         worker_generation=facts.worker_generation,
         may_be_running=not facts.at_rest,
-        warnings=tuple(_warnings(facts)),
+        warnings=tuple(_warnings(facts, epoch)),
     )
 
 
@@ -227,20 +229,23 @@ def ranges(epochs: Sequence[Epoch]) -> str:
 def _check_services(facts: RollbackFacts, offsets: Mapping[str, Any]) -> None:
     """Refuse an SDF service that is not alone: the others would miss records, or get them twice.
 
-    A topic between services keeps only the last records that its readers have taken.
+    Records of topics and pipes that are kept beside a state go once they have been taken.
     """
     services = [one for one in offsets.values() if _is_service(one)]
-    reads_others = any(_reads_services(one) for one in services)
-    if services and (facts.siblings or reads_others):
-        others = ", ".join(sorted(facts.siblings)) or "this service's own topic"
+    between = bool(facts.siblings) or any(_reads_services(one) for one in services)
+    if services and (between or facts.kept_records):
+        reason = (
+            "other services have read what it wrote in later epochs, and topics between services"
+            if between
+            else "its pipe or topic"
+        )
         raise ProtocolError(
-            "an SDF service cannot go back alone: other services have read what it wrote in later "
-            "epochs, and topics between services no longer hold all records that it would read "
-            "again",
+            f"this SDF service cannot go back: {reason} no longer hold all records that it would "
+            "read again",
             job=facts.paths.root,
-            services=others,
-            next_step="run the whole dataflow again from its sources, below another URL or "
-            "namespace; nothing was changed",
+            services=", ".join(sorted(facts.siblings)) or None,
+            next_step="run the dataflow again from its sources, below another URL or namespace; "
+            "nothing was changed",
         )
 
 
@@ -311,7 +316,13 @@ def committed_output(
             )
 
 
-def _warnings(facts: RollbackFacts) -> Iterator[str]:
+def _warnings(facts: RollbackFacts, epoch: Epoch) -> Iterator[str]:
+    unreadable = [one.epoch for one in _given_up(facts, epoch) if one.checkpoint is None]
+    if unreadable:
+        yield (
+            f"epochs {ranges(unreadable)} cannot be read: how many rows they wrote, and what sinks "
+            "committed with them, is not known"
+        )
     if facts.at_rest:
         return
     if facts.paths.layout is Layout.LEGACY:
