@@ -216,8 +216,11 @@ class BackendReader:
         def one(epoch: Epoch) -> Checkpoint | ArroyoStateError:
             try:
                 if self.paths.layout is Layout.LEGACY:
-                    return self._load_legacy(epoch, whole=epoch in whole)
-                return self.load_checkpoint_metadata(epoch)
+                    found = self._load_legacy(epoch, whole=epoch in whole)
+                else:
+                    found = self.load_checkpoint_metadata(epoch)
+                self._check_identity(found, epoch)
+                return found
             except (NotFoundError, FormatError, ProtocolError) as error:
                 return error
 
@@ -229,6 +232,16 @@ class BackendReader:
             with contextlib.suppress(FormatError):  # the chain ends at what does not decode
                 history.extend(self.load_chain(history[-1]))
         return history, problems
+
+    def _check_identity(self, found: Checkpoint, epoch: Epoch) -> None:
+        if (found.job, found.epoch) != (self.paths.job, epoch):
+            raise FormatError(
+                f"the metadata of epoch {epoch} says that it is epoch {found.epoch} of job "
+                f"{found.job!r}",
+                job=self.paths.job,
+                path=found.ref,
+                next_step="keep the object and report it",
+            )
 
     def by_name(self, epoch: Epoch, operators: Iterable[OperatorId]) -> tuple[StatePath, ...]:
         """The metadata of an epoch that cannot be read, as far as names are known.

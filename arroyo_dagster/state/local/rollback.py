@@ -87,7 +87,9 @@ def _facts(store: ObjectStore, paths: JobPaths) -> RollbackFacts:
     summaries = list_epochs(store, paths)
     numbers = {*backend.every_epoch()}
     listed = {one.epoch for one in summaries}
-    epochs = [_epoch_facts(one, owns=one.epoch in numbers and _owns(one)) for one in summaries]
+    epochs = [
+        _epoch_facts(paths, one, owns=one.epoch in numbers and _owns(one)) for one in summaries
+    ]
     epochs += [EpochFacts(epoch=n, owns=True, state=None, checkpoint=None) for n in numbers - listed]
     epochs.sort(key=lambda one: (one.epoch, one.owns))
     head = next((one.checkpoint for one in reversed(epochs) if one.owns), None)
@@ -109,13 +111,13 @@ def _owns(one: EpochSummary) -> bool:
     return one.state not in attempt
 
 
-def _epoch_facts(one: EpochSummary, *, owns: bool) -> EpochFacts:
+def _epoch_facts(paths: JobPaths, one: EpochSummary, *, owns: bool) -> EpochFacts:
+    found, problem = one.checkpoint, None if one.problem is None else one.problem.message
+    if found is not None and (found.job, found.epoch) != (paths.job, one.epoch):
+        problem = f"its metadata says that it is epoch {found.epoch} of {found.job or 'no job'}"
+        found = None
     return EpochFacts(
-        epoch=one.epoch,
-        owns=owns,
-        state=one.state,
-        checkpoint=one.checkpoint,
-        problem=None if one.problem is None else one.problem.message,
+        epoch=one.epoch, owns=owns, state=one.state, checkpoint=found, problem=problem
     )
 
 
@@ -271,6 +273,7 @@ def _published(backend: ParquetBackend, plan: RollbackPlan) -> RollbackOutcome:
         # What an older run has published until it was fenced is found now.
         check_same(plan, make_plan(_facts(backend.store, plan.paths), plan.epoch))
     target = backend.prepare_checkpoint_load(plan.epoch)
+    check_same(plan, replace(plan, epoch=target.epoch, ref=target.ref))
     min_epoch = max(target.min_epoch, *_min_epochs(backend, plan))
     publish = _publish_legacy if plan.pipeline is None else _publish
     ref = publish(backend, plan, target, min_epoch)

@@ -138,6 +138,8 @@ def epoch_root(
     state: CheckpointState,
     roots: tuple[Root, ...],
     gone: tuple[StatePath, ...] = (),
+    *,
+    rolled_back: bool = False,
 ) -> EpochRoot:
     """An epoch, or an attempt at one, by what its metadata refers to."""
     root = f"{paths.root}/"
@@ -157,12 +159,12 @@ def epoch_root(
         outside=next((path for path in found.files if not path.startswith(root)), None),
         gone=gone,
         rolled_back_to=found.rolled_back_to,
+        rolled_back=rolled_back,
         roots=roots,
     )
 
 
 def unreadable_root(
-    paths: JobPaths,
     epoch: Epoch,
     reason: str,
     by_name: tuple[StatePath, ...],

@@ -175,7 +175,7 @@ def _current(facts: RollbackFacts) -> Epoch:
 
 def _check_ours(facts: RollbackFacts, epoch: Epoch) -> None:
     readable = [one.checkpoint for one in facts.epochs if one.owns and one.checkpoint]
-    if readable and readable[-1].progress is None:
+    if readable and all(one.progress is None for one in readable):
         raise InputError(
             "a rollback is possible only for a managed job: Arroyo's own database, or its leader, "
             "decides which epoch an Arroyo job restores, and would not look at the new one",
