@@ -48,6 +48,7 @@ from arroyo_dagster.state.planning.rollback import (
     check_same,
     choices,
     committed_output,
+    done_before,
     make_plan,
     progress_after,
 )
@@ -65,6 +66,11 @@ REASON = "a rollback to this epoch is under way"
 def restorable_epochs(store: ObjectStore, paths: JobPaths) -> list[Epoch]:
     """The epochs that a rollback could restore, ascending. Data files are listed, not opened."""
     return choices(_facts(store, paths))
+
+
+def rollback_done(store: ObjectStore, paths: JobPaths, epoch: int) -> Epoch | None:
+    """The epoch that went back to `epoch` before, if the job goes on from it; else None."""
+    return done_before(_facts(store, paths), Epoch(epoch))
 
 
 def plan_rollback(store: ObjectStore, paths: JobPaths, epoch: int) -> RollbackPlan:

@@ -93,6 +93,16 @@ def choices(facts: RollbackFacts) -> list[Epoch]:
     return [one.epoch for one in facts.epochs if one.restorable and one.epoch != facts.newest_number]
 
 
+def done_before(facts: RollbackFacts, epoch: Epoch) -> Epoch | None:
+    """The newest epoch with which a rollback to `epoch` was published, if the job goes on from it."""
+    numbers = [one.epoch for one in facts.epochs if one.owns]
+    restored = _restored(facts)
+    left = rolled_back(_current(facts), numbers, restored)
+    # An epoch that follows a rollback without rows of its own names the one before it.
+    found = [by for by, to in restored.items() if to == epoch < by - 1 and by not in left]
+    return max(found, default=None)
+
+
 def make_plan(facts: RollbackFacts, epoch: Epoch) -> RollbackPlan:
     """Plan the rollback of a job to one of its epochs.
 
@@ -141,8 +151,8 @@ def check_same(plan: RollbackPlan, fresh: RollbackPlan) -> None:
             f"was {plan.newest}",
             job=plan.paths.root,
             retryable=True,
-            next_step=f"plan it again: `arroyo-state rollback {plan.paths.root} {plan.epoch}`; "
-            "nothing was published",
+            next_step=f"stop the run if one is alive, with `arroyo-state stop {plan.paths.root}`, "
+            "then roll back again; nothing was published",
         )
 
 
@@ -265,11 +275,7 @@ def _reads_services(offset: Mapping[str, Any]) -> bool:
 def _given_up(facts: RollbackFacts, epoch: Epoch) -> list[EpochFacts]:
     """What is current now, and what would become current, and will be neither."""
     numbers = [one.epoch for one in facts.epochs if one.owns]
-    restored = {
-        one.epoch: to
-        for one in facts.epochs
-        if one.owns and one.checkpoint and (to := one.checkpoint.rolled_back_to) is not None
-    }
+    restored = _restored(facts)
     left = rolled_back(_current(facts), numbers, restored)
     older = [number for number in numbers if number <= epoch]
     stays = {*older} - rolled_back(epoch, older, restored)
@@ -279,6 +285,14 @@ def _given_up(facts: RollbackFacts, epoch: Epoch) -> list[EpochFacts]:
         if (one.owns and one.epoch not in left and one.epoch not in stays)
         or (not one.owns and one.epoch > _current(facts) and one.state is not _INVISIBLE)
     ]
+
+
+def _restored(facts: RollbackFacts) -> dict[Epoch, Epoch]:
+    return {
+        one.epoch: to
+        for one in facts.epochs
+        if one.owns and one.checkpoint and (to := one.checkpoint.rolled_back_to) is not None
+    }
 
 
 def _shown(one: EpochFacts) -> GivenUpEpoch:
