@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from arroyo_dagster.cli.grammar import main, open_url, store_options
+from arroyo_dagster.cli.rollback import go_back
 from arroyo_dagster.cli.shown import bytes_words, print_json, seconds
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.coordinator import request_stop
@@ -42,6 +43,12 @@ from arroyo_dagster.state.storage.store import ObjectStore
     help="The least time between two epochs.",
 )
 @click.option("--adopt", is_flag=True, help="Go on from the offsets recorded with the state.")
+@click.option(
+    "--from-epoch",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Go back to epoch N first, as `rollback` does, unless this was done before.",
+)
 @click.option("--spark", is_flag=True, help="Run on Spark instead of in this process.")
 @click.option("--master", help="With --spark: where it runs; local[*] unless given.")
 @click.option("--spark-checkpoint", help="With --spark: where Spark keeps its log of batches.")
@@ -52,6 +59,7 @@ def run(
     follow: bool,
     interval: float,
     adopt: bool,
+    from_epoch: int | None,
     spark: bool,
     master: str | None,
     spark_checkpoint: str | None,
@@ -68,6 +76,9 @@ def run(
         raise click.UsageError("--master and --spark-checkpoint need --spark")
     store = open_url(url)
     found = load_pipeline(pipeline)
+    if from_epoch is not None:
+        found.check()
+        go_back(store, found.paths, from_epoch, _plain_line(as_json))
     with _progress(store, found, as_json=as_json) as on_epoch:
         if spark:
             outcome = _run_on_spark(

@@ -39,7 +39,12 @@ from arroyo_dagster.state.model.checkpoints import StreamProgress, SubtaskCheckp
 from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.operators import Offset
 from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.planning.progress import ADOPT, BatchVerdict, another_query
+from arroyo_dagster.state.planning.progress import (
+    ADOPT,
+    BatchVerdict,
+    another_query,
+    carried_progress,
+)
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.task import EpochPlan, merged_marks
 
@@ -152,8 +157,8 @@ class SparkRun:
 
     def _check_progress(self, progress: StreamProgress) -> None:
         """Go on with the query that wrote the newest epoch, unless its log is known to be gone."""
-        if self._adopt:
-            return
+        if self._adopt or progress.rolled_back_to is not None:
+            return  # a query of its own, begun at the recorded offsets
         if self._given_location is None and progress.checkpoint_location:
             self._location = progress.checkpoint_location
         if progress.query_id == IN_PROCESS:
@@ -291,7 +296,7 @@ class SparkRun:
 
     def _final_epoch(self, session: SparkSession) -> None:
         """Asked to stop while nothing was new: a last epoch without rows, of the same batch."""
-        progress = self.job.base.progress if self.job.base else None
+        progress = carried_progress(self.job.base) if self.job.base else None
         query, batch_id = (progress.query_id, progress.batch_id) if progress else ("", 0)
         nudges = list(chunk_batches(_nudges(self._pipeline)))
         rows = pa.Table.from_batches(nudges, CHUNK_SCHEMA)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 from arroyo_dagster.errors import (
+    ArroyoStateError,
     ConflictError,
     FormatError,
     InputError,
@@ -48,10 +49,12 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.layout import (
     JobPaths,
     Layout,
+    parse_manifest_path,
 )
 from arroyo_dagster.state.planning import recovery
 from arroyo_dagster.state.planning.checkpoint import incomplete
-from arroyo_dagster.state.planning.gc import oldest_kept, plan_expire
+from arroyo_dagster.state.planning.gc import oldest_kept, plan_expire, with_unreadable
+from arroyo_dagster.state.planning.lineage import rolled_back
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -184,6 +187,21 @@ class ParquetBackend(BackendReader):
         state = CheckpointState.COMMITTING if found.replay_commit else CheckpointState.READY
         restored = as_checkpoint(found.manifest, found.ref, state)
         return Started(generation, restored, found.replay_commit)
+
+    def start_from(self, base_ref: StatePath) -> None:
+        """Start the next worker generation from a checkpoint that a person chose.
+
+        Every older run is fenced. Nothing leads to this generation before it publishes: if it ends
+        here, the next start restores what it would have restored without it.
+
+        Raises:
+            ConflictError: a newer generation was started meanwhile.
+        """
+        self._protocol_only()
+        manifest = self._take_generation()
+        self.generation = manifest.worker_generation
+        self._own_manifest = replace(manifest, base_ref=base_ref)
+        self.check_fence()
 
     def _start_legacy(self) -> Started:
         self._sole_writer().check()
@@ -521,13 +539,29 @@ class ParquetBackend(BackendReader):
     def _planned_expiry(self, min_epoch: Epoch) -> tuple[ExpirePlan, Retained]:
         """The plan, and what it knows to stay besides the newest epochs."""
         retained, needed = self._retained_in_full()
-        history = self._whole_history(min_epoch, retained.pinned)
+        history, problems = self._whole_history(min_epoch, retained.pinned)
         pinned = retained.pinned
-        if history and not pinned <= {one.epoch for one in history}:
-            # One is on its way back: what it lists is not known, so nothing goes.
+        unknown = bool(history) and not pinned <= {one.epoch for one in history}
+        if unknown or self._stays_unreadable(history, problems, min_epoch):
+            # One is on its way back, or is damaged: what it lists is not known, so nothing goes.
             min_epoch = min(min_epoch, history[-1].epoch)
+            problems = {}
         plan = plan_expire(self.paths, history, min_epoch, pinned=pinned, needed=needed)
-        return plan, retained
+        operators = history[0].operators
+        names = [operator.operator for operator in operators]
+        return with_unreadable(plan, {n: self.by_name(n, names) for n in problems}), retained
+
+    def _stays_unreadable(
+        self, history: Sequence[Checkpoint], problems: Collection[Epoch], min_epoch: Epoch
+    ) -> bool:
+        """Whether an epoch that stays cannot be read, so that nobody knows what it lists."""
+        if not problems or not history:
+            return False
+        keep_from = oldest_kept([one.epoch for one in history], min_epoch, self.paths.layout)
+        parent = history[0].parent_ref
+        address = None if parent is None else parse_manifest_path(parent)
+        needed = None if address is None else address.epoch
+        return any(epoch >= keep_from or epoch == needed for epoch in problems)
 
     def _retained_in_full(self) -> tuple[Retained, frozenset[StatePath]]:
         """What stays besides the newest epochs, and what epochs in quarantine need of the rest."""
@@ -540,20 +574,32 @@ class ParquetBackend(BackendReader):
                 if retained == before:
                     raise  # else somebody else has purged a quarantine meanwhile
 
-    def _whole_history(self, min_epoch: Epoch, pinned: Collection[Epoch]) -> list[Checkpoint]:
-        """What a kept epoch lists must be known in full before anything may go."""
+    def _whole_history(
+        self, min_epoch: Epoch, pinned: Collection[Epoch]
+    ) -> tuple[list[Checkpoint], dict[Epoch, ArroyoStateError]]:
+        """What a kept epoch lists must be known in full before anything may go.
+
+        Returns:
+            The epochs that can be read, newest first, and why others cannot: they were rolled back,
+            go in their turn, and must not end a run before.
+
+        Raises:
+            NotFoundError, FormatError, ProtocolError: an epoch that was not rolled back is damaged.
+        """
         named = {*pinned, *(() if self._written is None else (self._written,))}
         epochs = self.every_epoch(named)
         while epochs:
             keep_from = oldest_kept(epochs[::-1], min_epoch, self.paths.layout)
             whole = {epoch for epoch in epochs if epoch >= keep_from or epoch in pinned}
-            try:
-                return self.load_history(epochs, whole=whole)
-            except NotFoundError:
-                before, epochs = epochs, self.every_epoch(named)
-                if epochs == before:
-                    raise  # else somebody else has let some expire while they were read
-        return []
+            history, problems = self.load_readable(epochs, whole=whole)
+            before = epochs
+            if any(isinstance(problem, NotFoundError) for problem in problems.values()):
+                epochs = self.every_epoch(named)  # somebody else may have let some expire
+            if epochs == before:
+                for epoch in sorted(problems.keys() - _rolled_back(epochs, history)):
+                    raise problems[epoch]
+                return history, problems
+        return [], {}
 
     def _carried_out(self, plan: ExpirePlan, known: Retained) -> bool:
         """Delete what a plan says, each step complete before the next; False: it is out of date.
@@ -600,6 +646,11 @@ class ParquetBackend(BackendReader):
         if self.generation is None:
             raise InputError("writing needs a worker generation", next_step="call start()")
         return self.generation
+
+
+def _rolled_back(epochs: Sequence[Epoch], readable: Iterable[Checkpoint]) -> frozenset[Epoch]:
+    restored = {one.epoch: to for one in readable if (to := one.rolled_back_to) is not None}
+    return rolled_back(epochs[-1], epochs, restored)
 
 
 def delete_all(store: ObjectStore, paths: Sequence[StatePath]) -> None:

@@ -6,6 +6,7 @@ crates/arroyo-state-protocol/src/store.rs.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from arroyo_dagster.errors import (
+    ArroyoStateError,
     FormatError,
     InputError,
     NotFoundError,
@@ -46,9 +48,11 @@ from arroyo_dagster.state.model.layout import (
     Layout,
     parse_checkpoint_dir,
     parse_epoch_record,
+    parse_manifest_path,
 )
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning import recovery
+from arroyo_dagster.state.planning.gc import unreadable_objects
 from arroyo_dagster.state.planning.health import reading_of
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -125,6 +129,41 @@ class BackendReader:
         behind = [Epoch(n) for n in range(newest + 1, newest + 1 + BEYOND) if n not in listed]
         return self._existing(behind)
 
+    def newest_number(self) -> Epoch:
+        """The highest number that an epoch, or a manifest that owns none, has; 0 if there is none.
+
+        Whether they decode does not matter. What a listing does not show of the newest run is found
+        by name.
+        """
+        newest = max(self.every_epoch(), default=Epoch(0))
+        if self.paths.layout is Layout.LEGACY:
+            return newest
+        below = self.store.list_dir(self.paths.generations).prefixes
+        numbers = [WorkerGeneration(int(p.name)) for p in below if p.name.isdecimal()]
+        listed = concurrently(self.checkpoint_dirs, numbers)
+        refs = {
+            self.paths.manifest(generation, epoch)
+            for generation, epochs in zip(numbers, listed, strict=True)
+            for epoch in epochs
+            if epoch > newest
+        }
+        refs.update(self._hinted(max(numbers, default=WorkerGeneration(0))))
+        found = {ref: parse_manifest_path(ref) for ref in sorted(refs)}
+        ours = {r: one.epoch for r, one in found.items() if one and one.paths == self.paths}
+        there = zip(ours.values(), concurrently(self.store.head, list(ours)), strict=True)
+        return max((newest, *(epoch for epoch, info in there if info is not None)))
+
+    def _hinted(self, listed: WorkerGeneration) -> Iterator[StatePath]:
+        """What the newest worker generations say that they published last."""
+        for number in range(max(0, listed - BEYOND), listed + BEYOND):
+            path = self.paths.generation_manifest(WorkerGeneration(number))
+            try:
+                found = self._optional(path, records.decode_generation_manifest)
+            except FormatError:
+                continue
+            if found is not None and found.latest_ref is not None:
+                yield found.latest_ref
+
     def load(self, epoch: Epoch | None = None) -> Checkpoint:
         """Read one epoch with all its operators; the newest canonical one when None.
 
@@ -164,6 +203,57 @@ class BackendReader:
             )
         history = concurrently(self.load_checkpoint_metadata, numbers)
         return [*history, *self.load_chain(history[-1])] if history else []
+
+    def load_readable(
+        self, epochs: Iterable[Epoch], *, whole: Collection[Epoch] = ()
+    ) -> tuple[list[Checkpoint], dict[Epoch, ArroyoStateError]]:
+        """Read epochs, newest first, and say of each that cannot be read why.
+
+        Args:
+            whole: as of `load_history`.
+        """
+
+        def one(epoch: Epoch) -> Checkpoint | ArroyoStateError:
+            try:
+                if self.paths.layout is Layout.LEGACY:
+                    found = self._load_legacy(epoch, whole=epoch in whole)
+                else:
+                    found = self.load_checkpoint_metadata(epoch)
+                self._check_identity(found, epoch)
+                return found
+            except (NotFoundError, FormatError, ProtocolError) as error:
+                return error
+
+        numbers = sorted(epochs, reverse=True)
+        found = dict(zip(numbers, concurrently(one, numbers), strict=True))
+        history = [one for one in found.values() if isinstance(one, Checkpoint)]
+        problems = {n: one for n, one in found.items() if isinstance(one, ArroyoStateError)}
+        if history and self.paths.layout is Layout.PROTOCOL:
+            with contextlib.suppress(FormatError):  # the chain ends at what does not decode
+                history.extend(self.load_chain(history[-1]))
+        return history, problems
+
+    def _check_identity(self, found: Checkpoint, epoch: Epoch) -> None:
+        if (found.job, found.epoch) != (self.paths.job, epoch):
+            raise FormatError(
+                f"the metadata of epoch {epoch} says that it is epoch {found.epoch} of job "
+                f"{found.job!r}",
+                job=self.paths.job,
+                path=found.ref,
+                next_step="keep the object and report it",
+            )
+
+    def by_name(self, epoch: Epoch, operators: Iterable[OperatorId]) -> tuple[StatePath, ...]:
+        """The metadata of an epoch that cannot be read, as far as names are known.
+
+        Args:
+            operators: those it may have, in the legacy layout.
+        """
+        ref = None
+        if self.paths.layout is Layout.PROTOCOL:
+            with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
+                ref = self._record(epoch).checkpoint_ref
+        return unreadable_objects(self.paths, epoch, ref, operators)
 
     def _parent_ref(self, checkpoint: Checkpoint) -> StatePath | None:
         ref = checkpoint.parent_ref

@@ -184,11 +184,20 @@ class JobRun:
             try:
                 self._check_restorable(newest)
                 break
-            except (NotFoundError, FormatError):
+            except (NotFoundError, FormatError) as error:
                 before, newest = newest, self._newest_epoch()
                 if newest == before:
-                    raise  # else a running job has let it expire while it was read
+                    raise self._damaged(error) from error
+                # else a running job has let it expire while it was read
         return newest
+
+    def _damaged(self, error: NotFoundError | FormatError) -> NotFoundError | FormatError:
+        """The error of a newest epoch that cannot be restored, with the command that goes back."""
+        command = f"arroyo-state rollback {self.pipeline.paths.root}"
+        step = f"bring the object back, or go back to an older epoch: `{command}` lists them"
+        found = type(error)(error.message, next_step=step, retryable=error.retryable)
+        found.facts = error.facts
+        return found
 
     def _check_layout(self) -> None:
         other = self.pipeline.other_layout

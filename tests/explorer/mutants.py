@@ -102,7 +102,7 @@ def _regardless() -> Iterator[None]:
 MUTANTS: dict[str, Callable[[], Any]] = {
     "pins are ignored": _instead(roots_read.Reader, "retained", _without_pins),
     "the parent of the newest epoch is skipped": _instead(
-        expiry, "_needed_by_recovery", lambda epochs, newest: epochs[:1]
+        expiry, "_needed_by_recovery", lambda roots, newest: roots.current[:1]
     ),
     "the parents of pinned epochs are skipped": _instead(expiry, "_parents_of_pinned", _no_parents),
     "a listing that is cut short is trusted": _listing_trusted,

@@ -36,6 +36,7 @@ from arroyo_dagster.state.planning.compaction import (
     plan_compaction,
 )
 from arroyo_dagster.state.planning.merged import apply_merged
+from arroyo_dagster.state.planning.progress import carried_progress
 from arroyo_dagster.state.planning.query import is_at_rest
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
@@ -368,7 +369,8 @@ def _publish_epoch(
     epoch = Epoch(base.epoch + 1)
     now = backend.clock()
     assert base.pipeline is not None
-    assert base.progress is not None
+    progress = carried_progress(base)
+    assert progress is not None
     assert backend.generation is not None
     manifest = Manifest(
         pipeline=base.pipeline,
@@ -381,7 +383,7 @@ def _publish_epoch(
         needs_commit=False,  # what its parent had to commit is committed
         operators=tuple(carry_operator(operator, epoch) for operator in applied.operators),
         parent_ref=base.ref,
-        progress=base.progress,
+        progress=progress,
     )
     backend.publish(manifest)
     backend.store.delete_many([path for path, _ in facts.pending])

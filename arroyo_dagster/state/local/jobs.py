@@ -43,6 +43,7 @@ from arroyo_dagster.state.planning.collected import (
     lies_at_the_bucket_root,
     partially_collected,
 )
+from arroyo_dagster.state.planning.lineage import rolled_back
 from arroyo_dagster.state.planning.query import (
     Attempt,
     Level,
@@ -232,12 +233,19 @@ def list_epochs(
         rest += _without_record(store, paths, loaded)
     checkpoints = [one.checkpoint for one in (*loaded, *rest) if one.checkpoint is not None]
     sizes = stored_sizes(store, {path for checkpoint in checkpoints for path in checkpoint.paths})
+    by_number: dict[Epoch | None, _Loaded] = {one.epoch: one for one in loaded}
     before: dict[Epoch, _Loaded] = {
         later.epoch: earlier for earlier, later in itertools.pairwise(loaded)
     }
-    collected = _collected(loaded, sizes)
+    left = _rolled_back(loaded)
+    before |= {
+        one.epoch: by_number[to]
+        for one in loaded
+        if one.checkpoint and (to := one.checkpoint.rolled_back_to) in by_number
+    }
+    collected = _collected([one for one in loaded if one.epoch not in left], sizes)
     summaries = [
-        _summary(paths, one, sizes, before.get(one.epoch), collected)
+        _summary(paths, one, sizes, before.get(one.epoch), collected, left)
         for one in (*loaded, *rest)
         if one.epoch in shown or one in rest
     ]
@@ -293,6 +301,18 @@ def _without_record(
         oldest = Epoch(max(0, loaded[0].epoch - 1))
         return [_Loaded(oldest, problem=error)]
     return [_Loaded(one.epoch, one.state, one, generation=one.worker_generation) for one in chain]
+
+
+def _rolled_back(loaded: Sequence[_Loaded]) -> frozenset[Epoch]:
+    """The epochs that rollbacks have left behind."""
+    if not loaded:
+        return frozenset()
+    restored = {
+        one.epoch: to
+        for one in loaded
+        if one.checkpoint and (to := one.checkpoint.rolled_back_to) is not None
+    }
+    return rolled_back(loaded[-1].epoch, (one.epoch for one in loaded), restored)
 
 
 def _collected(loaded: Sequence[_Loaded], sizes: Mapping[StatePath, int]) -> frozenset[Epoch]:
@@ -381,6 +401,7 @@ def _summary(
     sizes: Mapping[StatePath, int],
     before: _Loaded | None,
     collected: Container[Epoch],
+    left: Container[Epoch],
 ) -> EpochSummary:
     checkpoint = one.checkpoint
     listed = dict.fromkeys(checkpoint.paths) if checkpoint else {}
@@ -388,11 +409,14 @@ def _summary(
     state, problem = one.state, one.problem
     if one.epoch in collected and state is not None and state.canonical:
         state = CheckpointState.PARTIALLY_COLLECTED
+    owns = one.state is None or one.state.canonical
+    if one.epoch in left and owns:
+        state = CheckpointState.ROLLED_BACK
     if state is not CheckpointState.PARTIALLY_COLLECTED and checkpoint is not None:
         problem = problem or _damage(paths, checkpoint, missing, one.lost_operators)
         problem = problem or version_problem(checkpoint)
     new: list[StatePath] | None = None
-    if checkpoint is not None and state is not None and state.canonical:
+    if checkpoint is not None and one.state is not None and one.state.canonical:
         earlier = before.checkpoint if before is not None else None
         if earlier is not None or checkpoint.epoch == 1:
             known = set(earlier.paths) if earlier is not None else set()

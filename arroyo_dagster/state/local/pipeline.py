@@ -145,7 +145,8 @@ class LocalRun:
             }
 
     def _check_progress(self, progress: StreamProgress) -> None:
-        if progress.query_id != IN_PROCESS and not self._adopt:
+        any_run = progress.rolled_back_to is not None
+        if progress.query_id != IN_PROCESS and not any_run and not self._adopt:
             raise ConflictError(
                 "the job's newest epoch was written by a streaming query",
                 job=self.pipeline.job,

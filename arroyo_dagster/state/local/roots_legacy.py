@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from arroyo_dagster.errors import ArroyoStateError, FormatError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.backend_reader import BEYOND
 from arroyo_dagster.state.codec import metadata
@@ -15,7 +17,9 @@ from arroyo_dagster.state.local.roots_read import (
     Progress,
     Reader,
     epoch_root,
+    unreadable_root,
 )
+from arroyo_dagster.state.local.roots_rolled_back import known_roots
 from arroyo_dagster.state.model.checkpoints import (
     CheckpointState,
     LegacyCheckpoint,
@@ -27,6 +31,8 @@ from arroyo_dagster.state.model.collecting import (
 )
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.gc import unreadable_objects
+from arroyo_dagster.state.planning.lineage import rolled_back
 from arroyo_dagster.state.planning.reachable import refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
 
@@ -46,10 +52,18 @@ def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
     wanted = [n for n in numbers if n <= newest]
     _check_unlisted(reader, wanted)
     found: list[EpochRoot] = []
+    damaged: dict[Epoch, ArroyoStateError] = {}
     for at in range(0, len(wanted), AT_ONCE):
-        some = concurrently(lambda n: legacy_epoch(reader, n), wanted[at : at + AT_ONCE])
-        found += [one for one in some if one is not None]
+        numbers_now = wanted[at : at + AT_ONCE]
+        some = concurrently(lambda n: _legacy_epoch_or_error(reader, n), numbers_now)
+        found += [one for one in some if isinstance(one, EpochRoot)]
+        damaged.update(
+            (number, one)
+            for number, one in zip(numbers_now, some, strict=True)
+            if isinstance(one, ArroyoStateError)
+        )
         progress("read epochs", min(len(wanted), at + AT_ONCE), len(wanted))
+    found = _with_rolled_back(reader, newest, found, damaged)
     if reader.store.head(reader.paths.legacy_metadata(newest)) is None:
         return None
     return Roots(
@@ -59,6 +73,52 @@ def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
         retained=retained,
         quarantined=aside,
         more=tuple(reader.roots.values()),
+    )
+
+
+def _legacy_epoch_or_error(reader: Reader, epoch: Epoch) -> EpochRoot | ArroyoStateError | None:
+    try:
+        return legacy_epoch(reader, epoch)
+    except (FormatError, ProtocolError) as error:
+        return error
+
+
+def _with_rolled_back(
+    reader: Reader,
+    newest: Epoch,
+    found: Sequence[EpochRoot],
+    damaged: Mapping[Epoch, ArroyoStateError],
+) -> list[EpochRoot]:
+    """Mark the epochs that a rollback has left behind; only of those one may be damaged.
+
+    Raises:
+        FormatError, ProtocolError: another one is.
+    """
+    restored = {one.epoch: to for one in found if (to := one.rolled_back_to) is not None}
+    left = rolled_back(newest, (*(one.epoch for one in found), *damaged), restored)
+    for number in sorted(damaged.keys() - left):
+        raise damaged[number]
+    head = found[0]
+    marked = [_marked(reader, one, head) if one.epoch in left else one for one in found]
+    marked += [_damaged(reader, n, error.message, head) for n, error in damaged.items()]
+    return sorted(marked, key=lambda one: -one.epoch)
+
+
+def _marked(reader: Reader, one: EpochRoot, head: EpochRoot) -> EpochRoot:
+    if one.gone:
+        return _damaged(reader, one.epoch, f"{one.gone[0]} is missing", head, one)
+    return replace(one, state=CheckpointState.ROLLED_BACK, rolled_back=True)
+
+
+def _damaged(
+    reader: Reader, epoch: Epoch, reason: str, head: EpochRoot, known: EpochRoot | None = None
+) -> EpochRoot:
+    """An epoch whose metadata does not say what it lists. Its operators may be those of others."""
+    names = dict.fromkeys(name for one in (known, head) if one for name, _ in one.operators)
+    by_name = unreadable_objects(reader.paths, epoch, None, names)
+    roots = known_roots(reader, by_name) if known is None else known.roots
+    return unreadable_root(
+        epoch, reason, by_name, roots=roots, finish_time_micros=head.finish_time_micros
     )
 
 
@@ -122,6 +182,7 @@ def legacy_epoch(reader: Reader, epoch: Epoch) -> EpochRoot | None:
         needs_commit=any(part.needs_commit for part in known),
         operators=tuple((name, _parallelism(parts, name)) for name in names),
         ours=head.progress is not None,
+        rolled_back_to=None if head.progress is None else head.progress.rolled_back_to,
         files=tuple(dict.fromkeys(path for part in known for path in part.files)),
     )
     roots = reader.taken((ref, *names.values()))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from arroyo_dagster.errors import ArroyoStateError, FormatError, ProtocolError
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.codec.references import manifest_references
 from arroyo_dagster.state.local.roots_read import (
@@ -11,8 +12,10 @@ from arroyo_dagster.state.local.roots_read import (
     NO_EPOCH,
     Progress,
     Reader,
+    T,
     epoch_root,
 )
+from arroyo_dagster.state.local.roots_rolled_back import with_rolled_back
 from arroyo_dagster.state.model.checkpoints import (
     CheckpointState,
     CurrentGeneration,
@@ -54,6 +57,7 @@ def protocol_roots(reader: Reader, progress: Progress) -> Roots | None:
     for pin in sorted(retained.ever_pinned, reverse=True):
         if pin < epochs[-1].epoch:
             epochs += _pinned(reader, pin)
+    epochs = with_rolled_back(reader, epochs, retained.ever_pinned)
     data = reader.store.read(paths.current_generation)
     if records.decode_current_generation(data, paths.current_generation) != fence:
         return None
@@ -133,24 +137,27 @@ def _below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot]:
 def _some_below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot | None]:
     """The next parents, None behind the last. Their numbers are tried before they are known."""
     paths = reader.paths
-    numbers = [Epoch(n) for n in range(newest.epoch - 1, max(-1, newest.epoch - 1 - AT_ONCE), -1)]
-    claims = concurrently(
-        lambda n: reader.optional(paths.epoch_record(n), records.decode_epoch_record), numbers
-    )
-    refs = [None if claim is None else claim.checkpoint_ref for claim in claims]
-    for ref in refs:
-        if ref is not None:
-            recovery.expect_manifest_path(paths, ref)
+    assert newest.parent_ref is not None
+    parent = recovery.expect_manifest_path(paths, newest.parent_ref).epoch
+    first = min(parent, newest.epoch - 1)  # after a rollback it may be much older
+    numbers = [Epoch(n) for n in range(first, max(-1, first - AT_ONCE), -1)]
+    tried = concurrently(lambda n: _tried(lambda: _claim(reader, n)), numbers)
+    refs = [one.checkpoint_ref if isinstance(one, EpochRecord) else None for one in tried]
     if newest.parent_ref not in refs:
+        _known(tried[0])
+        claims = [one for one in tried if isinstance(one, EpochRecord)]
         yield _without_record(reader, newest, claims)
         return
     manifests = concurrently(
-        lambda ref: None if ref is None else reader.optional(ref, manifest_references), refs
+        lambda ref: _tried(lambda: ref and reader.optional(ref, manifest_references)), refs
     )
-    for claim, manifest in zip(claims, manifests, strict=True):
+    for number, one, found in zip(numbers, tried, manifests, strict=True):
         if newest.parent_ref is None:
             yield None
             return
+        if number != recovery.expect_manifest_path(paths, newest.parent_ref).epoch:
+            return  # a rollback: the caller goes on from there
+        claim, manifest = _known(one), _known(found)
         if claim is None or claim.checkpoint_ref != newest.parent_ref:
             # A collection has begun with records: the manifest tells how it goes on.
             yield _without_record(reader, newest, [claim])
@@ -163,6 +170,28 @@ def _some_below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot | None]
         roots = reader.taken((ref, paths.epoch_record(claim.epoch)))
         newest = _checked(reader, newest, ref, manifest, CheckpointState.READY, roots)
         yield newest
+
+
+def _claim(reader: Reader, epoch: Epoch) -> EpochRecord | None:
+    claim = reader.optional(reader.paths.epoch_record(epoch), records.decode_epoch_record)
+    if claim is not None:
+        recovery.expect_manifest_path(reader.paths, claim.checkpoint_ref)
+    return claim
+
+
+def _tried(read: Callable[[], T | None]) -> T | None | ArroyoStateError:
+    """What reading an object gave. It may be one that a rollback has left behind, and damaged."""
+    try:
+        return read()
+    except (FormatError, ProtocolError) as error:
+        return error
+
+
+def _known(found: T | None | ArroyoStateError) -> T | None:
+    """What was read, now that it matters."""
+    if isinstance(found, ArroyoStateError):
+        raise found
+    return found
 
 
 def _without_record(

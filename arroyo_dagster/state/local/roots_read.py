@@ -21,9 +21,9 @@ from arroyo_dagster.state.model.collecting import (
     Root,
     digest_of,
 )
-from arroyo_dagster.state.model.ids import OperatorId, StatePath
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import Packed
+from arroyo_dagster.state.model.objects import NOTHING, Packed
 from arroyo_dagster.state.planning import recovery
 from arroyo_dagster.state.planning.reachable import refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -68,6 +68,13 @@ class Reader:
         if value is None:
             raise refuse("an object that must be there is missing", self.paths, path=path)
         return value
+
+    def raw(self, path: StatePath) -> bool:
+        """Remember an object that does not decode; False if there is none."""
+        data = self._bytes(path)
+        if data is not None:
+            self.roots[path] = Root(path=path, digest=digest_of(data))
+        return data is not None
 
     def early(self, path: StatePath) -> recovery.Record | None:
         """Read an object that will be asked for once more; then it is not read again."""
@@ -131,6 +138,8 @@ def epoch_root(
     state: CheckpointState,
     roots: tuple[Root, ...],
     gone: tuple[StatePath, ...] = (),
+    *,
+    rolled_back: bool = False,
 ) -> EpochRoot:
     """An epoch, or an attempt at one, by what its metadata refers to."""
     root = f"{paths.root}/"
@@ -149,6 +158,42 @@ def epoch_root(
         files=Packed.of_paths(found.files),
         outside=next((path for path in found.files if not path.startswith(root)), None),
         gone=gone,
+        rolled_back_to=found.rolled_back_to,
+        rolled_back=rolled_back,
+        roots=roots,
+    )
+
+
+def unreadable_root(
+    epoch: Epoch,
+    reason: str,
+    by_name: tuple[StatePath, ...],
+    *,
+    roots: tuple[Root, ...] = (),
+    finish_time_micros: int,
+) -> EpochRoot:
+    """An epoch that was rolled back and whose metadata does not say what it lists.
+
+    Args:
+        by_name: the objects that go with it, what makes it exist last.
+        finish_time_micros: when it was finished at the latest.
+    """
+    return EpochRoot(
+        epoch=epoch,
+        worker_generation=None,
+        ref=by_name[-1],
+        parent_ref=None,
+        state=CheckpointState.ROLLED_BACK,
+        min_epoch=Epoch(0),
+        start_time_micros=finish_time_micros,
+        finish_time_micros=finish_time_micros,
+        needs_commit=False,
+        operators=(),
+        ours=True,
+        files=NOTHING,
+        rolled_back=True,
+        unreadable=reason,
+        by_name=by_name,
         roots=roots,
     )
 

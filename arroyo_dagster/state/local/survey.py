@@ -12,13 +12,21 @@ from dataclasses import dataclass, replace
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
-from arroyo_dagster.state.codec.references import operator_references
+from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.local.roots import newest_root, read_roots_once, settled
 from arroyo_dagster.state.local.roots_protocol import attempt
-from arroyo_dagster.state.local.roots_read import NO_EPOCH, Progress, Reader, epoch_root, untold
+from arroyo_dagster.state.local.roots_read import (
+    NO_EPOCH,
+    Progress,
+    Reader,
+    epoch_root,
+    unreadable_root,
+    untold,
+)
+from arroyo_dagster.state.local.roots_rolled_back import known_roots
 from arroyo_dagster.state.local.roots_times import with_store_times
 from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.collecting import EpochRoot, PathsDigest, Roots
+from arroyo_dagster.state.model.collecting import EpochRoot, PathsDigest, References, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import (
@@ -203,8 +211,48 @@ def _with_attempts(store: ObjectStore, roots: Roots, found: Survey) -> Roots:
         if object_name(paths, one.path).kind.lists_files and one.path not in known
     ]
     reader = Reader(store, paths)
-    attempts = concurrently(lambda path: _attempt(reader, path, found.newest), more)
-    return replace(roots, attempts=(*roots.attempts, *(one for one in attempts if one is not None)))
+    attempts = concurrently(lambda path: _attempt_or_damaged(reader, path, found.newest, roots), more)
+    found_now = [one for one in attempts if one is not None]
+    damaged = [one for one in found_now if one.unreadable is not None]
+    epochs = sorted((*roots.epochs, *damaged), key=lambda one: -one.epoch)
+    return replace(
+        roots,
+        epochs=tuple(epochs) if damaged else roots.epochs,
+        attempts=(*roots.attempts, *(one for one in found_now if one.unreadable is None)),
+    )
+
+
+def _attempt_or_damaged(
+    reader: Reader, path: StatePath, newest: Epoch, roots: Roots
+) -> EpochRoot | None:
+    """As `_attempt`; one that does not decode goes with the epochs that were rolled back with it."""
+    try:
+        return _attempt(reader, path, newest)
+    except FormatError as error:
+        number = object_name(reader.paths, path).epoch
+        if number is None or not roots.behind_rollback(number):
+            raise
+        references = _references(reader, path)
+        if references is not None:
+            # Its epoch record does not decode.
+            return epoch_root(
+                reader.paths, path, references, CheckpointState.UNCLAIMED, reader.taken((path,))
+            )
+        return unreadable_root(
+            number,
+            error.message,
+            (path,),
+            roots=known_roots(reader, (path,)),
+            finish_time_micros=roots.head.finish_time_micros,
+        )
+
+
+def _references(reader: Reader, path: StatePath) -> References | None:
+    manifest = object_name(reader.paths, path).kind is ObjectKind.MANIFEST
+    try:
+        return reader.optional(path, manifest_references if manifest else operator_references)
+    except FormatError:
+        return None
 
 
 def _attempt(reader: Reader, path: StatePath, newest: Epoch) -> EpochRoot | None:

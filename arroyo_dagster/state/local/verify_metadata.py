@@ -6,7 +6,7 @@ Each object is read once; what does not decode is a fact, not an error.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, Layo
 from arroyo_dagster.state.planning import recovery
 from arroyo_dagster.state.planning.findings import Finding
 from arroyo_dagster.state.planning.gc import LEGACY_EPOCHS_BEFORE_NEWEST, behind_pinned
+from arroyo_dagster.state.planning.lineage import rolled_back
 from arroyo_dagster.state.planning.verify_legacy import LegacyFacts, legacy_findings
 from arroyo_dagster.state.planning.verify_protocol import (
     NextStart,
@@ -80,8 +81,40 @@ def read_job_metadata(
         looked_at = _without_pinned(store, paths, looked_at)
     reader = _Reader(store, paths)
     if paths.layout is Layout.LEGACY:
-        return _legacy(reader, looked_at, newest=epochs[-1])
-    return _protocol(reader, looked_at, newest=epochs[-1])
+        reader.read(map(paths.legacy_metadata, looked_at), metadata.decode_legacy_checkpoint)
+    else:
+        records_of = [paths.epoch_record(one) for one in looked_at]
+        reader.read(records_of, records.decode_epoch_record)
+        _read_manifests(reader, records_of)
+    rollbacks = _rollbacks(reader, looked_at)
+    left = rolled_back(looked_at[-1], looked_at, rollbacks)
+    lineage = tuple(one for one in looked_at if one not in left)
+    rollbacks = {one: to for one, to in rollbacks.items() if one not in left}
+    judge = _legacy if paths.layout is Layout.LEGACY else _protocol
+    return judge(reader, lineage, newest=epochs[-1], rollbacks=rollbacks)
+
+
+def _rollbacks(reader: _Reader, epochs: Iterable[Epoch]) -> dict[Epoch, Epoch]:
+    """Of some epochs those that a rollback published, with what it restored."""
+    found: dict[Epoch, Epoch] = {}
+    for epoch in epochs:
+        head = _head(reader, epoch)
+        if head is not None and head.progress is not None and head.epoch == epoch:
+            restored = head.progress.rolled_back_to
+            found.update({} if restored is None else {epoch: restored})
+    return found
+
+
+def _head(reader: _Reader, epoch: Epoch) -> Manifest | LegacyCheckpoint | None:
+    """What says that an epoch exists, and how far its sources were read."""
+    if reader.paths.layout is Layout.LEGACY:
+        legacy: LegacyCheckpoint | None = reader.get(
+            reader.paths.legacy_metadata(epoch), LegacyCheckpoint
+        )
+        return legacy
+    record = reader.get(reader.paths.epoch_record(epoch), EpochRecord)
+    manifest: Manifest | None = record and reader.get(record.checkpoint_ref, Manifest)
+    return manifest
 
 
 def _without_pinned(
@@ -128,12 +161,11 @@ class _Reader:
 # ---- protocol ------------------------------------------------------------------------------------
 
 
-def _protocol(reader: _Reader, looked_at: tuple[Epoch, ...], newest: Epoch) -> JobMetadata:
+def _protocol(
+    reader: _Reader, looked_at: tuple[Epoch, ...], newest: Epoch, rollbacks: Mapping[Epoch, Epoch]
+) -> JobMetadata:
     paths, epoch = reader.paths, looked_at[-1]
     generations = _read_generations(reader)
-    records_of = [paths.epoch_record(one) for one in looked_at]
-    reader.read(records_of, records.decode_epoch_record)
-    _read_manifests(reader, records_of)
     facts = ProtocolFacts(
         paths=paths,
         epoch=epoch,
@@ -141,6 +173,7 @@ def _protocol(reader: _Reader, looked_at: tuple[Epoch, ...], newest: Epoch) -> J
         epochs=looked_at,
         objects=reader.objects,
         ours=False,
+        rollbacks=rollbacks,
         generations=generations,
     )
     head = head_of(facts)
@@ -255,10 +288,11 @@ def _judged(
 # ---- legacy --------------------------------------------------------------------------------------
 
 
-def _legacy(reader: _Reader, looked_at: tuple[Epoch, ...], newest: Epoch) -> JobMetadata:
+def _legacy(
+    reader: _Reader, looked_at: tuple[Epoch, ...], newest: Epoch, rollbacks: Mapping[Epoch, Epoch]
+) -> JobMetadata:
     paths, epoch = reader.paths, looked_at[-1]
-    wanted = {*looked_at, newest}
-    reader.read(map(paths.legacy_metadata, wanted), metadata.decode_legacy_checkpoint)
+    reader.read([paths.legacy_metadata(newest)], metadata.decode_legacy_checkpoint)
     head = reader.get(paths.legacy_metadata(epoch), LegacyCheckpoint)
     last = reader.get(paths.legacy_metadata(newest), LegacyCheckpoint)
     min_epoch = Epoch(0) if last is None else last.min_epoch
@@ -271,6 +305,7 @@ def _legacy(reader: _Reader, looked_at: tuple[Epoch, ...], newest: Epoch) -> Job
         epochs=looked_at,
         objects=reader.objects,
         ours=head is not None and head.progress is not None,
+        rollbacks=rollbacks,
         min_epoch=min_epoch,
         unfinished=_unfinished(reader, newest) if epoch == newest else (),
         committed=_committed(states[-1]),

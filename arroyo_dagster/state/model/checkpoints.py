@@ -28,6 +28,8 @@ from arroyo_dagster.state.model.tables import (
 )
 
 RECORD_VERSION = 1
+ROLLBACK = "rollback"
+"""The query id of an epoch that a rollback published. Its batch id is the epoch it restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,11 @@ class StreamProgress:
     final: bool = False
     exhausted: bool = False
     unknown: bytes = b""
+
+    @property
+    def rolled_back_to(self) -> Epoch | None:
+        """The epoch that a rollback restored; None for an epoch that no rollback published."""
+        return Epoch(self.batch_id) if self.query_id == ROLLBACK else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +235,11 @@ class Checkpoint:
         """Whether some table commits in two phases."""
         return any(operator.needs_commit for operator in self.operators)
 
+    @property
+    def rolled_back_to(self) -> Epoch | None:
+        """As `StreamProgress.rolled_back_to`."""
+        return None if self.progress is None else self.progress.rolled_back_to
+
     def operator(self, operator: str) -> OperatorCheckpoint | None:
         """One operator by its id; None if the epoch has no such operator."""
         return next((o for o in self.operators if o.operator == operator), None)
@@ -243,6 +255,8 @@ class CheckpointState(enum.Enum):
     READY = "ready"
     PARTIALLY_COLLECTED = "partially collected"
     """Some of what it lists is gone: a cleanup ran half way. See `planning.collected`."""
+    ROLLED_BACK = "rolled back"
+    """A rollback went back behind it: the newest epoch does not build on it."""
 
     @property
     def canonical(self) -> bool:

@@ -51,6 +51,7 @@ class References:
         pipeline, worker_generation, parent_ref: of the protocol layout only.
         operators: each with its parallelism.
         ours: whether a job of ours wrote it.
+        rolled_back_to: the epoch that a rollback restored, if one published it.
         files: the data files it lists, each once, in order.
     """
 
@@ -65,6 +66,7 @@ class References:
     parent_ref: StatePath | None = None
     operators: tuple[tuple[OperatorId, int], ...] = ()
     ours: bool = False
+    rolled_back_to: Epoch | None = None
     files: tuple[StatePath, ...] = ()
 
 
@@ -98,6 +100,11 @@ class EpochRoot:
         ref: the object that makes it exist, or would.
         outside: a file that it lists and that does not lie below its job; None if all do.
         gone: objects of its metadata that are not there: a collection of it has begun.
+        rolled_back_to: the epoch that a rollback restored, if one published it.
+        rolled_back: whether the newest epoch does not build on it.
+        unreadable: why its metadata does not say what it lists; None if it does. Only an epoch that
+            was rolled back is kept so.
+        by_name: of an unreadable epoch, the objects that go with it, what makes it exist last.
         roots: what was read of it.
         written_at_micros: when the store says that what makes it exist was written: its age. None
             if the store does not say, or was not asked.
@@ -119,6 +126,10 @@ class EpochRoot:
     files: Packed
     outside: StatePath | None = None
     gone: tuple[StatePath, ...] = ()
+    rolled_back_to: Epoch | None = None
+    rolled_back: bool = False
+    unreadable: str | None = None
+    by_name: tuple[StatePath, ...] = ()
     roots: tuple[Root, ...] = ()
     written_at_micros: int | None = None
     oldest_object_micros: int | None = None
@@ -227,6 +238,18 @@ class Roots:
     @property
     def head(self) -> EpochRoot:
         return self.epochs[0]
+
+    @property
+    def current(self) -> tuple[EpochRoot, ...]:
+        """The epochs that were not rolled back, newest first."""
+        return tuple(one for one in self.epochs if not one.rolled_back)
+
+    def behind_rollback(self, epoch: Epoch) -> bool:
+        """Whether a rollback went back behind this number."""
+        return any(
+            one.rolled_back_to is not None and one.rolled_back_to < epoch < one.epoch
+            for one in self.current
+        )
 
     @property
     def ours(self) -> bool:

@@ -23,6 +23,7 @@ from arroyo_dagster.state.model.objects import Packed
 from arroyo_dagster.state.planning.gc import LEGACY_EPOCHS_BEFORE_NEWEST
 from arroyo_dagster.state.planning.permission import at_rest, check_clock, newest_restorable
 from arroyo_dagster.state.planning.reachable import (
+    check_readable,
     check_whole,
     metadata_of,
     prove,
@@ -69,10 +70,17 @@ def plan_expiry(
     if listed_from is not None:
         keep_from = min(keep_from, listed_from)
     pinned = roots.retained.pinned
-    stays = [one for one in roots.epochs if one.epoch >= keep_from or one.epoch in pinned]
+    recovery = {one.ref for one in _needed_by_recovery(roots, newest_restorable(roots, answer))}
+    stays = [
+        one
+        for one in roots.epochs
+        if one.epoch >= keep_from or one.epoch in pinned or one.ref in recovery
+    ]
     check_whole(roots, stays)
     staying = {one.epoch for one in stays}
     expired = [one for one in reversed(roots.epochs) if one.epoch not in staying]
+    if expired:
+        check_readable(roots, stays)
     needed = _parents_of_pinned(roots)
     referenced = referenced_by(roots, (*stays, *roots.attempts))
     going = [one for one in expired if one.ref not in needed]
@@ -97,19 +105,23 @@ def plan_expiry(
 def oldest_staying(
     roots: Roots, retention: Retention, now_micros: int, answer: JobAnswer | None = None
 ) -> Epoch:
-    """The oldest epoch that stays, pinned ones aside."""
-    epochs = roots.epochs
-    keeping = [one.epoch for one in epochs[: retention.keep_epochs or 0]]
+    """The oldest epoch that stays, pinned ones aside, and the parent of one that a rollback
+    published.
+
+    Epochs that were rolled back do not count: so many stay that the job can be restored from.
+    """
+    keeping = [one.epoch for one in roots.current[: retention.keep_epochs or 0]]
     if retention.keep_micros is not None:
         since = now_micros - retention.keep_micros
         pinned = roots.retained.pinned
         keeping += [
             one.epoch
-            for one in epochs
+            for one in roots.epochs
             if one.epoch not in pinned and (_timeless(one) or (one.written_at_micros or 0) >= since)
         ]
     newest = newest_restorable(roots, answer)
-    keeping += [one.epoch for one in _needed_by_recovery(epochs, newest)]
+    needed = _needed_by_recovery(roots, newest)
+    keeping += [one.epoch for one in needed if not roots.behind_rollback(Epoch(one.epoch + 1))]
     oldest = min(keeping)
     if roots.paths.layout is Layout.LEGACY:
         return min(oldest, Epoch(max(0, newest - LEGACY_EPOCHS_BEFORE_NEWEST)))
@@ -121,10 +133,10 @@ def _timeless(one: EpochRoot) -> bool:
     return not one.written_at_micros and not one.gone
 
 
-def _needed_by_recovery(epochs: Sequence[EpochRoot], newest: Epoch) -> Sequence[EpochRoot]:
-    """The newest epochs down to the one before `newest`: its parent must be ready."""
-    after = [one for one in epochs if one.epoch >= newest]
-    return epochs[: len(after) + 1]
+def _needed_by_recovery(roots: Roots, newest: Epoch) -> Sequence[EpochRoot]:
+    """The newest epochs down to the parent of `newest`, which must be ready."""
+    after = [one for one in roots.current if one.epoch >= newest]
+    return roots.current[: len(after) + 1]
 
 
 def _parents_of_pinned(roots: Roots) -> frozenset[StatePath]:

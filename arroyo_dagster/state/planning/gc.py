@@ -7,12 +7,13 @@ crates/arroyo-state/src/parquet.rs, `cleanup_checkpoint`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.gc import ExpirePlan
-from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.recovery import marker_path
 
@@ -82,7 +83,12 @@ def plan_expire(
         )
     epochs = [checkpoint.epoch for checkpoint in history]
     keep_from = oldest_kept(epochs, min_epoch, paths.layout)
-    stays = [one for one in history if one.epoch >= keep_from or one.epoch in pinned]
+    parent = history[0].parent_ref  # of an epoch that a rollback published it may be much older
+    stays = [
+        one
+        for one in history
+        if one.epoch >= keep_from or one.epoch in pinned or one.ref == parent
+    ]
     staying = {one.epoch for one in stays}
     expired = [checkpoint for checkpoint in reversed(history) if checkpoint.epoch not in staying]
     kept = {path for one in stays for path in one.paths} | set(needed)
@@ -102,6 +108,42 @@ def plan_expire(
         data=tuple(sorted(doomed)),
         records=tuple(records),
         manifests=tuple(manifests),
+    )
+
+
+def unreadable_objects(
+    paths: JobPaths, epoch: Epoch, ref: StatePath | None, operators: Iterable[OperatorId] = ()
+) -> tuple[StatePath, ...]:
+    """The metadata of an epoch that does not decode, by name; what makes it exist comes last.
+
+    Args:
+        ref: its manifest, in the protocol layout; None if that is not known.
+        operators: those it may have, in the legacy layout.
+    """
+    if paths.layout is Layout.LEGACY:
+        metadata = [paths.operator_metadata(name, epoch) for name in operators]
+        return (*metadata, paths.commit_note(epoch), paths.legacy_metadata(epoch))
+    named = () if ref is None else (marker_path(ref), ref)
+    return (*named, paths.epoch_record(epoch))
+
+
+def with_unreadable(
+    plan: ExpirePlan, unreadable: Mapping[Epoch, Sequence[StatePath]]
+) -> ExpirePlan:
+    """A plan that takes epochs whose metadata does not decode as well.
+
+    The files that only they list become orphans. What makes such an epoch exist goes in the last
+    step, so that a plan which ends before finds it again.
+
+    Args:
+        unreadable: by epoch, as `unreadable_objects` gives it.
+    """
+    objects = list(unreadable.values())
+    return replace(
+        plan,
+        epochs=tuple(sorted((*plan.epochs, *unreadable))),
+        records=(*plan.records, *(path for one in objects for path in one[:-1])),
+        manifests=(*(one[-1] for one in objects), *plan.manifests),
     )
 
 

@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import Layout, parse_manifest_path
 from arroyo_dagster.state.model.objects import ObjectKind, ObjectName, Packed, Stored, object_name
 from arroyo_dagster.state.planning.permission import at_rest, check_clock
-from arroyo_dagster.state.planning.reachable import prove, referenced_by
+from arroyo_dagster.state.planning.reachable import check_readable, prove, referenced_by
 
 FOREIGN_SHOWN = 1000
 
@@ -103,6 +103,7 @@ def standing_of(
         ProtocolError: it is not known what the job is doing, or a clock is wrong.
     """
     checked_grace(grace_micros)
+    check_readable(roots, roots.epochs)
     live = not at_rest(roots, answer)
     check_clock(roots, now_micros)
     times = {one.path: one.modified_micros for one in metadata}

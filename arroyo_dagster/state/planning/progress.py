@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 
 from arroyo_dagster.errors import ConflictError, ProtocolError
-from arroyo_dagster.state.model.checkpoints import StreamProgress
+from arroyo_dagster.state.model.checkpoints import Checkpoint, StreamProgress
 
 ADOPT = "run it again with --adopt: it goes on from the offsets recorded with the state"
 
@@ -23,7 +24,8 @@ def batch_verdict(
     """Decide whether a micro-batch is the next one, or one that the newest epoch holds already.
 
     A repeat needs the same query id *and* the same batch id as recorded; anything else that is not
-    the next batch of the same query stops, so that no data is ever silently skipped.
+    the next batch of the same query stops, so that no data is ever silently skipped. Behind a
+    rollback every run begins a query of its own, at the recorded offsets.
 
     Args:
         recorded: the progress of the newest epoch; None for a job without state.
@@ -46,9 +48,10 @@ def batch_verdict(
             next_step="check --url and the job; to begin anew give another --spark-checkpoint",
         )
     if query_id != recorded.query_id:
-        if adopt and batch_id == 0:
+        adopts = adopt or recorded.rolled_back_to is not None
+        if adopts and batch_id == 0:
             return BatchVerdict.NEXT  # a query of its own, begun at the recorded offsets
-        if adopt:
+        if adopts:
             raise ConflictError(
                 f"a query that is at batch {batch_id} already does not go on from the recorded "
                 "offsets, but from its own",
@@ -72,6 +75,16 @@ def batch_verdict(
         query=query_id,
         next_step=ADOPT,
     )
+
+
+def carried_progress(base: Checkpoint) -> StreamProgress | None:
+    """The progress of an epoch that takes no rows, behind `base`.
+
+    It holds the content of `base`, so behind a rollback it is one to `base` itself.
+    """
+    if base.progress is None or base.progress.rolled_back_to is None:
+        return base.progress
+    return replace(base.progress, batch_id=base.epoch)
 
 
 def another_query(recorded: StreamProgress, **found: object) -> ConflictError:

@@ -6,6 +6,7 @@ incomplete view.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from arroyo_dagster.errors import ProtocolError
@@ -62,14 +63,14 @@ def check_roots(roots: Roots) -> None:
                 roots.paths,
                 path=one.ref,
             )
-    for newer, older in zip(roots.epochs, roots.epochs[1:], strict=False):
+    for newer, older in itertools.pairwise(roots.current):
         if older.epoch >= newer.epoch:
             raise refuse(
                 f"the chain of epochs turns back: epoch {newer.epoch} follows epoch {older.epoch}",
                 roots.paths,
                 path=older.ref,
             )
-        gap = older.epoch != newer.epoch - 1
+        gap = older.epoch not in (newer.epoch - 1, newer.rolled_back_to)
         if gap and not _may_follow_a_gap(roots, older.epoch, newer.epoch):
             raise refuse(
                 f"a gap in the chain of epochs: {older.epoch} is there, {older.epoch + 1} is not",
@@ -122,6 +123,25 @@ def check_whole(roots: Roots, stays: Iterable[EpochRoot]) -> None:
             )
 
 
+def check_readable(roots: Roots, stays: Iterable[EpochRoot]) -> None:
+    """Make sure that it is known what every epoch which stays lists.
+
+    Raises:
+        ProtocolError: one that was rolled back is damaged: it must expire first.
+    """
+    for one in stays:
+        if one.unreadable is not None:
+            raise refuse(
+                f"epoch {one.epoch}, which was rolled back, cannot be read, so that nobody knows "
+                f"what it lists: {one.unreadable}",
+                roots.paths,
+                epoch=one.epoch,
+                path=one.ref,
+                next_step="run the job on: an expiry that keeps only newer epochs removes this "
+                "one; nothing was deleted",
+            )
+
+
 def check_listed(paths: JobPaths, unlisted: Sequence[StatePath]) -> None:
     """Make sure that a listing shows what was read: one that is cut short proves nothing.
 
@@ -160,6 +180,8 @@ def nested_root(paths: JobPaths, path: str) -> bool:
 
 def records_of(paths: JobPaths, one: EpochRoot) -> Iterator[StatePath]:
     """What says something about an epoch and lists nothing."""
+    if one.unreadable is not None:
+        return
     for name, parallelism in one.operators:
         for index in range(parallelism if one.ours else 0):
             yield paths.subtask_metadata(name, index, one.epoch, one.worker_generation)
@@ -173,6 +195,9 @@ def records_of(paths: JobPaths, one: EpochRoot) -> Iterator[StatePath]:
 
 def metadata_of(paths: JobPaths, one: EpochRoot) -> Iterator[StatePath]:
     """What lists the files of an epoch, what makes it exist last."""
+    if one.unreadable is not None:
+        yield from one.by_name
+        return
     if paths.layout is Layout.LEGACY:
         for name, _ in one.operators:
             yield paths.operator_metadata(name, one.epoch)

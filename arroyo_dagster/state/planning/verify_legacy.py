@@ -97,6 +97,8 @@ def _trap_findings(facts: LegacyFacts) -> Iterator[Finding]:
     oldest = max(facts.epoch - LEGACY_EPOCHS_BEFORE_NEWEST, facts.min_epoch, 1)
     for number in range(oldest, facts.epoch):
         epoch = Epoch(number)
+        if facts.rolled_back(epoch):
+            continue
         lost = list(_lost_operators(facts, head, epoch))
         if lost:
             yield _trap(facts, epoch, lost)

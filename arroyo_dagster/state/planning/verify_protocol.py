@@ -97,7 +97,8 @@ def _expected_epochs(facts: JobFacts, parent: Epoch | None) -> list[Epoch]:
     """The epochs that have a record, the parent, and the one before each: gaps show there."""
     oldest = min(facts.epochs, default=facts.epoch)
     before = (Epoch(epoch - 1) for epoch in facts.epochs if epoch > oldest)
-    return sorted({*facts.epochs, *before, facts.epoch, *([] if parent is None else [parent])})
+    found = {*facts.epochs, *before, facts.epoch, *([] if parent is None else [parent])}
+    return sorted(epoch for epoch in found if not facts.rolled_back(epoch))
 
 
 # ---- one epoch -----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from arroyo_dagster.state.model.checkpoints import (
@@ -62,6 +62,8 @@ class JobFacts:
         epochs: the visible ones looked at, ascending; none later than `epoch`.
         objects: everything that was read: None = not there. What was not read is no key.
         ours: whether a job of ours wrote it.
+        rollbacks: the epochs that rollbacks published, each with the one that it restored. What
+            lies between the two is no ancestor of `epoch`.
     """
 
     paths: JobPaths
@@ -70,6 +72,11 @@ class JobFacts:
     epochs: tuple[Epoch, ...]
     objects: Objects
     ours: bool
+    rollbacks: Mapping[Epoch, Epoch] = field(default_factory=dict)
+
+    def rolled_back(self, epoch: Epoch) -> bool:
+        """Whether a rollback went back behind this number."""
+        return any(restored < epoch < by for by, restored in self.rollbacks.items())
 
     def get(self, path: StatePath, kind: type[_T]) -> _T | None:
         """The object, if it is there and decodes."""

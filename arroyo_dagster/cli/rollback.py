@@ -1,0 +1,143 @@
+"""`rollback`: a managed job taken back to an older epoch. It changes nothing until --yes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+
+import click
+
+from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.shown import clock, print_json, print_table
+from arroyo_dagster.state.codec.plans import plan_to_json
+from arroyo_dagster.state.local.jobs import find_job
+from arroyo_dagster.state.local.rollback import (
+    plan_rollback,
+    restorable_epochs,
+    rollback_done,
+    run_rollback,
+)
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.rollback import RollbackOutcome, RollbackPlan
+from arroyo_dagster.state.planning.rollback import ranges, rollback_command
+from arroyo_dagster.state.storage.store import ObjectStore
+
+FILES_SHOWN = 10
+
+
+@main.command()
+@click.argument("job")
+@click.argument("epoch", type=click.IntRange(0), required=False)
+@click.option("--yes", is_flag=True, help="Roll back; without it the plan is shown.")
+@store_options
+def rollback(job: str, epoch: int | None, yes: bool, url: str | None, as_json: bool) -> None:
+    """Take a managed job back to an older epoch. Dry run until --yes.
+
+    The content of EPOCH becomes the newest epoch, and the sources go back to its offsets. Later
+    epochs stay until they expire, but no run goes on from them. Without EPOCH, list the epochs that
+    can be chosen. Stop the job first: a run that is still alive is stopped by the rollback.
+    """
+    store = open_url(url) if yes else open_to_read(url)
+    paths = find_job(store, job)
+    if epoch is None:
+        if yes:
+            raise click.UsageError("--yes needs EPOCH")
+        _list(store, paths, as_json=as_json)
+        return
+    if not yes:
+        plan = plan_rollback(store, paths, epoch)
+        if as_json:
+            print_json({"plan": plan_to_json(plan), "done": False, "epoch": None})
+            return
+        _print_plan(plan)
+        click.echo(f"Nothing was changed; --yes does it: {rollback_command(paths, plan.epoch)} --yes")
+        return
+    outcome = run_rollback(store, plan_rollback(store, paths, epoch))
+    if as_json:
+        print_json(
+            {"plan": plan_to_json(outcome.plan), "done": True, "epoch": outcome.epoch}
+        )
+        return
+    _print_plan(outcome.plan)
+    click.echo(done_line(outcome))
+
+
+def go_back(store: ObjectStore, paths: JobPaths, epoch: int, write: Callable[[str], None]) -> None:
+    """Roll back for `run --from-epoch`, unless that was done before: a supervisor starts runs again.
+
+    Args:
+        write: shows a line.
+    """
+    done = rollback_done(store, paths, epoch)
+    if done is not None:
+        write(
+            f"{paths.root}: epoch {done} went back to epoch {epoch} before; the run goes on from "
+            f"the newest epoch. To go back once more: {rollback_command(paths, Epoch(epoch))} --yes"
+        )
+        return
+    plan = plan_rollback(store, paths, epoch)
+    for line in summary_lines(plan):
+        write(line)
+    write(done_line(run_rollback(store, plan)))
+
+
+def done_line(outcome: RollbackOutcome) -> str:
+    plan = outcome.plan
+    return (
+        f"{plan.paths.root}: epoch {outcome.epoch} holds the content of epoch {plan.epoch} now; the "
+        "next run goes on from there"
+    )
+
+
+def _list(store: ObjectStore, paths: JobPaths, *, as_json: bool) -> None:
+    found = restorable_epochs(store, paths)
+    if as_json:
+        print_json({"job": paths.job, "pipeline": paths.pipeline, "restorable_epochs": found})
+    else:
+        click.echo(f"{paths.root} can go back to epochs: {ranges(found)}")
+
+
+def _print_plan(plan: RollbackPlan) -> None:
+    columns = ["epoch", "state", "finished", "rows written", "problem"]
+    cells = [
+        [one.epoch, one.state, clock(one.finished_micros), one.rows, one.problem]
+        for one in plan.given_up
+    ]
+    first, *rest = summary_lines(plan)
+    click.echo(first)
+    if cells:
+        print_table(columns, cells)
+    for line in rest:
+        click.echo(line)
+
+
+def summary_lines(plan: RollbackPlan) -> Iterator[str]:
+    """What a rollback does, what is given up for it, and what else to know."""
+    numbers = ranges([one.epoch for one in plan.given_up])
+    yield (
+        f"{plan.paths.root}: goes back to epoch {plan.epoch}, whose content epoch {plan.publishes} "
+        f"holds then. Given up: epochs {numbers}"
+    )
+    if plan.rows is not None:
+        yield f"rows written by these epochs: {plan.rows}"
+    yield from _offset_lines(plan.offsets_now, plan.offsets_then)
+    for one in plan.committed:
+        yield f"output stays visible, and its rows come again: sink {one.operator}, epoch " + (
+            f"{one.epoch}" if one.files is None else f"{one.epoch}: {_names(one.files)}"
+        )
+    for warning in plan.warnings:
+        yield f"warning: {warning}"
+
+
+def _offset_lines(now: Mapping[str, object] | None, then: Mapping[str, object]) -> Iterator[str]:
+    for name, offset in then.items():
+        before = "unknown" if now is None else json.dumps(now.get(name), sort_keys=True)
+        after = json.dumps(offset, sort_keys=True)
+        yield f"source {name} goes back from {before} to {after}"
+
+
+def _names(files: tuple[str, ...]) -> str:
+    more = len(files) - FILES_SHOWN
+    shown = ", ".join(files[:FILES_SHOWN]) or "no files"
+    return f"{len(files)} files: {shown}" + (f" and {more} more" if more > 0 else "")
