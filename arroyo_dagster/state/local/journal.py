@@ -19,6 +19,7 @@ from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.collecting import GcPlan
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.numbers import parse_numbered
 from arroyo_dagster.state.model.objects import Stored
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -272,7 +273,7 @@ def batches_of(
 ) -> Iterator[tuple[StatePath, int, list[list[Any]]]]:
     """The batches of a run that has a directory of its own: each with its time and its lines."""
     for info in store.list_dir(directory).objects:
-        if not info.path.name.removesuffix(".json").isdecimal():
+        if parse_numbered(info.path.name, 6) is None:
             continue
         with known_fields(store.read(info.path), info.path) as fields:
             found = number_of(fields["at_micros"]), list(fields["objects"])

@@ -20,6 +20,7 @@ from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import EpochRoot, PathsDigest, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.objects import (
     ObjectKind,
     Packed,
@@ -58,7 +59,7 @@ def directories_of(store: ObjectStore, paths: JobPaths) -> list[StatePath]:
 def _is_generation(paths: JobPaths, path: StatePath) -> bool:
     rest = path.removeprefix(f"{paths.generations}/")
     number, _, more = rest.partition("/")
-    return rest != path and number.isdecimal() and more in ("", "checkpoints")
+    return rest != path and parse_number(number) is not None and more in ("", "checkpoints")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

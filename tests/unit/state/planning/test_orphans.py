@@ -200,7 +200,7 @@ def test_of_a_stopped_job_of_arroyo_s_what_is_unlisted_goes_but_never_what_is_yo
     ("name", "expected"),
     [
         ("generations/1/checkpoints/checkpoint-0000003/operator-o/table-t-000", Reason.ORPHAN),
-        ("generations/1/checkpoints/checkpoint-0000003/operator-a/b/table-t-000", Reason.ORPHAN),
+        ("generations/1/checkpoints/checkpoint-0000003/operator-a/b/table-t-000", Reason.FOREIGN),
         ("generations/1/checkpoints/checkpoint-0000003/operator-o-0.metadata", Reason.ORPHAN),
         ("generations/2/checkpoints/checkpoint-0000008/operator-o-0.metadata", Reason.METADATA),
         ("generations/1/generation-manifest.json", Reason.OLD_GENERATION),
