@@ -256,6 +256,9 @@ def _check_complete(store: ObjectStore, roots: Roots, found: Survey) -> None:
     listed = PathsDigest(one.path for one in found.metadata)
     known = (root for one in roots.epochs if one.epoch <= found.newest for root in one.roots)
     unlisted = [root.path for root in known if root.path not in listed]
+    if unlisted:
+        foreign = PathsDigest(one.path for one in found.foreign)
+        unlisted = [path for path in unlisted if path not in foreign]
     there = concurrently(store.head, unlisted)
     # What is not there any more was collected by somebody else since it was read.
     check_listed(
