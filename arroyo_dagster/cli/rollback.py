@@ -51,13 +51,13 @@ def rollback(job: str, epoch: int | None, yes: bool, url: str | None, as_json: b
             print_json({"plan": plan_to_json(plan), "done": False, "epoch": None})
             return
         _print_plan(plan)
-        click.echo(f"Nothing was changed; --yes does it: {rollback_command(paths, plan.epoch)} --yes")
+        click.echo(
+            f"Nothing was changed; --yes does it: {rollback_command(paths, plan.epoch)} --yes"
+        )
         return
     outcome = run_rollback(store, plan_rollback(store, paths, epoch))
     if as_json:
-        print_json(
-            {"plan": plan_to_json(outcome.plan), "done": True, "epoch": outcome.epoch}
-        )
+        print_json({"plan": plan_to_json(outcome.plan), "done": True, "epoch": outcome.epoch})
         return
     _print_plan(outcome.plan)
     click.echo(done_line(outcome))

@@ -10,7 +10,6 @@ not hang on what a source can repeat. See `docs/decisions/sdf-on-spark.md`.
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.spark.query_log import query_id
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.numbers import parse_numbered
 from arroyo_dagster.state.operators import Offset, Source
 from arroyo_dagster.state.sdf.boundary import VALUE
 from arroyo_dagster.state.sdf.topics.records import RECORDS
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 BATCHES_PER_EPOCH = 16
-_LIST = re.compile(r"(\d{12})\.json")
 _BATCH_BITS, _PARTITION_BITS = 36, 24  # rows of a partition, partitions of a batch, batches
 _RAW = (pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string)
 _OF_KAFKA = frozenset({"key", VALUE, "partition", "offset", "timestamp"})
@@ -192,8 +191,8 @@ def landed_batches(store: ObjectStore, directory: StatePath, *, after: int = -1)
         names = [one.path.name for one in listed if one.path.parent == directory]
     except NotFoundError:
         return []
-    found = [_LIST.fullmatch(name) for name in names]
-    return sorted(int(match.group(1)) for match in found if match)
+    found = (parse_numbered(name, 12) for name in names)
+    return sorted(batch for batch in found if batch is not None)
 
 
 # ---- landing -------------------------------------------------------------------------------------

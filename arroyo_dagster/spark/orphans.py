@@ -28,7 +28,7 @@ from arroyo_dagster.state.planning.orphans import (
     plan_orphans,
     standing_of,
 )
-from arroyo_dagster.state.planning.reachable import refuse
+from arroyo_dagster.state.planning.reachable import check_aliases, refuse
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def plan_orphans_on_spark(
     survey = _joined([beside, *parts])
     progress("listed objects", survey.listed, None)
     roots = read_listed(store, survey, progress)
+    check_aliases(roots, survey.foreign, survey.metadata)
     answer = needed_answer(asked, roots, before)
     standing = standing_of(
         roots,

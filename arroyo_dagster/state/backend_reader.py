@@ -50,6 +50,7 @@ from arroyo_dagster.state.model.layout import (
     parse_epoch_record,
     parse_manifest_path,
 )
+from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning import recovery
 from arroyo_dagster.state.planning.gc import unreadable_objects
@@ -139,7 +140,8 @@ class BackendReader:
         if self.paths.layout is Layout.LEGACY:
             return newest
         below = self.store.list_dir(self.paths.generations).prefixes
-        numbers = [WorkerGeneration(int(p.name)) for p in below if p.name.isdecimal()]
+        parsed = (parse_number(path.name) for path in below)
+        numbers = [WorkerGeneration(n) for n in parsed if n is not None]
         listed = concurrently(self.checkpoint_dirs, numbers)
         refs = {
             self.paths.manifest(generation, epoch)

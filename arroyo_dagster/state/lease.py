@@ -43,6 +43,7 @@ from arroyo_dagster.state.lease_records import (
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LEASE_SECONDS, LeaseRecord
+from arroyo_dagster.state.model.numbers import parse_numbered
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import MUTATING, Wrapper
 
@@ -263,8 +264,8 @@ def _tokens(store: ObjectStore, directory: StatePath) -> list[int]:
         listed = store.list_dir(directory).objects
     except NotFoundError:
         return []  # nothing was ever written below the URL
-    names = (info.path.name.removesuffix(".json") for info in listed)
-    return sorted(int(name) for name in names if name.isdecimal())
+    found = (parse_numbered(info.path.name, 10) for info in listed)
+    return sorted(token for token in found if token is not None)
 
 
 def _named_token(store: ObjectStore, directory: StatePath) -> int:

@@ -70,9 +70,7 @@ def read_groups(
     return pa.Table.from_batches(batches)
 
 
-def _claims(
-    file: pq.ParquetFile, groups: Sequence[int], leaves: Sequence[int]
-) -> tuple[int, int]:
+def _claims(file: pq.ParquetFile, groups: Sequence[int], leaves: Sequence[int]) -> tuple[int, int]:
     """Count the rows of row groups and the bytes of columns of them, by the footer.
 
     A value of a fixed width takes it in memory, however few bytes encode it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -30,7 +31,7 @@ from arroyo_dagster.state.planning.dead_jobs import files_below, plan_dead_job, 
 from arroyo_dagster.state.planning.expiry import plan_expiry
 from arroyo_dagster.state.planning.orphans import judge, plan_orphans, standing_of
 from arroyo_dagster.state.planning.permission import at_rest, check_still, why_dead
-from arroyo_dagster.state.planning.reachable import refuse
+from arroyo_dagster.state.planning.reachable import check_aliases, refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -134,6 +135,7 @@ def plan_collection(
         return _unreadable_job(store, paths, asked, str(error), now)
     if asked.kind is PlanKind.DEAD_JOB:
         return _dead_job(store, asked, survey, roots, now)
+    check_aliases(roots, survey.foreign, itertools.chain(survey.metadata, survey.files))
     answer = needed_answer(asked, roots, before)
     if asked.kind is PlanKind.ORPHANS:
         return _orphans(asked, survey, roots, now, answer)
@@ -141,7 +143,7 @@ def plan_collection(
     plan = plan_expiry(
         roots, asked.retention, now_micros=now, answer=answer, listed_from=survey.newest
     )
-    return measured(plan, survey.files, survey.metadata, survey.ours)
+    return measured(plan, survey.files, survey.metadata, survey.ours, survey.foreign)
 
 
 def needed_answer(asked: GcRequest, roots: Roots, before: JobAnswer | None) -> JobAnswer | None:

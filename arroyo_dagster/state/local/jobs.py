@@ -37,6 +37,7 @@ from arroyo_dagster.state.model.layout import (
     JobPaths,
     Layout,
 )
+from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.planning import recovery
 from arroyo_dagster.state.planning.collected import (
     Remains,
@@ -343,7 +344,8 @@ def _unfinished(store: ObjectStore, paths: JobPaths, owners: Sequence[_Loaded]) 
         ]
         return [_Loaded(number, CheckpointState.INVISIBLE) for number in numbers]
     below = store.list_dir(paths.generations).prefixes
-    generations = [WorkerGeneration(int(p.name)) for p in below if p.name.isdecimal()]
+    numbers = (parse_number(path.name) for path in below)
+    generations = [WorkerGeneration(number) for number in numbers if number is not None]
     dirs = concurrently(
         lambda number: ParquetBackend(store, paths).checkpoint_dirs(number), generations
     )

@@ -30,6 +30,7 @@ from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.collecting import digest_of
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.numbers import parse_numbered
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -233,9 +234,9 @@ def batches_by_name(store: ObjectStore, directory: StatePath) -> Iterator[tuple[
 
 def _numbers(names: Iterable[str]) -> Iterator[int]:
     for name in names:
-        number = name.removesuffix(".json")
-        if number.isdecimal() and name == batch_name(int(number)):
-            yield int(number)
+        number = parse_numbered(name, 6)
+        if number is not None:
+            yield number
 
 
 def _read(store: ObjectStore, path: StatePath) -> bytes | None:

@@ -121,7 +121,8 @@ def _needs(held: ObjectStore, plan: GcPlan) -> Packed:
         kind = object_name(plan.paths, path).kind
         if kind is ObjectKind.MANIFEST:
             return reader.required(path, manifest_references).files
-        if kind is ObjectKind.OPERATOR:
+        # That of an operator whose id holds a slash is known by what lists it, not by its name.
+        if kind is ObjectKind.OPERATOR or (kind is ObjectKind.FOREIGN and path.name == "metadata"):
             return reader.required(path, operator_references).files
         return ()
 

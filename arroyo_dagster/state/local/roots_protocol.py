@@ -179,7 +179,7 @@ def _claim(reader: Reader, epoch: Epoch) -> EpochRecord | None:
     return claim
 
 
-def _tried(read: Callable[[], T | None]) -> T | None | ArroyoStateError:
+def _tried(read: Callable[[], T | None]) -> T | ArroyoStateError | None:
     """What reading an object gave. It may be one that a rollback has left behind, and damaged."""
     try:
         return read()
@@ -187,7 +187,7 @@ def _tried(read: Callable[[], T | None]) -> T | None | ArroyoStateError:
         return error
 
 
-def _known(found: T | None | ArroyoStateError) -> T | None:
+def _known(found: T | ArroyoStateError | None) -> T | None:
     """What was read, now that it matters."""
     if isinstance(found, ArroyoStateError):
         raise found

@@ -29,6 +29,7 @@ from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import EpochRoot, PathsDigest, References, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.objects import (
     ObjectKind,
     Packed,
@@ -67,7 +68,7 @@ def directories_of(store: ObjectStore, paths: JobPaths) -> list[StatePath]:
 def _is_generation(paths: JobPaths, path: StatePath) -> bool:
     rest = path.removeprefix(f"{paths.generations}/")
     number, _, more = rest.partition("/")
-    return rest != path and number.isdecimal() and more in ("", "checkpoints")
+    return rest != path and parse_number(number) is not None and more in ("", "checkpoints")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +212,9 @@ def _with_attempts(store: ObjectStore, roots: Roots, found: Survey) -> Roots:
         if object_name(paths, one.path).kind.lists_files and one.path not in known
     ]
     reader = Reader(store, paths)
-    attempts = concurrently(lambda path: _attempt_or_damaged(reader, path, found.newest, roots), more)
+    attempts = concurrently(
+        lambda path: _attempt_or_damaged(reader, path, found.newest, roots), more
+    )
     found_now = [one for one in attempts if one is not None]
     damaged = [one for one in found_now if one.unreadable is not None]
     epochs = sorted((*roots.epochs, *damaged), key=lambda one: -one.epoch)
@@ -308,6 +311,9 @@ def _check_complete(store: ObjectStore, roots: Roots, found: Survey) -> None:
     listed = PathsDigest(one.path for one in found.metadata)
     known = (root for one in roots.epochs if one.epoch <= found.newest for root in one.roots)
     unlisted = [root.path for root in known if root.path not in listed]
+    if unlisted:
+        foreign = PathsDigest(one.path for one in found.foreign)
+        unlisted = [path for path in unlisted if path not in foreign]
     there = concurrently(store.head, unlisted)
     # What is not there any more was collected by somebody else since it was read.
     check_listed(

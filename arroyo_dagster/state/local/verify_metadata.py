@@ -27,6 +27,7 @@ from arroyo_dagster.state.model.checkpoints import (
 )
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, Layout
+from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.planning import recovery
 from arroyo_dagster.state.planning.findings import Finding
 from arroyo_dagster.state.planning.gc import LEGACY_EPOCHS_BEFORE_NEWEST, behind_pinned
@@ -189,8 +190,9 @@ def _protocol(
 
 def _read_generations(reader: _Reader) -> tuple[WorkerGeneration, ...]:
     paths = reader.paths
-    names = [path.name for path in reader.store.list_dir(paths.generations).prefixes]
-    numbers = sorted(WorkerGeneration(int(name)) for name in names if name.isdecimal())
+    below = reader.store.list_dir(paths.generations).prefixes
+    found = (parse_number(path.name) for path in below)
+    numbers = sorted(WorkerGeneration(number) for number in found if number is not None)
     reader.read([paths.current_generation], records.decode_current_generation)
     manifests = (paths.generation_manifest(number) for number in numbers)
     reader.read(manifests, records.decode_generation_manifest)

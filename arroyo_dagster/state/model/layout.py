@@ -21,6 +21,7 @@ from arroyo_dagster.state.model.ids import (
     TableName,
     WorkerGeneration,
 )
+from arroyo_dagster.state.model.numbers import number_pattern, parse_number
 
 CURRENT_GENERATION = "current-generation.json"
 REMOVED = "-removed"
@@ -32,11 +33,15 @@ COMPACTED = "-compacted"
 _REWRITTEN = "-ext-"
 """In the name of a data file that we wrote into a job of Arroyo's; no name of its own has it."""
 
+CHECKPOINT_DIR = rf"checkpoint-({number_pattern(7)})"
+EPOCH_RECORD = rf"epoch-({number_pattern(7)})\.record"
+"""Names as regular expressions; the group is the number."""
+
+_LEVEL = re.compile(rf"-l({number_pattern()}){COMPACTED}\Z")
+_REWRITTEN_NAME = re.compile(rf"-{number_pattern(3)}{_REWRITTEN}[0-9a-f]{{16,}}\Z")
+_CHECKPOINT = re.compile(CHECKPOINT_DIR)
+_EPOCH_RECORD = re.compile(EPOCH_RECORD)
 _BELOW_A_JOB = frozenset({OUR_DIRECTORY, "generations", "epochs", "checkpoints"})
-_LEVEL = re.compile(rf"-l(\d{{1,9}}){COMPACTED}$")
-_REWRITTEN_NAME = re.compile(rf"-\d{{3,}}{_REWRITTEN}[0-9a-f]{{16,}}$")
-_CHECKPOINT = re.compile(r"checkpoint-(\d{7,})")
-_EPOCH_RECORD = re.compile(r"epoch-(\d{7,})\.record")
 
 
 class Layout(enum.Enum):
@@ -280,7 +285,7 @@ def compaction_level(path: str) -> int:
     if not is_compacted(path):
         return 0
     found = _LEVEL.search(path)
-    return int(found[1]) if found else 1
+    return max(1, int(found[1])) if found else 1
 
 
 def parse_epoch_record(name: str) -> Epoch | None:
@@ -309,12 +314,12 @@ def parse_manifest_path(path: str) -> ManifestAddress | None:
     segments = path.split("/")
     if len(segments) != 7 or segments[2] != "generations" or segments[4] != "checkpoints":
         return None
-    epoch = parse_checkpoint_dir(segments[5])
-    if epoch is None or segments[6] != "checkpoint-manifest.pb" or not segments[3].isdecimal():
+    epoch, generation = parse_checkpoint_dir(segments[5]), parse_number(segments[3])
+    if epoch is None or generation is None or segments[6] != "checkpoint-manifest.pb":
         return None
     return ManifestAddress(
         JobPaths(JobId(segments[1]), PipelineId(segments[0])),
-        WorkerGeneration(int(segments[3])),
+        WorkerGeneration(generation),
         epoch,
     )
 
@@ -322,5 +327,6 @@ def parse_manifest_path(path: str) -> ManifestAddress | None:
 def parse_data_file(path: str, table: str) -> int | None:
     """The subtask in the name of a data file that it wrote; None for merged and other files."""
     name = path.rpartition("/")[2]
-    found = re.fullmatch(rf"table-{re.escape(table)}-(\d{{3,}})(-.*)?", name, re.DOTALL)
+    pattern = rf"table-{re.escape(table)}-({number_pattern(3)})(-.*)?"
+    found = re.fullmatch(pattern, name, re.DOTALL)
     return int(found[1]) if found and not is_compacted(name) else None

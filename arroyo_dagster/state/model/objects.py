@@ -14,7 +14,15 @@ from typing import Any
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import OUR_DIRECTORY, Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import COMPACTED, CURRENT_GENERATION, JobPaths, Layout
+from arroyo_dagster.state.model.layout import (
+    CHECKPOINT_DIR,
+    COMPACTED,
+    CURRENT_GENERATION,
+    EPOCH_RECORD,
+    JobPaths,
+    Layout,
+)
+from arroyo_dagster.state.model.numbers import number_pattern
 
 BATCH = 1000
 """How many objects one request deletes, and one pack holds."""
@@ -57,15 +65,18 @@ class ObjectName:
     compacted: bool = False
 
 
+# A placeholder is one segment: `operator-{id}/my-backup/table-t-000` is a user's. An id that holds
+# a slash (arroyo-state.md 1.3) is known by metadata alone: its files are referenced, or foreign.
 _IN_CHECKPOINT = (
-    (ObjectKind.DATA, re.compile(r"operator-.+/table-.*[^/]", re.DOTALL)),
-    (ObjectKind.SUBTASK, re.compile(r"operator-.+-\d+\.metadata", re.DOTALL)),
-    (ObjectKind.OPERATOR, re.compile(r"operator-.+/metadata", re.DOTALL)),
+    (ObjectKind.DATA, re.compile(rf"operator-[^/]+/table-[^/]*-{number_pattern(3)}(?:-[^/]*)?")),
+    (ObjectKind.SUBTASK, re.compile(rf"operator-[^/]+-{number_pattern()}\.metadata")),
+    (ObjectKind.OPERATOR, re.compile(r"operator-[^/]+/metadata")),
 )
-_DIRECTORY = re.compile(r"(?:generations/(\d+)/)?checkpoints/checkpoint-(\d{7,})/(.+)", re.DOTALL)
-_GENERATION = re.compile(r"generations/(\d+)/generation-manifest\.json")
-_RECORD = re.compile(r"epochs/epoch-(\d{7,})\.record")
-_WRITTEN_AS = re.compile(r"table-[^/]*-\d{3,}(?:-[^/]*)?", re.DOTALL)
+_DIRECTORY = re.compile(
+    rf"(?:generations/({number_pattern()})/)?checkpoints/{CHECKPOINT_DIR}/(.+)", re.DOTALL
+)
+_GENERATION = re.compile(rf"generations/({number_pattern()})/generation-manifest\.json")
+_RECORD = re.compile(rf"epochs/{EPOCH_RECORD}")
 _ALONE = {"checkpoint-manifest.pb": ObjectKind.MANIFEST, "committed.json": ObjectKind.MARKER}
 _ALONE_IN_LEGACY = {"metadata": ObjectKind.CHECKPOINT}
 _FOREIGN = ObjectName(kind=ObjectKind.FOREIGN)
@@ -111,9 +122,7 @@ def _kind(name: str, protocol: bool) -> ObjectKind:
         return alone
     for kind, pattern in _IN_CHECKPOINT:
         if pattern.fullmatch(name):
-            last = name.rpartition("/")[2]
-            if kind is not ObjectKind.DATA or _WRITTEN_AS.fullmatch(last):
-                return kind
+            return kind
     return ObjectKind.FOREIGN
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.model.collecting import GcPlan, PathsDigest, PlanKind
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.objects import Packed, Stored
+from arroyo_dagster.state.model.objects import NOTHING, Packed, Stored
 
 NEW_PLAN = "make a new plan; nothing was deleted"
 
@@ -78,16 +78,21 @@ def _stale(plan: GcPlan, reason: str, **facts: object) -> ConflictError:
     )
 
 
-def measured(plan: GcPlan, files: Packed, metadata: Packed, ours: Packed) -> GcPlan:
+def measured(
+    plan: GcPlan, files: Packed, metadata: Packed, ours: Packed, foreign: Packed = NOTHING
+) -> GcPlan:
     """A plan with sizes, times and etags as listed, without what is not there any more.
 
     Args:
         files, metadata, ours: the objects below the job, as listed.
+        foreign: the others: those of an operator whose id holds a slash are known by metadata
+            alone.
     """
     wanted = PathsDigest(plan.data.paths)
+    files = Packed.joined([files, foreign])
     small = {one.path: one for shelf in (metadata, ours) for one in shelf}
-    records = set(plan.records.paths)
-    small |= {one.path: one for one in files if one.path in records}
+    named = {*plan.records.paths, *plan.metadata.paths}
+    small |= {one.path: one for one in files if one.path in named}
     return replace(
         plan,
         data=Packed(one for one in files if one.path in wanted),

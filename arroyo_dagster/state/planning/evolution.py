@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.tables import (
     ADDED_IN,
     CHANGED_IN,
@@ -86,8 +87,8 @@ def changed_in(schema: StoredSchema) -> Epoch:
 
 
 def _noted_epoch(metadata: dict[str, str] | None, note: str) -> Epoch:
-    text = (metadata or {}).get(note, "")
-    return Epoch(int(text)) if text.isdecimal() else _NEVER
+    number = parse_number((metadata or {}).get(note, ""))
+    return _NEVER if number is None else Epoch(number)
 
 
 # ---- from one schema to the next -----------------------------------------------------------------

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from arroyo_dagster.state.model.aliases import ReferencedPaths
 from arroyo_dagster.state.model.collecting import (
     EpochRoot,
     GcPlan,
-    PathsDigest,
     PlanKind,
     Retention,
     Roots,
@@ -147,7 +147,9 @@ def _parents_of_pinned(roots: Roots) -> frozenset[StatePath]:
     )
 
 
-def _listed_by_none(expired: Sequence[EpochRoot], referenced: PathsDigest) -> Iterator[StatePath]:
+def _listed_by_none(
+    expired: Sequence[EpochRoot], referenced: ReferencedPaths
+) -> Iterator[StatePath]:
     """The files of epochs, oldest first, that nothing which stays refers to.
 
     A file that skips an epoch comes twice: deleting it twice is no harm.
@@ -157,5 +159,6 @@ def _listed_by_none(expired: Sequence[EpochRoot], referenced: PathsDigest) -> It
     for one in expired:
         files = frozenset(one.files.texts)
         found = sorted(text for text in files - before if text not in referenced)
-        yield from (new(StatePath, text) for text in found)
+        # Where a file system ignores case, the file of another name may be one that stays.
+        yield from (new(StatePath, text) for text in found if not referenced.resembles(text))
         before = files

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from arroyo_dagster.state.model.aliases import ReferencedPaths
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import (
     MARGIN_MICROS,
@@ -37,6 +38,7 @@ class Reason(enum.Enum):
     REFERENCED = "an epoch that stays lists it"
     METADATA = "it describes epochs or generations that stay"
     OURS = "maintenance keeps it"
+    ALIAS = "its name differs from a referenced one only by case, Unicode form or trailing dots"
     FOREIGN = "nobody here gives such names"
     NO_TIME = "the store does not say when it was written"
     YOUNG = "it is younger than the grace period"
@@ -71,7 +73,7 @@ class Standing:
     """
 
     roots: Roots
-    referenced: PathsDigest
+    referenced: ReferencedPaths
     live: bool
     now_micros: int
     grace_micros: int
@@ -115,7 +117,7 @@ def standing_of(
     address = None if roots.restored is None else parse_manifest_path(roots.restored)
     return Standing(
         roots=roots,
-        referenced=PathsDigest() if in_parts else referenced_by(roots, stays),
+        referenced=ReferencedPaths(roots.paths.root) if in_parts else referenced_by(roots, stays),
         live=live,
         now_micros=now_micros,
         grace_micros=grace_micros,
@@ -176,13 +178,16 @@ def reason_of(standing: Standing, one: Stored, name: ObjectName) -> Reason:
         name: what its name says; see `object_name`.
     """
     if name.kind is ObjectKind.FOREIGN:
-        return Reason.FOREIGN
+        # Files of an operator whose id holds a slash are known by metadata alone.
+        return Reason.REFERENCED if one.path in standing.referenced else Reason.FOREIGN
     if name.kind is ObjectKind.OURS:
         return Reason.OURS
     if name.kind is ObjectKind.DATA and one.path in standing.referenced:
         return Reason.REFERENCED
     if name.kind in (ObjectKind.DATA, ObjectKind.SUBTASK):
-        return _reason_of_file(standing, one, name)
+        reason = _reason_of_file(standing, one, name)
+        alias = reason.goes and standing.referenced.resembles(one.path)
+        return Reason.ALIAS if alias else reason
     if name.kind is ObjectKind.MANIFEST and one.path in standing.lost:
         return Reason.LOST
     if name.kind is ObjectKind.GENERATION:

@@ -19,6 +19,7 @@ from arroyo_dagster.state.model.ids import (
 )
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange, range_for_server
 from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, parse_checkpoint_dir
+from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
@@ -189,8 +190,8 @@ def shown_operators(checkpoint: Checkpoint) -> tuple[OperatorCheckpoint, ...]:
 
 
 def _place(operator: str) -> tuple[bool, int, str]:
-    number = operator.rpartition("_")[2]
-    return (not number.isdecimal(), int(number) if number.isdecimal() else 0, operator)
+    number = parse_number(operator.rpartition("_")[2])
+    return (number is None, number or 0, operator)
 
 
 def is_at_rest(newest: Checkpoint, generation: WorkerGeneration | None) -> bool:

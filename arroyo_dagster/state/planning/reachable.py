@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.model.aliases import ReferencedPaths, fold, fold_numbers, second_names
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import (
     EpochRoot,
@@ -21,6 +22,7 @@ from arroyo_dagster.state.model.collecting import (
 from arroyo_dagster.state.model.directory import JobAnswer
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.objects import Packed, Stored
 from arroyo_dagster.state.planning.recovery import marker_path
 
 NOTHING_DELETED = "look at it with `arroyo-state verify`; nothing was deleted"
@@ -161,6 +163,35 @@ def check_listed(paths: JobPaths, unlisted: Sequence[StatePath]) -> None:
         )
 
 
+def check_aliases(roots: Roots, foreign: Packed, known: Iterable[Stored]) -> None:
+    """Make sure that no foreign name looks like a second name of an object of the job.
+
+    A copy of a directory is one (`generations/01`, `Checkpoints`): whether both names lead to the
+    same objects cannot be told, so nothing is collected beside it.
+
+    Args:
+        foreign: the foreign objects below the job, as listed.
+        known: the others, as listed.
+
+    Raises:
+        ProtocolError: one does.
+    """
+    aliases = second_names(foreign.paths, roots.paths.root)
+    if not aliases:
+        return
+    root = f"{roots.paths.root}/"
+    referenced = (path for one in (*roots.epochs, *roots.attempts) for path in one.files.texts)
+    for path in itertools.chain((one.path for one in known), referenced):
+        alias = aliases.get(fold_numbers(path.removeprefix(root)))
+        if alias is not None and alias != path:
+            raise refuse(
+                f"{alias} looks like a second name of {path}",
+                roots.paths,
+                path=alias,
+                next_step="move the copy out of the job's directory; nothing was deleted",
+            )
+
+
 def nested_root(paths: JobPaths, path: str) -> bool:
     """Whether an object below a job belongs to another job that lies within it."""
     rest = path.removeprefix(f"{paths.root}/").split("/")
@@ -169,7 +200,7 @@ def nested_root(paths: JobPaths, path: str) -> bool:
             return True
         follows = rest[at + 1 : at + 2]
         nested = name == "checkpoints" and follows and follows[0].startswith("checkpoint-")
-        own = at == 0 or (at == 2 and rest[0] == "generations")
+        own = at == 0 or (at == 2 and fold(rest[0]) == "generations")
         if nested and not own:
             return "operator-" not in "/".join(rest[:at])
     return bool(rest) and rest[0] == "checkpoints" and paths.layout is Layout.PROTOCOL
@@ -207,14 +238,14 @@ def metadata_of(paths: JobPaths, one: EpochRoot) -> Iterator[StatePath]:
 # ---- the proof -----------------------------------------------------------------------------------
 
 
-def referenced_by(roots: Roots, stays: Iterable[EpochRoot], below: str = "") -> PathsDigest:
+def referenced_by(roots: Roots, stays: Iterable[EpochRoot], below: str = "") -> ReferencedPaths:
     """Every data file that something which stays refers to.
 
     Args:
         stays: the epochs and attempts that stay.
         below: only files whose paths begin so.
     """
-    found = PathsDigest()
+    found = ReferencedPaths(roots.paths.root)
     before: frozenset[str] = frozenset()
     for one in stays:
         files = frozenset(text for text in one.files.texts if text.startswith(below))

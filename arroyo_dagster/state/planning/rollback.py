@@ -90,7 +90,9 @@ class RollbackFacts:
 
 def choices(facts: RollbackFacts) -> list[Epoch]:
     """The epochs that a rollback could restore, ascending."""
-    return [one.epoch for one in facts.epochs if one.restorable and one.epoch != facts.newest_number]
+    return [
+        one.epoch for one in facts.epochs if one.restorable and one.epoch != facts.newest_number
+    ]
 
 
 def done_before(facts: RollbackFacts, epoch: Epoch) -> Epoch | None:
@@ -352,4 +354,3 @@ def _warnings(facts: RollbackFacts, epoch: Epoch) -> Iterator[str]:
 def rollback_command(paths: JobPaths, epoch: Epoch | None) -> str:
     """The command that goes back to an epoch; None: the one that lists those there are."""
     return f"arroyo-state rollback {paths.root}" + ("" if epoch is None else f" {epoch}")
-

@@ -332,7 +332,7 @@ def _next(value: Any) -> Any:
     """Where a partition is read next: of a file its position, of a service the epoch it has put
     out last."""
     if isinstance(value, dict) and "read" in value:
-        return max([int(value["epoch"]), *(int(name[:7]) for name in value["read"])])
+        return max([int(value["epoch"]), *(int(name.partition("-")[0]) for name in value["read"])])
     return value[0] if isinstance(value, list) and value else value
 
 

@@ -26,12 +26,13 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec.parquet import decode_file
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.numbers import number_pattern
 from arroyo_dagster.state.operators import Offset, Source
 from arroyo_dagster.state.sdf.boundary import SINK_SCHEMA
 from arroyo_dagster.state.sdf.topics.records import RECORDS
 from arroyo_dagster.state.storage.store import ObjectStore
 
-_NAME = re.compile(r"(\d{7,})-(\d{3,})-[0-9a-f]{16}\.parquet")
+_NAME = re.compile(rf"({number_pattern(7)})-({number_pattern(3)})-[0-9a-f]{{16}}\.parquet")
 FILES_PER_EPOCH = 64
 EPOCHS_KEPT = 10
 FROM = "from:"

@@ -202,7 +202,7 @@ def test_of_a_stopped_job_of_arroyo_s_what_is_unlisted_goes_but_never_what_is_yo
     ("name", "expected"),
     [
         ("generations/1/checkpoints/checkpoint-0000003/operator-o/table-t-000", Reason.ORPHAN),
-        ("generations/1/checkpoints/checkpoint-0000003/operator-a/b/table-t-000", Reason.ORPHAN),
+        ("generations/1/checkpoints/checkpoint-0000003/operator-a/b/table-t-000", Reason.FOREIGN),
         ("generations/1/checkpoints/checkpoint-0000003/operator-o-0.metadata", Reason.ORPHAN),
         ("generations/2/checkpoints/checkpoint-0000008/operator-o-0.metadata", Reason.METADATA),
         ("generations/1/generation-manifest.json", Reason.OLD_GENERATION),
@@ -294,6 +294,32 @@ def test_next_names_of_a_stopped_legacy_job_stay() -> None:
     said = answer(JobCondition.STOPPED)
     protocol = roots_of(PROTOCOL, ours=False)
     assert reason(protocol, data(PROTOCOL, 10, name="001-y"), answer=said) is Reason.ORPHAN
+
+
+@pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])
+def test_a_name_that_folds_to_a_referenced_one_stays(paths: JobPaths) -> None:
+    listed, other = (data(paths, 3, 1, name=name) for name in ("000-Ä", "000-a\u0308"))
+    roots = roots_of(paths)
+    newest = replace(roots.epochs[0], files=Packed.of_paths([*roots.head.files.paths, listed]))
+    roots = replace(roots, epochs=(newest, *roots.epochs[1:]))
+    assert reason(roots, listed) is Reason.REFERENCED
+    assert reason(roots, other) is Reason.ALIAS
+    assert reason(roots, data(paths, 3, 1, name="000-b")) is Reason.ORPHAN
+    listed = data(paths, 3, 1, name="000-a")
+    newest = replace(roots.epochs[0], files=Packed.of_paths([data(paths, 9), listed]))
+    roots = replace(roots, epochs=(newest, *roots.epochs[1:]))
+    for name in ("000-A", "000-a.", "000-a "):
+        assert reason(roots, data(paths, 3, 1, name=name)) is Reason.ALIAS
+
+
+def test_an_expiry_leaves_a_file_whose_name_folds_to_one_that_stays() -> None:
+    roots = roots_of(PROTOCOL)
+    kept, same, other = (data(PROTOCOL, 6, name=name) for name in ("000-a", "000-A", "000-B"))
+    newest = replace(roots.epochs[0], files=Packed.of_paths([kept]))
+    oldest = replace(roots.epochs[2], files=Packed.of_paths([same, other]))
+    roots = replace(roots, epochs=(newest, roots.epochs[1], oldest))
+    plan = plan_expiry(roots, Retention(keep_epochs=2), now_micros=NOW)
+    assert list(plan.data.paths) == [other]
 
 
 # ---- dead jobs -----------------------------------------------------------------------------------

@@ -1,0 +1,260 @@
+"""Garbage collection beside second names of objects: copies, links, stores that ignore case."""
+
+from __future__ import annotations
+
+import os
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.local.collecting import collect
+from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
+from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected
+from arroyo_dagster.state.storage.local_disk import LocalDiskStore
+from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo
+from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.collecting import Clock, data_files, expiry, orphans
+from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
+from tests.jobs import listing
+
+T = TypeVar("T")
+DAY_SECONDS = 86_400
+LAYOUTS = pytest.mark.parametrize(
+    "paths", [protocol_job("p"), legacy_job("j")], ids=["protocol", "legacy"]
+)
+
+
+def age(root: Path, days: float) -> None:
+    """Make everything on disk look as if it was written so many days ago."""
+    then = time.time() - days * DAY_SECONDS
+    for folder, _, names in os.walk(root):
+        for name in names:
+            os.utime(os.path.join(folder, name), (then, then), follow_symlinks=False)
+
+
+def old_job(root: Path, paths: JobPaths) -> LocalDiskStore:
+    """A job at rest on local disk: three epochs and one orphan, all ten days old."""
+    store = LocalDiskStore(str(root), sync=False)
+    Written(store, paths, start=int((time.time() - 10 * DAY_SECONDS) * 1e6)).epochs(3)
+    generation = WorkerGeneration(1) if paths.pipeline else None
+    lost = paths.data_file(OPERATOR, TABLE, 7, Epoch(1), generation, attempt="lost")
+    store.put(lost, b"lost")
+    age(root, 10)
+    return store
+
+
+def said(paths: JobPaths) -> GcRequest:
+    return orphans(**{str(paths.root): "stopped"})
+
+
+def expired(paths: JobPaths) -> GcRequest:
+    return expiry(2, **{str(paths.root): "stopped"})
+
+
+def restorable(store: ObjectStore, paths: JobPaths, *epochs: int) -> None:
+    """Prove that `verify` finds nothing wrong; values of these jobs are not decoded."""
+    for epoch in epochs:
+        verdict = verify_job(WriteProtected(store), paths, Epoch(epoch), level=2).verdict
+        assert verdict.errors == (), (epoch, verdict.errors)
+
+
+def second_names(paths: JobPaths) -> list[tuple[str, str]]:
+    """Directories of a job, and other names for them."""
+    if paths.layout is Layout.PROTOCOL:
+        first = "generations/1/checkpoints/checkpoint-0000003"
+        return [
+            ("generations/1", "generations/01"),
+            ("generations/1", "generations/١"),
+            ("generations/1", "generations/1."),
+            ("generations", "Generations"),
+            (first, first.replace("0000003", "3")),
+            (first, first.replace("0000003", "00000003")),
+            (f"{first}/operator-count", f"{first}/Operator-Count"),
+        ]
+    first = "checkpoints/checkpoint-0000003"
+    return [
+        (first, first.replace("0000003", "3")),
+        (first, first.replace("0000003", "00000003")),
+        (first, first.replace("0000003", "000000٣")),
+        ("checkpoints", "CHECKPOINTS"),
+    ]
+
+
+CASES = [
+    pytest.param(paths, name, other, id=f"{paths.layout.value}: {other}")
+    for paths in (protocol_job("p"), legacy_job("j"))
+    for name, other in second_names(paths)
+]
+
+
+@pytest.mark.parametrize(("paths", "name", "other"), CASES)
+def test_beside_a_copy_under_a_second_name_nothing_is_collected(
+    paths: JobPaths, name: str, other: str, tmp_path: Path
+) -> None:
+    store = old_job(tmp_path, paths)
+    job = StatePath(paths.root)
+    for info in list(store.list(job / name)):
+        store.put(
+            StatePath(f"{job}/{other}{info.path.removeprefix(f'{job}/{name}')}"),
+            store.read(info.path),
+        )
+    age(tmp_path, 10)
+    before = listing(store)
+    for asked in (said(paths), expired(paths)):
+        with pytest.raises(ProtocolError, match="looks like a second name of") as caught:
+            collect(store, paths, asked, yes=True)
+        assert other in str(caught.value)
+        assert name in str(caught.value)
+        assert "nothing was deleted" in str(caught.value)
+    restorable(store, paths, 3)
+    after = [path for path in listing(store) if "_arroyo_dagster" not in path]
+    assert after == [path for path in before if "_arroyo_dagster" not in path]
+
+
+@LAYOUTS
+def test_a_user_s_folder_inside_an_operator_is_reported_and_never_touched(
+    paths: JobPaths, tmp_path: Path
+) -> None:
+    store = old_job(tmp_path, paths)
+    generation = WorkerGeneration(1) if paths.pipeline else None
+    mine = paths.operator(OPERATOR, Epoch(1), generation) / "my-backup/table-counts-000"
+    store.put(mine, b"mine")
+    age(tmp_path, 10)
+    outcome = collect(store, paths, said(paths), yes=True)
+    assert outcome.deleted == 1
+    assert outcome.plan.foreign == (mine,)
+    assert store.read(mine) == b"mine"
+    restorable(store, paths, 3)
+
+
+@LAYOUTS
+def test_an_operator_id_with_a_slash_expires_by_reference_and_is_never_an_orphan(
+    paths: JobPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.fleets.OPERATOR", OperatorId("source_a/b_0"))
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    Written(store, paths, start=clock.micros, keep=1).epochs(14)
+    clock.days(5)
+    before = data_files(store, paths)
+    assert not plan_collection(store, paths, said(paths), now_micros=clock()).objects
+    asked = expired(paths)
+    for aside in (True, False):
+        outcome = collect(store, paths, asked, yes=True, aside=aside, clock=clock)
+        assert outcome.done is aside
+    epochs = ParquetBackend(store, paths).epochs()
+    assert len(epochs) == (2 if paths.pipeline else 12)
+    assert len(data_files(store, paths)) == len(epochs)
+    assert before - data_files(store, paths)
+    restorable(store, paths, 14)
+
+
+# ---- stores that ignore case, Unicode form and trailing dots -------------------------------------
+
+
+def folded(path: str) -> str:
+    text = unicodedata.normalize("NFC", path).casefold()
+    return "/".join(segment.rstrip(". ") for segment in text.split("/"))
+
+
+class Forgiving(Wrapper):
+    """A store that takes names for one that differ in case, Unicode form or trailing dots.
+
+    As on a Mac's or a Windows disk a listing shows the name that was written first.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store)
+        self._first: dict[str, StatePath] = {}
+
+    def _name(self, path: str) -> StatePath:
+        """The name of an object as it was first written, each directory for itself."""
+        found: list[str] = []
+        for segment in path.split("/"):
+            key = folded("/".join([*found, segment]))
+            known = self._first.setdefault(key, StatePath("/".join([*found, segment])))
+            found = known.split("/")
+        return StatePath("/".join(found))
+
+    def read(self, path: StatePath) -> bytes:
+        return self.inner.read(self._name(path))
+
+    def read_range(self, path: StatePath, start: int, length: int) -> bytes:
+        return self.inner.read_range(self._name(path), start, length)
+
+    def put(self, path: StatePath, data: bytes) -> None:
+        self.inner.put(self._name(path), data)
+
+    def create(self, path: StatePath, data: bytes) -> bool:
+        return self.inner.create(self._name(path), data)
+
+    def head(self, path: StatePath) -> ObjectInfo | None:
+        return self.inner.head(self._name(path))
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        name = self._name(prefix) if prefix else ""
+        for info in self.inner.list(name, start_after=start_after):
+            yield replace(info, path=StatePath(prefix + info.path[len(name) :]))
+
+    def list_dir(self, prefix: str = "") -> Listing:
+        name = self._name(prefix) if prefix else ""
+        found = self.inner.list_dir(name)
+        asked = [StatePath(prefix + path[len(name) :]) for path in found.prefixes]
+        infos = (replace(i, path=StatePath(prefix + i.path[len(name) :])) for i in found.objects)
+        return Listing(objects=tuple(infos), prefixes=tuple(asked))
+
+    def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
+        doomed = tuple(paths)
+        self.inner.delete_many([self._name(path) for path in doomed])
+        return DeleteOutcome(deleted=doomed)
+
+
+OTHER_FORMS: list[Callable[[str], str]] = [
+    str.upper,
+    lambda name: unicodedata.normalize("NFD", name),
+    lambda name: f"{name}.",
+    lambda name: f"{name} ",
+]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("other", OTHER_FORMS, ids=["case", "unicode", "dot", "space"])
+def test_a_file_whose_directory_was_first_written_in_another_form_stays(
+    paths: JobPaths, other: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = OperatorId("Zähler")
+    monkeypatch.setattr("tests.fleets.OPERATOR", operator)
+    clock = Clock()
+    store = Forgiving(MemoryStore(clock=clock))
+    generation = WorkerGeneration(1) if paths.pipeline else None
+    for number in (1, 2, 3):
+        # An earlier release of the job called its operator otherwise, and left something behind.
+        before = paths.operator(OperatorId(other(operator)), Epoch(number), generation)
+        store.put(before / "table-counts-009-left", b"left")
+    Written(store, paths, start=clock.micros).epochs(3)
+    clock.days(5)
+    if paths.pipeline is None:
+        # Metadata of operators is listed under the other name as well.
+        with pytest.raises(ProtocolError):
+            collect(store, paths, said(paths), yes=True, clock=clock)
+        restorable(store, paths, 1, 2, 3)
+        return
+    plan = plan_collection(store, paths, said(paths), now_micros=clock())
+    assert {reason: count for reason, (count, _) in plan.stays.items()} == {
+        "alias": 2,
+        "restored_from": 2,
+        "metadata": 8,
+    }
+    assert len(plan.data) == 2
+    collect(store, paths, said(paths), yes=True, clock=clock)
+    restorable(store, paths, 1, 2, 3)
