@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -19,21 +18,21 @@ from arroyo_dagster.cli.rewriting import (
     token_option,
 )
 from arroyo_dagster.cli.shown import clock, print_json
-from arroyo_dagster.errors import ConflictError, FormatError, InputError
+from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.orchestration.window_times import DailyWindow, micros_of
 from arroyo_dagster.state.codec.plans import plan_to_json
-from arroyo_dagster.state.lease import LEASE_SECONDS
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import find_job
 from arroyo_dagster.state.local.maintenance_window import (
-    POLL_SECONDS,
     WindowOptions,
+    interrupted_windows,
     read_window_record,
     recover_window,
     run_window,
 )
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from arroyo_dagster.state.model.window import (
     WindowEnd,
     WindowLimits,
@@ -46,7 +45,6 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _LIMITS = WindowLimits()
-_LEASE_MARGIN_SECONDS = 5.0
 
 
 def _limit(name: str, default: float, text: str) -> Callable[[_F], _F]:
@@ -192,23 +190,13 @@ def _recovered(
     Raises:
         ConflictError: somebody still renews the lease: the window is at work.
     """
-    until = time.monotonic() + LEASE_SECONDS + _LEASE_MARGIN_SECONDS
-    waits = False
-    while True:
-        try:
-            return recover_window(store, paths, control, options)
-        except ConflictError as error:
-            if time.monotonic() >= until:
-                raise
-            if not waits:
-                click.echo(f"{error.message}", err=True)
-                click.echo(
-                    f"{paths.root}: waiting up to {LEASE_SECONDS:.0f} s for the lease of that "
-                    "window to run out; then the job is started",
-                    err=True,
-                )
-            waits = True
-            options.sleep(POLL_SECONDS)
+    if not interrupted_windows(store, [paths]):
+        click.echo(
+            f"{paths.root}: waiting up to {EXPIRED_SECONDS:.0f} s for the lease of that window to "
+            "run out; then the job is started",
+            err=True,
+        )
+    return recover_window(store, paths, control, options)
 
 
 def _until_it_closes(

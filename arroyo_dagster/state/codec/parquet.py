@@ -380,7 +380,7 @@ def check_footer(footer: pq.FileMetaData) -> None:
 def state_version(file: pq.ParquetFile) -> int:
     """The state version that the file says its values have; 0 where it does not."""
     text = (file.metadata.metadata or {}).get(_VERSION, b"0")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdigit() else 0
 
 
 @contextmanager

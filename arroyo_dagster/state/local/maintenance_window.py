@@ -131,7 +131,7 @@ def run_window(
         paths,
         window.options.owner,
         directory=paths.windows,
-        wait_seconds=0.0 if _record_of(store, paths) is None else EXPIRED_SECONDS,
+        wait_seconds=0.0 if read_window_record(store, paths) is None else EXPIRED_SECONDS,
         clock=window.options.clock,
         sleep=window.options.sleep,
     ) as held:
