@@ -61,7 +61,7 @@ _SECRET = re.compile(
 )
 _LASTS = re.compile(
     r"permission denied|credentials|AccessDenied|write-protected|read-only|refused the request"
-    r"|in another region|does not know this operation"
+    r"|in another region|does not know this operation|symbolic link"
 )
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>|\(code: ([^)]{1,80})\)")

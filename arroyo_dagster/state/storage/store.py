@@ -10,6 +10,7 @@ from typing import BinaryIO, Protocol, cast, runtime_checkable
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.names import LinkName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,11 @@ class ObjectInfo:
     modified_micros: int | None
     etag: str | None
     addressable: bool = True
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a symbolic link on local disk: not `addressable`, and never followed."""
+        return isinstance(self.path, LinkName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
