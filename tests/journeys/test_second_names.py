@@ -12,10 +12,11 @@ from typing import TypeVar
 
 import pytest
 
-from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.errors import InputError, ProtocolError, StorageError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.local.collecting import collect
 from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
+from arroyo_dagster.state.local.jobs import find_job, list_jobs
 from arroyo_dagster.state.local.verify import verify_job
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -23,7 +24,7 @@ from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtecte
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.collecting import Clock, data_files, expiry, orphans
+from tests.collecting import Clock, data_files, dead, expiry, orphans
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
 from tests.jobs import listing
 
@@ -258,3 +259,114 @@ def test_a_file_whose_directory_was_first_written_in_another_form_stays(
     assert len(plan.data) == 2
     collect(store, paths, said(paths), yes=True, clock=clock)
     restorable(store, paths, 1, 2, 3)
+
+
+# ---- symbolic links on local disk ----------------------------------------------------------------
+
+
+def everything_below(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and "_arroyo_dagster" not in path.parts
+    }
+
+
+def link_cases(paths: JobPaths, outside: Path, root: Path) -> list[tuple[str, Path]]:
+    first = (
+        "generations/1/checkpoints/checkpoint-0000001"
+        if paths.pipeline
+        else "checkpoints/checkpoint-0000001"
+    )
+    job = root / paths.root
+    cases = [
+        (f"{first}/operator-evil", outside),
+        (f"{first}/operator-count/up", job),
+        (f"{first}/operator-count/table-counts-009-x", outside / "table-counts-000-x"),
+        (f"{first}/operator-count/table-counts-009-y", outside / "nowhere"),
+        ("_arroyo_dagster/compactions", outside),
+    ]
+    if paths.pipeline:
+        return [*cases, ("generations/2", job / "generations/1"), ("epochs2", job / "epochs")]
+    return [*cases, ("checkpoints/checkpoint-0000009", job / "checkpoints/checkpoint-0000001")]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("which", range(7))
+def test_a_job_with_a_symbolic_link_in_it_is_not_collected(
+    paths: JobPaths, which: int, tmp_path: Path
+) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    outside.mkdir()
+    for name in ("table-counts-000-x", "table-counts-001-x", "metadata"):
+        (outside / name).write_bytes(b"the user's")
+    store = old_job(root, paths)
+    age(tmp_path, 10)
+    cases = link_cases(paths, outside, root)
+    name, target = cases[which % len(cases)]
+    link = root / paths.root / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(target)
+    before, users = everything_below(root), everything_below(outside)
+    gone = dead(**{str(paths.root): "gone"})
+    for asked in (said(paths), expired(paths), gone):
+        for aside in (False, True):
+            # A second name of an epoch is found by its name before the job is listed.
+            with pytest.raises(
+                (ProtocolError, InputError), match="symbolic link|listing is incomplete"
+            ) as caught:
+                collect(store, paths, asked, yes=True, aside=aside)
+            assert name in str(caught.value)
+    assert everything_below(root) == before
+    assert everything_below(outside) == users
+    assert link.is_symlink()
+    link.unlink()
+    assert collect(store, paths, said(paths), yes=True).deleted == 1
+    restorable(store, paths, 3)
+
+
+@LAYOUTS
+def test_a_link_that_takes_the_place_of_a_directory_during_a_collection_is_not_followed(
+    paths: JobPaths, tmp_path: Path
+) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "table-counts-007-lost").write_bytes(b"the user's")
+    inner = old_job(root, paths)
+    generation = WorkerGeneration(1) if paths.pipeline else None
+    place = root / paths.operator(OPERATOR, Epoch(1), generation)
+    exchanged: list[object] = []
+
+    class Exchanging(Wrapper):
+        def delete_many(self, doomed: Iterable[StatePath]) -> DeleteOutcome:
+            wanted = list(doomed)
+            if not exchanged and any(path.endswith("-lost") for path in wanted):
+                exchanged.append(place.rename(place.with_name("away")))
+                place.symlink_to(outside)
+            return self.inner.delete_many(wanted)
+
+    with pytest.raises(StorageError, match="symbolic link"):
+        collect(Exchanging(inner), paths, said(paths), yes=True)
+    assert exchanged
+    assert everything_below(outside) == {"table-counts-007-lost": b"the user's"}
+    assert len(list(place.with_name("away").iterdir())) >= 2
+    place.unlink()
+    place.with_name("away").rename(place)
+    assert collect(inner, paths, said(paths), yes=True).deleted == 1
+    restorable(inner, paths, 3)
+
+
+def test_a_job_behind_a_link_is_not_listed_and_not_collected_by_that_name(tmp_path: Path) -> None:
+    paths = protocol_job("p")
+    store = old_job(tmp_path, paths)
+    (tmp_path / "q").symlink_to(tmp_path / "p")
+    assert list_jobs(store) == [paths]
+    with pytest.raises(InputError, match="symbolic link"):
+        find_job(store, "q/main")
+    other = protocol_job("q")
+    before = everything_below(tmp_path)
+    for asked in (orphans(**{"q/main": "stopped"}), dead(**{"q/main": "gone"})):
+        with pytest.raises(InputError, match="symbolic link"):
+            collect(store, other, asked, yes=True)
+    assert everything_below(tmp_path) == before
+    assert collect(store, paths, said(paths), yes=True).deleted == 1

@@ -149,11 +149,20 @@ def list_job(
     """List everything below a job, or below one directory of it.
 
     Raises:
-        ProtocolError: another job's objects lie within this one, or those of a newer release.
+        ProtocolError: another job's objects lie within this one, or those of a newer release; a
+            symbolic link does.
     """
     sorted_out: dict[str, list[Packed]] = {}
     waiting: dict[str, list[Stored]] = {"files": [], "metadata": [], "ours": [], "foreign": []}
     for count, info in enumerate(store.list(below or paths.root), start=1):
+        if info.is_link:
+            raise refuse(
+                "a symbolic link lies in the job, so an object may have two names",
+                paths,
+                path=info.path,
+                next_step="put the directory itself in its place (a bind mount serves, too); "
+                "nothing was deleted",
+            )
         where = _shelf(paths, info.path, info.addressable)
         shelf = waiting[where]
         shelf.append(Stored(info.path, info.size_bytes, info.modified_micros, info.etag))

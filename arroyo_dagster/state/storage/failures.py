@@ -57,7 +57,7 @@ _TIMED_OUT = re.compile(r"\bTimeout\b|TimedOut|timed out", re.IGNORECASE)
 _UNREACHABLE = re.compile(r"error sending request|Connect(ion)?(Error|Refused)|could not connect")
 _LASTS = re.compile(
     r"permission denied|credentials|AccessDenied|write-protected|read-only|refused the request"
-    r"|in another region|does not know this operation"
+    r"|in another region|does not know this operation|symbolic link"
 )
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>|\(code: ([^)]{1,80})\)")

@@ -12,12 +12,21 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.directories import (
+    Directories,
+    Synced,
+    is_link,
+    link_refused,
+    open_directory,
+    sync_directory,
+)
 from arroyo_dagster.state.storage.failures import explained, translated
 from arroyo_dagster.state.storage.names import (
+    LinkName,
     StoredName,
     encode_path,
     is_staging,
@@ -45,11 +54,17 @@ class LocalDiskStore:
 
     The root is created, with its parents, by the first write and by nothing else. A write goes to
     `name#digits` beside its target, is synced to disk, then renamed (put) or hard-linked (create);
-    what a crash leaves of it is never listed. Deleting leaves directories.
+    then the directory is synced, and the parents of those that are new. What a crash leaves of it
+    is never listed. Deleting leaves directories.
+
+    The root and its parents may be symbolic links. One below the root is an object that cannot be
+    addressed, whatever it leads to: it is listed with size 0, and nothing behind it is listed,
+    written or deleted, whenever it takes the place of a directory. Reading an object by its path
+    follows links.
 
     Args:
         url: a URL on local disk.
-        sync: False leaves the sync out, so that a power cut may lose what was written.
+        sync: False leaves every sync out, so that a power cut may lose what was written.
 
     Raises:
         InputError: the URL is not on local disk, or names a file.
@@ -64,7 +79,7 @@ class LocalDiskStore:
         if self._parsed.backend != "file":
             raise InputError("not a URL on local disk", url=str(self._parsed))
         self._root = self._parsed.directory
-        self._sync = sync
+        self._synced: Synced | None = set() if sync else None
         self.url = str(self._parsed)
         if os.path.exists(self._root) and not os.path.isdir(self._root):
             raise InputError(
@@ -72,6 +87,9 @@ class LocalDiskStore:
                 url=self.url,
                 next_step="give the directory that holds the checkpoints",
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_synced": None if self._synced is None else set()}
 
     def __repr__(self) -> str:
         return f"LocalDiskStore({self.url!r})"
@@ -100,65 +118,70 @@ class LocalDiskStore:
                 raise NotFoundError("there is no such object", url=self.url, path=path) from error
 
     def put(self, path: StatePath, data: bytes) -> None:
-        """Write the object over an older one; see `ObjectStore.put`."""
-        target = self._file(path)
-        with translated(self.url, path):
-            staged = self._stage(target, data)
-            try:
-                os.replace(staged, target)
-            except BaseException:
-                _unlink_quietly(staged)
-                raise
+        """Write the object over an older one; see `ObjectStore.put`.
+
+        Raises:
+            InputError: the path is, or leads through, a symbolic link below the root.
+        """
+        with translated(self.url, path), self._staged(path, data) as (parent, staged, name):
+            self._replace(parent, staged, name, path)
 
     def create(self, path: StatePath, data: bytes) -> bool:
         """Write the object unless there is one; see `ObjectStore.create`.
 
         Raises:
+            InputError: the path is, or leads through, a symbolic link below the root.
             StorageError: not retryable if the file system has no hard links.
         """
-        target = self._file(path)
         with translated(self.url, path):
-            if _is_object(target):
+            if self._holds(path):
                 return False
-            staged = self._stage(target, data)
-            try:
-                return self._link(staged, target, path)
-            finally:
-                _unlink_quietly(staged)
+            with self._staged(path, data) as (parent, staged, name):
+                return self._link(parent, staged, name, path)
 
     def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
         """Copy an object within the store; see `ObjectStore.copy`.
 
         Differs: no hard link, for both names would share one modification time.
+
+        Raises:
+            InputError: the target is, or leads through, a symbolic link below the root.
         """
-        path = self._file(target)
         with self.open_input(source) as original, translated(self.url, target):
-            if create and _is_object(path):
+            if create and self._holds(target):
                 return False
-            staged = self._stage(path, original)
-            try:
+            with self._staged(target, original) as (parent, staged, name):
                 if create:
-                    return self._link(staged, path, target)
-                os.replace(staged, path)
+                    return self._link(parent, staged, name, target)
+                self._replace(parent, staged, name, target)
                 return True
-            finally:
-                _unlink_quietly(staged)
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """Go through all objects below a directory; see `ObjectStore.list`."""
+        """Go through all objects below a directory; see `ObjectStore.list`.
+
+        Raises:
+            InputError: `prefix` is, or leads through, a symbolic link below the root.
+        """
         below, after = stored_prefix(prefix), stored_start(start_after)
-        yield from self._walk(below, after)
+        with self._listed(below) as handle:
+            if handle is not None:
+                yield from self._walk(handle, below, after)
 
     def list_dir(self, prefix: str = "") -> Listing:
-        """Give one level; see `ObjectStore.list_dir`. Empty directories are shown."""
+        """Give one level; see `ObjectStore.list_dir`. Empty directories are shown.
+
+        Raises:
+            InputError: as `list`.
+        """
         below = stored_prefix(prefix)
         objects: list[ObjectInfo] = []
         prefixes: list[StatePath] = []
-        for name, entry in self._entries(below):
-            if name.endswith("/"):
-                prefixes.append(listed_path(below + name[:-1]))
-            else:
-                objects.extend(self._described(below + name, entry))
+        with self._listed(below) as handle:
+            for name, entry in self._entries(handle, below) if handle is not None else ():
+                if name.endswith("/"):
+                    prefixes.append(listed_path(below + name[:-1]))
+                else:
+                    objects.extend(self._described(below + name, entry))
         return Listing(objects=tuple(objects), prefixes=tuple(prefixes))
 
     def head(self, path: StatePath) -> ObjectInfo | None:
@@ -171,63 +194,91 @@ class LocalDiskStore:
         return _info(StatePath(path), found) if stat.S_ISREG(found.st_mode) else None
 
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
-        """Delete objects; see `ObjectStore.delete_many`."""
-        targets = {path: self._file(path) for path in paths}
-        deleted: list[StatePath] = []
-        failed: dict[StatePath, str] = {}
-        for path, target in targets.items():
-            try:
-                os.unlink(target)
-            except (FileNotFoundError, NotADirectoryError):
-                deleted.append(path)
-            except OSError as error:
-                if os.path.isdir(target):
-                    deleted.append(path)
-                else:
-                    failed[path] = explained(error)[0]
-            else:
-                deleted.append(path)
-        return DeleteOutcome(deleted=tuple(deleted), failed=failed)
+        """Delete objects; see `ObjectStore.delete_many`.
+
+        Never a symbolic link, and nothing behind one below the root: such a path is in `failed`.
+        Only files are objects; whatever else has the name counts as missing and stays. Nothing is
+        synced: what a power cut brings back is deleted again by whoever deleted it.
+        """
+        targets = {path: encode_path(path) for path in paths}
+        with Directories(self._root) as directories:
+            problems = {
+                path: _problem_of_delete(directories, stored) for path, stored in targets.items()
+            }
+        return DeleteOutcome(
+            deleted=tuple(path for path, problem in problems.items() if problem is None),
+            failed={path: problem for path, problem in problems.items() if problem is not None},
+        )
 
     def prune(self, prefix: StatePath) -> int:
         """Remove the directories below `prefix`, not itself, that hold nothing; give how many."""
-        top, removed = self._file(prefix), 0
-        for folder, _, _ in os.walk(top, topdown=False):
-            if folder != top:
-                # Whoever writes into it meanwhile keeps it: only an empty one can be removed.
-                with contextlib.suppress(OSError):
-                    os.rmdir(folder)
-                    removed += 1
-        return removed
+        with Directories(self._root) as directories:
+            try:
+                return _prune(directories.open(encode_path(prefix)))
+            except (FileNotFoundError, NotADirectoryError, InputError):
+                return 0
 
     def _file(self, path: str) -> str:
         return os.path.join(self._root, encode_path(path))
 
-    def _stage(self, target: str, data: bytes | BinaryIO) -> str:
-        """Write `data` to a fresh file beside `target`, creating directories as needed."""
-        digits = f"{os.getpid()}{next(_STAGED)}{secrets.randbelow(10**9):09}"
-        staged = f"{target}#{digits}"
-        file = _opened(staged)
-        try:
-            with file:
-                if isinstance(data, io.BufferedIOBase):
-                    shutil.copyfileobj(data, file, _COPIED_BYTES)
-                else:
-                    file.write(data)
-                file.flush()
-                if self._sync:
-                    os.fsync(file.fileno())
-        except BaseException:
-            _unlink_quietly(staged)
-            raise
-        return staged
+    def _holds(self, path: StatePath) -> bool:
+        """Whether there is an object; never true of a link, which is refused."""
+        folder, _, name = encode_path(path).rpartition("/")
+        with Directories(self._root) as directories:
+            try:
+                parent = directories.open(folder)
+                found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        if stat.S_ISLNK(found.st_mode):
+            raise link_refused(path)
+        return stat.S_ISREG(found.st_mode)
 
-    def _link(self, staged: str, target: str, path: str) -> bool:
+    def _sync(self, directory: int) -> None:
+        if self._synced is not None:
+            sync_directory(directory)
+
+    @contextlib.contextmanager
+    def _staged(self, path: StatePath, data: bytes | BinaryIO) -> Iterator[tuple[int, str, str]]:
+        """Write `data` to a fresh file beside its target, creating directories as needed.
+
+        Yields:
+            The directory of both, the name of the fresh file, which goes in the end, and of the
+            target.
+        """
+        folder, _, name = encode_path(path).rpartition("/")
+        staged = f"{name}#{os.getpid()}{next(_STAGED)}{secrets.randbelow(10**9):09}"
+        with Directories(self._root, self._synced) as directories:
+            parent, file = _opened(directories, folder, staged)
+            try:
+                with file:
+                    if isinstance(data, io.BufferedIOBase):
+                        shutil.copyfileobj(data, file, _COPIED_BYTES)
+                    else:
+                        file.write(data)
+                    file.flush()
+                    if self._synced is not None:
+                        os.fsync(file.fileno())
+                yield parent, staged, name
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(staged, dir_fd=parent)
+
+    def _replace(self, parent: int, staged: str, name: str, path: StatePath) -> None:
+        if is_link(name, parent):
+            raise link_refused(path)
+        os.replace(staged, name, src_dir_fd=parent, dst_dir_fd=parent)
+        self._sync(parent)
+
+    def _link(self, parent: int, staged: str, name: str, path: str) -> bool:
         try:
-            os.link(staged, target)
+            os.link(staged, name, src_dir_fd=parent, dst_dir_fd=parent)
         except FileExistsError:
-            if os.path.isdir(target):
-                raise IsADirectoryError(errno.EISDIR, "directory", target) from None
+            found = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+            if stat.S_ISLNK(found):
+                raise link_refused(path) from None
+            if stat.S_ISDIR(found):
+                raise IsADirectoryError(errno.EISDIR, "directory", path) from None
             return False
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
@@ -239,46 +290,67 @@ class LocalDiskStore:
                 path=path,
                 next_step="keep checkpoints on a file system with hard links, or on S3",
             ) from error
+        self._sync(parent)
         return True
 
-    def _walk(self, below: str, after: str) -> Iterator[ObjectInfo]:
-        for name, entry in self._entries(below):
+    # ---- listing ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _listed(self, below: str) -> Iterator[int | None]:
+        """The handle of a directory to list; None if there is none."""
+        with Directories(self._root) as directories:
+            handle: int | None = None
+            with translated(self.url, below or None):
+                try:
+                    handle = directories.open(below.rstrip("/"))
+                except (FileNotFoundError, NotADirectoryError) as error:
+                    if not os.path.isdir(self._root):
+                        raise NotFoundError(
+                            "the root directory does not exist",
+                            url=self.url,
+                            next_step="check the URL: nothing was ever written below it",
+                        ) from error
+            yield handle
+
+    def _walk(self, handle: int, below: str, after: str) -> Iterator[ObjectInfo]:
+        for name, entry in self._entries(handle, below):
             stored = below + name
             if not name.endswith("/"):
                 if stored > after:
                     yield from self._described(stored, entry)
             elif stored > after or after.startswith(stored):
-                yield from self._walk(stored, after)
+                yield from self._walk_into(name[:-1], handle, stored, after)
 
-    def _entries(self, below: str) -> Sequence[tuple[str, os.DirEntry[str]]]:
+    def _walk_into(self, name: str, parent: int, below: str, after: str) -> Iterator[ObjectInfo]:
+        try:
+            with translated(self.url, below):
+                handle = open_directory(name, parent, below[:-1])
+        except NotFoundError:
+            return  # it vanished since it was listed
+        except InputError:
+            yield _link_info(below[:-1], None)  # it was exchanged for a link since
+            return
+        try:
+            yield from self._walk(handle, below, after)
+        finally:
+            os.close(handle)
+
+    def _entries(self, handle: int, below: str) -> Sequence[tuple[str, os.DirEntry[str]]]:
         """Give what a directory holds, directories with a `/`: in the order of whole paths."""
-        with translated(self.url, below or None):
-            try:
-                with os.scandir(os.path.join(self._root, below)) as found:
-                    named = ((self._entry_name(entry), entry) for entry in found)
-                    return sorted(((n, e) for n, e in named if n), key=operator.itemgetter(0))
-            except (FileNotFoundError, NotADirectoryError) as error:
-                if os.path.isdir(self._root):
-                    return []
-                raise NotFoundError(
-                    "the root directory does not exist",
-                    url=self.url,
-                    next_step="check the URL: nothing was ever written below it",
-                ) from error
-
-    @staticmethod
-    def _entry_name(entry: os.DirEntry[str]) -> str | None:
-        if entry.is_dir():
-            return None if _is_loop(entry) else f"{entry.name}/"
-        return entry.name if entry.is_file() and not is_staging(entry.name) else None
+        with translated(self.url, below or None), os.scandir(handle) as found:
+            named = ((_entry_name(entry), entry) for entry in found)
+            return sorted(((n, e) for n, e in named if n), key=operator.itemgetter(0))
 
     def _described(self, stored: str, entry: os.DirEntry[str]) -> tuple[ObjectInfo, ...]:
         """Describe one file; nothing for one that vanished since it was listed."""
         with translated(self.url, stored):
             try:
-                return (_info(listed_path(stored), entry.stat()),)
+                found = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 return ()
+            if stat.S_ISLNK(found.st_mode):
+                return (_link_info(stored, found.st_mtime_ns // 1000),)
+            return (_info(listed_path(stored), found),)
 
 
 def remove_empty_directories(store: ObjectStore, prefix: StatePath) -> int:
@@ -308,32 +380,66 @@ def _info(path: StatePath, found: os.stat_result) -> ObjectInfo:
     )
 
 
-def _opened(staged: str) -> BinaryIO:
-    # Arroyo's gc removes empty directories, perhaps between makedirs and open.
+def _link_info(stored: str, modified_micros: int | None) -> ObjectInfo:
+    return ObjectInfo(
+        path=LinkName(stored),
+        size_bytes=0,
+        modified_micros=modified_micros,
+        etag=None,
+        addressable=False,
+    )
+
+
+def _entry_name(entry: os.DirEntry[str]) -> str | None:
+    if entry.is_symlink():
+        return entry.name
+    if entry.is_dir(follow_symlinks=False):
+        return f"{entry.name}/"
+    return entry.name if entry.is_file() and not is_staging(entry.name) else None
+
+
+def _opened(directories: Directories, folder: str, staged: str) -> tuple[int, BinaryIO]:
+    # Arroyo's gc removes empty directories, perhaps between their creation and the open.
     for _ in range(5):
         try:
-            return open(staged, "xb")
+            parent = directories.open(folder, create=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            return parent, os.fdopen(os.open(staged, flags, 0o666, dir_fd=parent), "wb")
         except FileNotFoundError:
-            with contextlib.suppress(FileNotFoundError):
-                os.makedirs(os.path.dirname(staged), exist_ok=True)
+            directories.close()
     raise OSError(errno.EIO, "its directory vanishes as soon as it is made", staged)
 
 
-def _is_object(target: str) -> bool:
+def _problem_of_delete(directories: Directories, stored: str) -> str | None:
+    folder, _, name = stored.rpartition("/")
     try:
-        return stat.S_ISREG(os.stat(target).st_mode)
+        parent = directories.open(folder)
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if stat.S_ISLNK(found.st_mode):
+            raise link_refused(stored)
+        if stat.S_ISREG(found.st_mode):
+            os.unlink(name, dir_fd=parent)
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return None
+    except InputError as error:
+        return f"{error.message}: {error.facts['path']}"
+    except OSError as error:
+        return explained(error)[0]
+    return None
 
 
-def _is_loop(entry: os.DirEntry[str]) -> bool:
-    """Whether a symbolic link leads to a directory it lies in."""
-    if not entry.is_symlink():
-        return False
-    parent = os.path.realpath(os.path.dirname(entry.path))
-    return f"{parent}/".startswith(f"{os.path.realpath(entry.path).rstrip('/')}/")
-
-
-def _unlink_quietly(staged: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(staged)
+def _prune(handle: int) -> int:
+    removed = 0
+    with os.scandir(handle) as found:
+        names = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+    for name in names:
+        # Whoever writes into it meanwhile keeps it: only an empty one can be removed.
+        with contextlib.suppress(OSError, InputError):
+            inner = open_directory(name, handle, name)
+            try:
+                removed += _prune(inner)
+            finally:
+                os.close(inner)
+            os.rmdir(name, dir_fd=handle)
+            removed += 1
+    return removed

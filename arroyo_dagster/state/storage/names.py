@@ -27,7 +27,13 @@ class StoredName(StatePath):
         return str.__new__(cls, text)
 
     def __reduce__(self) -> tuple[type[StoredName], tuple[str]]:
-        return (StoredName, (str(self),))
+        return (type(self), (str(self),))
+
+
+class LinkName(StoredName):
+    """The name of a symbolic link below the root, whatever it leads to."""
+
+    __slots__ = ()
 
 
 def encode_path(path: str) -> str:

@@ -11,6 +11,7 @@ from typing import BinaryIO, Protocol, cast, runtime_checkable
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.sizes import size_limit
+from arroyo_dagster.state.storage.names import LinkName
 
 PIECE_BYTES = 8 * 2**20
 """How much of an object is in memory where it is read piece by piece."""
@@ -34,6 +35,11 @@ class ObjectInfo:
     modified_micros: int | None
     etag: str | None
     addressable: bool = True
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a symbolic link on local disk: not `addressable`, and never followed."""
+        return isinstance(self.path, LinkName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

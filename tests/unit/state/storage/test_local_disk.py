@@ -10,6 +10,7 @@ import pytest
 
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.failures import lasts
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 
 P = StatePath
@@ -98,7 +99,7 @@ def test_a_crash_between_write_and_rename_leaves_only_staging(
 ) -> None:
     store.put(P("a"), b"old")
 
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", die)
@@ -154,11 +155,11 @@ def test_a_directory_removed_while_writing_is_made_again(
     make = os.mkdir
     calls = []
 
-    def make_then_remove(name: str, mode: int = 0o777) -> None:
-        make(name, mode)
+    def make_then_remove(name: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        make(name, mode, dir_fd=dir_fd)
         calls.append(name)
         if len(calls) == 1:
-            os.rmdir(name)
+            os.rmdir(name, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "mkdir", make_then_remove)
     store.put(P("a/b"), b"1")
@@ -169,7 +170,7 @@ def test_a_directory_removed_while_writing_is_made_again(
 def test_a_directory_that_cannot_stay_is_a_failure_of_the_store(
     store: LocalDiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "makedirs", lambda *_, **__: None)
+    monkeypatch.setattr(os, "mkdir", lambda *_, **__: None)
     for verb in (store.put, store.create):
         with pytest.raises(StorageError, match="vanishes"):
             verb(P("a/b"), b"1")
@@ -205,18 +206,160 @@ def test_a_directory_that_is_not_writable_is_said_so(tmp_path: Path) -> None:
     assert not caught.value.retryable
 
 
-def test_linked_directories_are_followed_but_never_round_in_circles(
-    store: LocalDiskStore, root: Path, tmp_path: Path
+# ---- symbolic links below the root ---------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A user's directory outside of the root, with objects of our names in it."""
+    found = tmp_path / "elsewhere"
+    (found / "deep").mkdir(parents=True)
+    for name in ("a", "table-t-000", "deep/table-t-000"):
+        (found / name).write_bytes(b"the user's")
+    return found
+
+
+def users(elsewhere: Path) -> dict[str, bytes]:
+    found = (path for path in elsewhere.rglob("*") if path.is_file())
+    return {str(path.relative_to(elsewhere)): path.read_bytes() for path in found}
+
+
+def test_a_link_is_listed_as_an_object_and_never_followed(
+    store: LocalDiskStore, root: Path, elsewhere: Path
 ) -> None:
     store.put(P("job/a"), b"")
-    other = tmp_path / "bigger-disk"
-    other.mkdir()
-    (other / "b").write_bytes(b"")
-    (root / "moved").symlink_to(other)
+    (root / "moved").symlink_to(elsewhere)
     (root / "job" / "up").symlink_to(root)
+    (root / "job" / "b").symlink_to(elsewhere / "a")
+    (root / "job" / "x#12").symlink_to(elsewhere / "a")
     (root / "broken").symlink_to(root / "nowhere")
     os.mkfifo(root / "pipe")
-    assert [info.path for info in store.list()] == ["job/a", "moved/b"]
+    found = {str(info.path): (info.is_link, info.addressable) for info in store.list()}
+    link = (True, False)
+    assert found == {
+        "broken": link,
+        "job/a": (False, True),
+        "job/b": link,
+        "job/up": link,
+        "job/x#12": link,
+        "moved": link,
+    }
+    assert list(found) == sorted(found)
+    level = store.list_dir()
+    assert [info.path for info in level.objects] == ["broken", "moved"]
+    assert level.prefixes == ("job",)
+    assert all(info.size_bytes == 0 for info in store.list())
+    assert [info.path for info in store.list(start_after="job/b")] == [
+        "job/up",
+        "job/x#12",
+        "moved",
+    ]
+
+
+def test_nothing_is_written_listed_or_deleted_through_a_link(
+    store: LocalDiskStore, root: Path, elsewhere: Path
+) -> None:
+    store.put(P("job/a"), b"")
+    (root / "job" / "operator-evil").symlink_to(elsewhere)
+    (root / "job" / "linked").symlink_to(elsewhere / "a")
+    before = users(elsewhere)
+    evil, deep = P("job/operator-evil/table-t-000"), P("job/operator-evil/deep/table-t-000")
+    fresh, linked = P("job/operator-evil/deep/new/b"), P("job/linked")
+    for verb in (store.put, store.create):
+        for path in (evil, deep, fresh, linked):
+            with pytest.raises(InputError, match="symbolic link") as caught:
+                verb(path, b"ours")
+            assert caught.value.facts["path"] in ("job/operator-evil", "job/linked")
+    for list_it in (lambda p: list(store.list(p)), store.list_dir):
+        for prefix in ("job/operator-evil", "job/operator-evil/deep"):
+            with pytest.raises(InputError, match="symbolic link"):
+                list_it(prefix)
+    outcome = store.delete_many([evil, P("job/a"), deep, linked, P("job/operator-evil")])
+    assert outcome.deleted == ("job/a",)
+    assert set(outcome.failed) == {evil, deep, linked, "job/operator-evil"}
+    assert "job/operator-evil" in outcome.failed[deep]
+    assert all("symbolic link" in reason and lasts(reason) for reason in outcome.failed.values())
+    assert users(elsewhere) == before
+    assert (root / "job" / "linked").is_symlink()
+    assert (root / "job" / "operator-evil").is_symlink()
+    assert store.read(evil) == b"the user's", "reading by name follows links"
+
+
+def test_the_root_itself_may_lie_behind_links(tmp_path: Path, elsewhere: Path) -> None:
+    (tmp_path / "link").symlink_to(elsewhere)
+    store = LocalDiskStore(str(tmp_path / "link" / "deep"))
+    store.put(P("b/c"), b"1")
+    assert [info.path for info in store.list()] == ["b/c", "table-t-000"]
+    assert store.delete_many([P("table-t-000")]).deleted == ("table-t-000",)
+    assert [info.path for info in store.list()] == ["b/c"]
+
+
+@pytest.mark.parametrize("before", ["stat", "unlink"])
+def test_a_directory_exchanged_for_a_link_before_a_delete_is_not_followed(
+    store: LocalDiskStore,
+    root: Path,
+    elsewhere: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: str,
+) -> None:
+    names = [P(f"job/operator-o/{name}") for name in ("a", "table-t-000")]
+    for path in names:
+        store.put(path, b"ours")
+    real, kept, calls = getattr(os, before), users(elsewhere), []
+
+    def exchange_first(*given: object, **options: object) -> object:
+        calls.append(given)
+        if len(calls) == 1:
+            (root / "job" / "operator-o").rename(root / "job" / "away")
+            (root / "job" / "operator-o").symlink_to(elsewhere)
+        return real(*given, **options)
+
+    monkeypatch.setattr(os, before, exchange_first)
+    store.delete_many(names)
+    monkeypatch.undo()
+    assert users(elsewhere) == kept
+    later = store.delete_many(names)
+    assert set(later.failed) == set(names)
+    assert users(elsewhere) == kept
+
+
+def test_a_directory_exchanged_for_a_link_while_it_is_listed_is_not_followed(
+    store: LocalDiskStore, root: Path, elsewhere: Path
+) -> None:
+    for name in ("a/1", "b/table-t-000", "c/1"):
+        store.put(P(name), b"")
+    found = store.list()
+    first = next(found)
+    (root / "b").rename(root / "away")
+    (root / "b").symlink_to(elsewhere)
+    rest = list(found)
+    assert [(info.path, info.is_link) for info in (first, *rest)] == [
+        *(("a/1", False), ("b", True), ("c/1", False))
+    ]
+
+
+def test_empty_directories_behind_a_link_stay(
+    store: LocalDiskStore, root: Path, elsewhere: Path
+) -> None:
+    (elsewhere / "empty").mkdir()
+    store.put(P("job/a/b"), b"")
+    store.delete_many([P("job/a/b")])
+    (root / "job" / "link").symlink_to(elsewhere)
+    assert store.prune(P("job")) == 1
+    assert (elsewhere / "empty").is_dir()
+    assert store.prune(P("job/link")) == 0
+    assert (elsewhere / "empty").is_dir()
+
+
+def test_deleting_many_objects_leaves_no_handle_open(store: LocalDiskStore) -> None:
+    paths = [P(f"job/{folder}/deeper/{name}") for name in range(3) for folder in range(40)]
+    for path in paths:
+        store.put(path, b"")
+    before = len(os.listdir("/proc/self/fd"))
+    assert len(store.delete_many(paths).deleted) == 120
+    iterator = store.list()
+    assert next(iterator, None) is None
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_name_too_long_for_the_disk_is_a_lasting_error(store: LocalDiskStore) -> None:
