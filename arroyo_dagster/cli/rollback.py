@@ -51,20 +51,20 @@ def rollback(job: str, epoch: int | None, yes: bool, url: str | None, as_json: b
             print_json({"plan": plan_to_json(plan), "done": False, "epoch": None})
             return
         _print_plan(plan)
-        click.echo(f"Nothing was changed; --yes does it: {rollback_command(paths, plan.epoch)} --yes")
+        click.echo(
+            f"Nothing was changed; --yes does it: {rollback_command(paths, plan.epoch)} --yes"
+        )
         return
     outcome = run_rollback(store, plan_rollback(store, paths, epoch))
     if as_json:
-        print_json(
-            {"plan": plan_to_json(outcome.plan), "done": True, "epoch": outcome.epoch}
-        )
+        print_json({"plan": plan_to_json(outcome.plan), "done": True, "epoch": outcome.epoch})
         return
     _print_plan(outcome.plan)
     click.echo(done_line(outcome))
 
 
 def go_back(store: ObjectStore, paths: JobPaths, epoch: int, write: Callable[[str], None]) -> None:
-    """Roll back for `run --from-epoch`, unless that was done before: a supervisor starts runs again.
+    """Roll back for `run --from-epoch`, unless that was done: a supervisor starts runs again.
 
     Args:
         write: shows a line.
@@ -85,8 +85,8 @@ def go_back(store: ObjectStore, paths: JobPaths, epoch: int, write: Callable[[st
 def done_line(outcome: RollbackOutcome) -> str:
     plan = outcome.plan
     return (
-        f"{plan.paths.root}: epoch {outcome.epoch} holds the content of epoch {plan.epoch} now; the "
-        "next run goes on from there"
+        f"{plan.paths.root}: epoch {outcome.epoch} holds the content of epoch {plan.epoch} now; "
+        "the next run goes on from there"
     )
 
 

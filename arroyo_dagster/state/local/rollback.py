@@ -96,7 +96,9 @@ def _facts(store: ObjectStore, paths: JobPaths) -> RollbackFacts:
     epochs = [
         _epoch_facts(paths, one, owns=one.epoch in numbers and _owns(one)) for one in summaries
     ]
-    epochs += [EpochFacts(epoch=n, owns=True, state=None, checkpoint=None) for n in numbers - listed]
+    epochs += [
+        EpochFacts(epoch=n, owns=True, state=None, checkpoint=None) for n in numbers - listed
+    ]
     epochs.sort(key=lambda one: (one.epoch, one.owns))
     head = next((one.checkpoint for one in reversed(epochs) if one.owns), None)
     generation = _generation(store, paths)

@@ -206,7 +206,9 @@ def _with_attempts(store: ObjectStore, roots: Roots, found: Survey) -> Roots:
         if object_name(paths, one.path).kind.lists_files and one.path not in known
     ]
     reader = Reader(store, paths)
-    attempts = concurrently(lambda path: _attempt_or_damaged(reader, path, found.newest, roots), more)
+    attempts = concurrently(
+        lambda path: _attempt_or_damaged(reader, path, found.newest, roots), more
+    )
     found_now = [one for one in attempts if one is not None]
     damaged = [one for one in found_now if one.unreadable is not None]
     epochs = sorted((*roots.epochs, *damaged), key=lambda one: -one.epoch)
@@ -220,7 +222,7 @@ def _with_attempts(store: ObjectStore, roots: Roots, found: Survey) -> Roots:
 def _attempt_or_damaged(
     reader: Reader, path: StatePath, newest: Epoch, roots: Roots
 ) -> EpochRoot | None:
-    """As `_attempt`; one that does not decode goes with the epochs that were rolled back with it."""
+    """As `_attempt`; what does not decode and was rolled back goes with the epochs like it."""
     try:
         return _attempt(reader, path, newest)
     except FormatError as error:

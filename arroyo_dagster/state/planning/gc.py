@@ -85,9 +85,7 @@ def plan_expire(
     keep_from = oldest_kept(epochs, min_epoch, paths.layout)
     parent = history[0].parent_ref  # of an epoch that a rollback published it may be much older
     stays = [
-        one
-        for one in history
-        if one.epoch >= keep_from or one.epoch in pinned or one.ref == parent
+        one for one in history if one.epoch >= keep_from or one.epoch in pinned or one.ref == parent
     ]
     staying = {one.epoch for one in stays}
     expired = [checkpoint for checkpoint in reversed(history) if checkpoint.epoch not in staying]
