@@ -64,7 +64,7 @@ def rollback(job: str, epoch: int | None, yes: bool, url: str | None, as_json: b
 
 
 def go_back(store: ObjectStore, paths: JobPaths, epoch: int, write: Callable[[str], None]) -> None:
-    """Roll back for `run --from-epoch`, unless that was done before: a supervisor starts runs again.
+    """Roll back for `run --from-epoch`, unless that was done: a supervisor starts runs again.
 
     Args:
         write: shows a line.
@@ -85,8 +85,8 @@ def go_back(store: ObjectStore, paths: JobPaths, epoch: int, write: Callable[[st
 def done_line(outcome: RollbackOutcome) -> str:
     plan = outcome.plan
     return (
-        f"{plan.paths.root}: epoch {outcome.epoch} holds the content of epoch {plan.epoch} now; the "
-        "next run goes on from there"
+        f"{plan.paths.root}: epoch {outcome.epoch} holds the content of epoch {plan.epoch} now; "
+        "the next run goes on from there"
     )
 
 

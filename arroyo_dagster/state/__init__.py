@@ -83,6 +83,10 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.local.rewriting_undo import (
         undo_rewrite,
     )
+    from arroyo_dagster.state.local.rollback import (
+        plan_rollback,
+        run_rollback,
+    )
     from arroyo_dagster.state.local.verify import (
         JobVerdict,
         verify_job,
@@ -117,6 +121,10 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.model.rewriting import (
         RewriteOutcome,
         RewritePlan,
+    )
+    from arroyo_dagster.state.model.rollback import (
+        RollbackOutcome,
+        RollbackPlan,
     )
     from arroyo_dagster.state.model.tables import (
         TableConfig,
@@ -231,6 +239,8 @@ __all__ = [
     "Retention",
     "RewriteOutcome",
     "RewritePlan",
+    "RollbackOutcome",
+    "RollbackPlan",
     "RunOutcome",
     "Sink",
     "Source",
@@ -273,6 +283,7 @@ __all__ = [
     "pin_epoch",
     "plan_collection",
     "plan_rewrite_of",
+    "plan_rollback",
     "range_for_server",
     "read_rows",
     "recover_window",
@@ -280,6 +291,7 @@ __all__ = [
     "request_stop",
     "rewrite_job",
     "run_pipeline",
+    "run_rollback",
     "run_window",
     "server_for_hash",
     "summarise_jobs",
@@ -354,6 +366,10 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "RewriteOutcome",
         "RewritePlan",
     ),
+    "model.rollback": (
+        "RollbackOutcome",
+        "RollbackPlan",
+    ),
     "model.window": (
         "WindowLimits",
         "WindowOutcome",
@@ -362,6 +378,10 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "local.retained": (
         "pin_epoch",
         "unpin_epochs",
+    ),
+    "local.rollback": (
+        "plan_rollback",
+        "run_rollback",
     ),
     "local.verify": (
         "JobVerdict",

@@ -184,14 +184,14 @@ class JobRun:
             try:
                 self._check_restorable(newest)
                 break
-            except (NotFoundError, FormatError) as error:
+            except (NotFoundError, FormatError, ProtocolError) as error:
                 before, newest = newest, self._newest_epoch()
                 if newest == before:
                     raise self._damaged(error) from error
                 # else a running job has let it expire while it was read
         return newest
 
-    def _damaged(self, error: NotFoundError | FormatError) -> NotFoundError | FormatError:
+    def _damaged(self, error: ArroyoStateError) -> ArroyoStateError:
         """The error of a newest epoch that cannot be restored, with the command that goes back."""
         command = f"arroyo-state rollback {self.pipeline.paths.root}"
         step = f"bring the object back, or go back to an older epoch: `{command}` lists them"
@@ -570,8 +570,8 @@ def finished(store: ObjectStore, pipeline: Pipeline) -> Checkpoint | None:
     """
     try:
         newest = StateBackend(store, pipeline.paths).load()
-    except NotFoundError:
-        return None
+    except (NotFoundError, FormatError, ProtocolError):
+        return None  # a start says what is wrong
     progress = newest.progress
     if newest.state is not CheckpointState.READY or progress is None or not progress.exhausted:
         return None

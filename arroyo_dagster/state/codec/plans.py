@@ -9,9 +9,10 @@ from typing import Any
 
 from arroyo_dagster.state.model.compaction import CompactionPlan
 from arroyo_dagster.state.model.rewriting import RewritePlan
+from arroyo_dagster.state.model.rollback import RollbackPlan
 
 
-def plan_to_json(plan: CompactionPlan | RewritePlan) -> dict[str, Any]:
+def plan_to_json(plan: CompactionPlan | RewritePlan | RollbackPlan) -> dict[str, Any]:
     """A plan as an object of JSON values, its fields by name."""
     found: dict[str, Any] = _plain(plan)
     return found

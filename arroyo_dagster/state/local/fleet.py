@@ -420,8 +420,11 @@ def _told(store: ObjectStore, paths: JobPaths, new: _New, newest: int) -> JobNew
     problems: list[ArroyoStateError] = []
     passed_over = len(new.epochs) - len(read)
     reached = new.epochs[passed_over - 1] if passed_over else new.seen.epoch
+    ready = [one for one, answer in zip(read, answers, strict=True) if _is_ready(answer)]
     for epoch, answer in zip(read, answers, strict=True):
         if isinstance(answer, Checkpoint) and answer.state is not CheckpointState.READY:
+            if ready and ready[-1] > epoch:
+                continue  # a rollback has left it behind: its commit is never finished
             break  # committing: nothing after it can be ready, and it is looked at again
         if isinstance(answer, _Vanished):
             continue
@@ -439,6 +442,10 @@ def _told(store: ObjectStore, paths: JobPaths, new: _New, newest: int) -> JobNew
         passed_over=passed_over if checkpoints else 0,
         problems=tuple(problems),
     )
+
+
+def _is_ready(answer: Checkpoint | ArroyoStateError | _Vanished) -> bool:
+    return isinstance(answer, Checkpoint) and answer.state is CheckpointState.READY
 
 
 def _told_first(store: ObjectStore, paths: JobPaths, new: _New) -> JobNews:

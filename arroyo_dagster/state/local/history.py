@@ -22,6 +22,7 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout, parse_epoch_record
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TableFiles
 from arroyo_dagster.state.planning.health import StoredFile, figures
+from arroyo_dagster.state.planning.lineage import rolled_back
 from arroyo_dagster.state.planning.query import job_watermark_micros, shown_operators
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -45,12 +46,14 @@ class EpochRow:
 
     Attributes:
         pipeline, worker_generation: None in the legacy layout.
-        state: `ready`, `committing`, or `unreadable`, then with the reason in `problem`.
+        state: `ready`, `committing`, `rolled back`, or `unreadable`, then with the reason in
+            `problem`.
         new_files, new_size_bytes: listed by this epoch and not by the one before it; None where
             that one is not known.
         rows: as stored, in all files; None if a file is missing or broken.
         present: False once it expired.
         recorded_micros: when what makes it exist was written, by the store's clock.
+        rolled_back_to: the epoch whose content it holds, if a rollback published it.
     """
 
     job: str
@@ -74,6 +77,7 @@ class EpochRow:
     problem: str | None = None
     present: bool = True
     recorded_micros: int | None = None
+    rolled_back_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +115,7 @@ class FileRow:
 
 DESCRIPTIONS = {
     "worker_generation": "the run that wrote it; null in the legacy layout",
-    "state": "ready, committing or unreadable",
+    "state": "ready, committing, rolled back or unreadable",
     "started_micros": "since 1970, UTC",
     "finished_micros": "since 1970, UTC",
     "watermark_micros": "event time that all operators have reached",
@@ -120,6 +124,7 @@ DESCRIPTIONS = {
     "rows": "as stored, removals included",
     "present": "false once it expired",
     "recorded_micros": "when what makes it exist was written, by the store's clock",
+    "rolled_back_to": "the epoch whose content it holds, if a rollback published it",
     "place": "in replay order, from 0",
     "compaction_generation": "how often it was merged; null for global keyed tables",
 }
@@ -336,9 +341,8 @@ def _began_anew(old: JobHistory, listed: Mapping[Epoch, int | None]) -> bool:
 
 
 def _to_read(old: JobHistory, listed: Mapping[Epoch, int | None]) -> list[Epoch]:
-    settled = {
-        row.epoch for row in old.present if row.state in (CheckpointState.READY.value, UNREADABLE)
-    }
+    states = (CheckpointState.READY.value, CheckpointState.ROLLED_BACK.value, UNREADABLE)
+    settled = {row.epoch for row in old.present if row.state in states}
     newest = max(listed, default=None)
     return [epoch for epoch in listed if epoch not in settled or epoch == newest]
 
@@ -379,7 +383,7 @@ def _merged(
     ]
     return JobHistory(
         paths=old.paths,
-        epochs=_merged_rows(old.epochs, fresh, listed, max_expired),
+        epochs=_with_rolled_back(_merged_rows(old.epochs, fresh, listed, max_expired)),
         files=tuple(sorted(files, key=lambda row: row.epoch)),
     )
 
@@ -401,6 +405,29 @@ def _merged_rows(
     rows = [*expired[max(0, len(expired) - max_expired) :], *(r for r in kept if r.present), *fresh]
     # Expired ones first: where a number comes twice, the job that is there now is the later.
     return tuple(sorted(rows, key=lambda row: (row.epoch, row.present)))
+
+
+def _with_rolled_back(rows: tuple[EpochRow, ...]) -> tuple[EpochRow, ...]:
+    """Mark the epochs that rollbacks have left behind, and no others any more."""
+    present = [row for row in rows if row.present and row.state != UNREADABLE]
+    if not present:
+        return rows
+    restored = {
+        Epoch(row.epoch): Epoch(row.rolled_back_to)
+        for row in present
+        if row.rolled_back_to is not None
+    }
+    numbers = [Epoch(row.epoch) for row in present]
+    left = rolled_back(max(numbers), numbers, restored)
+    was, ready = CheckpointState.ROLLED_BACK.value, CheckpointState.READY.value
+    return tuple(
+        replace(row, state=was if row.epoch in left else ready)
+        if row.present
+        and row.state in (was, ready, CheckpointState.COMMITTING.value)
+        and (row.epoch in left or row.state == was)
+        else row
+        for row in rows
+    )
 
 
 def _identity(row: EpochRow) -> tuple[int, int | None, int | None]:
@@ -468,6 +495,7 @@ def _epoch_row(
         min_epoch=answer.min_epoch,
         final=answer.progress is not None and answer.progress.final,
         ref=answer.ref,
+        rolled_back_to=answer.rolled_back_to,
         **asdict(figures(answer, earlier, known.files)),
     )
 

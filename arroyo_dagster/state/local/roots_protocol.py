@@ -137,27 +137,28 @@ def _below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot]:
 def _some_below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot | None]:
     """The next parents, None behind the last. Their numbers are tried before they are known."""
     paths = reader.paths
-    assert newest.parent_ref is not None
-    parent = recovery.expect_manifest_path(paths, newest.parent_ref).epoch
+    above = newest.parent_ref
+    assert above is not None
+    parent = recovery.expect_manifest_path(paths, above).epoch
     first = min(parent, newest.epoch - 1)  # after a rollback it may be much older
     numbers = [Epoch(n) for n in range(first, max(-1, first - AT_ONCE), -1)]
     tried = concurrently(lambda n: _tried(lambda: _claim(reader, n)), numbers)
     refs = [one.checkpoint_ref if isinstance(one, EpochRecord) else None for one in tried]
     if newest.parent_ref not in refs:
-        _known(tried[0])
+        for one in tried[:1]:
+            _known(one)
         claims = [one for one in tried if isinstance(one, EpochRecord)]
         yield _without_record(reader, newest, claims)
         return
-    manifests = concurrently(
-        lambda ref: _tried(lambda: ref and reader.optional(ref, manifest_references)), refs
-    )
+    manifests = concurrently(lambda ref: _tried(lambda: _manifest(reader, ref)), refs)
     for number, one, found in zip(numbers, tried, manifests, strict=True):
         if newest.parent_ref is None:
             yield None
             return
         if number != recovery.expect_manifest_path(paths, newest.parent_ref).epoch:
             return  # a rollback: the caller goes on from there
-        claim, manifest = _known(one), _known(found)
+        claim: EpochRecord | None = _known(one)
+        manifest: References | None = _known(found)
         if claim is None or claim.checkpoint_ref != newest.parent_ref:
             # A collection has begun with records: the manifest tells how it goes on.
             yield _without_record(reader, newest, [claim])
@@ -177,6 +178,10 @@ def _claim(reader: Reader, epoch: Epoch) -> EpochRecord | None:
     if claim is not None:
         recovery.expect_manifest_path(reader.paths, claim.checkpoint_ref)
     return claim
+
+
+def _manifest(reader: Reader, ref: StatePath | None) -> References | None:
+    return None if ref is None else reader.optional(ref, manifest_references)
 
 
 def _tried(read: Callable[[], T | None]) -> T | ArroyoStateError | None:

@@ -50,7 +50,7 @@ def _between(
 ) -> Iterator[EpochRoot]:
     """The epochs behind the one that was restored, newest first.
 
-    They expire oldest first, so that below many numbers without an epoch there are pinned ones only.
+    They expire oldest first: below many numbers without an epoch there are pinned ones only.
     """
     last = newer.epoch
     while last > restored + 1:

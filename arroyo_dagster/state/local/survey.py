@@ -237,7 +237,7 @@ def _with_attempts(store: ObjectStore, roots: Roots, found: Survey) -> Roots:
 def _attempt_or_damaged(
     reader: Reader, path: StatePath, newest: Epoch, roots: Roots
 ) -> EpochRoot | None:
-    """As `_attempt`; one that does not decode goes with the epochs that were rolled back with it."""
+    """As `_attempt`; what does not decode and was rolled back goes with the epochs like it."""
     try:
         return _attempt(reader, path, newest)
     except FormatError as error:

@@ -23,7 +23,7 @@ from arroyo_dagster.state.model.checkpoints import (
     CheckpointState,
     StreamProgress,
 )
-from arroyo_dagster.state.model.ids import Epoch, JobId, WorkerGeneration
+from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.rollback import CommittedOutput, GivenUpEpoch, RollbackPlan
 from arroyo_dagster.state.planning.lineage import rolled_back
@@ -96,7 +96,7 @@ def choices(facts: RollbackFacts) -> list[Epoch]:
 
 
 def done_before(facts: RollbackFacts, epoch: Epoch) -> Epoch | None:
-    """The newest epoch with which a rollback to `epoch` was published, if the job goes on from it."""
+    """The newest epoch that a rollback to `epoch` published, if the job goes on from it."""
     numbers = [one.epoch for one in facts.epochs if one.owns]
     restored = _restored(facts)
     left = rolled_back(_current(facts), numbers, restored)
@@ -314,7 +314,7 @@ def _offsets(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
 
 
 def committed_output(
-    checkpoint: Checkpoint, names: Mapping[str, tuple[str, ...] | None]
+    checkpoint: Checkpoint, names: Mapping[OperatorId, tuple[str, ...] | None]
 ) -> Iterator[CommittedOutput]:
     """What an epoch's sinks have made visible, if its commit is done.
 

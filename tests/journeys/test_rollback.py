@@ -1,0 +1,498 @@
+"""A job taken back to an older epoch: nothing is lost or half done, whatever fails, and gc, verify,
+retention and compaction stay right behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+
+from arroyo_dagster.errors import (
+    ConflictError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
+from arroyo_dagster.state import lease as leases
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec.plans import plan_to_json
+from arroyo_dagster.state.coordinator import JobRun
+from arroyo_dagster.state.local import rollback
+from arroyo_dagster.state.local.collecting import collect
+from arroyo_dagster.state.local.compaction import compact_job
+from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
+from arroyo_dagster.state.local.jobs import list_epochs
+from arroyo_dagster.state.local.pipeline import LocalRun, run_pipeline
+from arroyo_dagster.state.local.retained import pin_epoch, read_retained
+from arroyo_dagster.state.local.rollback import (
+    plan_rollback,
+    restorable_epochs,
+    rollback_done,
+    run_rollback,
+)
+from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.model.checkpoints import CheckpointState, StreamProgress
+from arroyo_dagster.state.model.collecting import DAY_MICROS, PlanKind, Retention
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.rollback import RollbackOutcome
+from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from tests.jobs import copied, listing, output_of, state_of, word_job
+
+BROKEN = b"\xff\xff\xff"
+LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=lambda one: one.value)
+EXPIRE = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2))
+ORPHANS = GcRequest(kind=PlanKind.ORPHANS)
+
+
+def job(store: ObjectStore, layout: Layout = Layout.PROTOCOL, **options: Any) -> Pipeline:
+    made = word_job(store, **{"rows": 60, "rows_per_epoch": 2, "keep_epochs": None} | options)
+    made.layout = layout
+    return made
+
+
+def written(epochs: int = 8, layout: Layout = Layout.PROTOCOL, **options: Any) -> MemoryStore:
+    store = MemoryStore()
+    run_pipeline(job(store, layout, **options), store, max_epochs=epochs)
+    return store
+
+
+def go_back(store: ObjectStore, paths: JobPaths, epoch: int) -> RollbackOutcome:
+    return run_rollback(store, plan_rollback(store, paths, epoch), sleep=lambda _: None)
+
+
+def tables_of(store: ObjectStore, pipeline: Pipeline) -> dict[str, Any]:
+    found = state_of(store, pipeline)
+    del found[""]
+    return found
+
+
+def states(store: ObjectStore, paths: JobPaths) -> dict[int, str | None]:
+    return {one.epoch: one.state and one.state.value for one in list_epochs(store, paths)}
+
+
+@pytest.fixture
+def restarts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without waiting for the lease of a process that died."""
+    monkeypatch.setattr(leases, "_check_free", lambda *_: None)
+
+
+# ---- ways in which the newest epoch is damaged ---------------------------------------------------
+
+
+def _nothing(store: MemoryStore, paths: JobPaths) -> None:
+    pass
+
+
+def _exists_broken(store: MemoryStore, paths: JobPaths) -> None:
+    legacy = paths.layout is Layout.LEGACY
+    store.put(paths.legacy_metadata(Epoch(8)) if legacy else paths.epoch_record(Epoch(8)), BROKEN)
+
+
+def _metadata_broken(store: MemoryStore, paths: JobPaths) -> None:
+    store.put(_metadata(store, paths), BROKEN)
+
+
+def _metadata_gone(store: MemoryStore, paths: JobPaths) -> None:
+    store.delete_many([_metadata(store, paths)])
+
+
+def _metadata(store: MemoryStore, paths: JobPaths) -> Any:
+    newest = ParquetBackend(store, paths).load(Epoch(8))
+    if paths.layout is Layout.PROTOCOL:
+        return newest.ref
+    return paths.operator_metadata(newest.operators[1].operator, Epoch(8))
+
+
+def _file_gone(store: MemoryStore, paths: JobPaths) -> None:
+    newest = ParquetBackend(store, paths).load(Epoch(8))
+    own = [path for path in newest.paths if "checkpoint-0000008/" in path]
+    store.delete_many(own[:1])
+
+
+DAMAGES: dict[str, Callable[[MemoryStore, JobPaths], None]] = {
+    "none": _nothing,
+    "what makes it exist is broken": _exists_broken,
+    "metadata broken": _metadata_broken,
+    "metadata gone": _metadata_gone,
+    "file gone": _file_gone,
+}
+UNREADABLE = ("what makes it exist is broken", "metadata broken", "metadata gone")
+EVERY_DAMAGE = pytest.mark.parametrize("damage", DAMAGES)
+
+
+def rolled_back(damage: str, layout: Layout, **options: Any) -> tuple[MemoryStore, Pipeline]:
+    """A job of eight epochs, the newest damaged, taken back to the fifth."""
+    store = written(layout=layout, **options)
+    pipeline = job(store, layout, **options)
+    DAMAGES[damage](store, pipeline.paths)
+    go_back(store, pipeline.paths, 5)
+    return store, pipeline
+
+
+# ---- the job goes on -----------------------------------------------------------------------------
+
+
+@LAYOUTS
+@EVERY_DAMAGE
+def test_job_with_damaged_newest_epoch_ends_as_undisturbed_run(damage: str, layout: Layout) -> None:
+    store, pipeline = rolled_back(damage, layout, rows=24)
+    assert verify_job(store, pipeline.paths).verdict.findings == ()
+    run_pipeline(pipeline, store)
+    assert verify_job(store, pipeline.paths).verdict.findings == ()
+    undisturbed = written(100, layout, rows=24)
+    assert tables_of(store, pipeline) == tables_of(undisturbed, job(undisturbed, layout, rows=24))
+    missing = output_of(undisturbed) - output_of(store)
+    assert not missing
+
+
+@LAYOUTS
+@pytest.mark.parametrize("damage", [one for one in DAMAGES if one != "none"])
+def test_start_on_damaged_newest_epoch_names_the_rollback_command(
+    damage: str, layout: Layout
+) -> None:
+    store = written(layout=layout)
+    pipeline = job(store, layout)
+    DAMAGES[damage](store, pipeline.paths)
+    with pytest.raises((FormatError, NotFoundError, ProtocolError)) as caught:
+        run_pipeline(pipeline, store)
+    assert f"arroyo-state rollback {pipeline.paths.root}" in (caught.value.next_step or "")
+
+
+@LAYOUTS
+def test_restored_epoch_has_same_content_and_later_ones_are_shown_as_rolled_back(
+    layout: Layout,
+) -> None:
+    store = written(layout=layout)
+    pipeline = job(store, layout)
+    backend = ParquetBackend(store, pipeline.paths)
+    outcome = go_back(store, pipeline.paths, 5)
+    before, after = backend.load(Epoch(5)), backend.load()
+    assert (outcome.epoch, after.epoch, after.rolled_back_to) == (9, 9, 5)
+    assert after.state is CheckpointState.READY
+    assert after.paths == before.paths
+    assert states(store, pipeline.paths) == {
+        **dict.fromkeys((1, 2, 3, 4, 5, 9), "ready"),
+        **dict.fromkeys((6, 7, 8), "rolled back"),
+    }
+    assert read_retained(store, pipeline.paths).pinned == frozenset()
+
+
+def test_rolled_back_epoch_can_be_restored_again() -> None:
+    store = written()
+    pipeline = job(store)
+    go_back(store, pipeline.paths, 5)
+    outcome = go_back(store, pipeline.paths, 8)
+    assert [one.epoch for one in outcome.plan.given_up] == [9]
+    assert states(store, pipeline.paths)[9] == "rolled back"
+    assert states(store, pipeline.paths)[7] == "ready"
+    run_pipeline(pipeline, store, max_epochs=3)
+    assert verify_job(store, pipeline.paths).verdict.findings == ()
+    assert plan_collection(store, pipeline.paths, ORPHANS).objects == 0
+
+
+# ---- what is shown before ------------------------------------------------------------------------
+
+
+def test_plan_shows_epochs_rows_offsets_and_committed_output() -> None:
+    store = written(rows_per_epoch=6)
+    before = listing(store)
+    plan = plan_rollback(store, job(store).paths, 6)
+    assert listing(store) == before
+    assert [one.epoch for one in plan.given_up] == [7, 8]
+    assert plan.rows is not None
+    assert plan.rows > 0
+    assert (plan.offsets_now, plan.offsets_then) == ({"lines": {"row": 48}}, {"lines": {"row": 36}})
+    assert {(one.operator, one.epoch) for one in plan.committed} == {("out", 7), ("out", 8)}
+    named = {name for one in plan.committed for name in one.files or ()}
+    assert named == {
+        info.path.name
+        for info in store.list_dir().objects
+        if info.path.name.startswith(("0000007", "0000008"))
+    }
+    assert json.loads(json.dumps(plan_to_json(plan)))["publishes"] == 9
+
+
+def test_plan_says_that_a_run_may_be_alive_unless_it_ended_with_its_newest_epoch() -> None:
+    store = written()
+    pipeline = job(store)
+    assert not plan_rollback(store, pipeline.paths, 5).may_be_running
+    LocalRun(pipeline, store).step()
+    plan = plan_rollback(store, pipeline.paths, 5)
+    assert plan.may_be_running
+    assert f"arroyo-state stop {pipeline.paths.root}" in plan.warnings[0]
+
+
+def test_newest_unknown_and_unrestorable_epochs_are_refused_with_the_choices() -> None:
+    store = written()
+    paths = job(store).paths
+    store.delete_many(
+        [path for path in ParquetBackend(store, paths).load(Epoch(4)).paths if "0000004/" in path]
+    )
+    assert restorable_epochs(store, paths) == [1, 2, 3]
+    with pytest.raises(InputError) as newest:
+        plan_rollback(store, paths, 8)
+    with pytest.raises(NotFoundError) as unknown:
+        plan_rollback(store, paths, 99)
+    with pytest.raises(FormatError) as damaged:
+        plan_rollback(store, paths, 5)
+    for caught in (newest, unknown, damaged):
+        assert caught.value.facts["restorable_epochs"] == "1-3"
+
+
+def test_sdf_service_with_siblings_is_refused() -> None:
+    store = written()
+    pipeline = job(store)
+    backend = ParquetBackend(store, pipeline.paths)
+    offset = {"topics": {"in": {"byte": 1}}, "clock_ms": 1, "idle": False, "epochs": {}}
+    with JobRunOf(store, pipeline) as run:
+        base = run.base
+        assert base is not None
+        assert base.progress is not None
+        offsets = json.dumps({"lines": offset})
+        progress = replace(base.progress, offsets=offsets, final=False)
+        run.base = replace(base, progress=progress)
+        manifest = run._manifest(run.plan(False), base.operators, progress)
+        backend_of_run = run.backend
+        backend_of_run.publish(replace(manifest, needs_commit=False))
+    run_pipeline(job(store, job="other"), store, max_epochs=1)
+    go_back(store, pipeline.paths, 8)  # not an SDF service at epoch 8
+    assert backend.load().epoch == 10
+    with pytest.raises(ProtocolError, match="SDF service"):
+        plan_rollback(store, pipeline.paths, 9)
+
+
+class JobRunOf:
+    """A run that is closed in the end."""
+
+    def __init__(self, store: ObjectStore, pipeline: Pipeline) -> None:
+        self._run = JobRun(store, pipeline)
+
+    def __enter__(self) -> JobRun:
+        return self._run
+
+    def __exit__(self, *_: object) -> None:
+        self._run.close()
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+Mode = Literal["before", "after", "partial"]
+
+
+@LAYOUTS
+@pytest.mark.parametrize(
+    ("mode", "crash"),
+    [("before", False), ("after", False), ("after", True), ("partial", True)],
+    ids=["failure", "unknown-outcome", "crash", "crash-half-way"],
+)
+@pytest.mark.usefixtures("restarts_at_once")
+def test_fault_at_any_change_leaves_the_job_as_before_or_rolled_back(
+    mode: Mode, crash: bool, layout: Layout
+) -> None:
+    options: dict[str, Any] = {"rows": 12, "rows_per_epoch": 3, "parallelism": 1}
+    begun = written(3, layout, **options)
+    pipeline = job(begun, layout, **options)
+    paths = pipeline.paths
+    counted = FaultInjecting(copied(begun))
+    go_back(counted, paths, 2)
+    assert counted.changes > 6
+    ends = set()
+    for at in range(1, counted.changes + 1):
+        store = copied(begun)
+        faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
+        with contextlib.suppress(Crash, StorageError):
+            go_back(faulty, paths, 2)
+        started = copied(store)
+        with JobRunOf(started, job(started, layout, **options)) as run:
+            assert run.base is not None
+            ends.add(run.base.epoch)
+            offset = json.loads(run.base.progress.offsets) if run.base.progress else None
+            assert offset == {"lines": {"row": 9 if run.base.epoch == 3 else 6}}
+        again = go_back(store, paths, 2)
+        assert verify_job(store, paths, level=1).verdict.findings == (), at
+        run_pipeline(job(store, layout, **options), store)
+        assert ParquetBackend(store, paths).load().epoch == again.epoch + 2, at
+        assert plan_collection(store, paths, EXPIRE).kind is PlanKind.EXPIRE
+    assert ends == {3, 4}
+
+
+# ---- writers -------------------------------------------------------------------------------------
+
+
+def test_run_that_is_alive_is_fenced_and_publishes_nothing_more() -> None:
+    store = written()
+    pipeline = job(store)
+    alive = LocalRun(pipeline, store)
+    alive.step()
+    go_back(store, pipeline.paths, 5)
+    with pytest.raises(ConflictError, match="fenced"):
+        alive.step()
+    assert ParquetBackend(store, pipeline.paths).load().rolled_back_to == 5
+
+
+def test_plan_is_refused_once_a_run_has_published_since() -> None:
+    store = written()
+    pipeline = job(store)
+    plan = plan_rollback(store, pipeline.paths, 5)
+    run_pipeline(pipeline, store, max_epochs=1)
+    before = listing(store)
+    with pytest.raises(ConflictError, match="no longer fits"):
+        run_rollback(store, plan, sleep=lambda _: None)
+    changed = {path for path, etag in listing(store).items() if before.get(path) != etag}
+    assert all("/leases/" in path for path in changed)
+
+
+def test_legacy_job_is_refused_while_a_run_holds_its_lease() -> None:
+    store = written(layout=Layout.LEGACY)
+    pipeline = job(store, Layout.LEGACY)
+    with JobRunOf(store, pipeline), pytest.raises(ConflictError):
+        go_back(store, pipeline.paths, 5)
+    assert go_back(store, pipeline.paths, 5).epoch == 9
+
+
+def test_epoch_that_a_live_run_lets_expire_is_kept_while_it_is_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollback, "may_be_going", lambda *_: True)
+    store = written(8, rows=60, merge_files_after=2)
+    pipeline = job(store, keep_epochs=2)
+    paths = pipeline.paths
+    alive = LocalRun(pipeline, store)
+    plan = plan_rollback(store, paths, 5)
+
+    def cleanup(_: float) -> None:
+        alive.job.backend.cleanup_checkpoint(Epoch(7))
+
+    with pytest.raises(ConflictError):  # epochs have expired since the plan was made
+        run_rollback(store, plan, sleep=cleanup)
+    assert ParquetBackend(store, paths).prepare_checkpoint_load(Epoch(5)).epoch == 5
+
+
+# ---- retention, gc, compaction -------------------------------------------------------------------
+
+
+@LAYOUTS
+@EVERY_DAMAGE
+def test_own_retention_goes_on_and_lets_rolled_back_epochs_go(damage: str, layout: Layout) -> None:
+    store, pipeline = rolled_back(damage, layout)
+    keeping = job(store, layout, keep_epochs=3)
+    run_pipeline(keeping, store, max_epochs=16)
+    backend = ParquetBackend(store, pipeline.paths)
+    expected = range(23, 26) if layout is Layout.PROTOCOL else range(14, 26)
+    assert set(backend.every_epoch()) <= set(expected)
+    assert verify_job(store, pipeline.paths).verdict.findings == ()
+    plan = plan_collection(store, pipeline.paths, ORPHANS, now_micros=_later(store))
+    assert plan.kind is PlanKind.ORPHANS
+
+
+def _later(store: ObjectStore) -> int:
+    times = [info.modified_micros or 0 for info in store.list()]
+    return max(times) + 10 * DAY_MICROS
+
+
+@LAYOUTS
+@EVERY_DAMAGE
+def test_gc_is_never_refused_for_ever(damage: str, layout: Layout) -> None:
+    store, pipeline = rolled_back(damage, layout)
+    paths = pipeline.paths
+    unreadable = damage in UNREADABLE
+    if unreadable:
+        with pytest.raises(ProtocolError, match="epoch 8, which was rolled back, cannot be read"):
+            plan_collection(store, paths, ORPHANS)
+    else:
+        plan_collection(store, paths, ORPHANS)
+    run_pipeline(pipeline, store, max_epochs=12)
+    collect(store, paths, EXPIRE, yes=True)
+    assert min(ParquetBackend(store, paths).every_epoch()) > 8
+    plan_collection(store, paths, ORPHANS)
+    assert verify_job(store, paths).verdict.findings == ()
+
+
+def test_orphans_take_nothing_that_a_rolled_back_epoch_lists() -> None:
+    store, pipeline = rolled_back("none", Layout.PROTOCOL)
+    run_pipeline(pipeline, store, max_epochs=2)
+    twin = copied(store, clock=lambda: _later(store), keep_times=True)
+    collect(twin, pipeline.paths, ORPHANS, yes=True, clock=lambda: _later(store))
+    backend = ParquetBackend(twin, pipeline.paths)
+    for epoch in backend.every_epoch():
+        assert backend.prepare_checkpoint_load(epoch).epoch == epoch
+    assert restorable_epochs(twin, pipeline.paths) == [*range(1, 11)]
+
+
+def test_parent_of_the_published_epoch_stays_while_recovery_needs_it() -> None:
+    store, pipeline = rolled_back("none", Layout.PROTOCOL)
+    asked = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_micros=0))
+    collect(store, pipeline.paths, asked, yes=True)
+    backend = ParquetBackend(store, pipeline.paths)
+    assert backend.every_epoch() == [5, 9]
+    backend.generation = None
+    assert JobRun(store, pipeline).base is not None
+
+
+def test_pinned_rolled_back_epoch_stays() -> None:
+    store, pipeline = rolled_back("none", Layout.PROTOCOL)
+    pin_epoch(store, pipeline.paths, Epoch(7), sleep=lambda _: None)
+    run_pipeline(job(store, keep_epochs=2), store, max_epochs=8)
+    collect(store, pipeline.paths, EXPIRE, yes=True)
+    backend = ParquetBackend(store, pipeline.paths)
+    assert backend.prepare_checkpoint_load(Epoch(7)).epoch == 7
+    assert backend.every_epoch()[:2] == [6, 7]  # of the parent what makes it ready
+    assert go_back(store, pipeline.paths, 7).plan.epoch == 7
+    assert verify_job(store, pipeline.paths).verdict.findings == ()
+    plan_collection(store, pipeline.paths, ORPHANS)
+
+
+def test_compaction_of_rolled_back_files_is_void() -> None:
+    store = MemoryStore()
+    pipeline = job(store, merge_files_after=100)
+    alive = LocalRun(pipeline, store)
+    for _ in range(8):
+        alive.step()
+    settings = CompactionSettings(policy=CompactionPolicy.FULL, min_files=2)
+    assert compact_job(store, pipeline.paths, settings).published == "record"
+    go_back(store, pipeline.paths, 3)
+    run_pipeline(pipeline, store)
+    undisturbed = written(100)
+    assert tables_of(store, pipeline) == tables_of(undisturbed, job(undisturbed))
+    assert verify_job(store, pipeline.paths).verdict.findings == ()
+
+
+def test_compaction_at_rest_right_behind_a_rollback_keeps_the_lineage() -> None:
+    store, pipeline = rolled_back("none", Layout.PROTOCOL, merge_files_after=100)
+    settings = CompactionSettings(policy=CompactionPolicy.FULL, min_files=2)
+    assert compact_job(store, pipeline.paths, settings).epoch == 10
+    assert states(store, pipeline.paths)[9] == "ready"
+    assert verify_job(store, pipeline.paths).verdict.findings == ()
+    plan_collection(store, pipeline.paths, ORPHANS)
+    run_pipeline(pipeline, store, max_epochs=1)
+    assert rollback_done(store, pipeline.paths, 9) is None
+    assert rollback_done(store, pipeline.paths, 5) == 9
+
+
+def test_rollback_of_a_job_that_spark_wrote_is_continued_by_any_run() -> None:
+    store = written()
+    pipeline = job(store)
+    with JobRunOf(store, pipeline) as run:
+        assert run.base is not None
+        assert run.base.progress is not None
+        spark = StreamProgress(
+            query_id="8a4f", batch_id=7, offsets=run.base.progress.offsets, checkpoint_location="x"
+        )
+        manifest = run._manifest(run.plan(False), run.base.operators, spark)
+        run.backend.publish(replace(manifest, needs_commit=False))
+    go_back(store, pipeline.paths, 8)
+    with JobRunOf(store, pipeline) as run:
+        offsets = json.dumps({"lines": {"row": 18}})
+        assert run.verdict("another query", 0, offsets, adopt=False).value == "next"
+        with pytest.raises(ConflictError, match="at batch 8 already"):
+            run.verdict("8a4f", 8, offsets, adopt=False)
+    assert LocalRun(pipeline, store).step() is not None
