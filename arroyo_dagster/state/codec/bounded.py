@@ -59,15 +59,20 @@ def read_groups(
         decoded += batch.nbytes
         if decoded > most:
             raise _too_large(path, size_bytes, decoded, most)
-    if rows != rows_claimed:
-        raise FormatError(
-            f"a data file holds {rows} rows, and its footer says {rows_claimed}",
-            path=path,
-            next_step="keep the object; restore an epoch that does not list it",
-        )
+    check_rows(path, rows, rows_claimed)
     if not batches:
         return file.reader.read_row_groups([], column_indices=list(leaves), use_threads=False)
     return pa.Table.from_batches(batches)
+
+
+def check_rows(path: str, rows: int, claimed: int) -> None:
+    """Refuse rows that are not as many as the footer claims. Raises FormatError."""
+    if rows != claimed:
+        raise FormatError(
+            f"a data file holds {rows} rows, and its footer says {claimed}",
+            path=path,
+            next_step="keep the object; restore an epoch that does not list it",
+        )
 
 
 def _claims(file: pq.ParquetFile, groups: Sequence[int], leaves: Sequence[int]) -> tuple[int, int]:

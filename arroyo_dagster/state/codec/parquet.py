@@ -45,6 +45,8 @@ BATCH_ROWS = 1024
 """How many rows Arroyo's reader puts into a record batch."""
 _SAMPLE_ROWS = 1 << 14
 _MIN_SAMPLE_ROWS = 1 << 12
+_WIDE_BYTES = 256
+"""Values of this size, on average, are worth compressing one by one."""
 _REPEATING = 0.93
 """A column in which more of the values of a sample differ gets no dictionary: it has more values
 than a page of a dictionary holds."""
@@ -71,6 +73,30 @@ def encode_rows(rows: pa.Table, *, row_group_rows: int = MAX_ROW_GROUP_ROWS) -> 
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, rows.schema, **_settings()) as writer:
         writer.write_table(rows, row_group_size=row_group_rows)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def encode_single_rows(rows: pa.Table) -> bytes:
+    """Encode the rows of an expiring table, each as a row group of its own.
+
+    Every row then costs a page and an entry in the footer for each column: some 80 bytes. So there
+    is nothing else: no dictionary page, no statistics, no frame of ZSTD around a single number.
+    """
+    wide = rows.num_rows * _WIDE_BYTES
+    compression = {
+        field.name: "zstd" if rows.column(at).nbytes > wide else "none"
+        for at, field in enumerate(rows.schema)
+    }
+    settings = {
+        **_settings(),
+        "compression": compression,
+        "compression_level": None,
+        "use_dictionary": False,
+        "write_statistics": False,
+    }
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, rows.schema, **settings) as writer:
+        writer.write_table(rows, row_group_size=1)
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.bounded import read_groups
+from arroyo_dagster.state.codec.bounded import check_rows, read_groups
 from arroyo_dagster.state.codec.parquet import (
     check_footer,
     decoding,
@@ -118,11 +118,7 @@ class DataFile:
                 column_indices=leaves,
                 use_threads=False,
             )
-        while True:
-            with decoding(self._path):
-                batch = next(batches, None)
-            if batch is None:
-                return
+        for batch in self._all_of(batches, group):
             yield self._in_order(pa.Table.from_batches([batch]), columns)
 
     def _leaves_of(self, columns: Sequence[int]) -> list[int]:
@@ -161,7 +157,7 @@ class DataFile:
             batches = self._reader(group, texts).reader.iter_batches(
                 batch_size=batch_rows, row_groups=[group], column_indices=leaves, use_threads=False
             )
-            while (batch := self._next(batches)) is not None:
+            for batch in self._all_of(batches, group):
                 yield pa.Table.from_batches([batch])
 
     def _reader(self, group: int, dictionaries: list[str]) -> pq.ParquetFile:
@@ -190,9 +186,17 @@ class DataFile:
             and all(group.column(leaves.start).has_dictionary_page for group in groups)
         ]
 
-    def _next(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-        with decoding(self._path):
-            return next(batches, None)
+    def _all_of(self, batches: Iterator[pa.RecordBatch], group: int) -> Iterator[pa.RecordBatch]:
+        """Give the batches of a row group. Raises FormatError: they hold fewer rows than it."""
+        rows = 0
+        while True:
+            with decoding(self._path):
+                batch = next(batches, None)
+            if batch is None:
+                break
+            rows += batch.num_rows
+            yield batch
+        check_rows(self._path, rows, self._file.metadata.row_group(group).num_rows)
 
     @property
     def rows(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import itertools
 import operator
 import os
@@ -252,10 +251,10 @@ class LocalDiskStore:
             parent, file = _opened(directories, folder, staged)
             try:
                 with file:
-                    if isinstance(data, io.BufferedIOBase):
-                        shutil.copyfileobj(data, file, _COPIED_BYTES)
-                    else:
+                    if isinstance(data, (bytes, bytearray, memoryview)):
                         file.write(data)
+                    else:
+                        shutil.copyfileobj(data, file, _COPIED_BYTES)
                     file.flush()
                     if self._synced is not None:
                         os.fsync(file.fileno())

@@ -130,9 +130,9 @@ class S3Store(FsspecStore):
 
     def _uploaded_parts(
         self, where: Mapping[str, str], source: StatePath, size_bytes: int
-    ) -> list[dict[str, Any]]:
+    ) -> Sequence[Mapping[str, Any]]:
         part_bytes = max(PIECE_BYTES, -(-size_bytes // _PARTS))
-        parts: list[dict[str, Any]] = []
+        parts = []
         for number, data in enumerate(read_in_pieces(self, source, part_bytes), start=1):
             sent = self.filesystem.call_s3("upload_part", **where, PartNumber=number, Body=data)
             parts.append({"PartNumber": number, "ETag": sent["ETag"]})

@@ -23,8 +23,8 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.digest import digest_rows
 from arroyo_dagster.state.codec.parquet import (
     BATCH_ROWS,
-    MAX_ROW_GROUP_ROWS,
     encode_rows,
+    encode_single_rows,
     read_facts,
 )
 from arroyo_dagster.state.codec.row_groups import DataFile
@@ -49,7 +49,8 @@ from arroyo_dagster.state.tables.restoring import fresh_batches
 from arroyo_dagster.state.tables.time_files import batch_numbers, in_range
 
 MAX_UNKEYED_ROWS = 100_000
-"""An aggregate without GROUP BY needs a row group a row: more would make a footer of gigabytes."""
+"""An aggregate without GROUP BY needs a row group a row, of 500 bytes in the footer: more would
+make a footer of 50 MB and more, which every reader decodes whole."""
 
 TOO_OLD = "rows older than the retention"
 OLD_GENERATIONS = "rows that a newer generation hides"
@@ -134,7 +135,7 @@ def run_rewrite(store: ObjectStore, task: RewriteTask) -> RewrittenPart | LeftOu
         found.append(part)
     if task.table.rule is RewriteRule.UNKEYED:
         kept = rows.kept(found)
-        if max(kept.num_rows, rows.to_write(found, kept).num_rows) > MAX_UNKEYED_ROWS:
+        if kept.num_rows > MAX_UNKEYED_ROWS:
             return _left_out(
                 task,
                 f"{kept.num_rows} tuples of an aggregate without GROUP BY would need a row group "
@@ -209,10 +210,12 @@ class _Rows:
 
     def to_write(self, parts: Sequence[StoredRows], kept: pa.Table) -> pa.Table:
         """What is written of `kept`. Where nothing is left of any key, the rows that say so: the
-        table would stay as it was, and Arroyo, without GROUP BY, find an older row."""
+        table would stay as it was, and Arroyo, without GROUP BY, find an older row. There one of
+        them does, for nobody looks at the others."""
         if kept.num_rows or not self.rule.aggregate:
             return kept
-        return newest(self.together([part.rows for part in parts]), self.layout)
+        gone = newest(self.together([part.rows for part in parts]), self.layout)
+        return gone.slice(0, 1) if self.rule is RewriteRule.UNKEYED else gone
 
     def seen(self, parts: Sequence[StoredRows]) -> pa.Table:
         """What Arroyo finds of them: without GROUP BY the first row of each record batch only."""
@@ -310,8 +313,11 @@ def _write(
     arranged: pa.Table,
     found: Sequence[StoredRows],
 ) -> tuple[TimeFile, int]:
-    unkeyed = rows.rule is RewriteRule.UNKEYED
-    data = encode_rows(arranged, row_group_rows=1 if unkeyed else MAX_ROW_GROUP_ROWS)
+    # Arroyo restores the first row of each record batch, and no batch spans two row groups: rows
+    # that count cannot share one. (Copies of each row could fill the 1024 rows of today's batches
+    # in one row group that compresses well, but a release with other batches would lose rows.)
+    one_by_one = rows.rule is RewriteRule.UNKEYED and arranged.num_rows > 1
+    data = encode_single_rows(arranged) if one_by_one else encode_rows(arranged)
     path = task.output()
     hashes = pc.min_max(arranged.column(arranged.num_columns - 2))
     store.put(path, data)

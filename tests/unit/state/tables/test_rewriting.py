@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
+from arroyo_dagster.state.codec.parquet import decode_file, encode_rows, encode_single_rows
 from arroyo_dagster.state.local.rewriting import plan_rewrite_of, rewrite_job
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.layout import Layout
@@ -271,6 +271,64 @@ def test_an_aggregate_without_keys_gets_a_row_group_a_tuple(rows: int) -> None:
     (part,) = (one for one in outcome.parts if one.merged.table == "b")
     # Of each file Arroyo sees the first of every 1024 rows; of older ones none that counts now.
     assert part.repaired == rows - -(-rows // 1024)
+
+
+def test_rewriting_unkeyed_tuples_does_not_double_their_size() -> None:
+    """A row group a tuple took 1300 bytes each: a rewrite doubled the table."""
+    config, groups = (
+        tuples_config(without_keys(TUPLES), []),
+        accumulators_config(without_keys(GROUPS), []),
+    )
+    job = ArroyoJob(Layout.LEGACY)
+    names = [f"{n:08}".encode() for n in range(300)]
+    for at in range(60):
+        tuples = [[0] * 300, names, [at + 1] * 300, [NOW + at] * 300, [at] * 300]
+        job.write(
+            {
+                ("agg_1", config): table_rows(without_keys(TUPLES), tuples),
+                ("agg_1", groups): table_rows(without_keys(GROUPS), [[at], [NOW], [at]]),
+            }
+        )
+    outcome = rewritten(job)
+    (part,) = (one for one in outcome.parts if one.merged.table == "b")
+    (file,) = files(outcome, "b")
+    data = job.store.read(file.path)
+    footer = pq.ParquetFile(pa.BufferReader(data)).metadata
+    assert footer.num_row_groups == part.rows_out == 300
+    assert len(data) < 600 * 300 + 4000
+    assert part.size_bytes_out < 1.2 * part.size_bytes_in  # was 2.4 times
+    (groups_file,) = files(outcome, "a")
+    totals = pq.ParquetFile(pa.BufferReader(job.store.read(groups_file.path))).metadata
+    assert totals.num_row_groups == 1
+
+
+def test_unkeyed_tuples_that_are_all_gone_leave_one_row() -> None:
+    config, groups = (
+        tuples_config(without_keys(TUPLES), []),
+        accumulators_config(without_keys(GROUPS), []),
+    )
+    job = ArroyoJob(Layout.LEGACY)
+    names = [f"{n}".encode() for n in range(50)]
+    for at in range(2):
+        tuples = [[0] * 50, names, [1 - at] * 50, [NOW + at] * 50, [at] * 50]
+        job.write(
+            {
+                ("agg_1", config): table_rows(without_keys(TUPLES), tuples),
+                ("agg_1", groups): table_rows(without_keys(GROUPS), [[at], [NOW], [at]]),
+            }
+        )
+    outcome = rewritten(job)
+    (part,) = (one for one in outcome.parts if one.merged.table == "b")
+    assert (part.rows_out, part.dropped) == (1, {OLD_GENERATIONS: 50, GONE: 49})
+    (rows,) = read(job, files(outcome, "b"))
+    assert rows.column("count").to_pylist() == [0]
+
+
+def test_long_values_of_unkeyed_tuples_are_compressed() -> None:
+    rows = pa.table({"n": [1, 2, 3], "text": ["x" * 5000, "y" * 5000, "z" * 5000]})
+    data = encode_single_rows(rows)
+    assert len(data) < 5000
+    assert decode_file(data, "p")[0].equals(rows)
 
 
 def test_an_aggregate_without_keys_and_too_many_tuples_stays_and_says_why(
