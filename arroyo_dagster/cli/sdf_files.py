@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from arroyo_dagster.state.sdf import loading
 from arroyo_dagster.state.sdf.definition import Dataflow, Package
+from arroyo_dagster.user_modules import open_folders
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -29,19 +28,16 @@ def loading_options(command: _F) -> _F:
 def load_dataflow(
     file: str, *, legacy: bool, extended: bool, prod: bool
 ) -> tuple[Dataflow, dict[str, Package]]:
-    """A dataflow, and the packages it imports; functions beside it can be imported.
+    """A dataflow, and the packages it imports. No code is loaded.
 
     Raises:
         InputError: it is a package.
     """
-    found = loading.load_dataflow(file, legacy=legacy, extended=extended, dev=not prod)
-    import_from(file)
-    return found
+    return loading.load_dataflow(file, legacy=legacy, extended=extended, dev=not prod)
 
 
-def import_from(file: str) -> None:
-    """Let functions be imported from the definition's folder, and from the working directory."""
-    folder = Path(file) if os.path.isdir(file) else Path(file).parent
-    for path in (str(folder.resolve()), os.getcwd()):
-        if path not in sys.path:
-            sys.path.insert(0, path)
+def allow_functions(file: str) -> None:
+    """Let functions that are named be imported from the definition's folder, then from the working
+    directory: for what runs them, and nothing else."""
+    folder = file if os.path.isdir(file) else os.path.dirname(file)
+    open_folders(folder or ".", os.getcwd())

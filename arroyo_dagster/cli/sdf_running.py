@@ -13,7 +13,7 @@ import click
 
 from arroyo_dagster.cli.grammar import open_url, store_options
 from arroyo_dagster.cli.sdf import sdf
-from arroyo_dagster.cli.sdf_files import load_dataflow, loading_options
+from arroyo_dagster.cli.sdf_files import allow_functions, load_dataflow, loading_options
 from arroyo_dagster.cli.shown import print_json
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.local.dataflow import DataflowOutcome, OnEpoch, run_dataflow
@@ -144,6 +144,7 @@ def run(
     if bindings is not None:
         given = given.over(read_bindings(bindings))
     dataflow, packages = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
+    allow_functions(file)
     store = open_url(url)
     stdin = io.FileIO(0, closefd=False) if _is_piped(given) else None
     outside = _spark_topics(store, spark, spark_checkpoint, (master, conf, adopt))

@@ -12,7 +12,7 @@ import click
 
 from arroyo_dagster.cli.grammar import json_option
 from arroyo_dagster.cli.sdf import sdf
-from arroyo_dagster.cli.sdf_files import import_from
+from arroyo_dagster.cli.sdf_files import allow_functions
 from arroyo_dagster.cli.sdf_looking import show
 from arroyo_dagster.cli.shown import print_json
 from arroyo_dagster.cli.verifying import EXIT_FINDINGS
@@ -55,12 +55,6 @@ def _bind_option(command: Any) -> Any:
     )(command)
 
 
-def _load(file: str) -> tuple[Package, dict[str, Package]]:
-    found = load_package(file)
-    import_from(file)
-    return found
-
-
 @test.command("section", hidden=True)
 @click.argument("file", type=click.Path(), default=PACKAGE_HERE)
 @click.option("--only", multiple=True, metavar="NAME", help="Only tests of this name.")
@@ -71,7 +65,8 @@ def test_section(file: str, only: Sequence[str], functions: Sequence[str], as_js
 
     Exit codes: 0 all passed, 1 could not look, 2 wrong command line, 3 some failed.
     """
-    package, packages = _load(file)
+    package, packages = load_package(file)
+    allow_functions(file)
     bound = dict(parse_function(text) for text in functions)
     outcomes = run_tests(package, lambda: Trial(package, functions=bound, packages=packages), only)
     if not outcomes:
@@ -144,7 +139,8 @@ def test_function(
 
     What its states hold afterwards is shown behind, on stderr.
     """
-    package, packages = _load(file)
+    package, packages = load_package(file)
+    allow_functions(file)
     bound = dict(parse_function(text) for text in functions)
     trial = Trial(package, functions=bound, packages=packages)
     for seed in seeds:
@@ -240,7 +236,7 @@ def _lines(
 @click.argument("file", type=click.Path(), default=PACKAGE_HERE)
 def show_functions(file: str) -> None:
     """List the functions of a package, one a line."""
-    package, _ = _load(file)
+    package, _ = load_package(file)
     for name in sorted(package.functions):
         click.echo(name)
 
@@ -249,6 +245,6 @@ def show_functions(file: str) -> None:
 @click.argument("file", type=click.Path(), default=PACKAGE_HERE)
 def show_states(file: str) -> None:
     """List the states of a package, one a line."""
-    package, _ = _load(file)
+    package, _ = load_package(file)
     for name in sorted(package.states):
         click.echo(name)

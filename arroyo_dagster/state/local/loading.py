@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.user_modules import import_file, import_named, open_folders
 
 
 def load_pipeline(target: str) -> Pipeline:
@@ -71,33 +70,20 @@ def _called(function: Callable[..., Any], target: str) -> object:
 
 
 def _import(where: str) -> object:
-    directory, name = os.getcwd(), where
-    if where.endswith(".py"):
-        directory, name = os.path.split(os.path.abspath(where))
-        name = name.removesuffix(".py")
-        if not os.path.isfile(where):
-            raise InputError("there is no such file", path=where)
-        known = sys.modules.get(name)
-        if known is not None and getattr(known, "__file__", None) != os.path.abspath(where):
-            raise InputError(
-                f"another module is called {name!r} already",
-                path=where,
-                next_step="rename the file",
-            )
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
     try:
-        module = importlib.import_module(name)
+        if where.endswith(".py"):
+            return import_file(where)
+        open_folders(os.getcwd())
+        return import_named(where)
     except ArroyoStateError:
         raise
     except Exception as error:
-        raise _not_imported(where, name, error) from error
-    return module
+        raise _not_imported(where, error) from error
 
 
-def _not_imported(where: str, name: str, error: Exception) -> InputError:
+def _not_imported(where: str, error: Exception) -> InputError:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing is not None and f"{name}.".startswith(f"{missing}."):
+    if missing is not None and f"{where}.".startswith(f"{missing}."):
         return InputError(
             f"there is no module {missing!r}",
             given=where,

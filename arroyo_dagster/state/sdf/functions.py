@@ -5,7 +5,6 @@ Source: sdf-states.md 8.1 and 8.2; errors E25 to E27, E42.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from arroyo_dagster.state.sdf.bodies import ARITIES, inspect_body
 from arroyo_dagster.state.sdf.definition import Dataflow, FunctionDef, Package, StepDef
 from arroyo_dagster.state.sdf.faults import OperatorError, UnboundOperatorError
 from arroyo_dagster.state.sdf.types import CompositeType, NamedType, same_name
+from arroyo_dagster.user_modules import INLINE, import_named
 
 Body = Callable[..., Any]
 
@@ -28,7 +28,7 @@ class FunctionPlan:
         name: the function's, for errors and metrics.
         operator: the step's.
         source: Python to compile; None = `target`.
-        target: `module:function`, or the callable itself.
+        target: `module:function`, or the callable itself, which is what Spark's workers get.
         gives_pair: whether its signature in the YAML says that it returns a key and a value.
         states: the accessors it may call; None = every one in scope.
         path: of the step in the YAML.
@@ -145,7 +145,7 @@ def _compiled(plan: FunctionPlan, scope: Mapping[str, Any]) -> Body:
     found = inspect_body(plan.source, "python", plan.operator)
     if found.problems or found.name is None:
         raise _misfit(plan, "; ".join(message for _, message in found.problems))
-    names: dict[str, Any] = {**scope, "__name__": f"sdf.{plan.name}"}
+    names: dict[str, Any] = {**scope, "__name__": f"{INLINE}{plan.name}"}
     try:
         exec(compile(plan.source, f"<{plan.path}>", "exec", dont_inherit=True), names)
     except Exception as error:
@@ -159,7 +159,7 @@ def _imported(plan: FunctionPlan) -> Body:
         return plan.target
     module, _, name = str(plan.target).partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = import_named(module)
         for part in name.split("."):
             found = getattr(found, part)
     except Exception as error:

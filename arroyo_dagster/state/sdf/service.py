@@ -35,7 +35,7 @@ Reading goes on beside: `view.view(store, dataflow, "service.state")`; see there
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from arroyo_dagster.errors import InputError
@@ -367,5 +367,8 @@ class _Planning:
 
     def _function(self, step: StepDef) -> FunctionPlan:
         plan = self._library.plan(self._service.name, step)
-        load(plan, {})  # what cannot be loaded is told before anything runs
+        loaded = load(plan, {})  # what cannot be loaded is told before anything runs
+        if plan.target is not None:
+            # Spark's workers cannot import what is not installed: the function itself travels.
+            plan = replace(plan, target=loaded.body)
         return plan

@@ -1,0 +1,141 @@
+"""Modules of the user's that are installed nowhere, imported because somebody named them.
+
+No folder is put on `sys.path`: there a file beside a definition would be found by anybody who
+imports a module of its name. A module in one of the folders opened here is found by those only who
+name it (`import_named`, `import_file`) and by its neighbours, the modules in the same folders; and
+only after the standard library and what is installed, so that it never takes the place of either.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FrameType, ModuleType
+
+from arroyo_dagster.errors import InputError
+
+INLINE = "sdf."
+"""How the `__name__` of Python begins that is written in a definition itself: it may import what
+lies beside the definition."""
+
+_INSTALLED = tuple(
+    form for path in sysconfig.get_paths().values() for form in {path, os.path.realpath(path)}
+)
+
+
+class _LastFinder:
+    """At the end of `sys.meta_path`: what nobody else finds, for those who may."""
+
+    def __init__(self) -> None:
+        self.folders: list[str] = []
+        self._named = threading.local()
+
+    @contextmanager
+    def naming(self, module: str) -> Iterator[None]:
+        """Let this thread import a module, by its first name, whoever asks."""
+        before = getattr(self._named, "module", None)
+        self._named.module = module.partition(".")[0]
+        try:
+            yield
+        finally:
+            self._named.module = before
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module as `sys.meta_path` asks; submodules are found by their package."""
+        if path is not None or not self.folders:
+            return None
+        if fullname == getattr(self._named, "module", None) or self._is_neighbour(_importer()):
+            return PathFinder.find_spec(fullname, self.folders)
+        return None
+
+    def _is_neighbour(self, frame: FrameType | None) -> bool:
+        if frame is None:
+            return False
+        file = frame.f_globals.get("__file__")
+        if file is None:
+            return str(frame.f_globals.get("__name__", "")).startswith(INLINE)
+        path = os.path.abspath(file)
+        return _lies_in(path, self.folders) and not _lies_in(path, _INSTALLED)
+
+
+_FINDER = _LastFinder()
+
+
+def open_folders(*folders: str) -> None:
+    """Let modules in these folders be imported by name; the first folder that has one wins.
+
+    Folders opened before are closed: a process works on one definition at a time.
+    """
+    _FINDER.folders = [os.path.realpath(folder) for folder in folders]
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.append(_FINDER)
+    importlib.invalidate_caches()
+
+
+def import_named(module: str) -> ModuleType:
+    """Import a module that is installed, or lies in an open folder. Errors as `import`."""
+    with _FINDER.naming(module):
+        return importlib.import_module(module)
+
+
+def import_file(path: str) -> ModuleType:
+    """Import the module that a file is, by its path; it may import what lies beside it.
+
+    It is known by its name afterwards, as what is sent to Spark's workers must be.
+
+    Raises:
+        InputError: there is no such file, or another module has its name.
+    """
+    folder, base = os.path.split(os.path.abspath(path))
+    file = os.path.join(os.path.realpath(folder), base)
+    name = base.removesuffix(".py")
+    if not os.path.isfile(file):
+        raise InputError("there is no such file", path=path)
+    open_folders(folder)
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == file:
+        return known
+    if known is not None or _found_elsewhere(name, file):
+        raise InputError(
+            f"another module is called {name!r} already", path=path, next_step="rename the file"
+        )
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _found_elsewhere(name: str, file: str) -> bool:
+    spec = importlib.util.find_spec(name)
+    return spec is not None and os.path.realpath(spec.origin or "") != os.path.realpath(file)
+
+
+def _importer() -> FrameType | None:
+    """Whose import statement this is: the first frame that is not of the machinery of imports."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name != __name__ and not name.startswith(("importlib", "_frozen_importlib")):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _lies_in(path: str, folders: Sequence[str]) -> bool:
+    return any(path.startswith(folder.rstrip("/") + "/") for folder in folders)

@@ -1,0 +1,89 @@
+"""Modules of the user's are found by those who name them and by their neighbours, nobody else."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.user_modules import import_file, import_named, open_folders
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    before, path = set(sys.modules), list(sys.path)
+    yield tmp_path
+    assert sys.path == path
+    open_folders()
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_file_is_imported_by_its_path_with_its_neighbours(folder: Path) -> None:
+    names = "from um_beside import ONE\nfrom um_package.inner import TWO"
+    (folder / "um_shop.py").write_text(names)
+    (folder / "um_beside.py").write_text("ONE = 1")
+    (folder / "um_package").mkdir()
+    (folder / "um_package" / "__init__.py").touch()
+    (folder / "um_package" / "inner.py").write_text("import um_beside\nTWO = um_beside.ONE + 1")
+    module = import_file(str(folder / "um_shop.py"))
+    assert (module.ONE, module.TWO) == (1, 2)
+    assert import_file(str(folder / "um_shop.py")) is module
+    assert sys.modules["um_shop"] is module
+
+
+def test_a_file_behind_a_link_has_the_name_and_the_neighbours_of_the_link(folder: Path) -> None:
+    (folder / "um_far").mkdir()
+    (folder / "um_far" / "um_v1.py").write_text("from um_beside import ONE")
+    (folder / "um_beside.py").write_text("ONE = 1")
+    (folder / "um_linked.py").symlink_to(folder / "um_far" / "um_v1.py")
+    assert import_file(str(folder / "um_linked.py")).__name__ == "um_linked"
+
+
+def test_nobody_else_finds_what_lies_in_an_open_folder(folder: Path) -> None:
+    (folder / "um_trap.py").write_text("raise SystemExit('executed')")
+    open_folders(str(folder))
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("um_trap")
+
+
+def test_what_is_installed_is_never_replaced(folder: Path) -> None:
+    for name in ("json", "antigravity", "moto"):
+        (folder / f"{name}.py").write_text("raise SystemExit('executed')")
+    open_folders(str(folder))
+    assert Path(import_named("json").__file__ or "").parent.name == "json"
+    for name in ("json", "antigravity", "moto"):
+        with pytest.raises(InputError, match="another module is called"):
+            import_file(str(folder / f"{name}.py"))
+
+
+def test_code_in_the_definition_itself_may_import_what_lies_beside_it(folder: Path) -> None:
+    (folder / "um_beside.py").write_text("ONE = 1")
+    open_folders(str(folder))
+    names = {"__name__": "sdf.count"}
+    exec("from um_beside import ONE", names)
+    assert names["ONE"] == 1
+
+
+def test_a_file_that_fails_can_be_imported_once_it_is_mended(folder: Path) -> None:
+    file = folder / "um_broken.py"
+    file.write_text("1 / 0")
+    with pytest.raises(ZeroDivisionError):
+        import_file(str(file))
+    assert "um_broken" not in sys.modules
+
+
+def test_the_first_open_folder_wins_and_later_calls_close_it(folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "um_twice.py").write_text(f"WHERE = {name!r}")
+    open_folders(str(folder / "a"), str(folder / "b"))
+    assert import_named("um_twice").WHERE == "a"
+    open_folders()
+    del sys.modules["um_twice"]
+    with pytest.raises(ModuleNotFoundError):
+        import_named("um_twice")
