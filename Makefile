@@ -1,6 +1,6 @@
 # The commands of this project. Each builds what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui pictures test check soak bench proto clean
+.PHONY: help demo ui pictures test check soak bench mutants proto clean
 
 VENV := .venv
 PYTHON ?= python3
@@ -46,6 +46,14 @@ soak: $(VENV)/ready ## kills and long schedules (not part of CI)
 bench: $(VENV)/ready ## figures as ratios to peers in one run (not part of CI)
 	@$(BIN)/python -m pytest tests/benchmarks -s
 
+mutants: $(VENV)/ready ## mutation tests of the safety modules (hours; MODULE=lease for one)
+	@test -x $(VENV)-mutants/bin/mutmut || { $(PYTHON) -m venv $(VENV)-mutants && \
+		echo "$$(realpath $(VENV))"/lib/python3.*/site-packages \
+			> "$$(echo $(VENV)-mutants/lib/python3.*/site-packages)/project.pth" && \
+		$(VENV)-mutants/bin/pip install --quiet --disable-pip-version-check 'mutmut==3.8.1' \
+			"$$(grep -o '^pytest==[0-9.]*' requirements-dev.txt)"; }
+	@nice -n 10 $(VENV)-mutants/bin/python tests/mutants/run.py $(MODULE)
+
 proto: ## regenerate the protobuf modules (needs a network once)
 	@test -x $(VENV)-proto/bin/python || { $(PYTHON) -m venv $(VENV)-proto && \
 		$(VENV)-proto/bin/pip install --quiet 'grpcio-tools==1.62.3' 'mypy-protobuf==3.6.0' 'setuptools<80'; }
@@ -54,5 +62,5 @@ proto: ## regenerate the protobuf modules (needs a network once)
 		arroyo_dagster/state/codec/proto/state.proto
 
 clean: ## remove what the other commands made
-	@rm -rf $(VENV) $(VENV)-proto .demo .dagster .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-proto $(VENV)-mutants .mutants .demo .dagster .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -prune -exec rm -rf {} +

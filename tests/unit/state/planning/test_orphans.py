@@ -15,7 +15,9 @@ from arroyo_dagster.state.model.collecting import (
     DAY_MICROS,
     GRACE_MICROS,
     EpochRoot,
+    PlanKind,
     Retention,
+    Root,
     Roots,
 )
 from arroyo_dagster.state.model.directory import (
@@ -37,7 +39,14 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import Packed, Stored, object_name
 from arroyo_dagster.state.planning.expiry import plan_expiry
-from arroyo_dagster.state.planning.orphans import Reason, reason_of, standing_of
+from arroyo_dagster.state.planning.orphans import (
+    Reason,
+    judge,
+    judge_below,
+    plan_orphans,
+    reason_of,
+    standing_of,
+)
 from arroyo_dagster.state.planning.permission import why_dead
 from arroyo_dagster.state.planning.recovery import marker_path
 
@@ -320,6 +329,145 @@ def test_an_expiry_leaves_a_file_whose_name_folds_to_one_that_stays() -> None:
     roots = replace(roots, epochs=(newest, roots.epochs[1], oldest))
     plan = plan_expiry(roots, Retention(keep_epochs=2), now_micros=NOW)
     assert list(plan.data.paths) == [other]
+
+
+def lost_of(roots: Roots, one: EpochRoot, modified: int | None = OLD) -> bool:
+    standing = standing_of(
+        replace(roots, attempts=(one,)),
+        [Stored(one.ref, 1, modified)],
+        now_micros=NOW,
+        grace_micros=GRACE_MICROS,
+    )
+    return one.ref in standing.lost
+
+
+def test_each_condition_alone_keeps_a_manifest_that_lost() -> None:
+    roots = roots_of(PROTOCOL)
+    lost = epoch_root(PROTOCOL, 8, generation=1, state=CheckpointState.ORPHANED)
+    assert lost_of(roots, lost)
+    assert lost_of(roots, replace(lost, state=CheckpointState.UNCLAIMED))
+    for state in (CheckpointState.READY, CheckpointState.COMMITTING, CheckpointState.INVISIBLE):
+        assert not lost_of(roots, replace(lost, state=state)), state
+    at_head = epoch_root(PROTOCOL, 9, generation=1, state=CheckpointState.ORPHANED)
+    ahead = epoch_root(PROTOCOL, 10, generation=1, state=CheckpointState.ORPHANED)
+    assert lost_of(roots, at_head)
+    assert not lost_of(roots, ahead)
+    assert lost_of(roots, lost, NOW - GRACE_MICROS)
+    assert not lost_of(roots, lost, NOW - GRACE_MICROS + 1)
+    assert not lost_of(roots, lost, None)
+    read = Root(path=lost.ref, digest="d")
+    assert not lost_of(replace(roots, more=(read,)), lost), "a start reads it"
+    other = Root(path=roots.head.ref, digest="d")
+    assert lost_of(replace(roots, more=(other,)), lost)
+
+
+def test_times_at_the_very_end_of_a_period() -> None:
+    roots, short = roots_of(PROTOCOL), 3_600_000_000
+    assert reason(roots, data(PROTOCOL, 6), NOW - GRACE_MICROS) is Reason.ORPHAN
+    assert reason(roots, data(PROTOCOL, 6), HEAD_BEGAN - 60_000_000, grace=short) is (
+        Reason.IN_FLIGHT
+    )
+    assert reason(roots, data(PROTOCOL, 6), HEAD_BEGAN - 60_000_001, grace=short) is Reason.ORPHAN
+
+
+def test_head_that_took_long_began_as_long_before_the_store_wrote_it() -> None:
+    second = 1_000_000
+    head = epoch_root(PROTOCOL, 9, data(PROTOCOL, 9), finish_time_micros=HEAD_BEGAN + 200 * second)
+    roots = roots_of(PROTOCOL)
+    roots = replace(roots, epochs=(head, *roots.epochs[1:]))
+    began = HEAD_BEGAN - 200 * second - 60 * second  # written by the store at HEAD_BEGAN + 10
+    short = {"grace": 3_600_000_000}
+    assert reason(roots, data(PROTOCOL, 6), began + 10, **short) is Reason.IN_FLIGHT
+    assert reason(roots, data(PROTOCOL, 6), began + 9, **short) is Reason.ORPHAN
+
+
+def test_directories_that_the_newest_legacy_epoch_wrote_are_told_from_those_of_before() -> None:
+    """After ignore_state epoch 9 may have written the directory of epoch 3."""
+    head = epoch_root(LEGACY, 9, data(LEGACY, 3), data(LEGACY, 8), ours=False)
+    before = epoch_root(LEGACY, 8, data(LEGACY, 8), ours=False)
+    stopped = answer(JobCondition.STOPPED, LEGACY)
+    for epochs in ((head, before), (head, before, before)):
+        roots = roots_of(LEGACY, ours=False, epochs=epochs)
+        assert reason(roots, data(LEGACY, 3, name="001-y"), answer=stopped) is Reason.ORPHAN
+        assert reason(roots, data(LEGACY, 4, name="001-y"), answer=stopped) is Reason.MAY_COME_AGAIN
+    alone = roots_of(LEGACY, ours=False, epochs=(head,))
+    assert reason(alone, data(LEGACY, 8, name="001-y"), answer=stopped) is Reason.ORPHAN
+    assert reason(alone, data(LEGACY, 9, name="001-y"), answer=stopped) is Reason.MAY_COME_AGAIN
+
+
+def test_plan_takes_what_goes_and_counts_what_stays() -> None:
+    lost = epoch_root(
+        PROTOCOL, 8, data(PROTOCOL, 8, 1), generation=1, state=CheckpointState.ORPHANED
+    )
+    older = epoch_root(
+        PROTOCOL, 7, data(PROTOCOL, 7, 1), generation=1, state=CheckpointState.ORPHANED
+    )
+    roots = roots_of(PROTOCOL, attempts=(lost, older))
+    generation = PROTOCOL.generation_manifest(WorkerGeneration(1))
+    metadata = [
+        Stored(roots.head.ref, 3, HEAD_BEGAN + 10),
+        *(Stored(one, 5, OLD) for one in (lost.ref, older.ref, generation)),
+    ]
+    subtask = PROTOCOL.subtask_metadata(OperatorId("o"), 0, Epoch(3), WorkerGeneration(1))
+    kept_subtask = PROTOCOL.subtask_metadata(OperatorId("o"), 0, Epoch(8), WorkerGeneration(2))
+    files = [
+        Stored(data(PROTOCOL, 3, 1), 10, OLD),
+        Stored(data(PROTOCOL, 8, 1), 20, OLD),
+        Stored(data(PROTOCOL, 9), 30, OLD),
+        Stored(data(PROTOCOL, 6), 40, NOW - 5),
+        Stored(data(PROTOCOL, 6, name="002-z"), None, NOW - 5),
+        Stored(subtask, 2, OLD),
+        Stored(kept_subtask, 2, OLD),
+    ]
+    foreign = [Stored(StatePath("p/j/notes.txt"), 9, OLD)]
+    standing = standing_of(roots, metadata, now_micros=NOW, grace_micros=GRACE_MICROS)
+    parts = [judge(standing, files)]
+    plan = plan_orphans(standing, parts, metadata, foreign, listed=12)
+    assert list(plan.data.paths) == [data(PROTOCOL, 3, 1), data(PROTOCOL, 8, 1)]
+    assert list(plan.records.paths) == [subtask]
+    assert list(plan.metadata.paths) == [generation, older.ref, lost.ref]
+    assert plan.size_bytes == 10 + 20 + 2 + 5 + 5 + 5
+    assert plan.stays == {
+        "foreign": (1, 0),
+        "metadata": (2, 3 + 2),
+        "referenced": (1, 30),
+        "young": (2, 40),
+    }
+    assert plan.foreign == (StatePath("p/j/notes.txt"),)
+    assert (plan.kind, plan.paths, plan.made_at_micros) == (PlanKind.ORPHANS, PROTOCOL, NOW)
+    assert plan.rule == {"grace_micros": GRACE_MICROS}
+    assert (plan.proof.listed, plan.proof.referenced) == (12, 3)
+    assert plan.proof.digest == standing.referenced.hexdigest
+    # A directory at a time the same is decided.
+    in_parts = standing_of(
+        roots, metadata, now_micros=NOW, grace_micros=GRACE_MICROS, in_parts=True
+    )
+    below = {path.partition("/operator-")[0] for path in (one.path for one in files)}
+    below |= {PROTOCOL.checkpoint(Epoch(number), WorkerGeneration(2)) for number in (7, 8, 9)}
+    each = [
+        judge_below(in_parts, f"{name}/", [one for one in files if one.path.startswith(name)])
+        for name in sorted(below)
+    ]
+    again = plan_orphans(in_parts, each, metadata, foreign, listed=12)
+    assert set(again.data.paths) == set(plan.data.paths)
+    assert again.records == plan.records
+    assert again.stays == plan.stays
+    assert again.proof.digest == plan.proof.digest
+    assert again.proof.referenced == plan.proof.referenced
+
+
+def test_manifest_is_lost_or_metadata() -> None:
+    lost = epoch_root(PROTOCOL, 8, generation=1, state=CheckpointState.ORPHANED)
+    roots = roots_of(PROTOCOL, attempts=(lost,))
+    metadata = [Stored(lost.ref, 1, OLD)]
+    standing = standing_of(roots, metadata, now_micros=NOW, grace_micros=GRACE_MICROS)
+    assert reason_of(standing, metadata[0], object_name(PROTOCOL, lost.ref)) is Reason.LOST
+    head = Stored(roots.head.ref, 1, OLD)
+    assert reason_of(standing, head, object_name(PROTOCOL, head.path)) is Reason.METADATA
+    # Of no other kind, whatever it is called.
+    odd = replace(standing, lost=frozenset({PROTOCOL.current_generation}))
+    fence = Stored(PROTOCOL.current_generation, 1, OLD)
+    assert reason_of(odd, fence, object_name(PROTOCOL, fence.path)) is Reason.METADATA
 
 
 # ---- dead jobs -----------------------------------------------------------------------------------
