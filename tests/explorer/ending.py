@@ -12,31 +12,28 @@ from tests.explorer.world import DAY, Process, Violation, World
 
 def check_end(world: World, watch: Watch) -> None:
     """Every epoch that stays is whole, and a start finds its way."""
+    objects = watch.objects
     for path in watch.protected():
-        if path not in world.objects and path not in watch.by_arroyo:
+        if path not in objects and path not in watch.by_arroyo:
             raise Violation(f"{path} is gone in the end")
     if not watch.protocol or not watch.epochs:
         return
-    fence = world.objects.get(f"{watch.root}/current-generation.json")
+    fence = objects.get(f"{watch.root}/current-generation.json")
     if fence is None:
         raise Violation("the fence is gone")
-    number = 1 + max(
-        int(path.split("/")[3])
-        for path in world.objects
-        if path.startswith(f"{watch.root}/generations/")
-    )
+    below = world.below(f"{watch.place}generations/")
+    numbers = {path[len(watch.place) :].split("/")[1] for path in below}
+    number = 1 + max(int(one) for one in numbers if one.isascii() and one.isdecimal())
     try:
-        ref = restored(
-            world.objects, watch.root, number, follow=watch.ours, by_arroyo=watch.by_arroyo
-        )
+        ref = restored(objects, watch.root, number, follow=watch.ours, by_arroyo=watch.by_arroyo)
     except TakenByArroyo:
         return
     if ref is None:
         raise Violation("a start would begin without state")
     newest = max(watch.epochs)
-    if manifest_facts(world.objects[ref][0])[0] < newest and watch.ours:
+    if manifest_facts(objects[ref][0])[0] < newest and watch.ours:
         raise Violation(f"a start would go on from {ref}, not from epoch {newest}")
-    lost = [path for path in listed(world.objects[ref][0], True) if path not in world.objects]
+    lost = [path for path in listed(objects[ref][0], True) if path not in objects]
     if lost:
         raise Violation(f"a start would go on from {ref}, of which {lost[0]} is gone")
 
@@ -98,7 +95,7 @@ def _finish_removal(setting: Setting) -> None:
 def _run(setting: Setting, process: Process) -> None:
     setting.world.run([process])
     if process.result not in ("collected", "moved", "nothing"):
-        kept = setting.world.objects.get(setting.paths.retained)
+        kept = setting.watch.objects.get(setting.paths.retained)
         if kept is not None and json.loads(kept[0])["pins"]:
             return  # a pinned epoch that is not there is told, and refused until unpinned
         raise Violation(f"{process.name} is refused for ever: {process.result}")

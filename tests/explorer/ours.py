@@ -69,7 +69,7 @@ from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from tests.explorer.oracle import LEGACY_HEAD, RECORD, Watch
 from tests.explorer.remembering import remembering
-from tests.explorer.world import HOUR, Hands, Process, Violation, World, refused
+from tests.explorer.world import HOUR, SECOND, Hands, Process, Violation, World, refused
 
 SOURCE, OPERATOR = OperatorId("src"), OperatorId("op")
 STEP, RETENTION = 10, 25
@@ -152,6 +152,10 @@ def _uuid() -> uuid.UUID:
     return uuid.UUID(int=_Pool.world.chance.getrandbits(128))
 
 
+def _time_here(*, monotonic: bool = False) -> int:
+    return _Pool.world.time_here(monotonic=monotonic) if _Pool.world else 0
+
+
 def _problem(self: Any, *listed: Any) -> NotFoundError | None:
     """Whether a data file is there: what it holds is nothing."""
     path = listed[-1]
@@ -163,7 +167,12 @@ def _problem(self: Any, *listed: Any) -> NotFoundError | None:
 def replaced_machinery() -> Iterator[None]:
     """While it lasts, threads, time and random names of the product are the world's."""
     names = types.SimpleNamespace(uuid4=_uuid)
-    clock = types.SimpleNamespace(time_ns=lambda: (_Pool.world.now if _Pool.world else 0) * 1000)
+    clock = types.SimpleNamespace(
+        time_ns=lambda: _time_here() * 1000,
+        time=lambda: _time_here() / SECOND,
+        monotonic_ns=lambda: _time_here(monotonic=True) * 1000,
+        monotonic=lambda: _time_here(monotonic=True) / SECOND,
+    )
     threads = types.SimpleNamespace(Event=_Event, Thread=_Thread)
     with (
         mock.patch.object(concurrency, "ThreadPoolExecutor", _Pool),
@@ -246,9 +255,9 @@ def write_epochs(
     hands = Hands(world, process)
     run: OpaqueRun | None = None
     try:
-        run = OpaqueRun(hands, job.pipeline(), clock=world.clock)
+        run = OpaqueRun(hands, job.pipeline(), clock=world.clock_of(process))
         for _ in range(epochs):
-            _write_epoch(world, hands, run, job, chance)
+            _write_epoch(hands, run, job, chance)
     except ArroyoStateError as error:
         if isinstance(error, NotFoundError | FormatError) and process.fault_at is None:
             raise Violation(f"{process.name}: {error}") from error
@@ -260,13 +269,11 @@ def write_epochs(
     return "done"
 
 
-def _write_epoch(
-    world: World, hands: Hands, run: OpaqueRun, job: Job, chance: random.Random
-) -> None:
+def _write_epoch(hands: Hands, run: OpaqueRun, job: Job, chance: random.Random) -> None:
     plan = run.plan(False)
     reports = [
-        (SOURCE, _report(world, hands, run, job, SOURCE, 0, chance)),
-        (OPERATOR, _report(world, hands, run, job, OPERATOR, 0, chance)),
+        (SOURCE, _report(hands, run, job, SOURCE, 0, chance)),
+        (OPERATOR, _report(hands, run, job, OPERATOR, 0, chance)),
     ]
     if chance.random() < 0.3:
         _, report = reports[1]
@@ -284,7 +291,6 @@ def _write_epoch(
 
 
 def _report(
-    world: World,
     hands: Hands,
     run: OpaqueRun,
     job: Job,
@@ -328,8 +334,8 @@ def _report(
             tables[config.table] = GlobalKeyedReport(file=file)
     return SubtaskCheckpoint(
         subtask_index=subtask,
-        start_time_micros=world.now,
-        finish_time_micros=world.now,
+        start_time_micros=run.clock(),
+        finish_time_micros=run.clock(),
         watermark_micros=watermark,
         size_bytes=0,
         tables=tables,
@@ -383,7 +389,7 @@ def compact(world: World, process: Process, job: Job) -> str:
             QUICK,
             run=merge,
             owner=process.name,
-            clock=world.clock,
+            clock=world.clock_of(process),
         )
     except ArroyoStateError as error:
         return refused(error)
@@ -423,7 +429,7 @@ def rewrite(world: World, process: Process, paths: JobPaths, controller: Any) ->
             owner=process.name,
             quiet_seconds=0,
             verify_level=0,
-            clock=world.clock,
+            clock=world.clock_of(process),
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
@@ -436,7 +442,7 @@ def put_back(world: World, process: Process, paths: JobPaths, controller: Any) -
     hands: Any = Hands(world, process)
     try:
         done = undo_rewrite(
-            hands, paths, directory(controller), owner=process.name, clock=world.clock
+            hands, paths, directory(controller), owner=process.name, clock=world.clock_of(process)
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
@@ -449,11 +455,13 @@ class Collection:
     """What a collector is asked to do.
 
     Attributes:
+        keep, keep_for: what the oracle knows of that: how many epochs stay, or for how long.
         early: whether the plan is made first and carried out later.
     """
 
     asked: GcRequest
     keep: int | None = None
+    keep_for: int | None = None
     aside: bool = False
     early: bool = False
     in_flight: int = 8
@@ -462,12 +470,12 @@ class Collection:
 def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: Collection) -> str:
     """The product's collector."""
     hands: Any = Hands(world, process)
-    if what.keep is not None:
-        watch.expires(what.keep)
+    if what.keep is not None or what.keep_for is not None:
+        watch.expires(what.keep, what.keep_for)
     plan = None
     try:
         if what.early:
-            plan = plan_collection(hands, paths, what.asked, now_micros=world.now)
+            plan = plan_collection(hands, paths, what.asked, now_micros=world.clock_of(process)())
         done = collect(
             hands,
             paths,
@@ -481,7 +489,7 @@ def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: 
                 sleep=lambda seconds: world.wait(process, seconds),
             ),
             owner=process.name,
-            clock=world.clock,
+            clock=world.clock_of(process),
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
@@ -501,7 +509,7 @@ def pin(world: World, process: Process, paths: JobPaths, watch: Watch, epoch: in
             paths,
             Epoch(epoch),
             owner=process.name,
-            clock=world.clock,
+            clock=world.clock_of(process),
             sleep=lambda seconds: world.wait(process, seconds),
         )
     except ArroyoStateError as error:
@@ -520,7 +528,7 @@ def unpin(world: World, process: Process, paths: JobPaths, watch: Watch) -> str:
         if not found:
             return "nothing"
         watch.lift(min(found))
-        unpin_epochs(hands, paths, [min(found)], owner=process.name, clock=world.clock)
+        unpin_epochs(hands, paths, [min(found)], owner=process.name, clock=world.clock_of(process))
         watch.lift(min(found))  # somebody may have pinned it before, and have said so since
     except ArroyoStateError as error:
         return refused(error)
@@ -542,11 +550,11 @@ def bring_back(world: World, process: Process, paths: JobPaths, watch: Watch) ->
             names[-1],
             yes=True,
             owner=process.name,
-            clock=world.clock,
+            clock=world.clock_of(process),
             sleep=lambda seconds: world.wait(process, seconds),
         )
     except ArroyoStateError as error:
-        kept = json.loads(world.objects[paths.retained][0]) if names else {}
+        kept = json.loads(watch.objects[paths.retained][0]) if names else {}
         lost = isinstance(error, FormatError | NotFoundError)
         if lost and watch.ours and names[-1] in kept["quarantines"]:
             raise Violation(f"{process.name}: {error}") from error
@@ -566,7 +574,7 @@ def purge_old(world: World, process: Process, paths: JobPaths) -> str:
             older_than_micros=HOUR,
             yes=True,
             owner=process.name,
-            clock=world.clock,
+            clock=world.clock_of(process),
         )
     except ArroyoStateError as error:
         return refused(error)
