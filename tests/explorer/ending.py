@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
+from arroyo_dagster.errors import ConflictError
+from arroyo_dagster.state.lease import LEASE_SECONDS, ON_ITS_WAY_SECONDS, lease
 from tests.explorer.oracle import TakenByArroyo, Watch, listed, manifest_facts, restored
 from tests.explorer.setting import Setting
-from tests.explorer.world import DAY, Process, Violation, World
+from tests.explorer.world import DAY, REQUEST, SECOND, Hands, Process, Violation, World
 
 
 def check_end(world: World, watch: Watch) -> None:
@@ -36,6 +39,30 @@ def check_end(world: World, watch: Watch) -> None:
     lost = [path for path in listed(objects[ref][0], True) if path not in objects]
     if lost:
         raise Violation(f"a start would go on from {ref}, of which {lost[0]} is gone")
+
+
+def check_leases(setting: Setting) -> None:
+    """Nobody is at work any more: once a lease has run out, nobody is kept waiting by it."""
+    world, paths = setting.world, setting.paths
+    world.jump(int((LEASE_SECONDS + ON_ITS_WAY_SECONDS) * SECOND) + REQUEST)
+    cut, world.cut_listings = world.cut_listings, False
+
+    def work(process: Process) -> str:
+        store: Any = Hands(world, process)
+        for directory in (paths.leases, paths.writers):
+            try:
+                with lease(
+                    store, paths, "next", directory=directory, clock=world.clock_of(process)
+                ):
+                    pass
+            except ConflictError as error:
+                raise Violation(f"a lease outlasts its holder: {error}") from error
+        return "held"
+
+    next_one = Process("next", "collector", work, root=f"{setting.url}{paths.root}")
+    next_one.url, next_one.clock = setting.url, setting.clocks("collector")
+    world.run([next_one])
+    world.cut_listings = cut
 
 
 def check_removed(world: World, watch: Watch, chosen: Sequence[Process]) -> None:

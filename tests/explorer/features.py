@@ -1,4 +1,4 @@
-"""What a deployment may have besides jobs: clocks that disagree, users' objects, weak stores, copies.
+"""What a deployment may have besides jobs: wrong clocks, users' objects, weak stores, copies.
 
 Each is a feature. A seed decides which of those that are switched on a schedule has; a schedule
 without any costs nothing more.
@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from arroyo_dagster.state.local.directory import SaidJobs
 from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
 from tests.explorer import ours
@@ -134,6 +133,7 @@ def _names(scene: Scene) -> None:
     """Users have put copies beside what is ours, or put them there meanwhile."""
     world, chance = scene.world, scene.chance
     for setting in scene.settings:
+        setting.watch.foreign = scene.watches.foreign
         its = [path for path in world.below(setting.watch.place) if OURS not in path]
         for _ in range(chance.choice((1, 1, 2, 3))):
             copies = second_names(its, chance)
@@ -185,7 +185,11 @@ def _links(scene: Scene) -> None:
     elif kind == "job":
         root = place[:-1]
         world.links[f"{root}2"] = root
-        _copied_job(scene, chance.randrange(len(scene.settings)), "2")
+        at = next(i for i, one in enumerate(scene.settings) if one.watch.place == place)
+        setting = _other_name(scene, at, "2")
+        for make in (setting.orphans, setting.expiry, setting.removal):
+            scene.more.append(make())
+            scene.more[-1].root = root
     else:
         # The directory of a generation, or of an epoch where there are none.
         found = re.match(r"(.+/generations/)(\d+)", directory)
@@ -229,8 +233,9 @@ def _below(world: World, place: str, to: str, chance: random.Random) -> Objects:
 def _copy_of_root(scene: Scene) -> None:
     """All of the job was copied to another URL, and there it goes on as well."""
     world, url = scene.world, scene.chance.choice(("copy/", "pl_1/copy/", "copy/of/all/"))
-    world.add(_below(world, f"{scene.bases[0].root}/", f"{url}{scene.bases[0].root}/", scene.chance))
-    scene.watches.urls += (url,)
+    place = scene.settings[0].watch.place
+    world.add(_below(world, place, url + place, scene.chance))
+    scene.watches.inner[url + place] = url
     scene.settings.append(scene.make_setting(scene.bases[0], url))
     scene.bases.append(scene.bases[0])
     _sweeps(scene)
@@ -244,12 +249,13 @@ def _nested_root(scene: Scene) -> None:
     base = base_of(chance.choice(KINDS), chance.randrange(BASES))
     root = scene.bases[0].root
     url = chance.choice(("sub/dir/", "sub/", "pl_1/", "job_10/", f"{root}/", f"{root}/sub/"))
-    objects = {url + path: one for path, one in base.objects.items()}
-    if any(path in world.objects for path in objects):
+    place = f"{url}{base.root}/"
+    if world.below(place):
         return
-    world.add(objects)
+    its = {path: one for path, one in base.objects.items() if path.startswith(f"{base.root}/")}
+    world.add({url + path: one for path, one in its.items()})
     world.now = max(world.now, base.now)
-    scene.watches.urls += (url,)
+    scene.watches.inner[place] = url
     scene.settings.append(scene.make_setting(base, url))
     scene.bases.append(base)
     _sweeps(scene)
@@ -262,7 +268,7 @@ def _sweeps(scene: Scene) -> None:
     for _ in range(chance.choice((1, 1, 2))):
         kind = chance.choice(("expiry", "orphans", "removal", "removal"))
         work = ours.sweep(world, known, kind, chance)
-        scene.more.append(Process(f"sweep {kind}", "collector", work))
+        scene.more.append(Process(f"{kind} of all", "collector", work))
 
 
 def _renamed_copy(scene: Scene) -> None:
@@ -272,30 +278,33 @@ def _renamed_copy(scene: Scene) -> None:
     root = scene.settings[at].watch.root
     name = chance.choice(("2", "-copy"))
     objects = _below(world, f"{root}/", f"{root}{name}/", chance)
-    if chance.random() < 0.7:
-        world.add(objects)
-    else:
-        scene.more.append(_admin(world, objects))
-    _copied_job(scene, at, name)
-
-
-def _copied_job(scene: Scene, at: int, name: str) -> None:
-    """Who works on a job under its other name: nothing is promised of that, all of the first."""
-    world, chance, first = scene.world, scene.chance, scene.settings[at]
-    old = first.paths
-    paths = JobPaths(JobId(old.job + name), old.pipeline and PipelineId(old.pipeline))
-    watch = Watch(world.objects, str(paths.root), first.watch.protocol, ours=False)
-    watch.clock, watch.by_arroyo, watch.stranger = world.clock, world.taken_by_arroyo, True
-    controller = first.controller and replace(first.controller.copied(), paths=paths)
-    setting = Setting(world, watch, replace(first.job, paths=paths), controller, chance)
-    scene.renamed.append(setting)
-    scene.watches.of += (watch,)
+    setting = _other_name(scene, at, name)
     makers = [*setting.makers(), setting.orphans, setting.expiry, setting.removal]
-    if controller is None:
-        makers += [setting.writer] * 5
+    if chance.random() < 0.3:
+        scene.more.append(_admin(world, objects))
+    else:
+        world.add(objects)
+        if setting.controller is None:
+            makers += [setting.writer] * 5
     for _ in range(chance.choice((1, 2, 3))):
         make = chance.choice(makers)
         scene.more.append(make(2) if make == setting.writer else make())
+
+
+def _other_name(scene: Scene, at: int, name: str) -> Setting:
+    """A job under its other name: nothing is promised of that, all of the first."""
+    world, first = scene.world, scene.settings[at]
+    old = first.paths
+    paths = JobPaths(JobId(old.job + name), old.pipeline and PipelineId(old.pipeline))
+    watch = Watch(world.objects, str(paths.root), first.watch.protocol, ours=False)
+    watch.clock, watch.by_arroyo = world.clock, world.taken_by_arroyo
+    watch.foreign = scene.watches.foreign
+    controller = first.controller and replace(first.controller.copied(), paths=paths)
+    job = replace(first.job, paths=paths, known=False)
+    setting = Setting(world, watch, job, controller, scene.chance)
+    scene.renamed.append(setting)
+    scene.watches.of += (watch,)
+    return setting
 
 
 # ---- all of them ---------------------------------------------------------------------------------
@@ -313,10 +322,16 @@ FEATURES: dict[str, Callable[[Scene], None]] = {
 }
 """By name, in the order in which they are set up."""
 
-EXPECTED: dict[str, int] = {}
-"""Features with which a violation is known to be found, within so many schedules: they are off."""
-
-KNOWN_JOBS = SaidJobs
+EXPECTED = {
+    "a copy under another name": 200,
+    "foreign names": 100,
+    "links": 100,
+    "no conditional create": 50,
+    "listings of versions": 200,
+    "several clocks": 100,
+    "clocks that are set": 100,
+}
+"""Features that are off, since a violation is found with each, within so many schedules."""
 
 
 def drawn(seed: int, switched_on: Collection[str] | None = None) -> tuple[str, ...]:
@@ -340,6 +355,14 @@ def set_up(scene: Scene, names: Iterable[str]) -> None:
     """Let a schedule have these features."""
     for name in names:
         FEATURES[name](scene)
+
+
+def may_finish(scene: Scene) -> bool:
+    """Whether jobs must be able to go on days later, and to be collected."""
+    places = [one.watch.place for one in scene.settings]
+    inner = scene.watches.inner
+    overlap = any(one.startswith(place) and one != place for one in inner for place in places)
+    return scene.world.conditional and not overlap
 
 
 def set_right(scene: Scene) -> None:

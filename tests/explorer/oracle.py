@@ -509,12 +509,12 @@ class Watches:
 
     Attributes:
         foreign: what users put beside what is ours, in full.
-        urls: the URLs that lie below others', each the prefix of full paths.
+        inner: the places of jobs of other URLs, in full, with the prefix of each URL.
     """
 
     of: tuple[Watch, ...]
     foreign: set[str] = field(default_factory=set)
-    urls: tuple[str, ...] = ()
+    inner: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, process: Process, verb: str, path: str, before: Object | None) -> None:
         """A change was made."""
@@ -524,13 +524,13 @@ class Watches:
             raise Violation(f"{process.name} touched another job: {verb} {path}")
         if path in self.foreign:
             raise Violation(f"{process.name} touched a user's object: {verb} {path}")
-        for url in self.urls:
-            if path.startswith(url) and process.url != url:
-                raise Violation(f"{process.name} touched another URL: {verb} {path}")
+        url = next((url for place, url in self.inner.items() if path.startswith(place)), "")
+        if process.url != url:
+            raise Violation(f"{process.name} touched another URL: {verb} {path}")
         if verb == "create" and before is not None and CREATED_ONCE.fullmatch(path):
             raise Violation(f"{process.name} created {path}, which was there")
         for watch in self.of:
-            if path.startswith(watch.place):
+            if path.startswith(watch.place) and watch.url == url:
                 watch(process, verb, path[len(watch.url) :], before)
 
 

@@ -12,8 +12,8 @@ import json
 import random
 import types
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -28,6 +28,7 @@ from arroyo_dagster.state.local.collecting_steps import Pace
 from arroyo_dagster.state.local.compaction import compact_job
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
+from arroyo_dagster.state.local.jobs import list_jobs
 from arroyo_dagster.state.local.quarantine import purge
 from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
 from arroyo_dagster.state.local.rewriting import rewrite_job
@@ -40,7 +41,7 @@ from arroyo_dagster.state.model.checkpoints import (
     StreamProgress,
     SubtaskCheckpoint,
 )
-from arroyo_dagster.state.model.collecting import PlanKind
+from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
     CompactionSettings,
@@ -49,6 +50,7 @@ from arroyo_dagster.state.model.compaction import (
     MergeOutcome,
     PairsMerge,
 )
+from arroyo_dagster.state.model.directory import Absence, SourceWord
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -217,11 +219,16 @@ CONFIGS = {False: (_KEYED, _ROWS), True: (_KEYED, _ROWS, _COMMITS)}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of ours: its paths, and how its runs are."""
+    """A job of ours: its paths, and how its runs are.
+
+    Attributes:
+        known: whether its metadata knows it by this name: else a start may be refused.
+    """
 
     paths: JobPaths
     two_phase: bool = False
     keep_epochs: int | None = None
+    known: bool = True
 
     def pipeline(self) -> Pipeline:
         legacy = self.paths.layout is Layout.LEGACY
@@ -254,12 +261,13 @@ def write_epochs(
     """Start a run and write so many epochs."""
     hands = Hands(world, process)
     run: OpaqueRun | None = None
+    surprising = process.fault_at is None and job.known
     try:
         run = OpaqueRun(hands, job.pipeline(), clock=world.clock_of(process))
         for _ in range(epochs):
             _write_epoch(hands, run, job, chance)
     except ArroyoStateError as error:
-        if isinstance(error, NotFoundError | FormatError) and process.fault_at is None:
+        if isinstance(error, NotFoundError | FormatError) and surprising:
             raise Violation(f"{process.name}: {error}") from error
         return refused(error)
     finally:
@@ -498,6 +506,66 @@ def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: 
         return "nothing"
     moved = what.aside and what.asked.kind is PlanKind.DEAD_JOB
     return "moved" if moved else "collected"
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """A server of Arroyo's, which knows its own jobs and says that there are no others."""
+
+    controllers: dict[str, Any]
+    source: str = "the server"
+
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+        return [self._word(paths, checkpoints) for paths in jobs]
+
+    def _word(self, paths: JobPaths, checkpoints: bool) -> SourceWord:
+        controller = self.controllers.get(str(paths.root))
+        if controller is None:
+            return SourceWord(source=self.source, absence=Absence.NO_JOB)
+        (word,) = controller.look_up([paths], checkpoints=checkpoints)
+        return replace(word, source=self.source)
+
+
+def sweep(
+    world: World, known: Mapping[str, Any], kind: str, chance: random.Random
+) -> Callable[[Process], str]:
+    """The product's collector for every job that is found below a URL, one after the other.
+
+    Args:
+        known: the settings of the jobs that somebody knows of, by root.
+    """
+    server = _Server({root: one.controller for root, one in known.items() if one.controller})
+
+    def work(process: Process) -> str:
+        try:
+            jobs = list_jobs(Hands(world, process))
+        except ArroyoStateError as error:
+            return refused(error)
+        results = [gather(world, process, *one) for one in asked(process, jobs)]
+        return "collected" if "collected" in results else "nothing"
+
+    def asked(process: Process, jobs: Sequence[JobPaths]) -> Iterator[Any]:
+        for paths in jobs:
+            setting = known.get(str(paths.root))
+            process.root = process.url + paths.root
+            ownerless = Watch(world.objects, str(paths.root), paths.pipeline is not None, False)
+            watch = ownerless if setting is None else setting.watch
+            keep = 2 if kind == "expiry" else None
+            if keep is not None and watch.protocol is False:
+                watch.trap = 10
+            request = GcRequest(
+                kind={
+                    "expiry": PlanKind.EXPIRE,
+                    "orphans": PlanKind.ORPHANS,
+                    "removal": PlanKind.DEAD_JOB,
+                }[kind],
+                retention=None if keep is None else Retention(keep_epochs=keep),
+                grace_micros=GRACE_FLOOR_MICROS,
+                directory=JobDirectory([server]),
+            )
+            yield paths, watch, Collection(asked=request, keep=keep, aside=chance.random() < 0.2)
+
+    return work
 
 
 def pin(world: World, process: Process, paths: JobPaths, watch: Watch, epoch: int) -> str:

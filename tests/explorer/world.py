@@ -181,7 +181,8 @@ class World:
         links: names below which the objects of another name appear, as links on a disk do.
         follows: whether listings go through links; else each is shown as one object that no path
             leads to, and nothing is reached through it.
-        versions: what deleted and overwritten objects were, where listings show that; else None.
+        versions: what deleted and overwritten objects were, where anybody keeps that; else None.
+        shows_versions: whether listings show them.
     """
 
     def __init__(
@@ -209,6 +210,8 @@ class World:
         self.links: dict[str, str] = {}
         self.follows = True
         self.versions: dict[str, Object] | None = None
+        self.shows_versions = False
+        self._versions: list[str] = []
         self._left = 0
         self._paused: Process | None = None
         self._bursts: Sequence[int] = (10_000,)
@@ -480,11 +483,13 @@ class World:
 
     def shown(self, prefix: str, after: str = "") -> list[str]:
         """The names that a listing of a directory, or of all, shows, in order."""
-        if not self.links and self.versions is None:
+        if not self.links and not self.shows_versions:
             return self.below(prefix, after)
         names = {*self.below(prefix, after)}
-        if self.versions is not None:
-            names.update(one for one in self.versions if one.startswith(prefix) and one > after)
+        if self.shows_versions and self.versions is not None:
+            if len(self._versions) != len(self.versions):
+                self._versions = sorted(self.versions)
+            names.update(_range(self._versions, prefix, after))
         for link, target in self.links.items():
             inside = [link]
             if self.follows:
@@ -494,11 +499,15 @@ class World:
 
     def below(self, prefix: str, after: str = "") -> list[str]:
         """The names of the objects in a directory, or in all of the store, in order."""
-        names = self._names
-        if not prefix:
-            return names[bisect.bisect_right(names, after) :]
-        first = bisect.bisect_right(names, max(after, prefix))
-        return names[first : bisect.bisect_left(names, prefix[:-1] + "0")]
+        return _range(self._names, prefix, after)
+
+
+def _range(names: list[str], prefix: str, after: str) -> list[str]:
+    """Those of sorted names that are in a directory, and behind a name."""
+    if not prefix:
+        return names[bisect.bisect_right(names, after) :]
+    first = bisect.bisect_right(names, max(after, prefix))
+    return names[first : bisect.bisect_left(names, prefix[:-1] + "0")]
 
 
 @functools.lru_cache(maxsize=50_000)
@@ -592,7 +601,7 @@ class Hands:
     def _listed(self, path: str) -> tuple[ObjectInfo, ...]:
         """What a listing says of a name: nothing if it went since, as a rule."""
         world = self._world
-        if not world.links and world.versions is None:
+        if not world.links and not world.shows_versions:
             info = self._info(path)
             return () if info is None else (info,)
         full = self._base + path
@@ -600,9 +609,9 @@ class Hands:
             return (ObjectInfo(**UNADDRESSABLE, path=str.__new__(StatePath, path)),)
         info = self._info(path)
         infos = () if info is None else (info,)
-        old = None if world.versions is None else world.versions.get(full)
-        if old is None or world.chance.random() < 0.5:
-            return infos
+        old = world.versions.get(full) if world.shows_versions and world.versions else None
+        if old is None or old[2] % 2:
+            return infos  # it shows some versions, the same ones every time
         return (*infos, _described(path, len(old[0]), old[1], old[2]))
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
