@@ -143,3 +143,6 @@ MUTANTS: dict[str, Callable[[], Any]] = {
         dead_jobs, "_check_quiet", lambda roots, newest, old: None
     ),
 }
+
+FOUND_WITH: dict[str, tuple[str, ...]] = {}
+"""The features of the schedules that find a mutant; none of the others."""

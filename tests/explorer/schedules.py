@@ -1,18 +1,12 @@
 """Schedules: for each seed a job with a past, processes that do things to it, and what goes wrong.
 
-    python -m tests.explorer.schedules --from 0 --count 100000 [--processes 2]
-
-explores them outside of pytest; a violation is printed with its seed and every call that led to it.
+`soak` goes through as many of them as there is time for.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import multiprocessing
 import random
-import sys
-import time
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -200,7 +194,6 @@ def explore(
     bases = bases_of(chance, seed // SEEDS_PER_PAST, names)
     world = _world_of(bases, chance)
     world.trace = trace
-    ours.inhabit(world)
     settings = [_setting_of(base, world, chance) for base in bases]
     watches = world.watch = Watches(tuple(one.watch for one in settings))
     if len(settings) > 1:
@@ -208,6 +201,7 @@ def explore(
     gone = settings[-1] if chance.random() < (0.4 if len(settings) > 1 else 0.05) else None
     scene = _scene(seed, world, settings, bases, watches)
     set_up(scene, names)
+    ours.inhabit(world)
     chosen = [one for setting in settings for one in _chosen(setting, dies=setting is gone)]
     chosen += scene.more
     world.page = chance.choice((1000, 1000, 9))
@@ -368,70 +362,19 @@ def _undertakers(setting: Setting) -> list[Process]:
     return some
 
 
-# ---- outside of pytest ---------------------------------------------------------------------------
+def explore_many(
+    first: int, count: int, *, features: Collection[str] | None = None
+) -> Counter[str]:
+    """Go through many seeds; the first violation is raised with its seed.
 
-
-def explore_many(first: int, count: int) -> Counter[str]:
-    """Go through many seeds; the first violation is raised with its seed."""
+    Args:
+        features: as of `explore`.
+    """
     endings: Counter[str] = Counter()
     with ours.replaced_machinery():
         for seed in range(first, first + count):
             try:
-                endings += explore(seed)
+                endings += explore(seed, features=features)
             except Violation as violation:
                 raise Violation(f"seed {seed}: {violation}") from violation
     return endings
-
-
-def _part(task: tuple[int, int]) -> tuple[int, Counter[str], list[str]]:
-    """Go through many seeds, whatever is found."""
-    first, count = task
-    endings, wrong = Counter[str](), []
-    with ours.replaced_machinery():
-        for seed in range(first, first + count):
-            try:
-                endings += explore(seed)
-            except BaseException as error:
-                wrong.append(f"seed {seed}: {type(error).__name__}: {error}")
-    return count, endings, wrong
-
-
-def main() -> int:
-    """Explore a range of seeds on several processors; prints how far it is."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--from", dest="first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
-    parser.add_argument("--show", type=int, help="print every call of one seed")
-    given = parser.parse_args()
-    if given.show is not None:
-        trace: list[str] = []
-        with ours.replaced_machinery():
-            try:
-                print(explore(given.show, trace=trace))
-            except Violation as violation:
-                trace.append(f"VIOLATION: {violation}")
-        print("\n".join(trace))
-        return 0
-    step = 1000
-    tasks = [
-        (at, min(step, given.first + given.count - at))
-        for at in range(given.first, given.first + given.count, step)
-    ]
-    done, endings, began, bad = 0, Counter[str](), time.monotonic(), 0
-    with multiprocessing.Pool(given.processes) as pool:
-        for count, found, wrong in pool.imap_unordered(_part, tasks):
-            done += count
-            endings += found
-            bad += len(wrong)
-            for one in wrong:
-                print(one, flush=True)
-            if done % 10_000 == 0:
-                took = time.monotonic() - began
-                print(f"{done} schedules, {done / took:.0f} a second, {bad} bad", flush=True)
-    print(dict(sorted(endings.items())))
-    return int(bad > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -164,6 +165,7 @@ class _Seat(threading.Thread):
 
 
 _SEATS: list[_Seat] = []
+os.register_at_fork(after_in_child=_SEATS.clear)  # a child has the objects, and no threads
 
 
 class World:
