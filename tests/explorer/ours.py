@@ -8,6 +8,7 @@ nobody reads here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import types
@@ -154,6 +155,12 @@ def _uuid() -> uuid.UUID:
     return uuid.UUID(int=_Pool.world.chance.getrandbits(128))
 
 
+def _clock_of(world: World, process: Process) -> Callable[[], int]:
+    """The clock of a host, for who maintains a job: the product's own, where it has one by which
+    alone it tells that it may count time by a clock that nobody sets."""
+    return getattr(lease_module, "wall_clock", world.clock_of(process))
+
+
 def _time_here(*, monotonic: bool = False) -> int:
     return _Pool.world.time_here(monotonic=monotonic) if _Pool.world else 0
 
@@ -186,7 +193,12 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(rewriting_module, "uuid", names),
         mock.patch.object(backend_module.ParquetBackend, "_problem", _problem),
         remembering(),
+        contextlib.ExitStack() as stack,
     ):
+        for module in (lease_module, backend_module):
+            if hasattr(module, "own_clock"):
+                ticks = functools.partial(_time_here, monotonic=True)
+                stack.enter_context(mock.patch.object(module, "own_clock", ticks))
         yield
 
 
@@ -397,7 +409,7 @@ def compact(world: World, process: Process, job: Job) -> str:
             QUICK,
             run=merge,
             owner=process.name,
-            clock=world.clock_of(process),
+            clock=_clock_of(world, process),
         )
     except ArroyoStateError as error:
         return refused(error)
@@ -437,7 +449,7 @@ def rewrite(world: World, process: Process, paths: JobPaths, controller: Any) ->
             owner=process.name,
             quiet_seconds=0,
             verify_level=0,
-            clock=world.clock_of(process),
+            clock=_clock_of(world, process),
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
@@ -450,7 +462,7 @@ def put_back(world: World, process: Process, paths: JobPaths, controller: Any) -
     hands: Any = Hands(world, process)
     try:
         done = undo_rewrite(
-            hands, paths, directory(controller), owner=process.name, clock=world.clock_of(process)
+            hands, paths, directory(controller), owner=process.name, clock=_clock_of(world, process)
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
@@ -497,7 +509,7 @@ def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: 
                 sleep=lambda seconds: world.wait(process, seconds),
             ),
             owner=process.name,
-            clock=world.clock_of(process),
+            clock=_clock_of(world, process),
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
@@ -577,7 +589,7 @@ def pin(world: World, process: Process, paths: JobPaths, watch: Watch, epoch: in
             paths,
             Epoch(epoch),
             owner=process.name,
-            clock=world.clock_of(process),
+            clock=_clock_of(world, process),
             sleep=lambda seconds: world.wait(process, seconds),
         )
     except ArroyoStateError as error:
@@ -596,7 +608,9 @@ def unpin(world: World, process: Process, paths: JobPaths, watch: Watch) -> str:
         if not found:
             return "nothing"
         watch.lift(min(found))
-        unpin_epochs(hands, paths, [min(found)], owner=process.name, clock=world.clock_of(process))
+        unpin_epochs(
+            hands, paths, [min(found)], owner=process.name, clock=_clock_of(world, process)
+        )
         watch.lift(min(found))  # somebody may have pinned it before, and have said so since
     except ArroyoStateError as error:
         return refused(error)
@@ -618,7 +632,7 @@ def bring_back(world: World, process: Process, paths: JobPaths, watch: Watch) ->
             names[-1],
             yes=True,
             owner=process.name,
-            clock=world.clock_of(process),
+            clock=_clock_of(world, process),
             sleep=lambda seconds: world.wait(process, seconds),
         )
     except ArroyoStateError as error:
@@ -642,7 +656,7 @@ def purge_old(world: World, process: Process, paths: JobPaths) -> str:
             older_than_micros=HOUR,
             yes=True,
             owner=process.name,
-            clock=world.clock_of(process),
+            clock=_clock_of(world, process),
         )
     except ArroyoStateError as error:
         return refused(error)
