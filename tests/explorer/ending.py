@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from arroyo_dagster.errors import ConflictError
@@ -95,14 +95,13 @@ def finish(setting: Setting) -> None:
         raise Violation(f"the job does not go on: {writer.result}")
     world.jump(5 * DAY)
     for make in (setting.expiry, setting.orphans):
-        process = make()
         if setting.controller is not None and setting.paths.pipeline is None:
+            process = make()
             world.run([process])
             if process.result == "ProtocolError":
                 # An epoch that Arroyo's cleaning up has half removed is among the ten that stay.
                 world.run([setting.writer(12, stop=True, fresh=False)])
-            process = make()
-        _run(setting, process)
+        _run(setting, make)
 
 
 def _finish_removal(setting: Setting) -> None:
@@ -113,16 +112,22 @@ def _finish_removal(setting: Setting) -> None:
     setting.world.run([removal])
     if removal.result == "ProtocolError":
         # Nobody can read what is left of it, or a listing that was cut short has begun it.
-        removal = setting.removal(unreadable=True)
-        _run(setting, removal)
+        removal = _run(setting, lambda: setting.removal(unreadable=True))
     if removal.result != "ProtocolError":
         check_removed(setting.world, setting.watch, [removal])
 
 
-def _run(setting: Setting, process: Process) -> None:
+def _run(setting: Setting, make: Callable[[], Process]) -> Process:
+    process = make()
     setting.world.run([process])
+    if process.result == "conflict":
+        # A stored plan to the second: time goes by between it and what it is compared with.
+        setting.world.jump(DAY)
+        process = make()
+        setting.world.run([process])
     if process.result not in ("collected", "moved", "nothing"):
         kept = setting.watch.objects.get(setting.paths.retained)
-        if kept is not None and json.loads(kept[0])["pins"]:
-            return  # a pinned epoch that is not there is told, and refused until unpinned
-        raise Violation(f"{process.name} is refused for ever: {process.result}")
+        if kept is None or not json.loads(kept[0])["pins"]:
+            raise Violation(f"{process.name} is refused for ever: {process.result}")
+        # A pinned epoch that is not there is told, and refused until unpinned.
+    return process

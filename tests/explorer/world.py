@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from arroyo_dagster.errors import ConflictError, NotFoundError, StorageError
+from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage import names
 from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo, open_by_ranges
 from arroyo_dagster.state.storage.wrappers import MUTATING, Crash
 
@@ -181,8 +182,8 @@ class World:
         coarse: whether the store tells times in whole seconds.
         conditional: whether `create` leaves alone what is there.
         links: names below which the objects of another name appear, as links on a disk do.
-        follows: whether listings go through links; else each is shown as one object that no path
-            leads to, and nothing is reached through it.
+        follows: whether links are followed; else each is listed as one object that no path leads
+            to, and nothing is listed or changed through it: only read.
         versions: what deleted and overwritten objects were, where anybody keeps that; else None.
         shows_versions: whether listings show them.
     """
@@ -470,16 +471,16 @@ class World:
                 bisect.insort(self._names, path)
             self.objects[path] = (data, modified, self.number)
 
-    def resolved(self, path: str) -> str:
+    def resolved(self, path: str, *, reading: bool) -> str:
         """The name of the object that a path leads to.
 
         Raises:
-            StorageError: through a link, in a store that follows none.
+            InputError: through a link, which is followed by reads at most.
         """
         for link, target in self.links.items():
             if path.startswith(f"{link}/") or path == link:
-                if not self.follows:
-                    raise StorageError("a link is in the way", path=path, link=link)
+                if not self.follows and not reading:
+                    raise InputError("a link is never followed", path=path)
                 return target + path[len(link) :]
         return path
 
@@ -527,6 +528,7 @@ try:
 except ImportError:  # a release that takes every store at its word
     prove_conditional_create = None  # type: ignore[assignment]
 
+LINK_NAME: type[names.StoredName] = getattr(names, "LinkName", names.StoredName)
 UNADDRESSABLE: Any = {"size_bytes": 0, "modified_micros": 1, "etag": None, "addressable": False}
 
 
@@ -545,14 +547,14 @@ class Hands:
     def read(self, path: StatePath) -> bytes:
         return self._world.call(self._process, "read", path, lambda: self._read(path))
 
-    def _at(self, path: str) -> str:
+    def _at(self, path: str, *, reading: bool = False) -> str:
         """The name of an object in full."""
         if self._base:
             path = self._base + path
-        return self._world.resolved(path) if self._world.links else path
+        return self._world.resolved(path, reading=reading) if self._world.links else path
 
     def _read(self, path: str) -> bytes:
-        found = self._world.objects.get(self._at(path))
+        found = self._world.objects.get(self._at(path, reading=True))
         if found is None:
             raise NotFoundError("there is no such object", path=path)
         return found[0]
@@ -606,7 +608,7 @@ class Hands:
         return self._world.call(self._process, "head", path, lambda: self._info(path))
 
     def _info(self, path: str) -> ObjectInfo | None:
-        found = self._world.objects.get(self._at(path))
+        found = self._world.objects.get(self._at(path, reading=True))
         if found is None:
             return None
         return _described(path, len(found[0]), found[1], found[2])
@@ -619,7 +621,7 @@ class Hands:
             return () if info is None else (info,)
         full = self._base + path
         if full in world.links and not world.follows:
-            return (ObjectInfo(**UNADDRESSABLE, path=str.__new__(StatePath, path)),)
+            return (ObjectInfo(**UNADDRESSABLE, path=LINK_NAME(path)),)
         info = self._info(path)
         infos = () if info is None else (info,)
         old = world.versions.get(full) if world.shows_versions and world.versions else None
@@ -645,6 +647,8 @@ class Hands:
 
     def _names(self, below: str, after: str = "") -> list[str]:
         base = self._base
+        if self._world.links and below:
+            self._at(below)
         if not base:
             return self._world.shown(below, after)
         names = self._world.shown(base + below, after and base + after)
@@ -703,7 +707,7 @@ class Hands:
         for path in doomed:
             try:
                 self._world.remove(self._process, self._at(path))
-            except StorageError as error:
+            except InputError as error:
                 failed[path] = error.message
         gone = tuple(path for path in doomed if path not in failed) if failed else doomed
         return DeleteOutcome(deleted=gone, failed=failed)
