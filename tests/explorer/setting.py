@@ -110,7 +110,7 @@ class Setting:
     ) -> Process:
         """An expiry, by count or by age."""
         chance, protocol = self.chance, self.paths.pipeline is not None
-        by_age = keep is None and chance.random() < 0.4
+        by_age = keep is None and chance.random() < (0.8 if self.ages else 0.4)
         keep = keep or chance.choice((2, 2, 3, 4))
         retention, keep_for = Retention(keep_epochs=keep), None
         if by_age:
