@@ -14,6 +14,7 @@ from typing import Any
 
 from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage import names as stored_names
 from tests.explorer import ours
 from tests.explorer.oracle import OURS, Watch, Watches
 from tests.explorer.setting import Setting
@@ -29,11 +30,11 @@ from tests.explorer.world import (
     World,
 )
 
-LINKS = "followed"
-"""What listings of a local disk make of links: `followed`, or `shown` as objects without a path."""
-
 SHARE = 0.35
 """Of the schedules so many have a feature, and one of five of those has two."""
+
+LINKS = "shown" if hasattr(stored_names, "LinkName") else "followed"
+"""What listings of a local disk make of links: `followed`, or `shown` as objects without a path."""
 
 MINUTE = 60 * SECOND
 SMALL = (0, 20 * SECOND, 2 * MINUTE, 4 * MINUTE)
