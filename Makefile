@@ -5,6 +5,7 @@
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+SCHEDULES ?= 100000
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/'
@@ -40,8 +41,9 @@ check: $(VENV)/ready ## lint, format and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-soak: $(VENV)/ready ## kills and long schedules (not part of CI)
-	@$(BIN)/python -m pytest -m soak
+soak: $(VENV)/ready ## kills and SCHEDULES=100000 random schedules; SEED= repeats a run (not part of CI)
+	@$(BIN)/python -m tests.explorer.soak --schedules $(SCHEDULES) $(if $(SEED),--seed $(SEED))
+	@$(if $(SEED),SOAK_SEED=$(SEED)) $(BIN)/python -m pytest -m soak
 
 bench: $(VENV)/ready ## figures as ratios to peers in one run (not part of CI)
 	@$(BIN)/python -m pytest tests/benchmarks -s

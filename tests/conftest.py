@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import quick_spark
+from tests.seeds import run_seed
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("dev", deadline=None, max_examples=20, suppress_health_check=_SLOW)
@@ -33,6 +34,7 @@ LONGEST_FIRST = ("spark", "journeys", "contract", "orchestration")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    run_seed()  # before workers are started, which must collect the same tests
     home = quick_spark.begin()
     if home is not None:
         config.add_cleanup(lambda: quick_spark.end(home))

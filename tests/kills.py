@@ -22,6 +22,7 @@ from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.storage.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.run_words import ROWS, ROWS_PER_EPOCH, pipeline_in
+from tests.seeds import run_seed
 from tests.stories import flags, newest_epoch, outcome, run_story, write_story
 from tests.words import newest, output_of, tables_of
 
@@ -44,8 +45,8 @@ def kill_and_finish(
         within_seconds: up to how long behind the epoch chosen each kill comes: about an epoch or
             two, so that every moment of one is met.
     """
-    seed = time.time_ns() % 1_000_000
-    print(f"seed {seed}")
+    seed = run_seed()
+    print(f"seed {seed}; to repeat: SOAK_SEED={seed}")
     chance = random.Random(seed)
     store = open_store(f"file://{folder}/state")
     pipeline = pipeline_in(str(folder), seed, where)
@@ -77,8 +78,8 @@ def kill_and_finish_story(
 ) -> None:
     """Run the dataflow of `stories.py` by the command line, kill it at random moments, let it end
     in this process, compare with a run left alone."""
-    seed = time.time_ns() % 1_000_000
-    print(f"seed {seed}")
+    seed = run_seed()
+    print(f"seed {seed}; to repeat: SOAK_SEED={seed}")
     chance = random.Random(seed)
     killed, plain = folder / "killed", folder / "plain"
     write_story(killed, sentences, seed)

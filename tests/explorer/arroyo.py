@@ -210,6 +210,7 @@ class Leader:
     def __post_init__(self) -> None:
         self.hands = Hands(self.world, self.process)
         self.paths = self.job.paths
+        self.clock = self.world.clock_of(self.process)
 
     def work(self, epochs: int, stop: bool) -> str:
         """Start, write epochs, stop."""
@@ -223,7 +224,7 @@ class Leader:
                 self.checkpoint()
         except (Failed, StorageError) as error:
             # It is scheduled again by itself: until then it reads as running.
-            return f"failed: {error}"
+            return f"failed: {getattr(error, 'message', error)}"
         except json.JSONDecodeError as error:
             return refused(error)
         if stop:
@@ -251,7 +252,7 @@ class Leader:
                     **self._ids,
                     "generation": self.number,
                     "generation_manifest_ref": own,
-                    "updated_at_micros": self.world.now,
+                    "updated_at_micros": self.clock(),
                 }
             ),
         )
@@ -273,7 +274,7 @@ class Leader:
                     "generation": self.number,
                     "base_checkpoint_ref": self.base_ref,
                     "latest_checkpoint_ref": self.latest_ref,
-                    "updated_at_micros": self.world.now,
+                    "updated_at_micros": self.clock(),
                 }
             ),
         )
@@ -335,7 +336,7 @@ class Leader:
             "generation": manifest.worker_generation,
             "parent_checkpoint_ref": manifest.parent_ref,
             "checkpoint_ref": ref,
-            "created_at_micros": self.world.now,
+            "created_at_micros": self.clock(),
         }
         return self.hands.create(self.paths.epoch_record(manifest.epoch), _encoded(fields))
 
@@ -351,7 +352,7 @@ class Leader:
 
     def checkpoint(self) -> None:
         """Write an epoch and publish it: arroyo-state.md 3.2; then 9.6."""
-        began = self.world.now
+        began = self.clock()
         epoch = 1 if self.head is None else self.head.epoch + 1
         before = {} if self.head is None else {o.operator: o for o in self.head.operators}
         operators = write_files(
@@ -365,7 +366,7 @@ class Leader:
             epoch=Epoch(epoch),
             min_epoch=Epoch(self.min_epoch),
             start_time_micros=began,
-            finish_time_micros=self.world.now,
+            finish_time_micros=self.clock(),
             needs_commit=any(operator.needs_commit for operator in operators),
             operators=tuple(operators),
             parent_ref=None if self.head_ref is None else StatePath(self.head_ref),
@@ -491,7 +492,8 @@ class LegacyRun:
         directory: int,
         before: dict[OperatorId, OperatorCheckpoint],
     ) -> dict[OperatorId, OperatorCheckpoint]:
-        job, began = self.job, self.world.now
+        job, clock = self.job, self.world.clock_of(self.process)
+        began = clock()
         operators = write_files(hands, job, epoch, directory, None, before, self.chance)
         for one in operators:
             path = job.paths.operator_metadata(one.operator, Epoch(epoch))
@@ -501,7 +503,7 @@ class LegacyRun:
             epoch=Epoch(epoch),
             min_epoch=Epoch(job.min_epoch),
             start_time_micros=began,
-            finish_time_micros=self.world.now,
+            finish_time_micros=clock(),
             operators=OPERATORS,
         )
         path = job.paths.legacy_metadata(Epoch(epoch))
@@ -523,7 +525,7 @@ class LegacyRun:
             except NotFoundError as error:
                 # Unless it was another run of the same job, which the model lets go on for a while.
                 missing = str(job.paths.operator_metadata(name, Epoch(new)))
-                if new in job.rows and missing not in self.world.taken_by_arroyo:
+                if new in job.rows and self.process.url + missing not in self.world.taken_by_arroyo:
                     raise Violation(
                         f"the job never checkpoints again: no {name} at {new}"
                     ) from error

@@ -3,42 +3,66 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from arroyo_dagster.errors import ConflictError
+from arroyo_dagster.state.lease import LEASE_SECONDS, ON_ITS_WAY_SECONDS, lease
 from tests.explorer.oracle import TakenByArroyo, Watch, listed, manifest_facts, restored
 from tests.explorer.setting import Setting
-from tests.explorer.world import DAY, Process, Violation, World
+from tests.explorer.world import DAY, REQUEST, SECOND, Hands, Process, Violation, World
 
 
 def check_end(world: World, watch: Watch) -> None:
     """Every epoch that stays is whole, and a start finds its way."""
+    objects = watch.objects
     for path in watch.protected():
-        if path not in world.objects and path not in watch.by_arroyo:
+        if path not in objects and path not in watch.by_arroyo:
             raise Violation(f"{path} is gone in the end")
     if not watch.protocol or not watch.epochs:
         return
-    fence = world.objects.get(f"{watch.root}/current-generation.json")
+    fence = objects.get(f"{watch.root}/current-generation.json")
     if fence is None:
         raise Violation("the fence is gone")
-    number = 1 + max(
-        int(path.split("/")[3])
-        for path in world.objects
-        if path.startswith(f"{watch.root}/generations/")
-    )
+    below = world.below(f"{watch.place}generations/")
+    numbers = {path[len(watch.place) :].split("/")[1] for path in below}
+    number = 1 + max(int(one) for one in numbers if one.isascii() and one.isdecimal())
     try:
-        ref = restored(
-            world.objects, watch.root, number, follow=watch.ours, by_arroyo=watch.by_arroyo
-        )
+        ref = restored(objects, watch.root, number, follow=watch.ours, by_arroyo=watch.by_arroyo)
     except TakenByArroyo:
         return
     if ref is None:
         raise Violation("a start would begin without state")
     newest = max(watch.epochs)
-    if manifest_facts(world.objects[ref][0])[0] < newest and watch.ours:
+    if manifest_facts(objects[ref][0])[0] < newest and watch.ours:
         raise Violation(f"a start would go on from {ref}, not from epoch {newest}")
-    lost = [path for path in listed(world.objects[ref][0], True) if path not in world.objects]
+    lost = [path for path in listed(objects[ref][0], True) if path not in objects]
     if lost:
         raise Violation(f"a start would go on from {ref}, of which {lost[0]} is gone")
+
+
+def check_leases(setting: Setting) -> None:
+    """Nobody is at work any more: once a lease has run out, nobody is kept waiting by it."""
+    world, paths = setting.world, setting.paths
+    world.jump(int((LEASE_SECONDS + ON_ITS_WAY_SECONDS) * SECOND) + REQUEST)
+    cut, world.cut_listings = world.cut_listings, False
+
+    def work(process: Process) -> str:
+        store: Any = Hands(world, process)
+        for directory in (paths.leases, paths.writers):
+            try:
+                with lease(
+                    store, paths, "next", directory=directory, clock=world.clock_of(process)
+                ):
+                    pass
+            except ConflictError as error:
+                raise Violation(f"a lease outlasts its holder: {error}") from error
+        return "held"
+
+    next_one = Process("next", "collector", work, root=f"{setting.url}{paths.root}")
+    next_one.url, next_one.clock = setting.url, setting.clocks("collector")
+    world.run([next_one])
+    world.cut_listings = cut
 
 
 def check_removed(world: World, watch: Watch, chosen: Sequence[Process]) -> None:
@@ -71,14 +95,13 @@ def finish(setting: Setting) -> None:
         raise Violation(f"the job does not go on: {writer.result}")
     world.jump(5 * DAY)
     for make in (setting.expiry, setting.orphans):
-        process = make()
         if setting.controller is not None and setting.paths.pipeline is None:
+            process = make()
             world.run([process])
             if process.result == "ProtocolError":
                 # An epoch that Arroyo's cleaning up has half removed is among the ten that stay.
                 world.run([setting.writer(12, stop=True, fresh=False)])
-            process = make()
-        _run(setting, process)
+        _run(setting, make)
 
 
 def _finish_removal(setting: Setting) -> None:
@@ -89,16 +112,22 @@ def _finish_removal(setting: Setting) -> None:
     setting.world.run([removal])
     if removal.result == "ProtocolError":
         # Nobody can read what is left of it, or a listing that was cut short has begun it.
-        removal = setting.removal(unreadable=True)
-        _run(setting, removal)
+        removal = _run(setting, lambda: setting.removal(unreadable=True))
     if removal.result != "ProtocolError":
         check_removed(setting.world, setting.watch, [removal])
 
 
-def _run(setting: Setting, process: Process) -> None:
+def _run(setting: Setting, make: Callable[[], Process]) -> Process:
+    process = make()
     setting.world.run([process])
+    if process.result == "conflict":
+        # A stored plan to the second: time goes by between it and what it is compared with.
+        setting.world.jump(DAY)
+        process = make()
+        setting.world.run([process])
     if process.result not in ("collected", "moved", "nothing"):
-        kept = setting.world.objects.get(setting.paths.retained)
-        if kept is not None and json.loads(kept[0])["pins"]:
-            return  # a pinned epoch that is not there is told, and refused until unpinned
-        raise Violation(f"{process.name} is refused for ever: {process.result}")
+        kept = setting.watch.objects.get(setting.paths.retained)
+        if kept is None or not json.loads(kept[0])["pins"]:
+            raise Violation(f"{process.name} is refused for ever: {process.result}")
+        # A pinned epoch that is not there is told, and refused until unpinned.
+    return process

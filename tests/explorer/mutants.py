@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -21,10 +24,14 @@ from arroyo_dagster.state.local import (
     roots_read,
     survey,
 )
+from arroyo_dagster.state.model import objects
 from arroyo_dagster.state.model.collecting import Retained
-from arroyo_dagster.state.model.objects import Packed
+from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.model.objects import ObjectKind, Packed
 from arroyo_dagster.state.planning import dead_jobs, expiry, orphans, reachable
 from arroyo_dagster.state.planning.orphans import Reason
+from tests.explorer import world
+from tests.explorer.remembering import NAMES
 
 
 def _instead(owner: Any, name: str, value: Any) -> Callable[[], Any]:
@@ -143,3 +150,81 @@ MUTANTS: dict[str, Callable[[], Any]] = {
         dead_jobs, "_check_quiet", lambda roots, newest, old: None
     ),
 }
+
+
+# ---- rules of the newest release -----------------------------------------------------------------
+
+_OLD_NAMES = {
+    "_DIRECTORY": re.compile(
+        r"(?:generations/(\d+)/)?checkpoints/checkpoint-(\d{7,})/(.+)", re.DOTALL
+    ),
+    "_GENERATION": re.compile(r"generations/(\d+)/generation-manifest\.json"),
+    "_RECORD": re.compile(r"epochs/epoch-(\d{7,})\.record"),
+    "_IN_CHECKPOINT": (
+        (ObjectKind.DATA, re.compile(r"operator-.+/table-[^/]*-\d{3,}(?:-[^/]*)?", re.DOTALL)),
+        (ObjectKind.SUBTASK, re.compile(r"operator-.+-\d+\.metadata", re.DOTALL)),
+        (ObjectKind.OPERATOR, re.compile(r"operator-.+/metadata", re.DOTALL)),
+    ),
+}
+
+
+@contextmanager
+def _any_spelling() -> Iterator[None]:
+    """Numbers of any spelling are parsed, and an operator is more than one segment of a path."""
+    with ExitStack() as stack:
+        for name, value in _OLD_NAMES.items():
+            stack.enter_context(mock.patch.object(objects, name, value))
+        for owner, name in NAMES:
+            if name == "object_name":  # not the one that remembers what it said before
+                stack.enter_context(mock.patch.object(owner, name, objects.object_name))
+        yield
+
+
+def _by_the_writers_clock(roots: Any, retention: Any, now_micros: int, answer: Any = None) -> Any:
+    """`expiry.oldest_staying`, of epochs as old as their writers say."""
+    keeping = [one.epoch for one in roots.epochs[: retention.keep_epochs or 0]]
+    if retention.keep_micros is not None:
+        since = now_micros - retention.keep_micros
+        keeping += [one.epoch for one in roots.epochs if one.finish_time_micros >= since]
+    newest = expiry.newest_restorable(roots, answer)
+    oldest = min(
+        [*keeping, *(one.epoch for one in expiry._needed_by_recovery(roots.epochs, newest))]
+    )
+    if roots.paths.layout is Layout.LEGACY:
+        return min(oldest, max(0, newest - expiry.LEGACY_EPOCHS_BEFORE_NEWEST))
+    return oldest
+
+
+@contextmanager
+def _writers_ages() -> Iterator[None]:
+    with (
+        mock.patch.object(expiry, "oldest_staying", _by_the_writers_clock),
+        mock.patch.object(expiry, "check_clock", return_value=None),
+    ):
+        yield
+
+
+def _held_by_its_holders_clock(self: Any, store_micros: int | None, here_micros: int) -> Any:
+    return self.expires_at_micros if self.expires_at_micros > here_micros else None
+
+
+MUTANTS |= {
+    "names of any spelling are parsed": _any_spelling,
+    "epochs are as old as their writers say": _writers_ages,
+    "a store is not asked to prove its conditional create": _instead(
+        world, "prove_conditional_create", None
+    ),
+}
+if importlib.util.find_spec("arroyo_dagster.state.model.leases"):
+    _leases = importlib.import_module("arroyo_dagster.state.model.leases")
+    MUTANTS["a lease runs out by its holder's clock"] = _instead(
+        _leases.LeaseRecord, "held_until", _held_by_its_holders_clock
+    )
+
+FOUND_WITH: dict[str, tuple[str, ...]] = {
+    "names of any spelling are parsed": ("foreign names",),
+    "epochs are as old as their writers say": ("several clocks",),
+    "a store is not asked to prove its conditional create": ("no conditional create",),
+    "a lease runs out by its holder's clock": ("several clocks",),
+}
+"""The features of the schedules that find a mutant; none of the others."""

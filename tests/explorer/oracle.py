@@ -15,14 +15,24 @@ from typing import Any
 
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
-from tests.explorer.world import HOUR, Object, Objects, Process, Violation
+from tests.explorer.world import DAY, HOUR, Object, Objects, Process, Violation
 
-RECORD = re.compile(r"(.+)/epochs/epoch-(\d+)\.record")
-LEGACY_HEAD = re.compile(r"([^/]+)/checkpoints/checkpoint-(\d+)/metadata")
-OPERATOR = re.compile(r"([^/]+)/checkpoints/checkpoint-(\d+)/operator-.+/metadata")
+_NUMBER = "([0-9]{7}|[1-9][0-9]{7,})"
+"""The one way in which an epoch is written in a name."""
+
+RECORD = re.compile(rf"(.+)/epochs/epoch-{_NUMBER}\.record")
+LEGACY_HEAD = re.compile(rf"([^/]+)/checkpoints/checkpoint-{_NUMBER}/metadata")
+OPERATOR = re.compile(rf"([^/]+)/checkpoints/checkpoint-{_NUMBER}/operator-.+/metadata")
 MANIFEST = "/checkpoint-manifest.pb"
+METADATA = (MANIFEST, "/metadata", ".record")
 DATA = re.compile(r".+/operator-.+/table-[^/]+")
 OURS = "/_arroyo_dagster/"
+CREATED_ONCE = re.compile(
+    r".+(/epochs/epoch-\d+\.record|/checkpoint-manifest\.pb|/generation-manifest\.json"
+    r"|/committed\.json|/_arroyo_dagster/(leases|writers)/\d+\.json)"
+)
+"""What decides who comes first: whoever creates it second must be told."""
+
 KEEPING = ("/compactions/", "/quarantine/", "/retained", "/rewrites/")
 """Where maintenance says what must stay besides what epochs list."""
 
@@ -94,8 +104,12 @@ class Watch:
     """Knows which epochs exist, and sees that nothing they need is taken away.
 
     Attributes:
-        keep: the fewest epochs that anybody who expires was asked to keep; None: none expires.
-        keep_writer: as `keep`, of the job's own cleaning up.
+        url: of its job; `objects` and paths are what lies below it.
+        foreign: what users put there, in full.
+        keep: the fewest epochs that anybody who expires was asked to keep; None: nobody was.
+        keep_for: the shortest time that anybody was asked to keep them; likewise.
+        written: when each epoch was written, by the store's clock.
+        fenced: whether nobody deletes once the holder of a later lease has.
         trap: how many epochs before the one that a start chooses Arroyo's cleaning up needs.
         restorable: the epoch that a start chooses, where somebody else decides that.
         pinned: epochs that somebody was told are pinned.
@@ -109,18 +123,23 @@ class Watch:
             cleaning up must not take what the newest epoch lists; else two runs are to blame.
     """
 
-    objects: Objects
+    objects: Any
     root: str
     protocol: bool
     ours: bool
+    url: str = ""
+    foreign: set[str] = field(default_factory=set)
     keep: int | None = None
+    keep_for: int | None = None
+    written: dict[int, int] = field(default_factory=dict)
+    fenced: bool = False
     trap: int = 0
     restorable: Callable[[], int | None] = lambda: None
     pinned: set[int] = field(default_factory=set)
     lifted: list[int] = field(default_factory=list)
     epochs: dict[int, frozenset[str]] = field(default_factory=dict)
     clock: Callable[[], int] = lambda: 0
-    by_arroyo: set[str] = field(default_factory=set)
+    by_arroyo: Any = field(default_factory=set)
     dying: bool = False
     lost: bool = False
     sees_all: bool = True
@@ -129,6 +148,13 @@ class Watch:
     _moved: set[str] = field(default_factory=set)
     _parents: dict[int, set[str]] = field(default_factory=dict)
     _protected: frozenset[str] | None = None
+    _protected_until: int = 0
+    _token: int = 0
+
+    @property
+    def place(self) -> str:
+        """Where the job lies, in full."""
+        return f"{self.url}{self.root}/"
 
     def look(self) -> None:
         """Find the epochs there are, after a start from stored objects."""
@@ -138,11 +164,18 @@ class Watch:
             if found and found[1] == self.root:
                 needs = self._needs(path, int(found[2]))
                 if needs is not None and all(need in self.objects for need in needs):
-                    self.epochs[int(found[2])] = needs
+                    self._exists(int(found[2]), needs)
         below = f"{self.root}{OURS}quarantine/"
         for path in [path for path in self.objects if path.startswith(below)]:
             self._moved_aside(path)
         self._pin_parents()
+
+    def _exists(self, epoch: int, needs: frozenset[str]) -> None:
+        """An epoch is there. Its metadata may be written over later, and be younger than it."""
+        self.epochs[epoch] = needs
+        if epoch not in self.written:
+            heads = (one for one in needs if one.endswith(METADATA))
+            self.written[epoch] = min(self.objects[one][1] for one in heads)
 
     # ---- what an epoch needs ---------------------------------------------------------------------
 
@@ -183,7 +216,8 @@ class Watch:
 
     def protected(self) -> frozenset[str]:
         """Every object that nobody may take away now."""
-        if self._protected is None:
+        late = self.keep_for is not None and self.clock() >= self._protected_until
+        if self._protected is None or late:
             numbers = sorted(self.epochs, reverse=True)
             stays = self.staying(numbers)
             found: set[str] = set()
@@ -255,12 +289,22 @@ class Watch:
 
     def staying(self, numbers: list[int]) -> list[int]:
         """The epochs that nobody was asked to expire."""
-        if self.keep is None:
+        if self.keep is None and self.keep_for is None:
             return numbers
         newest = self.restorable() or max(numbers, default=0)
         oldest = newest - self.trap
-        kept = set(self._newest_there(numbers)[: self.keep]) | self.pinned
-        return [n for n in numbers if n in kept or n >= oldest]
+        there = self._newest_there(numbers)
+        kept = set(numbers) if self.keep is None else set(there[: self.keep])
+        if self.keep_for is not None:
+            kept &= {*there[:2], *self._young(numbers, self.keep_for)}
+        return [n for n in numbers if n in kept or n in self.pinned or n >= oldest]
+
+    def _young(self, numbers: list[int], keep_for: int) -> list[int]:
+        """The epochs that are not as old as that yet."""
+        now = self.clock()
+        young = [n for n in numbers if now - self.written[n] < keep_for]
+        self._protected_until = min((self.written[n] + keep_for for n in young), default=now + DAY)
+        return young
 
     def _newest_there(self, numbers: list[int]) -> list[int]:
         """The epochs that count: where Arroyo has cleaned up also those it has taken files of."""
@@ -269,9 +313,12 @@ class Watch:
         found = (LEGACY_HEAD.fullmatch(path) for path in self.objects)
         return sorted({int(one[2]) for one in found if one and one[1] == self.root}, reverse=True)
 
-    def expires(self, keep: int) -> None:
-        """Somebody begins to expire epochs but the newest `keep`."""
-        self.keep = keep if self.keep is None else min(self.keep, keep)
+    def expires(self, keep: int | None, keep_for: int | None = None) -> None:
+        """Somebody begins to expire epochs but the newest `keep`, or those younger than that."""
+        if keep is not None:
+            self.keep = keep if self.keep is None else min(self.keep, keep)
+        if keep_for is not None:
+            self.keep_for = keep_for if self.keep_for is None else min(self.keep_for, keep_for)
         self._protected = None
 
     def pin(self, epochs: set[int]) -> None:
@@ -296,7 +343,7 @@ class Watch:
             path = f"{self.root}/epochs/epoch-{epoch:07}.record"
         needs = self._needs(path, epoch) if path in self.objects else None
         if needs is not None and needs <= self.objects.keys():
-            self.epochs[epoch] = needs
+            self._exists(epoch, needs)
 
     def _pin_parents(self) -> None:
         """The parent of a pinned epoch stays if it was there when that was pinned."""
@@ -349,6 +396,10 @@ class Watch:
         elif path in self.protected():
             who = [n for n, needs in self.epochs.items() if path in needs]
             raise Violation(f"{process.name} deleted {path}, which epochs {who} need")
+        if self.fenced and process.token:
+            if process.token < self._token:
+                raise Violation(f"{process.name} deleted {path}, and a later lease's holder has")
+            self._token = process.token
         if process.role == "collector" and process.name.startswith("orphans"):
             assert before is not None
             if self.clock() - before[1] < HOUR:
@@ -381,7 +432,7 @@ class Watch:
             index = self.objects.get(f"{self.root}{OURS}quarantine/{name}/index.json")
             kept |= set() if index is None else {*json.loads(index[0])["needs"]}
         its = (path for path in self.objects if path.startswith(root) and OURS not in path)
-        return [path for path in its if path not in kept]
+        return [path for path in its if path not in kept and self.url + path not in self.foreign]
 
     def _oldest_first(self, process: Process, path: str, data: bytes) -> None:
         """An epoch that goes before its parent would leave a gap, were it the last to go."""
@@ -422,7 +473,7 @@ class Watch:
             if epoch <= newest and process.role == "collector":
                 return  # a note of the oldest epoch, in metadata that has just expired
             raise Violation(f"epoch {epoch} came to exist without {missing[:1] or 'its metadata'}")
-        self.epochs[epoch] = needs
+        self._exists(epoch, needs)
         self._protected = None
 
     def _rewritten(self, process: Process, path: str) -> None:
@@ -454,17 +505,33 @@ class Watch:
 
 @dataclass
 class Watches:
-    """Tells each job's watch of what happens to it, and sees that nobody touches another's."""
+    """Tells each job's watch of what happens to it, and sees that nobody touches another's.
+
+    Attributes:
+        foreign: what users put beside what is ours, in full.
+        inner: the places of jobs of other URLs, in full, with the prefix of each URL.
+    """
 
     of: tuple[Watch, ...]
+    foreign: set[str] = field(default_factory=set)
+    inner: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, process: Process, verb: str, path: str, before: Object | None) -> None:
         """A change was made."""
+        if process.role == "admin":
+            return
         if process.role == "collector" and not path.startswith(f"{process.root}/"):
             raise Violation(f"{process.name} touched another job: {verb} {path}")
+        if path in self.foreign:
+            raise Violation(f"{process.name} touched a user's object: {verb} {path}")
+        url = next((url for place, url in self.inner.items() if path.startswith(place)), "")
+        if process.url != url:
+            raise Violation(f"{process.name} touched another URL: {verb} {path}")
+        if verb == "create" and before is not None and CREATED_ONCE.fullmatch(path):
+            raise Violation(f"{process.name} created {path}, which was there")
         for watch in self.of:
-            if path.startswith(f"{watch.root}/"):
-                watch(process, verb, path, before)
+            if path.startswith(watch.place) and watch.url == url:
+                watch(process, verb, path[len(watch.url) :], before)
 
 
 class TakenByArroyo(Exception):
@@ -472,7 +539,7 @@ class TakenByArroyo(Exception):
 
 
 def restored(
-    objects: Objects, root: str, number: int, *, follow: bool, by_arroyo: Collection[str] = ()
+    objects: Any, root: str, number: int, *, follow: bool, by_arroyo: Collection[str] = ()
 ) -> str | None:
     """What a start of worker generation `number` goes on from, or claims (arroyo-state.md 3.3).
 
@@ -498,7 +565,7 @@ def restored(
     return None
 
 
-def _candidate(objects: Objects, root: str, ref: str, by_arroyo: Collection[str]) -> str | None:
+def _candidate(objects: Any, root: str, ref: str, by_arroyo: Collection[str]) -> str | None:
     if ref not in objects:
         return None
     epoch, parent, _, _ = manifest_facts(objects[ref][0])
@@ -514,7 +581,7 @@ def _candidate(objects: Objects, root: str, ref: str, by_arroyo: Collection[str]
     return _candidate(objects, root, owner, by_arroyo)
 
 
-def _followed(objects: Objects, root: str, ref: str) -> str:
+def _followed(objects: Any, root: str, ref: str) -> str:
     while True:
         following = _owner(objects, root, manifest_facts(objects[ref][0])[0] + 1)
         if following is None:
@@ -524,12 +591,12 @@ def _followed(objects: Objects, root: str, ref: str) -> str:
         ref = following
 
 
-def _owner(objects: Objects, root: str, epoch: int) -> str | None:
+def _owner(objects: Any, root: str, epoch: int) -> str | None:
     record = objects.get(f"{root}/epochs/epoch-{epoch:07}.record")
     return None if record is None else str(json.loads(record[0])["checkpoint_ref"])
 
 
-def _ready(objects: Objects, root: str, ref: str) -> bool:
+def _ready(objects: Any, root: str, ref: str) -> bool:
     if ref not in objects:
         return False
     epoch, _, needs_commit, _ = manifest_facts(objects[ref][0])

@@ -8,12 +8,13 @@ nobody reads here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import types
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -28,6 +29,7 @@ from arroyo_dagster.state.local.collecting_steps import Pace
 from arroyo_dagster.state.local.compaction import compact_job
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
+from arroyo_dagster.state.local.jobs import list_jobs
 from arroyo_dagster.state.local.quarantine import purge
 from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
 from arroyo_dagster.state.local.rewriting import rewrite_job
@@ -40,7 +42,7 @@ from arroyo_dagster.state.model.checkpoints import (
     StreamProgress,
     SubtaskCheckpoint,
 )
-from arroyo_dagster.state.model.collecting import PlanKind
+from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
     CompactionSettings,
@@ -49,6 +51,7 @@ from arroyo_dagster.state.model.compaction import (
     MergeOutcome,
     PairsMerge,
 )
+from arroyo_dagster.state.model.directory import Absence, SourceWord
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -69,7 +72,7 @@ from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from tests.explorer.oracle import LEGACY_HEAD, RECORD, Watch
 from tests.explorer.remembering import remembering
-from tests.explorer.world import HOUR, Hands, Process, Violation, World, refused
+from tests.explorer.world import HOUR, SECOND, Hands, Process, Violation, World, refused
 
 SOURCE, OPERATOR = OperatorId("src"), OperatorId("op")
 STEP, RETENTION = 10, 25
@@ -152,8 +155,14 @@ def _uuid() -> uuid.UUID:
     return uuid.UUID(int=_Pool.world.chance.getrandbits(128))
 
 
-def _now() -> int:
-    return _Pool.world.now if _Pool.world else 0
+def _clock_of(world: World, process: Process) -> Callable[[], int]:
+    """The clock of a host, for who maintains a job: the product's own, where it has one by which
+    alone it tells that it may count time by a clock that nobody sets."""
+    return getattr(lease_module, "wall_clock", world.clock_of(process))
+
+
+def _time_here(*, monotonic: bool = False) -> int:
+    return _Pool.world.time_here(monotonic=monotonic) if _Pool.world else 0
 
 
 def _problem(self: Any, *listed: Any) -> NotFoundError | None:
@@ -167,21 +176,29 @@ def _problem(self: Any, *listed: Any) -> NotFoundError | None:
 def replaced_machinery() -> Iterator[None]:
     """While it lasts, threads, time and random names of the product are the world's."""
     names = types.SimpleNamespace(uuid4=_uuid)
-    clock = types.SimpleNamespace(time_ns=lambda: _now() * 1000)
+    clock = types.SimpleNamespace(
+        time_ns=lambda: _time_here() * 1000,
+        time=lambda: _time_here() / SECOND,
+        monotonic_ns=lambda: _time_here(monotonic=True) * 1000,
+        monotonic=lambda: _time_here(monotonic=True) / SECOND,
+    )
     threads = types.SimpleNamespace(Event=_Event, Thread=_Thread)
     with (
         mock.patch.object(concurrency, "ThreadPoolExecutor", _Pool),
         mock.patch.object(lease_module, "threading", threads),
         mock.patch.object(lease_module, "time", clock),
-        mock.patch.object(lease_module, "own_clock", _now),
         mock.patch.object(lease_module, "uuid", names),
         mock.patch.object(backend_module, "uuid", names),
-        mock.patch.object(backend_module, "own_clock", _now),
         mock.patch.object(merging_module, "uuid", names),
         mock.patch.object(rewriting_module, "uuid", names),
         mock.patch.object(backend_module.ParquetBackend, "_problem", _problem),
         remembering(),
+        contextlib.ExitStack() as stack,
     ):
+        for module in (lease_module, backend_module):
+            if hasattr(module, "own_clock"):
+                ticks = functools.partial(_time_here, monotonic=True)
+                stack.enter_context(mock.patch.object(module, "own_clock", ticks))
         yield
 
 
@@ -214,11 +231,16 @@ CONFIGS = {False: (_KEYED, _ROWS), True: (_KEYED, _ROWS, _COMMITS)}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of ours: its paths, and how its runs are."""
+    """A job of ours: its paths, and how its runs are.
+
+    Attributes:
+        known: whether its metadata knows it by this name: else a start may be refused.
+    """
 
     paths: JobPaths
     two_phase: bool = False
     keep_epochs: int | None = None
+    known: bool = True
 
     def pipeline(self) -> Pipeline:
         legacy = self.paths.layout is Layout.LEGACY
@@ -251,12 +273,13 @@ def write_epochs(
     """Start a run and write so many epochs."""
     hands = Hands(world, process)
     run: OpaqueRun | None = None
+    surprising = process.fault_at is None and job.known
     try:
-        run = OpaqueRun(hands, job.pipeline(), clock=world.clock)
+        run = OpaqueRun(hands, job.pipeline(), clock=world.clock_of(process))
         for _ in range(epochs):
-            _write_epoch(world, hands, run, job, chance)
+            _write_epoch(hands, run, job, chance)
     except ArroyoStateError as error:
-        if isinstance(error, NotFoundError | FormatError) and process.fault_at is None:
+        if isinstance(error, NotFoundError | FormatError) and surprising:
             raise Violation(f"{process.name}: {error}") from error
         return refused(error)
     finally:
@@ -266,13 +289,11 @@ def write_epochs(
     return "done"
 
 
-def _write_epoch(
-    world: World, hands: Hands, run: OpaqueRun, job: Job, chance: random.Random
-) -> None:
+def _write_epoch(hands: Hands, run: OpaqueRun, job: Job, chance: random.Random) -> None:
     plan = run.plan(False)
     reports = [
-        (SOURCE, _report(world, hands, run, job, SOURCE, 0, chance)),
-        (OPERATOR, _report(world, hands, run, job, OPERATOR, 0, chance)),
+        (SOURCE, _report(hands, run, job, SOURCE, 0, chance)),
+        (OPERATOR, _report(hands, run, job, OPERATOR, 0, chance)),
     ]
     if chance.random() < 0.3:
         _, report = reports[1]
@@ -290,7 +311,6 @@ def _write_epoch(
 
 
 def _report(
-    world: World,
     hands: Hands,
     run: OpaqueRun,
     job: Job,
@@ -334,8 +354,8 @@ def _report(
             tables[config.table] = GlobalKeyedReport(file=file)
     return SubtaskCheckpoint(
         subtask_index=subtask,
-        start_time_micros=world.now,
-        finish_time_micros=world.now,
+        start_time_micros=run.clock(),
+        finish_time_micros=run.clock(),
         watermark_micros=watermark,
         size_bytes=0,
         tables=tables,
@@ -389,7 +409,7 @@ def compact(world: World, process: Process, job: Job) -> str:
             QUICK,
             run=merge,
             owner=process.name,
-            clock=world.clock,
+            clock=_clock_of(world, process),
         )
     except ArroyoStateError as error:
         return refused(error)
@@ -429,7 +449,7 @@ def rewrite(world: World, process: Process, paths: JobPaths, controller: Any) ->
             owner=process.name,
             quiet_seconds=0,
             verify_level=0,
-            clock=world.clock,
+            clock=_clock_of(world, process),
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
@@ -442,7 +462,7 @@ def put_back(world: World, process: Process, paths: JobPaths, controller: Any) -
     hands: Any = Hands(world, process)
     try:
         done = undo_rewrite(
-            hands, paths, directory(controller), owner=process.name, clock=world.clock
+            hands, paths, directory(controller), owner=process.name, clock=_clock_of(world, process)
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
@@ -455,11 +475,13 @@ class Collection:
     """What a collector is asked to do.
 
     Attributes:
+        keep, keep_for: what the oracle knows of that: how many epochs stay, or for how long.
         early: whether the plan is made first and carried out later.
     """
 
     asked: GcRequest
     keep: int | None = None
+    keep_for: int | None = None
     aside: bool = False
     early: bool = False
     in_flight: int = 8
@@ -468,12 +490,12 @@ class Collection:
 def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: Collection) -> str:
     """The product's collector."""
     hands: Any = Hands(world, process)
-    if what.keep is not None:
-        watch.expires(what.keep)
+    if what.keep is not None or what.keep_for is not None:
+        watch.expires(what.keep, what.keep_for)
     plan = None
     try:
         if what.early:
-            plan = plan_collection(hands, paths, what.asked, now_micros=world.now)
+            plan = plan_collection(hands, paths, what.asked, now_micros=world.clock_of(process)())
         done = collect(
             hands,
             paths,
@@ -487,7 +509,7 @@ def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: 
                 sleep=lambda seconds: world.wait(process, seconds),
             ),
             owner=process.name,
-            clock=world.clock,
+            clock=_clock_of(world, process),
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
@@ -496,6 +518,66 @@ def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: 
         return "nothing"
     moved = what.aside and what.asked.kind is PlanKind.DEAD_JOB
     return "moved" if moved else "collected"
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """A server of Arroyo's, which knows its own jobs and says that there are no others."""
+
+    controllers: dict[str, Any]
+    source: str = "the server"
+
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+        return [self._word(paths, checkpoints) for paths in jobs]
+
+    def _word(self, paths: JobPaths, checkpoints: bool) -> SourceWord:
+        controller = self.controllers.get(str(paths.root))
+        if controller is None:
+            return SourceWord(source=self.source, absence=Absence.NO_JOB)
+        (word,) = controller.look_up([paths], checkpoints=checkpoints)
+        return replace(word, source=self.source)
+
+
+def sweep(
+    world: World, known: Mapping[str, Any], kind: str, chance: random.Random
+) -> Callable[[Process], str]:
+    """The product's collector for every job that is found below a URL, one after the other.
+
+    Args:
+        known: the settings of the jobs that somebody knows of, by root.
+    """
+    server = _Server({root: one.controller for root, one in known.items() if one.controller})
+
+    def work(process: Process) -> str:
+        try:
+            jobs = list_jobs(Hands(world, process))
+        except ArroyoStateError as error:
+            return refused(error)
+        results = [gather(world, process, *one) for one in asked(process, jobs)]
+        return "collected" if "collected" in results else "nothing"
+
+    def asked(process: Process, jobs: Sequence[JobPaths]) -> Iterator[Any]:
+        for paths in jobs:
+            setting = known.get(str(paths.root))
+            process.root = process.url + paths.root
+            ownerless = Watch(world.objects, str(paths.root), paths.pipeline is not None, False)
+            watch = ownerless if setting is None else setting.watch
+            keep = 2 if kind == "expiry" else None
+            if keep is not None and watch.protocol is False:
+                watch.trap = 10
+            request = GcRequest(
+                kind={
+                    "expiry": PlanKind.EXPIRE,
+                    "orphans": PlanKind.ORPHANS,
+                    "removal": PlanKind.DEAD_JOB,
+                }[kind],
+                retention=None if keep is None else Retention(keep_epochs=keep),
+                grace_micros=GRACE_FLOOR_MICROS,
+                directory=JobDirectory([server]),
+            )
+            yield paths, watch, Collection(asked=request, keep=keep, aside=chance.random() < 0.2)
+
+    return work
 
 
 def pin(world: World, process: Process, paths: JobPaths, watch: Watch, epoch: int) -> str:
@@ -507,7 +589,7 @@ def pin(world: World, process: Process, paths: JobPaths, watch: Watch, epoch: in
             paths,
             Epoch(epoch),
             owner=process.name,
-            clock=world.clock,
+            clock=_clock_of(world, process),
             sleep=lambda seconds: world.wait(process, seconds),
         )
     except ArroyoStateError as error:
@@ -526,7 +608,9 @@ def unpin(world: World, process: Process, paths: JobPaths, watch: Watch) -> str:
         if not found:
             return "nothing"
         watch.lift(min(found))
-        unpin_epochs(hands, paths, [min(found)], owner=process.name, clock=world.clock)
+        unpin_epochs(
+            hands, paths, [min(found)], owner=process.name, clock=_clock_of(world, process)
+        )
         watch.lift(min(found))  # somebody may have pinned it before, and have said so since
     except ArroyoStateError as error:
         return refused(error)
@@ -548,11 +632,11 @@ def bring_back(world: World, process: Process, paths: JobPaths, watch: Watch) ->
             names[-1],
             yes=True,
             owner=process.name,
-            clock=world.clock,
+            clock=_clock_of(world, process),
             sleep=lambda seconds: world.wait(process, seconds),
         )
     except ArroyoStateError as error:
-        kept = json.loads(world.objects[paths.retained][0]) if names else {}
+        kept = json.loads(watch.objects[paths.retained][0]) if names else {}
         lost = isinstance(error, FormatError | NotFoundError)
         if lost and watch.ours and names[-1] in kept["quarantines"]:
             raise Violation(f"{process.name}: {error}") from error
@@ -572,7 +656,7 @@ def purge_old(world: World, process: Process, paths: JobPaths) -> str:
             older_than_micros=HOUR,
             yes=True,
             owner=process.name,
-            clock=world.clock,
+            clock=_clock_of(world, process),
         )
     except ArroyoStateError as error:
         return refused(error)

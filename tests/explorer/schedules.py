@@ -1,19 +1,14 @@
 """Schedules: for each seed a job with a past, processes that do things to it, and what goes wrong.
 
-    python -m tests.explorer.schedules --from 0 --count 100000 [--processes 2]
-
-explores them outside of pytest; a violation is printed with its seed and every call that led to it.
+`soak` goes through as many of them as there is time for.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import multiprocessing
 import random
-import sys
-import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from arroyo_dagster.state.model.directory import JobCondition
@@ -21,10 +16,11 @@ from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller
-from tests.explorer.ending import check_end, check_removed, finish
+from tests.explorer.ending import check_end, check_leases, check_removed, finish
+from tests.explorer.features import Scene, draw_clock, drawn, may_finish, set_right, set_up
 from tests.explorer.oracle import Watch, Watches
 from tests.explorer.setting import Setting
-from tests.explorer.world import DAY, HOUR, SECOND, Objects, Process, Violation, World
+from tests.explorer.world import DAY, HOUR, SECOND, Objects, Process, Violation, Within, World
 
 KINDS = ("ours-protocol", "ours-protocol", "arroyo-protocol", "arroyo-legacy", "ours-legacy")
 PROTOCOL = JobPaths(JobId("job_1"), PipelineId("pl_1"))
@@ -45,6 +41,11 @@ BESIDE = {
 
 BASES = 40
 BASES_BESIDE = 6
+OF_OURS = ("ours-protocol", "ours-protocol", "ours-legacy")
+CLOCKS = frozenset({"several clocks", "clocks that are set"})
+SEEDS_PER_PAST = 50_000
+"""So many seeds share the pasts of their jobs: no more than that are kept."""
+
 START = 1_700_000_000 * SECOND
 BURSTS = ((10_000,), (1, 2, 3), (1, 5, 20), (3, 10, 40, 120), (20, 60), (1, 60))
 
@@ -57,6 +58,8 @@ class Base:
         pinned: the epochs that are pinned in it.
         controller: what Arroyo's controller knows of it.
         taken: what Arroyo's own cleaning up has deleted.
+        versions: what was deleted or written over.
+        written: when each epoch was written.
     """
 
     kind: str
@@ -66,6 +69,8 @@ class Base:
     pinned: frozenset[int]
     controller: Controller | None
     taken: frozenset[str]
+    versions: Objects
+    written: dict[int, int]
 
     @property
     def root(self) -> str:
@@ -75,10 +80,14 @@ class Base:
 # ---- the past ------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=8 * BASES)
-def base_of(kind: str, number: int, paths: JobPaths | None = None) -> Base:
-    """The past of one job: runs that ended or died, collections that did, and days between."""
-    chance = random.Random(f"{kind} {number} {paths}")
+@functools.lru_cache(maxsize=10 * BASES)
+def base_of(kind: str, number: int, paths: JobPaths | None = None, *, clocks: bool = False) -> Base:
+    """The past of one job: runs that ended or died, collections that did, and days between.
+
+    Args:
+        clocks: whether its processes had clocks of their own.
+    """
+    chance = random.Random(f"{kind} {number} {paths}" + (" clocks" if clocks else ""))
     paths = paths or (LEGACY if kind.endswith("legacy") else PROTOCOL)
     two_phase = chance.random() < 0.5
     job = ours.Job(paths, two_phase, None)
@@ -103,7 +112,9 @@ def base_of(kind: str, number: int, paths: JobPaths | None = None) -> Base:
     past.watch.protocol = paths.pipeline is not None
     past.watch.ours = controller is None
     past.watch.clock, past.watch.by_arroyo = world.clock, world.taken_by_arroyo
-    world.watch = Watches((past.watch,))
+    world.watch, world.versions = Watches((past.watch,)), {}
+    if clocks:
+        past.clocks = lambda role: draw_clock(chance, world.now, role)
     long = controller is not None and kind.endswith("legacy")
     first = chance.randint(6, 14) if long else chance.randint(3, 6)
     world.run([past.writer(first, fault=chance.random() < 0.3)])
@@ -122,7 +133,17 @@ def base_of(kind: str, number: int, paths: JobPaths | None = None) -> Base:
         controller.condition = chance.choice((JobCondition.STOPPED, JobCondition.FAILED))
     world.jump(chance.choice((90 * SECOND, 2 * HOUR, 4 * DAY)))
     pinned, taken = frozenset(past.watch.pinned), frozenset(world.taken_by_arroyo)
-    return Base(kind, world.objects, world.now, job, pinned, controller, taken)
+    return Base(
+        kind,
+        world.objects,
+        world.now,
+        job,
+        pinned,
+        controller,
+        taken,
+        world.versions,
+        past.watch.written,
+    )
 
 
 def _last_words(past: Setting) -> None:
@@ -154,8 +175,13 @@ def _last_words(past: Setting) -> None:
 # ---- a schedule ----------------------------------------------------------------------------------
 
 
-def explore(seed: int, *, trace: list[str] | None = None) -> Counter[str]:
+def explore(
+    seed: int, *, features: Collection[str] | None = None, trace: list[str] | None = None
+) -> Counter[str]:
     """Go through the schedule of a seed.
+
+    Args:
+        features: those that it has; drawn from those that are switched on unless given.
 
     Returns:
         How each process ended.
@@ -163,51 +189,93 @@ def explore(seed: int, *, trace: list[str] | None = None) -> Counter[str]:
     Raises:
         Violation: something that must stay did not.
     """
+    names = drawn(seed) if features is None else tuple(features)
     chance = random.Random(seed)
-    bases = bases_of(chance)
+    bases = bases_of(chance, seed // SEEDS_PER_PAST, names)
     world = _world_of(bases, chance)
     world.trace = trace
-    ours.inhabit(world)
     settings = [_setting_of(base, world, chance) for base in bases]
-    world.watch = Watches(tuple(one.watch for one in settings))
+    watches = world.watch = Watches(tuple(one.watch for one in settings))
     if len(settings) > 1:
         settings[0].beside, settings[1].beside = settings[1].paths, settings[0].paths
     gone = settings[-1] if chance.random() < (0.4 if len(settings) > 1 else 0.05) else None
+    scene = _scene(seed, world, settings, bases, watches)
+    set_up(scene, names)
+    ours.inhabit(world)
     chosen = [one for setting in settings for one in _chosen(setting, dies=setting is gone)]
+    chosen += scene.more
     world.page = chance.choice((1000, 1000, 9))
     world.cut_listings = chance.random() < 0.15
     for base, setting in zip(bases, settings, strict=True):
         watch = setting.watch
         watch.sees_all = not world.cut_listings
-        world.note(f"seed {seed}: {base.kind}, epochs {sorted(watch.epochs)}, pins {watch.pinned}")
+        epochs = f"epochs {sorted(watch.epochs)}, pins {watch.pinned}"
+        world.note(f"seed {seed}: {base.kind} at {watch.place}, {epochs}, {', '.join(names)}")
     if chance.random() < 0.35:
         world.run(chosen, jumps=0.7, pause=chance.randint(1, 90))
     else:
         world.run(chosen, chance.choice(BURSTS), chance.choice((0.0, 0.1, 0.4)))
-    for setting in settings:
-        if setting.watch.has_aside() and chance.random() < 0.5:
-            chosen.append(setting.undelete())
-            world.run(chosen[-1:])
-        if setting is gone:
-            check_removed(
-                world, setting.watch, [one for one in chosen if one.root == gone.watch.root]
-            )
-        else:
-            check_end(world, setting.watch)
+    _check(scene, gone, chosen)
     endings = Counter(f"{one.name.partition(' ')[0]}: {one.result}" for one in chosen)
-    if seed % 16 == 0:
+    for name in names:
+        endings[f"with {name}"] += 1
+    if seed % 16 == 0 and may_finish(scene):
+        set_right(scene)
         for setting in settings:
             finish(setting)
         endings["finished"] += 1
     return endings
 
 
-def bases_of(chance: random.Random) -> list[Base]:
-    """The jobs of a schedule, by the first numbers that it draws."""
-    bases = [base_of(chance.choice(KINDS), chance.randrange(BASES))]
+def _check(scene: Scene, gone: Setting | None, chosen: list[Process]) -> None:
+    """See that everything is as it must be in the end."""
+    world = scene.world
+    for setting in scene.settings:
+        if setting.watch.has_aside() and scene.settings[0].chance.random() < 0.5:
+            chosen.append(setting.undelete())
+            world.run(chosen[-1:])
+        if setting is gone:
+            its = [one for one in chosen if f"{one.root}/" == gone.watch.place]
+            its = [one for one in its if not one.name.endswith("of all")]
+            check_removed(world, setting.watch, its)
+        else:
+            check_end(world, setting.watch)
+        if setting.watch.fenced:
+            check_leases(setting)
+    for setting in scene.renamed:
+        if setting.watch.epochs:
+            check_end(world, setting.watch)
+
+
+def _scene(
+    seed: int, world: World, settings: list[Setting], bases: list[Base], watches: Watches
+) -> Scene:
+    chance = random.Random(f"{seed} in full")
+
+    def make_setting(base: Base, url: str) -> Setting:
+        made = _setting_of(base, world, chance, url)
+        watches.of += (made.watch,)
+        return made
+
+    return Scene(world, settings, bases, watches, chance, make_setting)
+
+
+def bases_of(chance: random.Random, past: int = 0, names: Collection[str] = ()) -> list[Base]:
+    """The jobs of a schedule, by the first numbers that it draws.
+
+    Args:
+        past: which of endless collections of pasts they are from.
+        names: the features of the schedule.
+    """
+    clocks = not CLOCKS.isdisjoint(names)
+    most, fewer = (BASES_BESIDE, 2) if clocks else (BASES, BASES_BESIDE)
+    kinds = OF_OURS if "no conditional create" in names else KINDS
+    number = past * most + chance.randrange(most)
+    bases = [base_of(chance.choice(kinds), number, clocks=clocks)]
     if chance.random() < 0.2:
-        kind, number = chance.choice(KINDS), chance.randrange(BASES_BESIDE)
-        bases.append(base_of(kind, number, chance.choice(BESIDE[kind.partition("-")[2]])))
+        kind, number = chance.choice(kinds), past * fewer + chance.randrange(fewer)
+        paths = chance.choice(BESIDE[kind.partition("-")[2]])
+        bases.append(base_of(kind, number, paths, clocks=clocks))
     return bases
 
 
@@ -223,11 +291,16 @@ def _world_of(bases: list[Base], chance: random.Random) -> World:
     return world
 
 
-def _setting_of(base: Base, world: World, chance: random.Random) -> Setting:
+def _setting_of(base: Base, world: World, chance: random.Random, url: str = "") -> Setting:
     controller = None if base.controller is None else base.controller.copied()
     protocol = base.job.paths.pipeline is not None
     watch = Watch(world.objects, base.root, protocol, controller is None, pinned=set(base.pinned))
     watch.clock, watch.by_arroyo = world.clock, world.taken_by_arroyo
+    watch.written = dict(base.written)
+    if url:
+        world.taken_by_arroyo.update(url + path for path in base.taken)
+        watch.url, watch.objects = url, Within(world.objects, url)
+        watch.by_arroyo = Within(world.taken_by_arroyo, url)
     watch.look()
     keep_epochs = chance.choice((None, None, 3)) if controller is None else None
     job = ours.Job(base.job.paths, base.job.two_phase, keep_epochs)
@@ -237,7 +310,7 @@ def _setting_of(base: Base, world: World, chance: random.Random) -> Setting:
         watch.trap = 10
     if controller is not None and not protocol:
         watch.restorable = lambda: controller.newest
-    return Setting(world, watch, job, controller, chance)
+    return Setting(world, watch, job, controller, chance, url=url)
 
 
 def _chosen(setting: Setting, *, dies: bool) -> list[Process]:
@@ -289,70 +362,19 @@ def _undertakers(setting: Setting) -> list[Process]:
     return some
 
 
-# ---- outside of pytest ---------------------------------------------------------------------------
+def explore_many(
+    first: int, count: int, *, features: Collection[str] | None = None
+) -> Counter[str]:
+    """Go through many seeds; the first violation is raised with its seed.
 
-
-def explore_many(first: int, count: int) -> Counter[str]:
-    """Go through many seeds; the first violation is raised with its seed."""
+    Args:
+        features: as of `explore`.
+    """
     endings: Counter[str] = Counter()
     with ours.replaced_machinery():
         for seed in range(first, first + count):
             try:
-                endings += explore(seed)
+                endings += explore(seed, features=features)
             except Violation as violation:
                 raise Violation(f"seed {seed}: {violation}") from violation
     return endings
-
-
-def _part(task: tuple[int, int]) -> tuple[int, Counter[str], list[str]]:
-    """Go through many seeds, whatever is found."""
-    first, count = task
-    endings, wrong = Counter[str](), []
-    with ours.replaced_machinery():
-        for seed in range(first, first + count):
-            try:
-                endings += explore(seed)
-            except BaseException as error:
-                wrong.append(f"seed {seed}: {type(error).__name__}: {error}")
-    return count, endings, wrong
-
-
-def main() -> int:
-    """Explore a range of seeds on several processors; prints how far it is."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--from", dest="first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
-    parser.add_argument("--show", type=int, help="print every call of one seed")
-    given = parser.parse_args()
-    if given.show is not None:
-        trace: list[str] = []
-        with ours.replaced_machinery():
-            try:
-                print(explore(given.show, trace=trace))
-            except Violation as violation:
-                trace.append(f"VIOLATION: {violation}")
-        print("\n".join(trace))
-        return 0
-    step = 1000
-    tasks = [
-        (at, min(step, given.first + given.count - at))
-        for at in range(given.first, given.first + given.count, step)
-    ]
-    done, endings, began, bad = 0, Counter[str](), time.monotonic(), 0
-    with multiprocessing.Pool(given.processes) as pool:
-        for count, found, wrong in pool.imap_unordered(_part, tasks):
-            done += count
-            endings += found
-            bad += len(wrong)
-            for one in wrong:
-                print(one, flush=True)
-            if done % 10_000 == 0:
-                took = time.monotonic() - began
-                print(f"{done} schedules, {done / took:.0f} a second, {bad} bad", flush=True)
-    print(dict(sorted(endings.items())))
-    return int(bad > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,7 +19,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller, Leader, LegacyRun
 from tests.explorer.oracle import Watch
-from tests.explorer.world import HOUR, SECOND, WRITERS, Process, World
+from tests.explorer.world import DAY, HOUR, SECOND, WRITERS, Clock, Process, World
 
 FAULTS = ("crash", "crash", "crash-after", "crash-after", "fail", "fail-after", "half", "throttled")
 NARROW = (
@@ -35,6 +35,9 @@ class Setting:
 
     Attributes:
         beside: another job below the same URL.
+        url: below which it lies: a prefix of full paths.
+        clocks: draws the clock of a host, by what runs there.
+        ages: whether the oracle looks at the ages of epochs.
     """
 
     world: World
@@ -44,6 +47,9 @@ class Setting:
     chance: random.Random
     count: int = 0
     beside: JobPaths | None = None
+    url: str = ""
+    clocks: Callable[[str], Clock | None] = lambda role: None
+    ages: bool = False
 
     @property
     def paths(self) -> JobPaths:
@@ -53,7 +59,8 @@ class Setting:
         self, name: str, role: str, work: Callable[[Process], Any], fault: bool, calls: int
     ) -> Process:
         self.count += 1
-        process = Process(f"{name} {self.count}", role, work, root=self.paths.root)
+        process = Process(f"{name} {self.count}", role, work, root=self.url + self.paths.root)
+        process.url, process.clock = self.url, self.clocks(role)
         process.fault = self.chance.choice(FAULTS)
         if fault and self.chance.random() < 0.5:
             process.fault_at = self.chance.randint(1, calls)
@@ -103,11 +110,14 @@ class Setting:
     ) -> Process:
         """An expiry, by count or by age."""
         chance, protocol = self.chance, self.paths.pipeline is not None
-        by_age = keep is None and chance.random() < 0.4
+        by_age = keep is None and chance.random() < (0.8 if self.ages else 0.4)
         keep = keep or chance.choice((2, 2, 3, 4))
-        retention = Retention(keep_epochs=keep)
+        retention, keep_for = Retention(keep_epochs=keep), None
         if by_age:
-            keep, retention = 2, Retention(keep_micros=chance.choice((0, SECOND, HOUR)))
+            keep, keep_for = 2, chance.choice((0, SECOND, HOUR))
+            if self.ages:
+                keep, keep_for = None, chance.choice((HOUR, HOUR, DAY, 5 * DAY))
+            retention = Retention(keep_micros=keep_for)
         if not protocol:
             self.watch.trap = 10
         asked = GcRequest(
@@ -116,7 +126,7 @@ class Setting:
             directory=ours.directory(self.controller),
             others=(),
         )
-        return self._collector("expiry", asked, keep, fault, aside)
+        return self._collector("expiry", asked, keep, fault, aside, keep_for if self.ages else None)
 
     def orphans(self, *, fault: bool = False) -> Process:
         """A collection of orphans."""
@@ -146,12 +156,19 @@ class Setting:
         return self._collector("removal", asked, None, fault, aside=unreadable or None)
 
     def _collector(
-        self, name: str, asked: GcRequest, keep: int | None, fault: bool, aside: bool | None = None
+        self,
+        name: str,
+        asked: GcRequest,
+        keep: int | None,
+        fault: bool,
+        aside: bool | None = None,
+        keep_for: int | None = None,
     ) -> Process:
         chance, world = self.chance, self.world
         what = ours.Collection(
             asked=asked,
             keep=keep,
+            keep_for=keep_for,
             aside=chance.random() < 0.25 if aside is None else aside,
             early=chance.random() < 0.3,
             in_flight=chance.choice((1, 8)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,7 +15,7 @@ from tests.explorer.mutants import MUTANTS
 from tests.explorer.oracle import Watch, Watches
 from tests.explorer.schedules import LEGACY, PROTOCOL, SIBLINGS, START
 from tests.explorer.setting import Setting
-from tests.explorer.world import DAY, Process, Violation, World
+from tests.explorer.world import DAY, SECOND, Process, Violation, World
 
 LAYOUTS = {"protocol": PROTOCOL, "legacy": LEGACY}
 MOST_CALLS = 400
@@ -151,26 +151,36 @@ def test_what_a_compaction_has_merged_waits_for_a_writer_that_is_long_in_coming(
 
 def test_what_was_merged_beside_an_epoch_waits_for_the_next() -> None:
     """The record came too late for the epoch that the writer was at; nothing else speaks for it."""
+    running = abandoned("protocol", "ours")
+    setting = again(running, 0)
+    before_record = setting.compaction()
+    before_record.fault_on, before_record.fault = "/compactions/", "crash"
+    setting.world.run([before_record])
+    assert before_record.fault_at is not None
 
-    def merged_beside(seeds: Iterable[int]) -> None:
-        for seed in seeds:
-            one_merged_beside(seed)
+    def merged_beside() -> None:
+        setting = again(running, 0)
+        world, compaction, writer = setting.world, setting.compaction(), setting.writer(2)
+        write = writer.work
 
-    def one_merged_beside(seed: int) -> None:
-        chance = random.Random(seed)
-        world = World(dict(SIBLINGS), START, chance)
-        ours.inhabit(world)
-        watch = Watch(world.objects, PROTOCOL.root, True, True)
-        watch.clock, watch.by_arroyo = world.clock, world.taken_by_arroyo
-        world.watch = Watches((watch,))
-        setting = Setting(world, watch, ours.Job(PROTOCOL), None, chance)
-        world.run([setting.writer(5)])
-        world.run([setting.compaction(), setting.writer(8)], (25, 40), 1.0)
+        def write_later(process: Process) -> str:
+            for _ in range(4):
+                world.now += 30 * SECOND
+                compaction.through = True
+                for renew in compaction.renewals:
+                    renew()
+                compaction.through = False
+            write(process)
+            return str(write(process))  # what the newest run went on from is never collected
+
+        writer.work = write_later
+        world.run([compaction, writer], pause=before_record.fault_at)
+        assert (compaction.result, writer.result) == ("record", "done")
+        assert setting.watch.waiting()
         world.jump(5 * DAY)
         world.run([setting.orphans()])
-        check_end(world, watch)
+        check_end(world, setting.watch)
 
-    seeds = range(88, 94)
-    merged_beside(seeds)
+    merged_beside()
     with MUTANTS["compactions that wait are ignored"](), pytest.raises(Violation):
-        merged_beside(seeds)
+        merged_beside()

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.explorer import ours
-from tests.explorer.mutants import MUTANTS
+from tests.explorer.features import EXPECTED, FEATURES, drawn
+from tests.explorer.mutants import FOUND_WITH, MUTANTS
 from tests.explorer.schedules import bases_of, explore, explore_many
+from tests.explorer.soak import main, new_seed, show
 from tests.explorer.world import Violation
 
 PARTS = 4
@@ -29,10 +31,48 @@ def test_what_was_not_expired_on_purpose_stays_restorable(part: int) -> None:
     _has_seen(endings)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("part", range(10))
-def test_it_stays_restorable_in_a_hundred_thousand_schedules(part: int) -> None:
-    _has_seen(explore_many(1_000_000 + part * 10_000, 10_000))
+@pytest.mark.parametrize(
+    "feature",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(strict=True, raises=Violation))
+        if name in EXPECTED
+        else name
+        for name in FEATURES
+    ],
+)
+def test_state_stays_restorable_in_deployments_with(feature: str) -> None:
+    endings = explore_many(0, EXPECTED.get(feature, 100), features=(feature,))
+    assert endings[f"with {feature}"] > 0
+    refuses = feature == "no conditional create"
+    assert refuses or endings["expiry: collected"] + endings["orphans: collected"] > 10
+
+
+def test_features_that_a_violation_is_expected_of_are_not_drawn() -> None:
+    seen = Counter(name for seed in range(2000) for name in drawn(seed))
+    assert seen.keys() == FEATURES.keys() - EXPECTED.keys()
+    everywhere = Counter(name for seed in range(2000) for name in drawn(seed, FEATURES))
+    assert everywhere.keys() == FEATURES.keys()
+
+
+def test_a_seed_decides_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for _ in range(2):
+        for name in FEATURES:
+            show(7, (name,))
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+
+
+def test_a_run_prints_its_seed_and_how_to_repeat_what_it_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXPLORER_SEED", "4242")
+    assert main(["--schedules", "40", "--processes", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "EXPLORER_SEED=4242 make soak SCHEDULES=40" in printed
+    assert "40 schedules from seed 4242 on: 0 violations" in printed
+    monkeypatch.delenv("EXPLORER_SEED")
+    assert new_seed() != new_seed()
 
 
 def _has_seen(endings: Counter[str]) -> None:
@@ -61,6 +101,10 @@ QUICKLY = {
     "a stored plan is carried out as it is": 200,
     "pins of a job that is gone are ignored": 200,
     "a job that is gone may have been written to just now": 600,
+    "names of any spelling are parsed": 200,
+    "epochs are as old as their writers say": 600,
+    "a store is not asked to prove its conditional create": 100,
+    "a lease runs out by its holder's clock": 200,
 }
 """Within so many schedules."""
 
@@ -75,6 +119,8 @@ SLOWLY = (
 
 @pytest.mark.parametrize("name", QUICKLY)
 def test_a_collector_that_is_broken_is_found_quickly(name: str) -> None:
+    if name not in MUTANTS or not EXPECTED.keys().isdisjoint(FOUND_WITH.get(name, ())):
+        pytest.skip("the product has not this rule yet")
     assert _found_at(name, QUICKLY[name]) is not None
 
 
@@ -85,11 +131,13 @@ def test_a_collector_that_is_broken_in_a_corner_is_found_in_the_end(name: str) -
 
 
 def _found_at(name: str, schedules: int) -> int | None:
+    features = FOUND_WITH.get(name, ())
     for seed in range(schedules):
-        bases_of(random.Random(seed))  # the past is that of a collector which is not broken
+        # The past is that of a collector which is not broken.
+        bases_of(random.Random(seed), 0, features)
         try:
             with MUTANTS[name]():
-                explore(seed)
+                explore(seed, features=features)
         except Violation:
             return seed
     return None

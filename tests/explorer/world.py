@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import bisect
 import functools
+import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from arroyo_dagster.errors import ConflictError, NotFoundError, StorageError
+from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage import names
 from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo, open_by_ranges
 from arroyo_dagster.state.storage.wrappers import MUTATING, Crash
 
@@ -29,13 +31,75 @@ REQUEST = 5 * SECOND
 STILL = HOUR // 2
 """A writer that stands still for longer is taken for dead once another starts (see `publish`)."""
 
+STEPS = (-DAY, -HOUR, -70 * SECOND, 70 * SECOND, HOUR, DAY)
+"""By how much somebody sets a clock."""
+
 WRITERS = ("writer", "arroyo")
 """Roles of those that write epochs."""
+
+LEASE = "/_arroyo_dagster/leases/0"
+"""In the path of every lease of a job's maintainers."""
 
 Object = tuple[bytes, int, int]
 """Bytes, when it was written, and a number that no other has."""
 
 Objects = dict[str, Object]
+
+
+class Within:
+    """The objects, or names, below a URL of its own, by their paths from there."""
+
+    def __init__(self, whole: Any, url: str) -> None:
+        self._whole, self._url = whole, url
+
+    def __contains__(self, path: object) -> bool:
+        return f"{self._url}{path}" in self._whole
+
+    def __getitem__(self, path: str) -> Object:
+        return self._whole[self._url + path]  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[str]:
+        cut = len(self._url)
+        return (path[cut:] for path in self._whole if path.startswith(self._url))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def get(self, path: str) -> Object | None:
+        return self._whole.get(self._url + path)  # type: ignore[no-any-return]
+
+    def keys(self) -> set[str]:
+        return {*self}
+
+    def items(self) -> Iterator[tuple[str, Object]]:
+        return ((path, self[path]) for path in self)
+
+    def issuperset(self, paths: Iterable[str]) -> bool:
+        return all(path in self for path in paths)
+
+
+@dataclass
+class Clock:
+    """The clock of one host: off by something, and by more from day to day.
+
+    Attributes:
+        since: the time at which it is off by `offset_micros`.
+        drift: by how much it gains, as a share of the time that goes by.
+        steps: whether somebody sets it, now and then.
+    """
+
+    offset_micros: int = 0
+    since: int = 0
+    drift: float = 0.0
+    steps: bool = False
+
+    def reading(self, now: int) -> int:
+        """What it shows."""
+        return now + self.offset_micros + int((now - self.since) * self.drift)
+
+    def monotonic(self, now: int) -> int:
+        """What counts the time there, which nobody sets."""
+        return now + int((now - self.since) * self.drift)
 
 
 class Violation(AssertionError):
@@ -48,7 +112,10 @@ class Process:
 
     Attributes:
         role: `writer`, `arroyo`, `rewriter` or `collector`: whose changes count as what.
-        root: of the job that it does something to.
+        url: where the URL that it was given begins: a prefix of full paths, with a slash.
+        root: of the job that it does something to, in full.
+        clock: of its host; None: it shows the store's time.
+        token: the number of the lease that it took last; 0 for none.
         fault_at: the call at which something happens to it; None for none.
         fault_on: instead: the first change of an object with this in its path.
         fault: `crash`, `crash-after`, `fail`, `fail-after`, `half` or `throttled`.
@@ -60,6 +127,9 @@ class Process:
     role: str
     work: Callable[[Process], Any]
     root: str = ""
+    url: str = ""
+    clock: Clock | None = None
+    token: int = 0
     fault_at: int | None = None
     fault: str = "crash"
     fault_on: str | None = None
@@ -96,6 +166,7 @@ class _Seat(threading.Thread):
 
 
 _SEATS: list[_Seat] = []
+os.register_at_fork(after_in_child=_SEATS.clear)  # a child has the objects, and no threads
 
 
 class World:
@@ -104,8 +175,17 @@ class World:
     Args:
         watch: told of every change: the process, the verb, the path, what was there before.
 
+    Time is the store's: hosts have clocks of their own, if the seed gives them one.
+
     Attributes:
         taken_by_arroyo: what Arroyo's own cleaning up has deleted.
+        coarse: whether the store tells times in whole seconds.
+        conditional: whether `create` leaves alone what is there.
+        links: names below which the objects of another name appear, as links on a disk do.
+        follows: whether links are followed; else each is listed as one object that no path leads
+            to, and nothing is listed or changed through it: only read.
+        versions: what deleted and overwritten objects were, where anybody keeps that; else None.
+        shows_versions: whether listings show them.
     """
 
     def __init__(
@@ -128,6 +208,13 @@ class World:
         self.taken_by_arroyo: set[str] = set()
         self.page = 1000
         self.cut_listings = False
+        self.coarse = False
+        self.conditional = True
+        self.links: dict[str, str] = {}
+        self.follows = True
+        self.versions: dict[str, Object] | None = None
+        self.shows_versions = False
+        self._versions: list[str] = []
         self._left = 0
         self._paused: Process | None = None
         self._bursts: Sequence[int] = (10_000,)
@@ -138,8 +225,19 @@ class World:
     # ---- time ------------------------------------------------------------------------------------
 
     def clock(self) -> int:
-        """Microseconds, everybody's."""
+        """Microseconds, by the store's clock."""
         return self.now
+
+    def clock_of(self, process: Process) -> Callable[[], int]:
+        """Microseconds, by the clock of a process."""
+        return lambda: self.now if process.clock is None else process.clock.reading(self.now)
+
+    def time_here(self, *, monotonic: bool = False) -> int:
+        """Microseconds, by the clock of whoever is at work."""
+        clock = None if self.current is None else self.current.clock
+        if clock is None:
+            return self.now
+        return clock.monotonic(self.now) if monotonic else clock.reading(self.now)
 
     def jump(self, micros: int, processes: Iterable[Process] = ()) -> None:
         """Let time go by. Who stands still meanwhile does not renew its leases."""
@@ -148,11 +246,15 @@ class World:
         for process in processes:
             if process.ended or process.dead:
                 continue
+            if process.clock is not None and process.clock.steps and self.chance.random() < 0.3:
+                process.clock.offset_micros += self.chance.choice(STEPS)
             if process.renewals and self.chance.random() < 0.5:
+                before, self.current = self.current, process
+                process.through = True
                 for renew in process.renewals:
-                    process.through = True
                     renew()
-                    process.through = False
+                process.through = False
+                self.current = before
             elif micros >= STILL:
                 process.still = True
                 process.dead = process.followed
@@ -337,9 +439,14 @@ class World:
             self.note(f"  {path} is written")
         if before is None:
             bisect.insort(self._names, path)
-        self.objects[path] = (bytes(data), self.now, self.number)
+        modified = self.now - self.now % SECOND if self.coarse else self.now
+        self.objects[path] = (bytes(data), modified, self.number)
+        if self.versions is not None and before is not None:
+            self.versions[path] = before
         self.taken_by_arroyo.discard(path)
         leased = verb == "create" and "/_arroyo_dagster/writers/" in path
+        if verb == "create" and LEASE in path:
+            process.token = int(path.rpartition("/")[2].partition(".")[0])
         if leased or path.endswith("/current-generation.json"):
             self.started(process)
         self.watch(process, verb, path, before)
@@ -349,18 +456,61 @@ class World:
         before = self.objects.pop(path, None)
         if before is not None:
             del self._names[bisect.bisect_left(self._names, path)]
+            if self.versions is not None:
+                self.versions[path] = before
             if process.role == "arroyo":
                 self.taken_by_arroyo.add(path)
             self.note(f"  {path} is gone")
             self.watch(process, "delete", path, before)
 
+    def add(self, objects: Objects) -> None:
+        """Put objects there that nobody has written before the eyes of this world."""
+        for path, (data, modified, _) in objects.items():
+            self.number += 1
+            if path not in self.objects:
+                bisect.insort(self._names, path)
+            self.objects[path] = (data, modified, self.number)
+
+    def resolved(self, path: str, *, reading: bool) -> str:
+        """The name of the object that a path leads to.
+
+        Raises:
+            InputError: through a link, which is followed by reads at most.
+        """
+        for link, target in self.links.items():
+            if path.startswith(f"{link}/") or path == link:
+                if not self.follows and not reading:
+                    raise InputError("a link is never followed", path=path)
+                return target + path[len(link) :]
+        return path
+
+    def shown(self, prefix: str, after: str = "") -> list[str]:
+        """The names that a listing of a directory, or of all, shows, in order."""
+        if not self.links and not self.shows_versions:
+            return self.below(prefix, after)
+        names = {*self.below(prefix, after)}
+        if self.shows_versions and self.versions is not None:
+            if len(self._versions) != len(self.versions):
+                self._versions = sorted(self.versions)
+            names.update(_range(self._versions, prefix, after))
+        for link, target in self.links.items():
+            inside = [link]
+            if self.follows:
+                inside = [link + one[len(target) :] for one in self.below(f"{target}/")]
+            names.update(one for one in inside if one.startswith(prefix) and one > after)
+        return sorted(names)
+
     def below(self, prefix: str, after: str = "") -> list[str]:
         """The names of the objects in a directory, or in all of the store, in order."""
-        names = self._names
-        if not prefix:
-            return names[bisect.bisect_right(names, after) :]
-        first = bisect.bisect_right(names, max(after, prefix))
-        return names[first : bisect.bisect_left(names, prefix[:-1] + "0")]
+        return _range(self._names, prefix, after)
+
+
+def _range(names: list[str], prefix: str, after: str) -> list[str]:
+    """Those of sorted names that are in a directory, and behind a name."""
+    if not prefix:
+        return names[bisect.bisect_right(names, after) :]
+    first = bisect.bisect_right(names, max(after, prefix))
+    return names[first : bisect.bisect_left(names, prefix[:-1] + "0")]
 
 
 @functools.lru_cache(maxsize=50_000)
@@ -373,20 +523,38 @@ def _described(path: str, size: int, modified: int, number: int) -> ObjectInfo:
     )
 
 
+try:
+    from arroyo_dagster.state.storage.conditional_create import prove_conditional_create
+except ImportError:  # a release that takes every store at its word
+    prove_conditional_create = None  # type: ignore[assignment]
+
+LINK_NAME: type[names.StoredName] = getattr(names, "LinkName", names.StoredName)
+UNADDRESSABLE: Any = {"size_bytes": 0, "modified_micros": 1, "etag": None, "addressable": False}
+
+
 class Hands:
-    """The store, as one process sees it."""
+    """The store, as one process sees it: below the URL that it was given."""
 
     url = "memory://explored"
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
         self._process = process
+        self._base = process.url
+        if self._base:
+            self.url = f"{Hands.url}/{self._base[:-1]}"
 
     def read(self, path: StatePath) -> bytes:
         return self._world.call(self._process, "read", path, lambda: self._read(path))
 
+    def _at(self, path: str, *, reading: bool = False) -> str:
+        """The name of an object in full."""
+        if self._base:
+            path = self._base + path
+        return self._world.resolved(path, reading=reading) if self._world.links else path
+
     def _read(self, path: str) -> bytes:
-        found = self._world.objects.get(path)
+        found = self._world.objects.get(self._at(path, reading=True))
         if found is None:
             raise NotFoundError("there is no such object", path=path)
         return found[0]
@@ -405,14 +573,21 @@ class Hands:
             self._process,
             "put",
             path,
-            lambda: self._world.write(self._process, "put", path, data),
+            lambda: self._world.write(self._process, "put", self._at(path), data),
         )
 
     def create(self, path: StatePath, data: bytes) -> bool:
+        if not self._world.conditional and prove_conditional_create is not None:
+            # As the product's stores do, once a process: such a store never passes.
+            prove_conditional_create(self, self._create_now, path)  # type: ignore[arg-type]
+        return self._create_now(path, data)
+
+    def _create_now(self, path: StatePath, data: bytes) -> bool:
         return self._world.call(self._process, "create", path, lambda: self._create(path, data))
 
     def _create(self, path: str, data: bytes) -> bool:
-        if path in self._world.objects:
+        path = self._at(path)
+        if path in self._world.objects and self._world.conditional:
             return False
         if self._process.followed and self._claims_what_has_expired(path):
             self._process.dead = True
@@ -445,10 +620,26 @@ class Hands:
         return self._world.call(self._process, "head", path, lambda: self._info(path))
 
     def _info(self, path: str) -> ObjectInfo | None:
-        found = self._world.objects.get(path)
+        found = self._world.objects.get(self._at(path, reading=True))
         if found is None:
             return None
         return _described(path, len(found[0]), found[1], found[2])
+
+    def _listed(self, path: str) -> tuple[ObjectInfo, ...]:
+        """What a listing says of a name: nothing if it went since, as a rule."""
+        world = self._world
+        if not world.links and not world.shows_versions:
+            info = self._info(path)
+            return () if info is None else (info,)
+        full = self._base + path
+        if full in world.links and not world.follows:
+            return (ObjectInfo(**UNADDRESSABLE, path=LINK_NAME(path)),)
+        info = self._info(path)
+        infos = () if info is None else (info,)
+        old = world.versions.get(full) if world.shows_versions and world.versions else None
+        if old is None or old[2] % 2:
+            return infos  # it shows some versions, the same ones every time
+        return (*infos, _described(path, len(old[0]), old[1], old[2]))
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Page by page; between two pages anything may happen."""
@@ -458,15 +649,22 @@ class Hands:
             page = functools.partial(self._page, below, after)
             names = world.call(self._process, "list", prefix, page)
             for name in names:
-                info = self._info(name)
-                if info is not None:
-                    yield info
+                yield from self._listed(name)
             if len(names) < world.page:
                 return
             after = names[-1]
 
     def _page(self, below: str, after: str) -> list[str]:
-        return self._cut(self._world.below(below, after)[: self._world.page])
+        return self._cut(self._names(below, after)[: self._world.page])
+
+    def _names(self, below: str, after: str = "") -> list[str]:
+        base = self._base
+        if self._world.links and below:
+            self._at(below)
+        if not base:
+            return self._world.shown(below, after)
+        names = self._world.shown(base + below, after and base + after)
+        return [name[len(base) :] for name in names]
 
     def _cut(self, names: list[str]) -> list[str]:
         """A listing that lacks a part, where the seed wants one."""
@@ -482,7 +680,7 @@ class Hands:
     def _level(self, prefix: str) -> Listing:
         below = f"{prefix}/" if prefix else ""
         cut = len(below)
-        names = self._world.below(below)
+        names = self._names(below)
         if self._world.cut_listings:
             names = self._cut(names)
         here, inside, last = [], [], ""
@@ -495,9 +693,8 @@ class Hands:
             else:
                 inside.append(name[:at])
                 last = name[: at + 1]
-        infos = (self._info(name) for name in here)
         return Listing(
-            objects=tuple(info for info in infos if info is not None),
+            objects=tuple(info for name in here for info in self._listed(name)),
             prefixes=tuple(str.__new__(StatePath, name) for name in inside),
         )
 
@@ -518,9 +715,14 @@ class Hands:
         return world.call(process, "delete_many", shown, lambda: self._delete(doomed))
 
     def _delete(self, doomed: Sequence[StatePath]) -> DeleteOutcome:
+        failed: dict[StatePath, str] = {}
         for path in doomed:
-            self._world.remove(self._process, path)
-        return DeleteOutcome(deleted=doomed)
+            try:
+                self._world.remove(self._process, self._at(path))
+            except InputError as error:
+                failed[path] = error.message
+        gone = tuple(path for path in doomed if path not in failed) if failed else doomed
+        return DeleteOutcome(deleted=gone, failed=failed)
 
 
 def refused(error: Exception) -> str:

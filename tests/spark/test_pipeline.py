@@ -17,6 +17,7 @@ from arroyo_dagster.state.local.pipeline import run_pipeline as run_in_process
 from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.storage.open import open_store
+from tests.seeds import soak_seeds
 from tests.words import (
     Count,
     newest,
@@ -33,7 +34,9 @@ def _paths(tmp_path: Path, name: str) -> tuple[Any, Path]:
     return open_store(f"file://{tmp_path}/{name}-state"), tmp_path / f"{name}-output"
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in soak_seeds(1))]
+)
 def test_the_same_stream_gives_equal_tables_in_process_and_on_spark(
     tmp_path: Path, seed: int
 ) -> None:
