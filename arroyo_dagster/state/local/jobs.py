@@ -339,10 +339,8 @@ def _unfinished(store: ObjectStore, paths: JobPaths, owners: Sequence[_Loaded]) 
     if paths.layout is Layout.LEGACY:
         # Without metadata an older directory holds files that newer epochs list, nothing else.
         newest = max((one.epoch for one in owners), default=Epoch(0))
-        numbers = [
-            number for number in ParquetBackend(store, paths).checkpoint_dirs() if number > newest
-        ]
-        return [_Loaded(number, CheckpointState.INVISIBLE) for number in numbers]
+        epochs = ParquetBackend(store, paths).checkpoint_dirs()
+        return [_Loaded(epoch, CheckpointState.INVISIBLE) for epoch in epochs if epoch > newest]
     below = store.list_dir(paths.generations).prefixes
     numbers = (parse_number(path.name) for path in below)
     generations = [WorkerGeneration(number) for number in numbers if number is not None]

@@ -18,8 +18,8 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.connectors import staged_paths
-from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease
-from arroyo_dagster.state.local.gc_plans import Clock, wall_clock
+from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
+from arroyo_dagster.state.local.gc_plans import Clock
 from arroyo_dagster.state.local.health import Footers
 from arroyo_dagster.state.local.jobs import EpochSummary, list_epochs, newest_generation
 from arroyo_dagster.state.local.retained import may_be_going, put_retained
