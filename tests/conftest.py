@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from arroyo_dagster.state import lease
 from tests import quick_spark
 from tests.seeds import run_seed
 
@@ -25,6 +26,13 @@ settings.register_profile("nightly", deadline=None, max_examples=2000, suppress_
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
 )
+
+
+@pytest.fixture
+def restarts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the lease of whoever died before had expired: a minute goes by for each."""
+    monkeypatch.setattr(lease, "_check_free", lambda *_: None)
+
 
 ONE_PROCESS = ("spark", "contract")
 """Folders whose tests share a server or a session, which must not be started twice."""

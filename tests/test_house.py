@@ -22,7 +22,8 @@ LOW = CORE | {"state.planning", "state.codec", "state.storage"}
 SUBTASK = {
     *("state.tables", "state.backend", "state.backend_reader", "state.operators"),
     *("state.pipeline", "state.exchange"),
-    *("state.task", "state.coordinator", "state.connectors", "state.lease"),
+    *("state.task", "state.coordinator", "state.connectors"),
+    *("state.lease", "state.lease_records"),
 }
 STATE = LOW | SUBTASK | {"state.local", "state"}
 ROOMS: dict[str, tuple[set[str], set[str]]] = {

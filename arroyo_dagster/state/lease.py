@@ -7,7 +7,8 @@ in the legacy layout, which has no generations, a writer holds a lease of its ow
 
 Whether a lease has expired is judged by the store's clock alone (see `lease_records`); how long its
 own still counts a holder judges by a clock of its process that nobody sets. A holder is one
-acquisition, never a name: who finds a lease held waits, or fails and says by whom.
+acquisition, never a name: who finds a lease held waits, or fails and says by whom. Only what this
+very process could not give back it may take again at once.
 
 Numbers are found by a listing, and no listing is trusted with the job: `newest.json`, read by its
 name, tells the number of the newest lease, and is written before the object of any older one goes.
@@ -37,6 +38,7 @@ from arroyo_dagster.state.codec.plain import iso_micros
 from arroyo_dagster.state.lease_records import (
     encode_record,
     owner_here,
+    process_here,
     read_record,
     store_time,
 )
@@ -53,6 +55,9 @@ ON_ITS_WAY_SECONDS = LEASE_SECONDS / _MARGIN
 """What was sent to a store has arrived after so long, or never does: the margin of a lease."""
 
 _NEWEST = "newest.json"
+_held_here: set[str] = set()
+"""The nonces of the acquisitions of this process that have not ended."""
+
 _POLL_SECONDS = 2.0
 
 
@@ -194,47 +199,76 @@ def lease(
     Raises:
         ConflictError: somebody else holds the lease; says who, and until when.
     """
-    ticks = ticks or (own_clock if clock is wall_clock else clock)
-    micros = int(seconds * 1e6)
-    waits = _waits(wait_seconds)
+    asked = _Asked(
+        paths=paths,
+        directory=directory or paths.leases,
+        description=owner,
+        nonce=uuid.uuid4().hex,
+        micros=int(seconds * 1e6),
+        take_over=take_over,
+        clock=clock,
+        ticks=ticks or (own_clock if clock is wall_clock else clock),
+    )
+    _held_here.add(asked.nonce)
+    try:
+        held, runs_out = _awaited(store, asked, wait_seconds, sleep)
+        with _renewed(store, asked, held, runs_out) as leased:
+            yield leased
+    finally:
+        _held_here.discard(asked.nonce)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One acquisition, as it was asked for."""
+
+    paths: JobPaths
+    directory: StatePath
+    description: str
+    nonce: str
+    micros: int
+    take_over: bool
+    clock: Callable[[], int]
+    ticks: Callable[[], int]
+
+
+def _awaited(
+    store: ObjectStore, asked: _Asked, wait_seconds: float, sleep: Callable[[float], None]
+) -> tuple[Lease, int]:
+    """The lease, once it is free, and until when it counts."""
     while True:
-        runs_out = ticks() + _own_time(micros)
+        runs_out = asked.ticks() + _own_time(asked.micros)
         try:
-            held = _acquire(
-                store, paths, owner, micros, clock, ticks, directory or paths.leases, take_over
-            )
-            break
+            return _acquire(store, asked), runs_out
         except ConflictError:
-            pause = next(waits, None)
-            if pause is None:
+            if wait_seconds <= 0:
                 raise
-            sleep(pause)
+        sleep(min(wait_seconds, _POLL_SECONDS))
+        wait_seconds -= _POLL_SECONDS
+
+
+@contextmanager
+def _renewed(store: ObjectStore, asked: _Asked, held: Lease, runs_out: int) -> Iterator[Leased]:
+    """Renew a lease until the end, then give it back."""
     ended = threading.Event()
 
     def renew() -> None:
         nonlocal runs_out
-        while not ended.wait(seconds / 3):
+        while not ended.wait(asked.micros / 3e6):
             with contextlib.suppress(ArroyoStateError):
-                asked = ticks()
-                _write(store, held, expires_at_micros=clock() + micros)
+                begun = asked.ticks()
+                _write(store, held, expires_at_micros=asked.clock() + asked.micros)
                 # A process that stood still may renew what others have taken since, and left.
-                runs_out = 0 if _is_lost(store, held) else asked + _own_time(micros)
+                runs_out = 0 if _is_lost(store, held) else begun + _own_time(asked.micros)
 
     thread = threading.Thread(target=renew, name="arroyo-lease", daemon=True)
     thread.start()
     try:
-        yield Leased(store, held, lambda: ticks() >= runs_out)
+        yield Leased(store, held, lambda: asked.ticks() >= runs_out)
     finally:
         ended.set()
         thread.join()
         _give_back(store, held)
-
-
-def _waits(seconds: float) -> Iterator[float]:
-    """Pauses that make up a time, without a look at any clock."""
-    while seconds > 0:
-        yield min(seconds, _POLL_SECONDS)
-        seconds -= _POLL_SECONDS
 
 
 def _is_lost(store: ObjectStore, held: Lease) -> bool:
@@ -291,35 +325,27 @@ def _own_time(micros: int) -> int:
     return micros * (_MARGIN - 1) // _MARGIN
 
 
-def _acquire(
-    store: ObjectStore,
-    paths: JobPaths,
-    owner: str,
-    micros: int,
-    clock: Callable[[], int],
-    ticks: Callable[[], int],
-    directory: StatePath,
-    take_over: bool,
-) -> Lease:
+def _acquire(store: ObjectStore, asked: _Asked) -> Lease:
+    directory, ticks = asked.directory, asked.ticks
     began = ticks()
     tokens = _tokens(store, directory)
     newest = tokens[-1] if tokens else 0
     while True:
-        if newest and not take_over:
-            _check_free(store, _path_of(directory, newest), paths, clock)
         path = _path_of(directory, newest + 1)
+        if newest and not asked.take_over:
+            _check_free(store, _path_of(directory, newest), asked)
         mine = Lease(
             path=path,
             token=newest + 1,
-            description=owner,
-            nonce=uuid.uuid4().hex,
-            duration_micros=micros,
+            description=asked.description,
+            nonce=asked.nonce,
+            duration_micros=asked.micros,
         )
-        created = _create(store, mine, clock() + micros)
+        created = _create(store, mine, asked.clock() + asked.micros)
         try:
             named = _named_token(store, directory)
             if created and named < mine.token:
-                if ticks() - began >= _own_time(micros):
+                if ticks() - began >= _own_time(asked.micros):
                     raise _too_late(mine)
                 _name(store, mine, tokens)
                 return mine
@@ -329,7 +355,7 @@ def _acquire(
             raise
         if named < mine.token:
             first = read_record(store, path)
-            raise _taken(paths, path, "another process" if first is None else first.owner)
+            raise _taken(asked.paths, path, "another process" if first is None else first.owner)
         # It was somebody's before: the listing left names out, or others came and went behind it.
         newest = named
 
@@ -351,10 +377,20 @@ def _give_back(store: ObjectStore, mine: Lease) -> None:
 
 def _create(store: ObjectStore, mine: Lease, expires_at_micros: int) -> bool:
     data = _encoded(mine, expires_at_micros)
-    if store.create(mine.path, data):
-        return True
     try:
-        return store.read(mine.path) == data
+        if store.create(mine.path, data):
+            return True
+    except StorageError:
+        # It may be there all the same, and would be held against everybody until it expires.
+        if not _is_there(store, mine.path, data):
+            raise
+        return True
+    return _is_there(store, mine.path, data)
+
+
+def _is_there(store: ObjectStore, path: StatePath, data: bytes) -> bool:
+    try:
+        return store.read(path) == data
     except NotFoundError:
         return False  # an older one, which whoever came later has just removed
 
@@ -373,15 +409,15 @@ def _encoded(mine: Lease, expires_at_micros: int) -> bytes:
     )
 
 
-def _check_free(
-    store: ObjectStore, path: StatePath, paths: JobPaths, clock: Callable[[], int]
-) -> None:
+def _check_free(store: ObjectStore, path: StatePath, asked: _Asked) -> None:
     held = read_record(store, path)
     if held is None or held.given_back:
         return  # whoever came after it may have removed it; creating ours will tell
-    until = held.held_until(store_time(store, path.parent or path), clock())
+    if held.process == process_here() and held.nonce not in _held_here:
+        return  # this very process is done with it, and could not give it back
+    until = held.held_until(store_time(store, asked.directory), asked.clock())
     if until is not None:
-        raise _taken(paths, path, held.owner, until)
+        raise _taken(asked.paths, path, held.owner, until)
 
 
 def _too_late(mine: Lease) -> ConflictError:

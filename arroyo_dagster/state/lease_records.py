@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from arroyo_dagster.state.model.leases import LEASE_SECONDS, LeaseRecord
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _CLOCK = "clock.json"
+_PROCESS = uuid.uuid4().hex
 
 
 def read_record(store: ObjectStore, path: StatePath) -> LeaseRecord | None:
@@ -30,7 +32,7 @@ def read_record(store: ObjectStore, path: StatePath) -> LeaseRecord | None:
     info = store.head(path)
     if info is None:
         return None
-    pid, host = fields.get("pid"), fields.get("host")
+    pid, host, process = fields.get("pid"), fields.get("host"), fields.get("process")
     owner = str(fields.get("owner"))
     expires = fields.get("expires_at_micros")
     return LeaseRecord(
@@ -40,6 +42,8 @@ def read_record(store: ObjectStore, path: StatePath) -> LeaseRecord | None:
         host=host if isinstance(host, str) else None,
         pid=pid if isinstance(pid, int) else None,
         description=str(fields.get("description", owner)),
+        nonce=str(fields.get("nonce")),
+        process=process if isinstance(process, str) else None,
         duration_micros=_duration(fields),
         renewed_at_micros=info.modified_micros or None,
         expires_at_micros=expires if isinstance(expires, int) else 0,
@@ -63,12 +67,18 @@ def encode_record(
             "description": description,
             "host": platform.node(),
             "pid": os.getpid(),
+            "process": process_here(),
             "token": token,
             "nonce": nonce,
             "duration_micros": duration_micros,
             "expires_at_micros": expires_at_micros,
         }
     )
+
+
+def process_here() -> str:
+    """What tells this process from all others, those of the same number included."""
+    return f"{os.getpid()}-{_PROCESS}"
 
 
 def owner_here(description: str) -> str:

@@ -165,6 +165,11 @@ def _time_here(*, monotonic: bool = False) -> int:
     return _Pool.world.time_here(monotonic=monotonic) if _Pool.world else 0
 
 
+def _process() -> str:
+    """All processes of a world run in one: none of them is this one."""
+    return "of nobody"
+
+
 def _problem(self: Any, *listed: Any) -> NotFoundError | None:
     """Whether a data file is there: what it holds is nothing."""
     path = listed[-1]
@@ -187,6 +192,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(concurrency, "ThreadPoolExecutor", _Pool),
         mock.patch.object(lease_module, "threading", threads),
         mock.patch.object(lease_module, "time", clock),
+        mock.patch.object(lease_module, "process_here", _process),
         mock.patch.object(lease_module, "uuid", names),
         mock.patch.object(backend_module, "uuid", names),
         mock.patch.object(merging_module, "uuid", names),

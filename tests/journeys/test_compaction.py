@@ -198,6 +198,7 @@ def test_a_record_that_cannot_be_believed_changes_nothing(damage: str) -> None:
     assert (content(store), output_of(store)) == ended()
 
 
+@pytest.mark.usefixtures("restarts_at_once")
 @EITHER_OR_BOTH
 @pytest.mark.parametrize("at_rest", [True, False])
 @pytest.mark.parametrize(

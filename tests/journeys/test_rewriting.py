@@ -444,6 +444,7 @@ def test_who_was_thought_dead_publishes_nothing_over_who_took_over(layout: Layou
     job = begun(layout)
     before = content(job.store, job.paths)
     now = [1_000_000_000]
+    job.store = copied(job.store, clock=lambda: now[0])
     won: list[RewriteOutcome] = []
 
     def sleeps_for_long(

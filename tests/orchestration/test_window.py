@@ -175,8 +175,9 @@ def test_what_a_window_left_stopped_the_sensor_starts(
         known(deployed, directory=ArroyoDirectory(api_url=server.url))
         sensor = deployed.defs.resolve_sensor_def("arroyo_window_recovery")
         assert isinstance(ticked(deployed, sensor), dg.SkipReason)
-        model.now_micros = 1_000_000_000_000_000  # its lease ran out long ago, by our clock
-        died(model, change=6)
+        with monkeypatch.context() as past:  # its lease ran out long ago
+            past.setattr(model.job.store, "_clock", lambda: 1_000_000_000_000_000)
+            died(model, change=6)
         assert model.state == "Stopped"
         (request,) = ticked(deployed, sensor)
         assert request.run_config["ops"]["arroyo_window"]["config"]["recover_only"] is True

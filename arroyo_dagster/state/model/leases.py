@@ -27,6 +27,8 @@ class LeaseRecord:
         owner: who took it: `HOST/PID (description)`; of older releases the description alone.
         host, pid: of the process that took it; None in records of older releases.
         description: what the process does, as its caller said.
+        nonce: no other acquisition has it.
+        process: no other process has it; None in records of older releases.
         duration_micros: so long after it was renewed it expires.
         renewed_at_micros: when it was last renewed, by the store's clock; None if it gives no time.
         expires_at_micros: when it expires, by the holder's clock: counts only where the store gives
@@ -39,6 +41,8 @@ class LeaseRecord:
     host: str | None
     pid: int | None
     description: str
+    nonce: str
+    process: str | None
     duration_micros: int
     renewed_at_micros: int | None
     expires_at_micros: int

@@ -150,6 +150,32 @@ def test_a_lost_answer_to_the_create_is_found_out() -> None:
         assert held.lease.token == 1
 
 
+def test_a_create_whose_outcome_is_unknown_is_read_back() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    failing = FaultInjecting(store, fail_at=1, mode="after", error=StorageError("timed out"))
+    with lease(failing, PATHS, "one", clock=clock) as held:
+        assert held.lease.token == 1
+    with lease(store, PATHS, "next", clock=clock) as held:
+        assert held.lease.token == 2
+
+
+def test_what_a_process_could_not_give_back_it_takes_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    down = FaultInjecting(store, fail_at=4, error=StorageError("down"))
+    with lease(down, PATHS, "one", clock=clock):
+        pass
+    with monkeypatch.context() as other:
+        other.setattr("arroyo_dagster.state.lease.process_here", lambda: "another process")
+        with pytest.raises(ConflictError, match="leased by"):
+            lease(store, PATHS, "one", clock=clock).__enter__()
+    with lease(store, PATHS, "one", clock=clock) as held:
+        assert held.lease.token == 2
+
+
 def test_an_older_number_that_is_removed_just_then_is_not_won() -> None:
     class Vanishing(MemoryStore):
         def create(self, path: StatePath, data: bytes) -> bool:
