@@ -96,6 +96,7 @@ class Watch:
     Attributes:
         keep: the fewest epochs that anybody who expires was asked to keep; None: none expires.
         keep_writer: as `keep`, of the job's own cleaning up.
+        by_age: whether anybody was asked to keep what is young, however many epochs that are.
         trap: how many epochs before the one that a start chooses Arroyo's cleaning up needs.
         restorable: the epoch that a start chooses, where somebody else decides that.
         pinned: epochs that somebody was told are pinned.
@@ -115,6 +116,7 @@ class Watch:
     ours: bool
     keep: int | None = None
     trap: int = 0
+    by_age: bool = False
     restorable: Callable[[], int | None] = lambda: None
     pinned: set[int] = field(default_factory=set)
     lifted: list[int] = field(default_factory=list)
@@ -259,8 +261,25 @@ class Watch:
             return numbers
         newest = self.restorable() or max(numbers, default=0)
         oldest = newest - self.trap
-        kept = set(self._newest_there(numbers)[: self.keep]) | self.pinned
+        there = self._newest_there(numbers)[: self.keep]
+        if self.ours and self.protocol:
+            there = self._lately(numbers, self.keep)
+        kept = set(there) | self.pinned
         return [n for n in numbers if n in kept or n >= oldest]
+
+    def _lately(self, numbers: list[int], keep: int) -> list[int]:
+        """Of the last numbers the epochs that the newest builds on; unless somebody has asked for
+        an age, those that a rollback has left behind as well."""
+        lineage: set[int] = set()
+        number: int | None = numbers[0] if numbers else None
+        while number in self.epochs:
+            assert number is not None
+            lineage.add(number)
+            ref = next(one for one in self.epochs[number] if one.endswith(MANIFEST))
+            parent = manifest_facts(self.objects[ref][0])[1] if ref in self.objects else None
+            facts = self.objects.get(parent or "")
+            number = None if facts is None else manifest_facts(facts[0])[0]
+        return [n for n in numbers if n > numbers[0] - keep and (n in lineage or not self.by_age)]
 
     def _newest_there(self, numbers: list[int]) -> list[int]:
         """The epochs that count: where Arroyo has cleaned up also those it has taken files of."""
@@ -269,8 +288,9 @@ class Watch:
         found = (LEGACY_HEAD.fullmatch(path) for path in self.objects)
         return sorted({int(one[2]) for one in found if one and one[1] == self.root}, reverse=True)
 
-    def expires(self, keep: int) -> None:
+    def expires(self, keep: int, *, by_age: bool = False) -> None:
         """Somebody begins to expire epochs but the newest `keep`."""
+        self.by_age = self.by_age or by_age
         self.keep = keep if self.keep is None else min(self.keep, keep)
         self._protected = None
 
@@ -396,6 +416,8 @@ class Watch:
         if older in pinned:
             return
         needs = [self.epochs.get(pin, frozenset()) for pin in pinned]
+        if self.protocol and self.epochs:
+            needs.append(self.epochs[max(self.epochs)])  # its parent may be much older
         kept = set().union(*needs, *(self._of_parent(one) for one in needs))
         if parent not in kept:
             raise Violation(f"{process.name} deleted {path} before its parent")
