@@ -294,9 +294,15 @@ class Watch:
         newest = self.restorable() or max(numbers, default=0)
         oldest = newest - self.trap
         there = self._newest_there(numbers)
-        kept = set(numbers) if self.keep is None else set(there[: self.keep])
+        chain = self._lineage(numbers) if self.ours and self.protocol else there
+        kept = set(numbers)
+        if self.keep is not None:
+            kept = set(there[: self.keep])
+            if self.ours and self.protocol:
+                # Those that a rollback has left behind stay as long as epochs of their numbers.
+                kept = {n for n in numbers if n > numbers[0] - self.keep} | {*chain[:2]}
         if self.keep_for is not None:
-            kept &= {*there[:2], *self._young(numbers, self.keep_for)}
+            kept &= {*chain[:2], *self._young(numbers, self.keep_for)}
         return [n for n in numbers if n in kept or n in self.pinned or n >= oldest]
 
     def _young(self, numbers: list[int], keep_for: int) -> list[int]:
@@ -305,6 +311,19 @@ class Watch:
         young = [n for n in numbers if now - self.written[n] < keep_for]
         self._protected_until = min((self.written[n] + keep_for for n in young), default=now + DAY)
         return young
+
+    def _lineage(self, numbers: list[int]) -> list[int]:
+        """The epochs that the newest one builds on, newest first, itself included."""
+        found: list[int] = []
+        number: int | None = numbers[0] if numbers else None
+        while number in self.epochs:
+            assert number is not None
+            found.append(number)
+            ref = next(one for one in self.epochs[number] if one.endswith(MANIFEST))
+            parent = manifest_facts(self.objects[ref][0])[1] if ref in self.objects else None
+            facts = self.objects.get(parent or "")
+            number = None if facts is None else manifest_facts(facts[0])[0]
+        return found
 
     def _newest_there(self, numbers: list[int]) -> list[int]:
         """The epochs that count: where Arroyo has cleaned up also those it has taken files of."""
@@ -447,6 +466,8 @@ class Watch:
         if older in pinned:
             return
         needs = [self.epochs.get(pin, frozenset()) for pin in pinned]
+        if self.protocol and self.epochs:
+            needs.append(self.epochs[max(self.epochs)])  # its parent may be much older
         kept = set().union(*needs, *(self._of_parent(one) for one in needs))
         if parent not in kept:
             raise Violation(f"{process.name} deleted {path} before its parent")

@@ -24,6 +24,7 @@ from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError
 from arroyo_dagster.state import backend as backend_module
 from arroyo_dagster.state import lease as lease_module
 from arroyo_dagster.state.coordinator import JobRun
+from arroyo_dagster.state.local import rollback as rollback_module
 from arroyo_dagster.state.local.collecting import collect
 from arroyo_dagster.state.local.collecting_steps import Pace
 from arroyo_dagster.state.local.compaction import compact_job
@@ -34,6 +35,7 @@ from arroyo_dagster.state.local.quarantine import purge
 from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
 from arroyo_dagster.state.local.rewriting import rewrite_job
 from arroyo_dagster.state.local.rewriting_undo import undo_rewrite
+from arroyo_dagster.state.local.rollback import plan_rollback, run_rollback
 from arroyo_dagster.state.local.undelete import undelete
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
@@ -198,6 +200,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(merging_module, "uuid", names),
         mock.patch.object(rewriting_module, "uuid", names),
         mock.patch.object(backend_module.ParquetBackend, "_problem", _problem),
+        mock.patch.object(rollback_module, "MAX_FOOTERS", -1),
         remembering(),
         contextlib.ExitStack() as stack,
     ):
@@ -420,6 +423,24 @@ def compact(world: World, process: Process, job: Job) -> str:
     except ArroyoStateError as error:
         return refused(error)
     return done.published or "nothing"
+
+
+def roll_back(world: World, process: Process, paths: JobPaths, epoch: int) -> str:
+    """The product's rollback; rows are not counted, as data files hold nothing."""
+    hands: Any = Hands(world, process)
+    try:
+        plan = plan_rollback(hands, paths, epoch)
+        run_rollback(
+            hands,
+            plan,
+            owner=process.name,
+            clock=world.clock,
+            sleep=lambda seconds: world.wait(process, seconds),
+        )
+    except ArroyoStateError as error:
+        world.note(f"{process.name}: {error}")
+        return refused(error)
+    return "rolled back"
 
 
 def rewrite(world: World, process: Process, paths: JobPaths, controller: Any) -> str:

@@ -101,6 +101,8 @@ class Setting:
         found = [self.expiry, self.orphans, self.pin, self.expiry, self.orphans, self.undelete]
         if self.controller is None and self.paths.pipeline is not None:
             found += [self.compaction, self.compaction]
+        if self.controller is None:
+            found += [self.rollback]
         if self.controller is not None:
             found += [self.rewriting, self.rewriting, self.putting_back]
         return [*found, self.unpin, self.purge]
@@ -189,6 +191,17 @@ class Setting:
             lambda process: ours.compact(self.world, process, self.job),
             fault,
             60,
+        )
+
+    def rollback(self, *, fault: bool = False) -> Process:
+        """A job of ours taken back to one of the epochs there are."""
+        epoch = self.chance.choice(sorted(self.watch.epochs)[-5:] or [1])
+        return self._process(
+            "rollback",
+            "writer",
+            lambda process: ours.roll_back(self.world, process, self.paths, epoch),
+            fault,
+            40,
         )
 
     def rewriting(self, *, fault: bool = False) -> Process:

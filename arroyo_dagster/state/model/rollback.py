@@ -84,6 +84,7 @@ class RollbackPlan:
 
     @property
     def paths(self) -> JobPaths:
+        """Where the job lies."""
         return JobPaths(self.job, self.pipeline)
 
     @property
