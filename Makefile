@@ -1,6 +1,6 @@
 # The commands of this project. Each builds what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui pictures test check soak bench proto clean
+.PHONY: help demo ui pictures test servers check soak bench proto clean
 
 VENV := .venv
 PYTHON ?= python3
@@ -35,12 +35,15 @@ test: $(VENV)/ready ## run all tests
 	@$(BIN)/python -m pytest -m "not soak" --ignore=tests/benchmarks \
 		--numprocesses=3 --dist=loadscope --no-loadscope-reorder
 
+servers: $(VENV)/ready ## install the S3 servers that tests use beside moto (needs Go and npm; once)
+	@$(BIN)/python -m tests.s3_servers $(SERVERS)
+
 check: $(VENV)/ready ## lint, format and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-soak: $(VENV)/ready ## kills and long schedules (not part of CI)
+soak: $(VENV)/ready servers ## kills and long schedules (not part of CI)
 	@$(BIN)/python -m pytest -m soak
 
 bench: $(VENV)/ready ## figures as ratios to peers in one run (not part of CI)
