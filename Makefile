@@ -1,6 +1,6 @@
 # The commands of this project. Each builds what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui pictures test check soak bench mutants proto clean
+.PHONY: help demo ui pictures test servers check soak bench mutants proto clean
 
 VENV := .venv
 PYTHON ?= python3
@@ -36,12 +36,15 @@ test: $(VENV)/ready ## run all tests
 	@$(BIN)/python -m pytest -m "not soak" --ignore=tests/benchmarks \
 		--numprocesses=3 --dist=loadscope --no-loadscope-reorder
 
+servers: $(VENV)/ready ## install the S3 servers that tests use beside moto (needs Go and npm; once)
+	@$(BIN)/python -m tests.s3_servers $(SERVERS)
+
 check: $(VENV)/ready ## lint, format and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-soak: $(VENV)/ready ## kills and SCHEDULES=100000 random schedules; SEED= repeats a run (not part of CI)
+soak: $(VENV)/ready servers ## kills and SCHEDULES=100000 random schedules; SEED= repeats a run (not part of CI)
 	@$(BIN)/python -m tests.explorer.soak --schedules $(SCHEDULES) $(if $(SEED),--seed $(SEED))
 	@$(if $(SEED),SOAK_SEED=$(SEED)) $(BIN)/python -m pytest -m soak
 

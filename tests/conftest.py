@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from arroyo_dagster.state import lease
 from tests import quick_spark
+from tests.s3_servers import SERVERS
 from tests.seeds import run_seed
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -69,6 +70,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             folder = file.split("/")[1]
             if file.endswith(SECOND_SESSION):
                 return f"{folder} 2"
+            server = next((name for name in SERVERS if f"[{name}" in nodeid), None)
+            if server is not None:
+                return f"{folder} {server}"
             return folder if folder in ONE_PROCESS else file
 
     return ByPlace(config, log)

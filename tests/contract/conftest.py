@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.state.storage import ObjectStore, open_store
+from tests import s3_servers
 from tests.contract import servers
 
 NewStore = Callable[[], ObjectStore]
 
+OTHER_S3 = ("gofakes3", "versitygw", "s3rver")
 BACKENDS = (
     *("memory", "local", "s3-obstore", "s3-fsspec"),
+    *(f"{name}-{client}" for name in OTHER_S3 for client in ("obstore", "fsspec")),
     *("gs-obstore", "gs-fsspec", "azure-obstore", "azure-fsspec"),
 )
 # A fault that lasts must fail while a test waits.
@@ -32,6 +35,16 @@ S3_KEYS = {"access_key_id": "testing", "secret_access_key": "testing", "region":
 
 BUCKET = "suite"
 
+READ_AND_DELETE = ("TestReadAndPut", "TestRanges", "TestDelete", "TestManyReaders")
+"""Of the suite: what a server has to pass that ignores conditions, and that no job writes to."""
+
+LIMITS = {
+    "s3rver": {
+        "test_a_reader_sees_the_old_bytes_or_the_new_ones": "s3rver does not replace atomically"
+    },
+}
+"""What a server cannot do, and our clients cannot mend."""
+
 _NUMBERS = itertools.count()
 
 
@@ -43,6 +56,24 @@ def open_s3(url: str, client: str = "obstore", **more: Any) -> ObjectStore:
 def s3_endpoint() -> Iterator[str]:
     with servers.moto_server() as endpoint:
         servers.make_moto_bucket(BUCKET)
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def gofakes3_endpoint() -> Iterator[str]:
+    with s3_servers.s3_server("gofakes3", BUCKET) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def versitygw_endpoint() -> Iterator[str]:
+    with s3_servers.s3_server("versitygw", BUCKET) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def s3rver_endpoint() -> Iterator[str]:
+    with s3_servers.s3_server("s3rver", BUCKET) as endpoint:
         yield endpoint
 
 
@@ -76,12 +107,24 @@ def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> NewStore:
         return lambda: open_store(f"file://{tmp_path}/root-{next(_NUMBERS)}/deeper")
     if client == "fsspec" and kind == "azure":
         pytest.importorskip("adlfs", reason="adlfs is on request only: no requirement file has it")
-    server = "google_json" if request.param == "gs-fsspec" else _SERVERS[kind]
-    bucket, options = _BUCKETS[kind](request.getfixturevalue(f"{server}_endpoint"))
+    server = "google_json" if request.param == "gs-fsspec" else _SERVERS.get(kind, kind)
+    bucket, options = _BUCKETS.get(kind, _s3_bucket)(request.getfixturevalue(f"{server}_endpoint"))
     if request.param == "gs-fsspec":
         options = {"endpoint": options["endpoint"], "skip_signature": True}
+    if kind in OTHER_S3:
+        _skip_limits(request, kind)
+        options = s3_servers.options_of(kind)
     options = {**options, **QUICK, "client": client}
     return lambda: open_store(f"{bucket}/root-{next(_NUMBERS)}/with {{key}}", options=options)
+
+
+def _skip_limits(request: pytest.FixtureRequest, server: str) -> None:
+    test = request.node
+    partly = not s3_servers.SERVERS[server].conditional_create
+    if partly and getattr(test.cls, "__name__", "") not in READ_AND_DELETE:
+        pytest.skip(f"{server} ignores conditions and lists out of order: no job writes to it")
+    if (limit := LIMITS.get(server, {}).get(test.originalname)) is not None:
+        pytest.skip(limit)
 
 
 @pytest.fixture

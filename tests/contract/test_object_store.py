@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import obstore
@@ -27,13 +28,13 @@ from arroyo_dagster.state.storage import (
     Crash,
     FaultInjecting,
     MemoryStore,
+    ObjectInfo,
     ObjectStore,
     WriteProtected,
     encode_path,
     read_many,
 )
 from arroyo_dagster.state.storage.obstore_store import ObstoreStore
-from arroyo_dagster.state.storage.s3_store import S3Store
 from arroyo_dagster.state.storage.store import PIECE_BYTES, read_in_pieces
 from tests.contract import servers
 from tests.contract.conftest import BUCKET, open_s3
@@ -104,6 +105,13 @@ def test_names_that_a_client_takes_for_damaged_are_listed(s3_endpoint: str, clie
 
 def paths(store: ObjectStore, prefix: str = "", start_after: str | None = None) -> list[str]:
     return [info.path for info in store.list(prefix, start_after=start_after)]
+
+
+def in_seconds(info: ObjectInfo | None) -> ObjectInfo:
+    """As `head` tells it: S3 servers may list fractions of a second, which no header has."""
+    assert info is not None
+    assert info.modified_micros is not None
+    return replace(info, modified_micros=info.modified_micros // 1_000_000)
 
 
 def put_all(store: ObjectStore, names: list[str]) -> None:
@@ -381,7 +389,7 @@ class TestNames:
         assert store.read_range(path, 1, 2) == b"wo"
         (listed,) = store.list()
         assert (listed.path, listed.size_bytes, listed.addressable) == (name, 4, True)
-        assert store.head(path) == listed
+        assert in_seconds(store.head(path)) == in_seconds(listed)
         parent = path.parent or ""
         assert [info.path for info in store.list_dir(parent).objects] == [name]
         assert paths(store, parent) == [name]
@@ -422,7 +430,7 @@ class TestListing:
         # S3 cuts to whole seconds.
         assert abs(first.modified_micros - before) < 5_000_000
         assert first.etag
-        assert store.head(P("a")) == first
+        assert in_seconds(store.head(P("a"))) == in_seconds(first)
         assert store.list_dir().objects == (first,)
         time.sleep(0.002)
         store.put(P("a"), b"54321")
@@ -644,13 +652,6 @@ def _write_foreign(store: ObjectStore, stored: list[str]) -> None:
 
 
 def _put_small(store: ObjectStore, names: list[StatePath]) -> None:
-    key = store.url.partition(f"/{BUCKET}/")[2]
-    if isinstance(store, S3Store) or (
-        isinstance(store, ObstoreStore) and "windows" not in store.url
-    ):
-        for name in names:
-            servers.put_into_moto(BUCKET, f"{encode_path(key)}/{name}", b"x")
-        return
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: store.put(name, b"x"), names))
 

@@ -100,6 +100,8 @@ def _for_others(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any
 
 
 def _botocore(patience: Patience, has_endpoint: bool, found: Mapping[str, Any]) -> dict[str, Any]:
+    from botocore.config import Config
+
     tries = min(_BOTOCORE_TRIES, 1 + patience.max_retries)
     config: dict[str, Any] = {
         "retries": {"mode": "standard", "total_max_attempts": tries},
@@ -108,6 +110,10 @@ def _botocore(patience: Patience, has_endpoint: bool, found: Mapping[str, Any]) 
     }
     if has_endpoint:
         config["s3"] = {"addressing_style": "path"}
+        if "response_checksum_validation" in Config.OPTION_DEFAULTS:
+            # gofakes3 sends the checksum of the whole object with a part of it, versitygw that of
+            # another version with an object that is being replaced.
+            config["response_checksum_validation"] = "when_required"
     return {**config, **found.get("config_kwargs", {})}
 
 

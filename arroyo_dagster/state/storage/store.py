@@ -24,7 +24,7 @@ class ObjectInfo:
     Attributes:
         path: the raw path; a `StoredName` if not `addressable`.
         modified_micros: when it was written, by the store's clock, since 1970 in UTC; None if the
-            store does not say.
+            store does not say. A listing may tell fractions of a second that `head` leaves out.
         etag: changes whenever the object does; opaque; None if the store does not say.
         addressable: False for an object whose stored name no raw path encodes to; it can be
             shown, but every verb refuses its path.
