@@ -91,14 +91,14 @@ class Recorder:
                 entries[name] = entry
 
     def survives(self, path: Path) -> bool:
-        """Whether a file is there, whole, after a power cut now."""
+        """Whether a file is there, whole and the same, after a power cut now."""
         node = 0
         for name in path.relative_to(self._top).parts:
             found = self._on_disk.get(node, {}).get(name)
             if found is None:
                 return False
             node = found
-        return node in self._contents
+        return node in self._contents and node == self._live.get(str(path))
 
 
 @pytest.fixture
