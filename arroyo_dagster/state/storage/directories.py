@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable
 from types import TracebackType
 
 from arroyo_dagster.errors import InputError
@@ -73,7 +74,7 @@ class Directories:
             known += 1
         self._leave(known + 1)
         if not self._handles:
-            self._handles.append(self._open_root(create))
+            self._enter_root(create)
         for name in wanted[known:]:
             self._enter(name, create)
         self._opened = directory
@@ -84,29 +85,36 @@ class Directories:
             os.close(self._handles.pop())
         del self._names[max(0, depth - 1) :]
 
-    def _open_root(self, create: bool) -> int:
-        if create and not os.path.isdir(self._root):
+    def _enter_root(self, create: bool) -> None:
+        created = create and not os.path.isdir(self._root)
+        if created:
             _make_directory(self._root, sync=self._synced is not None)
-        return os.open(self._root, _DIRECTORY)
+        self._handles.append(os.open(self._root, _DIRECTORY))
+        if create:
+            self._sync_entry("", created, lambda: _sync_parent(self._root))
 
     def _enter(self, name: str, create: bool) -> None:
-        parent = self._handles[-1]
+        parent, created = self._handles[-1], False
         if create:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent)
+                created = True
         path = "/".join([*self._names, name])
-        handle = open_directory(name, parent, path)
-        self._handles.append(handle)
+        self._handles.append(open_directory(name, parent, path))
         self._names.append(name)
-        if create and self._synced is not None:
-            self._sync_entry(path, handle, parent)
+        if create:
+            self._sync_entry(path, created, lambda: sync_directory(parent))
 
-    def _sync_entry(self, path: str, handle: int, parent: int) -> None:
-        """Sync the entry of a directory, whoever created it: that one may die before it does."""
-        assert self._synced is not None
-        entry = (path, os.fstat(handle).st_ino)
-        if entry not in self._synced:
-            sync_directory(parent)
+    def _sync_entry(self, path: str, created: bool, sync: Callable[[], None]) -> None:
+        """Sync the entry of the directory that was entered last, unless that is known.
+
+        Whoever created it may die before syncing it, so one that was there is synced once, too.
+        """
+        if self._synced is None:
+            return
+        entry = (path, os.fstat(self._handles[-1]).st_ino)
+        if created or entry not in self._synced:
+            sync()
             if len(self._synced) >= _MOST_KNOWN:
                 self._synced.clear()
             self._synced.add(entry)
@@ -167,7 +175,13 @@ def _make_directory(path: str, *, sync: bool) -> None:
     except FileExistsError:
         return
     if sync:
-        handle = os.open(parent, _DIRECTORY)
+        _sync_parent(path)
+
+
+def _sync_parent(path: str) -> None:
+    # One that may be searched and not read cannot be opened to sync it.
+    with contextlib.suppress(PermissionError):
+        handle = os.open(os.path.dirname(path), _DIRECTORY)
         try:
             sync_directory(handle)
         finally:

@@ -40,6 +40,7 @@ from arroyo_dagster.state.storage.store import (
 
 # fsspec's own fallback for mode="create" asks whether the object exists and then writes: a race.
 _CREATES_ATOMICALLY = frozenset({"s3", "gs", "abfs"})
+_LOCAL = frozenset({"file", "local"})
 _MODIFIED = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 _ETAG = ("ETag", "etag", "e_tag", "generation", "md5Hash")
 
@@ -59,6 +60,9 @@ class FsspecStore:
         options: by the names of `options.py`, or as the filesystem takes them.
         words: puts the options in the filesystem's own words, each time it is opened: what the
             environment adds then is that of the process it is opened in.
+
+    Raises:
+        InputError: it is local disk, where `LocalDiskStore` keeps what this store cannot promise.
     """
 
     def __init__(
@@ -70,6 +74,12 @@ class FsspecStore:
         options: Mapping[str, Any] | None = None,
         words: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
     ) -> None:
+        if protocol in _LOCAL:
+            raise InputError(
+                "fsspec's local files follow symbolic links, so nothing is deleted through them",
+                url=url,
+                next_step="open the directory as a file:// URL",
+            )
         self.url = url
         self._protocol = protocol
         self._root = root.strip("/")

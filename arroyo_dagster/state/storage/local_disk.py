@@ -221,7 +221,7 @@ class LocalDiskStore:
         return os.path.join(self._root, encode_path(path))
 
     def _holds(self, path: StatePath) -> bool:
-        """Whether there is an object; never true of a link, which is refused."""
+        """Whether there is an object; a link is none."""
         folder, _, name = encode_path(path).rpartition("/")
         with Directories(self._root) as directories:
             try:
@@ -229,8 +229,6 @@ class LocalDiskStore:
                 found = os.stat(name, dir_fd=parent, follow_symlinks=False)
             except (FileNotFoundError, NotADirectoryError):
                 return False
-        if stat.S_ISLNK(found.st_mode):
-            raise link_refused(path)
         return stat.S_ISREG(found.st_mode)
 
     def _sync(self, directory: int) -> None:

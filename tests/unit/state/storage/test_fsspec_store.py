@@ -149,3 +149,9 @@ def test_failures_say_whether_trying_again_may_help(
         assert caught.value.retryable is retryable
         assert caught.value.facts["url"] == "s3://bucket/key"
         assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("protocol", ["file", "local"])
+def test_local_disk_is_not_opened_through_fsspec(protocol: str) -> None:
+    with pytest.raises(InputError, match="symbolic links"):
+        FsspecStore(protocol, "/tmp", url="file:///tmp")
