@@ -1,0 +1,180 @@
+"""The built wheel works in an environment that has it and its dependencies, and nothing else.
+
+The wheel is built from the source distribution, so both are complete. Installing all dependencies
+takes minutes: `make test` links those of this environment, `make soak` installs the locked ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+PACKAGE = PROJECT / "arroyo_dagster"
+SOURCES = ("pyproject.toml", "README.md", "CHANGELOG.md")
+PIP = ("-m", "pip", "--disable-pip-version-check")
+BUILD_SDIST = "import setuptools.build_meta as it, sys; print(it.build_sdist(sys.argv[1]))"
+SMOKE = """
+import importlib, importlib.metadata, importlib.resources, json, pathlib, pkgutil, runpy, sys
+import dagster as dg
+import arroyo_dagster
+from arroyo_dagster.orchestration.component import ArroyoStateComponent
+
+for found in pkgutil.walk_packages(arroyo_dagster.__path__, "arroyo_dagster."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+defs = arroyo_dagster.build_arroyo_definitions(sys.argv[1])
+dg.Definitions.validate_loadable(defs)
+dg.Definitions.validate_loadable(runpy.run_path(sys.argv[2])["defs"])
+points = importlib.metadata.entry_points(group="dagster_dg_cli.registry_modules")
+(point,) = [one for one in points if one.name == "arroyo_dagster"]
+root = importlib.resources.files("arroyo_dagster")
+print(json.dumps({
+    "file": arroyo_dagster.__file__,
+    "version": importlib.metadata.version("arroyo-dagster"),
+    "assets": len(defs.resolve_asset_graph().get_all_asset_keys()),
+    "registered": hasattr(point.load(), "ArroyoStateComponent"),
+    "schema": json.loads((root / "state/sdf/dataflow.schema.json").read_text())["$schema"],
+    "logging": (root / "spark/log4j2.properties").is_file(),
+    "typed": (root / "py.typed").is_file(),
+}))
+"""
+
+
+def run(python: Path | str, *args: str, cwd: Path, **env: str) -> str:
+    """Run Python away from the project: no PYTHONPATH, no user's packages."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        [str(python), *args],
+        cwd=cwd,
+        env={**clean, "PYTHONNOUSERSITE": "1", **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    copy = folder / "source"
+    shutil.copytree(PACKAGE, copy / "arroyo_dagster", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in SOURCES:
+        shutil.copy(PROJECT / name, copy)
+    built = run(sys.executable, "-c", BUILD_SDIST, str(folder), cwd=copy).splitlines()[-1]
+    return folder / built
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    (source,) = (folder / "unpacked").iterdir()
+    options = ("--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(folder))
+    run(sys.executable, *PIP, "wheel", *options, str(source), cwd=folder)
+    return next(folder.glob("*.whl"))
+
+
+def _files() -> set[str]:
+    return {
+        str(path.relative_to(PROJECT))
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_no_other(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(next(one for one in names if one.endswith("/METADATA"))).decode()
+    assert {one for one in names if ".dist-info/" not in one} == _files()
+    assert "Requires-Python: >=3.11" in metadata
+    assert "Requires-Dist: obstore>=0.8" in metadata
+
+
+def test_the_source_distribution_holds_what_a_build_and_a_reader_need(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert _files() | {"pyproject.toml", "README.md", "PKG-INFO"} <= names
+
+
+def _install(python: Path, wheel: Path, folder: Path) -> None:
+    options = ("--no-deps", "--no-index", "--quiet")
+    run(sys.executable, *PIP, "--python", str(python), "install", *options, str(wheel), cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def linked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel, and links to all that is installed here but this project."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder / "venv", with_pip=False)
+    links = folder / "links"
+    links.mkdir()
+    for kind in ("purelib", "platlib"):
+        for path in Path(sysconfig.get_path(kind)).iterdir():
+            ours = "arroyo_dagster" in path.name
+            if not (ours or path.suffix == ".pth" or (links / path.name).exists()):
+                (links / path.name).symlink_to(path)
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(f"{links}\n")
+    python = folder / "venv" / "bin" / "python"
+    _install(python, wheel, folder)
+    return python
+
+
+def smoke(python: Path, folder: Path) -> None:
+    """The example, the command line, the definitions, the entry points and the data files."""
+    state = folder / "hello-state"
+    example = (PROJECT / "examples" / "hello_state.py").read_text()
+    assert "/tmp/hello-state" in example
+    (folder / "hello_state.py").write_text(example.replace("/tmp/hello-state", str(state)))
+    run(python, "-I", "hello_state.py", cwd=folder)
+    script = str(python.with_name("arroyo-state"))
+    (job,) = json.loads(run(script, "jobs", "--json", "--url", str(state), cwd=folder))
+    assert (job["pipeline"], job["epochs"]) == ("hello", 2)
+    rows = json.loads(
+        run(script, *("rows", "main", "count", "counts", "--json", "--url", str(state)), cwd=folder)
+    )
+    assert sorted((row["key"], row["value"]) for row in rows) == [("be", 1), ("to", 2)]
+    shutil.copy(PROJECT / "definitions.py", folder)
+    told = json.loads(
+        run(
+            *(python, "-I", "-c", SMOKE, str(state), "definitions.py"),
+            cwd=folder,
+            DAGSTER_HOME=str(folder),
+            ARROYO__CHECKPOINT_URL=str(state),
+        ).splitlines()[-1]
+    )
+    assert Path(told.pop("file")).is_relative_to(python.parents[1])
+    assert told.pop("assets") > 5
+    assert "json-schema.org" in told.pop("schema")
+    assert told.pop("version")
+    assert told == {"registered": True, "logging": True, "typed": True}
+
+
+def test_the_wheel_works_where_nothing_else_of_the_project_is(linked: Path, tmp_path: Path) -> None:
+    smoke(linked, tmp_path)
+
+
+@pytest.mark.soak
+def test_the_wheel_works_with_exactly_the_locked_dependencies(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    lock = str(PROJECT / "requirements.txt")
+    run(python, *PIP, "install", "--quiet", "--require-hashes", "-r", lock, cwd=tmp_path)
+    _install(python, wheel, tmp_path)
+    run(python, *PIP, "check", cwd=tmp_path)
+    smoke(python, tmp_path)
