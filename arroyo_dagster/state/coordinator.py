@@ -221,8 +221,21 @@ class JobRun:
                 restored=self.base.epoch if self.base else None,
                 next_step="look at it with `arroyo-state epochs`; nothing was deleted",
             )
+        self._check_own()
         if self.base is not None and self.base.epoch != newest:
             self._check_restorable(self.base.epoch)
+
+    def _check_own(self) -> None:
+        """A copy of a job under another name lists the original's files, and would expire them."""
+        if self.base is not None and self.base.job != self.pipeline.paths.job:
+            raise ProtocolError(
+                f"epoch {self.base.epoch} is of job {self.base.job}: its files are listed below "
+                "that job's name",
+                job=self.pipeline.paths.root,
+                path=self.base.ref,
+                next_step="run the job under the name that its metadata gives; a copy keeps that "
+                "name below a URL of its own. Nothing was published",
+            )
 
     def _newest_epoch(self) -> Epoch | None:
         try:

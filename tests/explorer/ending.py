@@ -67,7 +67,8 @@ def check_leases(setting: Setting) -> None:
 
 def check_removed(world: World, watch: Watch, chosen: Sequence[Process]) -> None:
     """Of a job that is gone nothing is left, or what was moved aside is back, or it is refused."""
-    if chosen[-1].result == "back" and not watch.lost:
+    last = max(chosen, key=lambda one: one.ended_at)  # what was back may have gone since
+    if last.result == "back" and not watch.lost:
         check_end(world, watch)
     if watch.sees_all and chosen[-1].result in ("collected", "moved"):
         left = watch.left()

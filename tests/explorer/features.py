@@ -324,7 +324,6 @@ FEATURES: dict[str, Callable[[Scene], None]] = {
 """By name, in the order in which they are set up."""
 
 EXPECTED = {
-    "a copy under another name": 200,
     "foreign names": 100,
     "links": 100,
     "no conditional create": 50,

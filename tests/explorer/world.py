@@ -119,6 +119,7 @@ class Process:
         fault_at: the call at which something happens to it; None for none.
         fault_on: instead: the first change of an object with this in its path.
         fault: `crash`, `crash-after`, `fail`, `fail-after`, `half` or `throttled`.
+        ended_at: when it ended.
         still: whether it has stood still for long.
         runs, followed: whether it has started a run, and whether a later one was started since.
     """
@@ -139,6 +140,7 @@ class Process:
     arrived: list[Any] = field(default_factory=list)
     dead: bool = False
     ended: bool = False
+    ended_at: int = 0
     still: bool = False
     runs: bool = False
     followed: bool = False
@@ -346,7 +348,7 @@ class World:
                 self.violation = self.violation or found
             except BaseException as error:
                 process.error = error
-            process.ended = True
+            process.ended, process.ended_at = True, self.now
             process.pending = ""
             self.note(f"{process.name} has ended: {process.result}")
             self._hand_on(process)

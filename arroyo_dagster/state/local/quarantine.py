@@ -6,10 +6,10 @@ As long as it is there, what its epochs list and was not moved with them stays, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import FormatError, InputError, NotFoundError
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.backend import delete_all
 from arroyo_dagster.state.codec.collecting import (
     encode_moved,
@@ -159,7 +159,7 @@ def _parts(store: ObjectStore, paths: JobPaths, one: Quarantined) -> dict[StateP
     listed = {info.path for info in store.list_dir(directory).objects}
     named = {directory / _part(number) for number in range(1, one.parts + 1)}
     known = sorted(path for path in listed | named if path.name.startswith("part-"))
-    found = concurrently(lambda path: _moved_in(store, path), known)
+    found = concurrently(lambda path: _moved_in(store, paths, path), known)
     return {path: part for path, part in zip(known, found, strict=True) if part is not None}
 
 
@@ -172,20 +172,37 @@ def find_copy(
     if not names:
         listed = store.list_dir(directory).objects
         names = [info.path for info in listed if info.path.name.startswith("part-")]
-    for part in ahead(lambda name: _moved_in(store, name), names):
+    for part in ahead(lambda name: _moved_in(store, paths, name), names):
         found = next((moved for moved in part or () if moved.path == path), None)
         if found is not None:
             return found
     return None
 
 
-def _moved_in(store: ObjectStore, path: StatePath) -> list[Moved] | None:
+def _moved_in(store: ObjectStore, paths: JobPaths, path: StatePath) -> list[Moved] | None:
     try:
         data = store.read(path)
     except NotFoundError:
         return None  # the move was stopped before it, or had nothing left to do
     with known_fields(data, path) as fields:
-        return list(moved_from_json(fields))
+        moved = list(moved_from_json(fields))
+    _check_own(paths, path, moved)
+    return moved
+
+
+def _check_own(paths: JobPaths, index: StatePath, moved: Iterable[Moved]) -> None:
+    """A job that was copied under another name brings an index of the original's objects."""
+    root, copies = f"{paths.root}/", f"{paths.quarantine}/"
+    for one in moved:
+        if not (one.path.startswith(root) and one.copy.startswith(copies)):
+            raise ProtocolError(
+                "the quarantine is of another job: its index names objects outside of this one",
+                job=paths.root,
+                path=index,
+                found=one.path,
+                next_step="undelete or purge it in the job that it was copied from; nothing was "
+                "changed",
+            )
 
 
 # ---- for good ------------------------------------------------------------------------------------

@@ -1,0 +1,73 @@
+"""A job copied under another name: what is done with the copy changes nothing in the original."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from arroyo_dagster.errors import InputError, ProtocolError
+from arroyo_dagster.state.local.collecting import collect
+from arroyo_dagster.state.local.gc import to_keep
+from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.state.local.quarantine import purge
+from arroyo_dagster.state.local.retained import read_retained
+from arroyo_dagster.state.local.undelete import undelete
+from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.storage import MemoryStore
+from tests.jobs import word_job
+
+DAY = 24 * 3_600_000_000
+
+
+def copied_under(store: MemoryStore, old: JobPaths, new: JobPaths) -> None:
+    for info in list(store.list(old.root)):
+        path = StatePath(f"{new.root}{info.path.removeprefix(old.root)}")
+        store.put(path, store.read(info.path))
+
+
+def objects_below(store: MemoryStore, paths: JobPaths) -> dict[str, bytes]:
+    return {info.path: store.read(info.path) for info in store.list(paths.root)}
+
+
+def pipeline_of(store: MemoryStore, name: str, layout: Layout, rows: int) -> Pipeline:
+    made = word_job(store, rows=rows, rows_per_epoch=2, parallelism=1, keep_epochs=2)
+    made.layout, made.name = layout, name
+    return made
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_a_run_on_a_copy_under_another_name_is_refused(layout: Layout) -> None:
+    store = MemoryStore()
+    original = pipeline_of(store, "words", layout, 24)
+    run_pipeline(original, store)
+    copy = pipeline_of(store, "words2", layout, 48)
+    copied_under(store, original.paths, copy.paths)
+    before = objects_below(store, original.paths)
+    with pytest.raises((InputError, ProtocolError)):
+        run_pipeline(copy, store)
+    assert objects_below(store, original.paths) == before
+
+
+@pytest.mark.parametrize("verb", ["undelete", "purge"])
+def test_the_quarantine_of_a_copy_under_another_name_is_refused(verb: str) -> None:
+    now = time.time_ns() // 1000
+    store = MemoryStore(clock=lambda: now)
+    original = pipeline_of(store, "words", Layout.PROTOCOL, 24)
+    original.keep_epochs = None
+    run_pipeline(original, store)
+    collect(store, original.paths, to_keep(2), yes=True, aside=True)
+    copy = JobPaths(JobId(original.paths.job), PipelineId("words2"))
+    copied_under(store, original.paths, copy)
+    before = objects_below(store, original.paths)
+    (name,) = read_retained(store, copy).quarantines
+    now += 2 * DAY
+    verbs = {
+        "undelete": lambda: undelete(store, copy, name, yes=True),
+        "purge": lambda: purge(store, copy, older_than_micros=DAY, yes=True, clock=lambda: now),
+    }
+    with pytest.raises(ProtocolError, match="another job"):
+        verbs[verb]()
+    assert objects_below(store, original.paths) == before
