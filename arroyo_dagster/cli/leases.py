@@ -60,7 +60,10 @@ def break_command(job: str, kind: str, yes: bool, url: str | None, as_json: bool
     found = next(iter(list_leases(store, [paths], [kind])), None)
     name = f"{paths.root}: the {kind} lease"
     given_back = found is not None and found.record is not None and found.record.given_back
-    document = {"done": False, "lease": None if found is None else _json(found, wall_clock())}
+    document: dict[str, Any] = {
+        "done": False,
+        "lease": None if found is None else _json(found, wall_clock()),
+    }
     if found is None or given_back:
         said = f"{name} is free ({'given back' if given_back else 'never taken'}): nothing to break"
     elif not yes:
