@@ -210,7 +210,9 @@ class MadeUpJob:
 
     def list_dir(self, prefix: str = "") -> Listing:
         self.calls["list_dir"] += 1
-        return Listing(objects=(), prefixes=())
+        numbers = range(1, self.epochs + 1) if prefix == PATHS.epochs else ()
+        records = (_info(PATHS.epoch_record(Epoch(number))) for number in numbers)
+        return Listing(objects=tuple(records), prefixes=())
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Every object in order; in each operator's directory some that nothing lists."""
@@ -230,9 +232,12 @@ class MadeUpJob:
 
 
 def _info(path: str) -> ObjectInfo:
+    """What describes an epoch is as old as the epoch says, data files are older."""
+    found = _EPOCH.search(path)
+    finished = int(found[1] or found[2]) * 1_000_000 + 1 if found else 10**13
     return ObjectInfo(
         path=str.__new__(StatePath, path),
         size_bytes=1000,
-        modified_micros=1 if "/table-" in path else 10**13,
+        modified_micros=1 if "/table-" in path else finished,
         etag="0123456789",
     )

@@ -131,6 +131,14 @@ def test_the_commands_that_keep_state_small_show_their_plan(shop: tuple[Path, st
         assert _run(command.replace("JOB", "shop/main"), folder, ARROYO__CHECKPOINT_URL=url)
 
 
+def test_the_commands_about_leases_run(shop: tuple[Path, str]) -> None:
+    folder, url = shop
+    commands = _commands_of("arroyo-state leases")
+    assert len(commands) == 2
+    for command in commands:
+        assert _run(command.replace("JOB", "main"), folder, ARROYO__CHECKPOINT_URL=url)
+
+
 def test_the_commands_that_free_what_nothing_needs_run(tmp_path: Path) -> None:
     commands = _commands_of("arroyo-state gc plan")
     assert len(commands) == 10

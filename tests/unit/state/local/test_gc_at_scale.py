@@ -18,3 +18,14 @@ def test_an_expiry_of_1000_epochs_lists_nothing_and_reads_every_object_once() ->
     assert set(store.calls) == {"read"}
     assert {path for path, count in store.reads.items() if count > 1} <= {PATHS.current_generation}
     assert store.calls["read"] == 2 * 1000 + 6
+
+
+def test_an_expiry_by_age_of_1000_epochs_costs_one_listing_more() -> None:
+    store: Any = MadeUpJob(1000)
+    asked = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_micros=9_500_000))
+    plan = plan_collection(store, PATHS, asked, now_micros=1_000_000_000, with_sizes=False)
+    assert plan.epochs == tuple(range(1, 991))
+    assert store.calls["read"] == 2 * 1000 + 6
+    assert store.calls["list_dir"] == 1
+    assert store.calls["list"] == 0
+    assert store.calls["head"] == 1  # the manifest of the newest epoch
