@@ -10,9 +10,11 @@ import click
 from arroyo_dagster.cli.grammar import main, open_to_read, store_options
 from arroyo_dagster.cli.shown import bytes_words, print_json, print_table
 from arroyo_dagster.state.local.jobs import find_job
+from arroyo_dagster.state.local.rollback import way_back
 from arroyo_dagster.state.local.verify import HISTORY, MAX_LEVEL, JobVerdict, verify_job
 from arroyo_dagster.state.model.keys import MAX_PARALLELISM
 from arroyo_dagster.state.planning.findings import Finding, Severity
+from arroyo_dagster.state.planning.rollback import rollback_command
 from arroyo_dagster.state.planning.verify_restore import SubtaskRestore
 
 EXIT_FINDINGS = 3
@@ -78,13 +80,16 @@ def verify(
         parallelism=parallelism,
         history=history,
     )
+    back = None if found.passed else way_back(store, found.paths, found.epoch)
     if as_json:
-        print_json(_verdict_json(found))
+        print_json(_verdict_json(found) | {"rollback_to": back})
     else:
         if cells := _restore_cells(found):
             print_table(_RESTORE_COLUMNS, cells)
         for line in _verdict_lines(found):
             click.echo(line)
+        if back is not None:
+            click.echo(f"To go back to epoch {back}: {rollback_command(found.paths, back)}")
     if not found.passed:
         click.get_current_context().exit(EXIT_FINDINGS)
 

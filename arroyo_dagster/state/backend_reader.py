@@ -403,7 +403,7 @@ class BackendReader:
             raise FormatError(
                 f"epoch {epoch} cannot be restored: {len(problems)} of {len(listed)} data files "
                 f"are missing or broken; the first: {problems[0].message}",
-                next_step="restore an older epoch, or bring the file back",
+                next_step=bring_back_or_go_back(self.paths, checkpoint, "file"),
                 **facts,
             ) from problems[0]
         return checkpoint
@@ -539,6 +539,14 @@ def _beside(epochs: Collection[Epoch]) -> set[Epoch]:
     newest = max(epochs, default=0)
     found.update(range(newest + 1, newest + 1 + BEYOND))
     return {Epoch(number) for number in found if number not in epochs}
+
+
+def bring_back_or_go_back(paths: JobPaths, checkpoint: Checkpoint, what: str) -> str:
+    """What to do about an epoch of which something is missing or broken."""
+    if checkpoint.progress is None:
+        return f"restore another epoch, or bring the {what} back"
+    command = f"arroyo-state rollback {paths.root}"
+    return f"bring the {what} back, or go back to an older epoch: `{command}` lists them"
 
 
 def decode_by_name(data: bytes, path: str) -> recovery.Record:

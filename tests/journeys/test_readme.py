@@ -99,6 +99,15 @@ def test_the_commands_that_verify_run_against_a_job(shop: tuple[Path, str]) -> N
     assert json.loads(document)["parallelism"] == 8
 
 
+def test_the_commands_that_go_back_show_what_they_would_do(tmp_path: Path) -> None:
+    commands = _commands_of("arroyo-state rollback")
+    assert len(commands) == 2
+    url = f"file://{tmp_path}"
+    run_word_job(open_store(url), rows=24, rows_per_epoch=2, keep_epochs=None)
+    for command in commands:
+        assert _run(command.replace("JOB", "words/main"), tmp_path, ARROYO__CHECKPOINT_URL=url)
+
+
 def test_every_make_target_that_the_readme_names_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`?make ([a-z]+)`?", README))

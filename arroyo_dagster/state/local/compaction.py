@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.backend_reader import bring_back_or_go_back
 from arroyo_dagster.state.codec.parquet import read_facts
 from arroyo_dagster.state.lease import Leased, lease, wall_clock
 from arroyo_dagster.state.local.jobs import newest_generation
@@ -134,8 +135,8 @@ def _facts(store: ObjectStore, paths: JobPaths) -> _Facts:
             job=paths.root,
             epoch=checkpoint.epoch,
             path=missing[0],
-            next_step="bring the file back or restore another epoch; if the job runs, run it "
-            "again: this epoch may just have expired",
+            next_step=f"{bring_back_or_go_back(paths, checkpoint, 'file')}; if the job runs, run "
+            "it again: this epoch may just have expired",
         )
     whole = [
         (path, record)

@@ -19,7 +19,7 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.backend_reader import as_checkpoint
+from arroyo_dagster.state.backend_reader import as_checkpoint, bring_back_or_go_back
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.model.checkpoints import (
     RECORD_VERSION,
@@ -446,11 +446,11 @@ def _damage(
         return FormatError(
             f"the metadata of {len(lost)} operators is missing",
             path=lost[0],
-            next_step="restore another epoch, or bring the object back",
+            next_step=bring_back_or_go_back(paths, checkpoint, "object"),
             **facts,
         )
     if missing:
-        step = "restore another epoch, or bring the file back"
+        step = bring_back_or_go_back(paths, checkpoint, "file")
         if lies_at_the_bucket_root(checkpoint, missing):
             step = (
                 "all files of expiring tables are missing and no others: Arroyo before v0.12 wrote "

@@ -68,6 +68,28 @@ def restorable_epochs(store: ObjectStore, paths: JobPaths) -> list[Epoch]:
     return choices(_facts(store, paths))
 
 
+def way_back(store: ObjectStore, paths: JobPaths, epoch: Epoch, *, tries: int = 5) -> Epoch | None:
+    """The newest epoch that a job whose newest epoch is damaged could go back to.
+
+    Args:
+        epoch: the damaged one.
+        tries: so many epochs are looked at closely, newest first.
+
+    Returns:
+        None for an Arroyo job, for an epoch that is not the newest, and if there is none.
+    """
+    facts = _facts(store, paths)
+    if epoch != facts.newest_number:
+        return None
+    older = [one for one in reversed(choices(facts)) if one < epoch]
+    backend = ParquetBackend(store, paths)
+    for one in older[:tries]:
+        with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
+            backend.prepare_checkpoint_load(one)
+            return one
+    return None
+
+
 def rollback_done(store: ObjectStore, paths: JobPaths, epoch: int) -> Epoch | None:
     """The epoch that went back to `epoch` before, if the job goes on from it; else None."""
     return done_before(_facts(store, paths), Epoch(epoch))
