@@ -56,7 +56,7 @@ from arroyo_dagster.state.planning.checkpoint import incomplete
 from arroyo_dagster.state.planning.gc import oldest_kept, plan_expire, with_unreadable
 from arroyo_dagster.state.planning.lineage import rolled_back
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectStore, check_size
 
 _T = TypeVar("_T")
 DELETE_BATCH = 1000
@@ -488,6 +488,8 @@ class ParquetBackend(BackendReader):
 
     def _create_once(self, path: StatePath, data: bytes) -> None:
         """Create an object; one with the very same bytes is ours (an answer got lost)."""
+        # Before an epoch exists that nobody could read.
+        check_size(self.store.url, path, len(data))
         if self.store.create(path, data):
             return
         if path.name.endswith(".record"):

@@ -13,6 +13,7 @@ from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage import ObjectStore
 from arroyo_dagster.state.storage.obstore_store import ObstoreStore
+from arroyo_dagster.state.storage.store import PIECE_BYTES
 from tests.contract.conftest import open_s3
 from tests.contract.faulty import (
     Answer,
@@ -260,6 +261,30 @@ class TestBrokenConnections:
         # It repeats the request by itself, and finds its own object.
         assert store.create(P("a"), b"mine") is False
         assert store.read(P("a")) == b"mine"
+
+    @pytest.mark.parametrize("again", [(404, "NoSuchUpload"), (412, "PreconditionFailed")])
+    def test_a_copy_whose_last_answer_was_lost_is_known_by_reading(
+        self, server: Faulty, store: ObjectStore, again: tuple[int, str]
+    ) -> None:
+        data, there = bytes(PIECE_BYTES + 1), {"/bucket/key/from"}
+        upload = (
+            b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+        )
+
+        def script(request: Request) -> Answer:
+            if request.method in ("HEAD", "GET"):
+                found = request.path in there
+                return object_of(data, request) if found else failing(404, "NoSuchKey")
+            if request.method == "POST" and "uploadId" in request.query:
+                if request.path in there:
+                    return failing(*again)
+                there.add(request.path)
+                return Answer(cut_at=LOST)
+            return Answer(200, upload if request.method == "POST" else b"")
+
+        server.in_turn(script)
+        assert store.copy(P("from"), P("to"), create=True) is False
+        assert len(store.read(P("to"))) == len(data)
 
     def test_a_server_that_says_nothing_is_given_up(self, server: Faulty) -> None:
         for client in ("obstore", "fsspec"):

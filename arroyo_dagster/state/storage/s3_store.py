@@ -120,7 +120,7 @@ class S3Store(FsspecStore):
             where["UploadId"] = upload["UploadId"]
             try:
                 parts = self._uploaded_parts(where, source, size_bytes)
-                created = self.head(target) is None and self._completed(where, parts)
+                created = self.head(target) is None and self._completed(target, where, parts)
             except BaseException:
                 self._give_up(where)
                 raise
@@ -138,7 +138,9 @@ class S3Store(FsspecStore):
             parts.append({"PartNumber": number, "ETag": sent["ETag"]})
         return parts
 
-    def _completed(self, where: Mapping[str, str], parts: Sequence[Mapping[str, Any]]) -> bool:
+    def _completed(
+        self, target: StatePath, where: Mapping[str, str], parts: Sequence[Mapping[str, Any]]
+    ) -> bool:
         try:
             self.filesystem.call_s3(
                 "complete_multipart_upload",
@@ -147,7 +149,9 @@ class S3Store(FsspecStore):
                 IfNoneMatch="*",
             )
         except Exception as error:
-            if self._says_exists(error):
+            # A repeated request finds no upload where the first one succeeded unheard.
+            ended = isinstance(error, FileNotFoundError) or understood(error).code == "NoSuchUpload"
+            if self._says_exists(error) or (ended and self.head(target) is not None):
                 return False
             raise
         return True

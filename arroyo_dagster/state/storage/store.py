@@ -233,7 +233,7 @@ def check_range(path: StatePath, start: int, length: int) -> None:
 
 
 def check_size(url: str, path: StatePath, size_bytes: int) -> None:
-    """Refuse to read an object that is larger than one of its name can be.
+    """Refuse an object that is larger than one of its name can be.
 
     Raises:
         FormatError: it is.
@@ -245,7 +245,7 @@ def check_size(url: str, path: StatePath, size_bytes: int) -> None:
             f"expected at most {limit.size_bytes}",
             path=path,
             url=url,
-            next_step="keep the object and find out what wrote it; it was not read",
+            next_step="keep what is there, and find out what writes so much",
         )
 
 

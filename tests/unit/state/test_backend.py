@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -41,6 +41,7 @@ from arroyo_dagster.state.model.ids import (
     TableName,
 )
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.sizes import OBJECT, SizeLimit
 from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.storage import (
     Crash,
@@ -49,8 +50,9 @@ from arroyo_dagster.state.storage import (
     ObjectStore,
     WriteProtected,
 )
+from arroyo_dagster.state.storage import store as object_store
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.jobs import copied, listing
+from tests.jobs import copied, listing, run_word_job, word_job
 
 T = TypeVar("T")
 
@@ -490,3 +492,23 @@ def test_cleaning_up_newer_than_the_newest_deletes_nothing() -> None:
     with pytest.raises(ProtocolError, match="newer"):
         ParquetBackend(store, PATHS).cleanup_checkpoint(Epoch(3))
     assert listing(store) == before
+
+
+def test_a_manifest_that_nobody_could_read_is_not_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore()
+    options: dict[str, Any] = {"rows": 24, "rows_per_epoch": 4, "parallelism": 1}
+    run_word_job(store, **options, max_epochs=2)
+    small = SizeLimit("metadata object", 100)
+
+    def limited(path: str) -> SizeLimit:
+        return small if path.endswith("checkpoint-0000003/checkpoint-manifest.pb") else OBJECT
+
+    monkeypatch.setattr(object_store, "size_limit", limited)
+    with pytest.raises(FormatError, match="larger than any metadata object can be"):
+        run_word_job(store, **options, max_epochs=1)
+    assert ParquetBackend(store, word_job(store).paths).epochs() == [1, 2]
+    monkeypatch.undo()
+    run_word_job(store, **options, max_epochs=1)
+    assert ParquetBackend(store, word_job(store).paths).epochs() == [2, 3]
