@@ -1,6 +1,6 @@
 # The commands of this project. Each builds what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui pictures test servers check soak bench mutants proto clean
+.PHONY: help demo ui pictures test servers check audit soak bench mutants proto clean
 
 VENV := .venv
 PYTHON ?= python3
@@ -59,6 +59,19 @@ mutants: $(VENV)/ready ## mutation tests of the safety modules (hours; MODULE=le
 			"$$(grep -o '^pytest==[0-9.]*' requirements-dev.txt)"; }
 	@nice -n 10 $(VENV)-mutants/bin/python tests/mutants/run.py $(MODULE)
 
+# Strict: without an answer about a package pip-audit would say that it has no vulnerabilities.
+AUDIT := $(VENV)-audit/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off
+SERVICE ?= pypi
+
+audit: ## look for known vulnerabilities of the locked dependencies (needs a network; SERVICE=osv too)
+	@test -x $(VENV)-audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)-audit && \
+		$(VENV)-audit/bin/pip install --quiet --disable-pip-version-check 'pip-audit==2.10.1'; } || \
+		{ echo "pip-audit cannot be installed into $(VENV)-audit: see above"; exit 1; }
+	@found=$$($(AUDIT) -s $(SERVICE) -r requirements.txt 2>$(VENV)-audit/log) && \
+		echo "No known vulnerabilities in requirements.txt ($(SERVICE))." || \
+		{ test -n "$$found" && echo "$$found" || echo "Nothing was audited: the service $(SERVICE)" \
+		"does not answer for every package (its words: $(VENV)-audit/log); try SERVICE=osv"; exit 1; }
+
 proto: ## regenerate the protobuf modules (needs a network once)
 	@test -x $(VENV)-proto/bin/python || { $(PYTHON) -m venv $(VENV)-proto && \
 		$(VENV)-proto/bin/pip install --quiet 'grpcio-tools==1.62.3' 'mypy-protobuf==3.6.0' 'setuptools<80'; }
@@ -67,5 +80,5 @@ proto: ## regenerate the protobuf modules (needs a network once)
 		arroyo_dagster/state/codec/proto/state.proto
 
 clean: ## remove what the other commands made
-	@rm -rf $(VENV) $(VENV)-proto $(VENV)-mutants .mutants .demo .dagster .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-proto $(VENV)-mutants $(VENV)-audit .mutants .demo .dagster .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -prune -exec rm -rf {} +
