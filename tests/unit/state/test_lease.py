@@ -225,6 +225,62 @@ def test_deaths_while_leases_are_taken_never_free_an_old_number(at: int) -> None
         assert at == 2  # numbers are taken that `newest.json` does not tell: that is refused
 
 
+def test_holder_stops_by_its_own_clock_a_little_before_the_lease_runs_out() -> None:
+    store, clock = MemoryStore(), Clock()
+    with lease(store, PATHS, "one", clock=clock) as held:
+        began = clock.seconds
+        clock.seconds = began + 60 * 5 / 6 - 0.001
+        held.put(SOMETHING, b"1")
+        clock.seconds = began + 60 * 5 / 6
+        with pytest.raises(ConflictError, match="could not be renewed"):
+            held.put(SOMETHING, b"2")
+        assert held.read(SOMETHING) == b"1"
+
+
+def test_lease_is_free_at_the_moment_it_runs_out_and_not_before() -> None:
+    store, clock = MemoryStore(), Clock()
+    dead = lease(store, PATHS, "dead", clock=clock)
+    dead.__enter__()
+    clock.seconds += 59.999
+    with pytest.raises(ConflictError):
+        lease(store, PATHS, "next", clock=clock).__enter__()
+    clock.seconds = 1_060.0
+    with lease(store, PATHS, "next", clock=clock) as held:
+        assert held.lease.token == 2
+
+
+def test_what_is_made_sure_of_before_deleting_is_asked_before_each_delete_only() -> None:
+    store, clock = MemoryStore(), Clock()
+    asked: list[bytes] = []
+    with lease(store, PATHS, "one", clock=clock) as held:
+        held.delete_many([SOMETHING])  # nothing is to be asked yet
+        held.before_deleting = lambda: asked.append(store.read(SOMETHING))
+        held.put(SOMETHING, b"1")
+        held.create(StatePath("p/j/other"), b"1")
+        assert asked == []
+        held.delete_many([SOMETHING])
+        assert asked == [b"1"]
+
+
+def test_of_one_owner_twice_neither_takes_the_other_s_lease_for_its_own() -> None:
+    """The second one gets no answer to its create, and finds an object that only looks alike."""
+    store, clock = MemoryStore(), Clock()
+    failing = FaultInjecting(store, fail_at=2, crash=True)
+    with pytest.raises(Crash):
+        lease(failing, PATHS, "same", clock=clock).__enter__()
+    unlisted = Hiding(store, lambda path: "/leases/" in path)
+    with pytest.raises(ConflictError):
+        lease(unlisted, PATHS, "same", clock=clock).__enter__()
+
+
+def test_number_that_newest_tells_is_taken_although_its_object_is_gone() -> None:
+    store, clock = MemoryStore(), Clock()
+    leased(store, clock, 3)
+    store.delete_many([PATHS.leases / "0000000003.json"])
+    with lease(store, PATHS, "before", clock=clock) as held:
+        assert held.lease.token == 4
+
+
 # ---- listings that cannot be trusted -------------------------------------------------------------
 
 
