@@ -270,8 +270,8 @@ def bases_of(chance: random.Random, past: int = 0, names: Collection[str] = ()) 
     clocks = not CLOCKS.isdisjoint(names)
     most, fewer = (BASES_BESIDE, 2) if clocks else (BASES, BASES_BESIDE)
     kinds = OF_OURS if "no conditional create" in names else KINDS
-    number = past * most + chance.randrange(most)
-    bases = [base_of(chance.choice(kinds), number, clocks=clocks)]
+    kind, number = chance.choice(kinds), past * most + chance.randrange(most)
+    bases = [base_of(kind, number, clocks=clocks)]
     if chance.random() < 0.2:
         kind, number = chance.choice(kinds), past * fewer + chance.randrange(fewer)
         paths = chance.choice(BESIDE[kind.partition("-")[2]])
