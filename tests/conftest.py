@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from arroyo_dagster import redaction
 from arroyo_dagster.state import lease
 from tests import quick_spark
 from tests.s3_servers import SERVERS
@@ -27,6 +28,12 @@ settings.register_profile("nightly", deadline=None, max_examples=2000, suppress_
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
 )
+
+
+@pytest.fixture(autouse=True)
+def _secrets_of_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test registers as a secret is an ordinary word in the next."""
+    monkeypatch.setattr(redaction, "_KNOWN", set())
 
 
 @pytest.fixture

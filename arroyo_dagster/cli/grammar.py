@@ -48,6 +48,8 @@ class _Commands(click.Group):
         except click.ClickException as error:
             error.message = redact_text(error.message)  # type: ignore[misc] # who else may say it
             raise
+        except (click.exceptions.Exit, click.Abort):
+            raise  # an exit code, no error: what it was raised beside is nobody's business
         except Exception as error:
             shown = redacted_cause(error)
             if shown is error:

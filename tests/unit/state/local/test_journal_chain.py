@@ -253,10 +253,10 @@ def run_orphans(store: ObjectStore, clock: Clock) -> None:
 @pytest.mark.parametrize("mode", ["before", "after"])
 def test_stopped_anywhere_the_chain_is_whole(mode: Any, crash: bool) -> None:
     start, clock = job_to_collect()
-    counted = FaultInjecting(copied(start, clock=clock))
+    counted = FaultInjecting(copied(start, clock=clock, keep_times=True))
     run_orphans(counted, clock)
     for at in range(1, counted.changes + 1):
-        store = copied(start, clock=clock)
+        store = copied(start, clock=clock, keep_times=True)
         with contextlib.suppress(Crash, StorageError):
             run_orphans(FaultInjecting(store, fail_at=at, mode=mode, crash=crash), clock)
         found = check_journal(store, PATHS)
