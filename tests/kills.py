@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
+import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
@@ -21,6 +25,7 @@ from arroyo_dagster.state.local.pipeline import run_pipeline
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.storage.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
+from tests import s3_servers
 from tests.run_words import ROWS, ROWS_PER_EPOCH, pipeline_in
 from tests.seeds import run_seed
 from tests.stories import flags, newest_epoch, outcome, run_story, write_story
@@ -28,6 +33,7 @@ from tests.words import newest, output_of, tables_of
 
 PROJECT = Path(__file__).parents[1]
 SECONDS = 300
+CLOCKS = ("+0", "+3m", "-4m")
 
 
 def kill_and_finish(
@@ -37,6 +43,8 @@ def kill_and_finish(
     kills: int,
     within_seconds: float,
     finish: Callable[[Pipeline, ObjectStore], object] = run_pipeline,
+    server: str | None = None,
+    clocks: Sequence[str] = (),
 ) -> None:
     """Run `tests.run_words`, kill it at random moments of its whole length, let it end, compare.
 
@@ -44,15 +52,41 @@ def kill_and_finish(
         finish: the last run, which is left alone, in this process.
         within_seconds: up to how long behind the epoch chosen each kill comes: about an epoch or
             two, so that every moment of one is met.
+        server: of `s3_servers`, where the state lies; on local disk unless given.
+        clocks: offsets of the clocks of the runs, as libfaketime takes them (`+3m`), in turn.
     """
+    with _state_url(folder, server) as url:
+        _kill_and_finish(folder, where, kills, within_seconds, finish, url, clocks)
+
+
+@contextlib.contextmanager
+def _state_url(folder: Path, server: str | None) -> Iterator[str]:
+    if server is None:
+        yield f"file://{folder}/state"
+        return
+    keys = s3_servers.options_of(server)
+    names = {f"AWS_{name.upper()}": value for name, value in keys.items()}
+    with s3_servers.s3_server(server, "kills") as endpoint, mock.patch.dict(os.environ, names):
+        yield f"s3::http://{endpoint}/kills/state"
+
+
+def _kill_and_finish(
+    folder: Path,
+    where: str,
+    kills: int,
+    within_seconds: float,
+    finish: Callable[[Pipeline, ObjectStore], object],
+    url: str,
+    clocks: Sequence[str],
+) -> None:
     seed = run_seed()
     print(f"seed {seed}; to repeat: SOAK_SEED={seed}")
     chance = random.Random(seed)
-    store = open_store(f"file://{folder}/state")
+    store = open_store(url)
     pipeline = pipeline_in(str(folder), seed, where)
     backend = ParquetBackend(store, pipeline.paths)
     epochs = ROWS // ROWS_PER_EPOCH[where]
-    command = ["tests.run_words", str(folder), str(seed), where]
+    command = ["tests.run_words", str(folder), str(seed), where, url]
     for kill in range(1, kills + 1):
         run_until_killed(
             command,
@@ -61,6 +95,7 @@ def kill_and_finish(
             kill * epochs // (kills + 1),
             chance,
             within_seconds,
+            {} if not clocks else clock_offset(clocks[kill % len(clocks)]),
         )
     finish(pipeline, store)
     plain = open_store(f"file://{folder}/plain/state")
@@ -112,6 +147,7 @@ def run_until_killed(
     until_epoch: int,
     chance: random.Random,
     within_seconds: float,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Run a command of ours with everything it starts, and SIGKILL it behind an epoch.
 
@@ -119,11 +155,13 @@ def run_until_killed(
         log: where its output goes, behind what is there.
         newest_epoch: how far it is.
         within_seconds: up to how long behind the epoch the kill comes.
+        environment: variables that the command gets besides those of this process.
     """
     with log.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", *command],
             cwd=PROJECT,
+            env={**os.environ, **(environment or {})},
             stdout=out,
             stderr=out,
             start_new_session=True,
@@ -139,6 +177,15 @@ def run_until_killed(
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def clock_offset(offset: str) -> dict[str, str]:
+    """The environment of a process whose clock is off, by `libfaketime` (Debian: `faketime`)."""
+    given = os.environ.get("LIBFAKETIME")
+    found = [given] if given else glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
+    if not found:
+        pytest.skip("libfaketime is not installed (Debian: apt-get install faketime)")
+    return {"LD_PRELOAD": found[0], "FAKETIME": offset, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
 
 def _newest_epoch(backend: ParquetBackend) -> int:

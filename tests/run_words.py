@@ -1,6 +1,6 @@
 """Run the pipeline of `words.py` in a process of its own, to be killed by a test.
 
-python -m tests.run_words FOLDER SEED in-process|spark
+python -m tests.run_words FOLDER SEED in-process|few-epochs|spark [URL]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from arroyo_dagster.state.storage.open import open_store
 from tests.words import random_words, words_pipeline
 
 ROWS = 1200
-ROWS_PER_EPOCH = {"in-process": 12, "spark": 60}
+ROWS_PER_EPOCH = {"in-process": 12, "few-epochs": 60, "spark": 60}
 
 
 def pipeline_in(folder: str, seed: int, where: str) -> Pipeline:
@@ -23,11 +23,11 @@ def pipeline_in(folder: str, seed: int, where: str) -> Pipeline:
     return words_pipeline(rows, f"file://{folder}/output", rows_per_epoch=per_epoch)
 
 
-def main(folder: str, seed: int, where: str) -> None:
-    """Run it to the end."""
+def main(folder: str, seed: int, where: str, url: str | None = None) -> None:
+    """Run it to the end, with its state at a URL; beside its output unless given."""
     pipeline = pipeline_in(folder, seed, where)
-    store = open_store(f"file://{folder}/state")
-    if where == "in-process":
+    store = open_store(url or f"file://{folder}/state")
+    if where != "spark":
         run_pipeline(pipeline, store)
         return
     from arroyo_dagster.spark.pipeline import run_pipeline as run_on_spark
@@ -36,4 +36,4 @@ def main(folder: str, seed: int, where: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -22,6 +22,7 @@ BACKENDS = (
     *(f"{name}-{client}" for name in OTHER_S3 for client in ("obstore", "fsspec")),
     *("gs-obstore", "gs-fsspec", "azure-obstore", "azure-fsspec"),
 )
+MOTO_BACKENDS = ("s3-obstore", "s3-fsspec", "gs-obstore")
 # A fault that lasts must fail while a test waits.
 QUICK = {
     "max_retries": 2,

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster.cli import main
-from arroyo_dagster.errors import InputError, StorageError
+from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.lease import lease, newest_token
 from arroyo_dagster.state.local.jobs import list_jobs
@@ -21,8 +21,9 @@ from arroyo_dagster.state.local.survey import survey_job
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
+from tests import s3_servers
 from tests.contract import servers
-from tests.contract.conftest import open_s3
+from tests.contract.conftest import BUCKET, open_s3
 from tests.contract.faulty import Answer, Faulty, Request, failing, faulty_server, object_of
 from tests.jobs import run_word_job, word_job
 
@@ -104,6 +105,14 @@ class TestServerThatIgnoresConditions:
         with pytest.raises(InputError, match="ignores"), lease(store, paths, "somebody"):
             pass
         assert objects(store) == []
+
+    def test_a_run_on_s3rver_is_refused(self, s3rver_endpoint: str, client: str) -> None:
+        url = f"s3::http://{s3rver_endpoint}/{BUCKET}/{client}"
+        store = open_store(url, options={**s3_servers.options_of("s3rver"), "client": client})
+        with pytest.raises(InputError, match="ignores If-None-Match"):
+            run_word_job(store)
+        with pytest.raises(NotFoundError, match="nothing below this prefix"):
+            store.list_dir()
 
     def test_it_is_read_as_any_other(self, ignoring: str, client: str) -> None:
         store = bucket_on(ignoring, client, "read")
