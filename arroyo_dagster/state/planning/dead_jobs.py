@@ -26,7 +26,7 @@ from arroyo_dagster.state.planning.permission import check_clock
 from arroyo_dagster.state.planning.reachable import prove, refuse
 
 _LAST = (ObjectKind.GENERATION, ObjectKind.FENCE)
-_RECORDS = (ObjectKind.SUBTASK, ObjectKind.MARKER, ObjectKind.RECORD)
+_RECORDS = (ObjectKind.SUBTASK, ObjectKind.MARKER, ObjectKind.RECORD, ObjectKind.STAGED)
 
 
 UNREADABLE = "unreadable"
