@@ -149,6 +149,7 @@ class SparkSink(FolderSink):
     """
 
     suffix = ".parquet"
+    in_job = True
 
     def __init__(
         self, url: str, topic: str, kind: str, options: Mapping[str, str], shape: Shape

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
+from arroyo_dagster.errors import (
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
 from arroyo_dagster.state.codec.bincode import codec_for
 from arroyo_dagster.state.codec.parquet import encode_rows
+from arroyo_dagster.state.model.collecting import GRACE_MICROS
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
+from arroyo_dagster.state.model.layout import STAGING, parse_staged_name, staged_name
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.operators import Collector, Offset, OperatorContext, Sink, Source
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.open import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.table import TaskInfo
 
 PRE_COMMIT = TableName("p")
-STAGING = "_staging"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +195,9 @@ class FolderSink(BufferingSink):
 
     Before the barrier a subtask writes its rows below `_staging/`; when the checkpoint owns its
     epoch, the files move to the folder itself, named `{epoch}-{subtask}-{unique}{suffix}`.
-    What an epoch that was never published staged stays below `_staging/`; nobody reads it.
+    What an epoch that was never published staged stays below `_staging/`; readers ignore it. In
+    the job's own directory it is an orphan, which `gc` collects. Elsewhere the first commit of
+    every run removes what this job staged more than three days ago for epochs before it.
 
     Args:
         url: the folder; any URL that the checkpoint URL could be.
@@ -196,12 +206,16 @@ class FolderSink(BufferingSink):
     suffix: str
     """How the names of the files end."""
 
+    in_job = False
+    """Whether the folder lies in the job's directory, so that gc collects what is left there."""
+
     pre_commit = PRE_COMMIT
     """The table of its commit data: two sinks that are one operator need two."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self._url = url
+        self._has_committed = False
 
     def encode(self, rows: pa.Table) -> bytes:
         """The bytes of a file that holds some rows."""
@@ -229,8 +243,10 @@ class FolderSink(BufferingSink):
             return
         task = ctx.task_info
         unique = uuid.uuid4().hex[:16]
-        name = f"{ctx.epoch:07}-{task.task_index:03}-{unique}{self.suffix}"
-        staged = StatePath(f"{self.folder(task)}{STAGING}/{task.operator}/{name}")
+        name = staged_name(Epoch(ctx.epoch), task.task_index, unique, self.suffix)
+        # Several jobs may share a folder, and number their epochs each for itself.
+        job = "" if self.in_job else f"{task.pipeline or '-'}/{task.job}/"
+        staged = StatePath(f"{self.folder(task)}{STAGING}/{job}{task.operator}/{name}")
         self._store.put(staged, self.encode(pa.Table.from_batches(batches)))
         ctx.table_manager.insert_committing_data(self.pre_commit, _STAGED.encode([staged]))
 
@@ -242,7 +258,12 @@ class FolderSink(BufferingSink):
         """
         store = self._store
         staged = staged_paths(data.get(self.pre_commit, {}))
+        sweep = staged and not self._has_committed and not self.in_job
+        written = store.head(staged[0]) if sweep else None
         concurrently(lambda path: _move(store, path, _final(path)), staged)
+        if written is not None:
+            self._has_committed = True
+            remove_left_staged(store, written, epoch, parse_staged_name)
 
 
 def staged_paths(commit_data: Mapping[int, bytes]) -> list[StatePath]:
@@ -258,6 +279,39 @@ class ParquetSink(FolderSink):
     def encode(self, rows: pa.Table) -> bytes:
         """A Parquet file."""
         return encode_rows(rows)
+
+
+def remove_left_staged(
+    store: ObjectStore,
+    written: ObjectInfo,
+    epoch: Epoch,
+    epoch_of: Callable[[str], Epoch | None],
+) -> None:
+    """Remove what killed runs of a job staged for epochs that are committed by now.
+
+    What fails stays for the next run.
+
+    Args:
+        written: an object that this epoch staged. It tells the directory, and the time by the
+            clock of the store: what is not three days older than it stays.
+        epoch: one that is committed; those before it are.
+        epoch_of: the epoch in the name of a staged object; None for any other name.
+    """
+    if written.modified_micros is None:
+        return
+    old = written.modified_micros - GRACE_MICROS
+    with contextlib.suppress(StorageError, NotFoundError):
+        listed = store.list_dir(written.path.parent or "").objects
+        left = [
+            one.path
+            for one in listed
+            if one.addressable
+            and one.modified_micros is not None
+            and one.modified_micros < old
+            and (found := epoch_of(one.path.name)) is not None
+            and found < epoch
+        ]
+        store.delete_many(left)
 
 
 def _final(staged: StatePath) -> StatePath:

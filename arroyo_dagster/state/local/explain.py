@@ -153,6 +153,7 @@ def _by_references(roots: Roots) -> Callable[[Stored], Reason]:
         ObjectKind.OURS: Reason.OURS,
         ObjectKind.DATA: Reason.UNDECIDED,
         ObjectKind.SUBTASK: Reason.UNDECIDED,
+        ObjectKind.STAGED: Reason.UNDECIDED,
     }
 
     def tell(one: Stored) -> Reason:

@@ -342,8 +342,8 @@ def _unfinished(store: ObjectStore, paths: JobPaths, owners: Sequence[_Loaded]) 
         epochs = ParquetBackend(store, paths).checkpoint_dirs()
         return [_Loaded(epoch, CheckpointState.INVISIBLE) for epoch in epochs if epoch > newest]
     below = store.list_dir(paths.generations).prefixes
-    numbers = (parse_number(path.name) for path in below)
-    generations = [WorkerGeneration(number) for number in numbers if number is not None]
+    parsed = (parse_number(path.name) for path in below)
+    generations = [WorkerGeneration(number) for number in parsed if number is not None]
     dirs = concurrently(
         lambda number: ParquetBackend(store, paths).checkpoint_dirs(number), generations
     )

@@ -76,7 +76,7 @@ class Survey:
     """The objects below a job, as listed.
 
     Attributes:
-        files: data files and subtask metadata: what may be an orphan.
+        files: data files, subtask metadata and staged sink files: what may be an orphan.
         metadata: what describes epochs and generations.
         ours: what maintenance keeps for itself.
         foreign: names that nobody here gives.
@@ -198,7 +198,7 @@ def _shelf(paths: JobPaths, path: StatePath, addressable: bool) -> str:
                 next_step="give each deployment a URL of its own; nothing was deleted",
             )
         return "foreign"
-    if kind is ObjectKind.OURS:
+    if kind in (ObjectKind.OURS, ObjectKind.STAGED):
         name = path.removeprefix(f"{paths.ours}/").partition("/")[0]
         if name not in OUR_NAMES:
             raise refuse(
@@ -207,8 +207,10 @@ def _shelf(paths: JobPaths, path: StatePath, addressable: bool) -> str:
                 path=path,
                 next_step="use a release of arroyo-dagster that knows it; nothing was deleted",
             )
+    if kind is ObjectKind.OURS:
         return "ours"
-    return "files" if kind in (ObjectKind.DATA, ObjectKind.SUBTASK) else "metadata"
+    orphans = (ObjectKind.DATA, ObjectKind.SUBTASK, ObjectKind.STAGED)
+    return "files" if kind in orphans else "metadata"
 
 
 def _with_attempts(store: ObjectStore, roots: Roots, found: Survey) -> Roots:

@@ -37,6 +37,10 @@ CHECKPOINT_DIR = rf"checkpoint-({number_pattern(7)})"
 EPOCH_RECORD = rf"epoch-({number_pattern(7)})\.record"
 """Names as regular expressions; the group is the number."""
 
+STAGING = "_staging"
+"""The directory of what a sink has prepared for an epoch, until the epoch commits it."""
+
+_STAGED = re.compile(rf"({number_pattern(7)})-{number_pattern(3)}-[0-9a-f]{{16}}\.[a-z]+")
 _LEVEL = re.compile(rf"-l({number_pattern()}){COMPACTED}\Z")
 _REWRITTEN_NAME = re.compile(rf"-{number_pattern(3)}{_REWRITTEN}[0-9a-f]{{16,}}\Z")
 _CHECKPOINT = re.compile(CHECKPOINT_DIR)
@@ -297,6 +301,17 @@ def parse_epoch_record(name: str) -> Epoch | None:
 def parse_checkpoint_dir(name: str) -> Epoch | None:
     """The number in the name of a checkpoint directory (which need not be its files' epoch)."""
     found = _CHECKPOINT.fullmatch(name)
+    return Epoch(int(found[1])) if found else None
+
+
+def staged_name(epoch: Epoch, subtask: int, unique: str, suffix: str) -> str:
+    """The name of a file that a subtask of a sink stages for an epoch."""
+    return f"{epoch:07}-{subtask:03}-{unique}{suffix}"
+
+
+def parse_staged_name(name: str) -> Epoch | None:
+    """The epoch in the name of a file that a sink has staged; None for any other name."""
+    found = _STAGED.fullmatch(name)
     return Epoch(int(found[1])) if found else None
 
 

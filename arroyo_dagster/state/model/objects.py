@@ -19,8 +19,10 @@ from arroyo_dagster.state.model.layout import (
     COMPACTED,
     CURRENT_GENERATION,
     EPOCH_RECORD,
+    STAGING,
     JobPaths,
     Layout,
+    parse_staged_name,
 )
 from arroyo_dagster.state.model.numbers import number_pattern
 
@@ -40,6 +42,7 @@ class ObjectKind(enum.Enum):
     RECORD = "epoch record"
     GENERATION = "generation manifest"
     FENCE = "current generation"
+    STAGED = "staged sink file"
     OURS = "maintenance"
     FOREIGN = "foreign"
 
@@ -79,6 +82,7 @@ _GENERATION = re.compile(rf"generations/({number_pattern()})/generation-manifest
 _RECORD = re.compile(rf"epochs/{EPOCH_RECORD}")
 _ALONE = {"checkpoint-manifest.pb": ObjectKind.MANIFEST, "committed.json": ObjectKind.MARKER}
 _ALONE_IN_LEGACY = {"metadata": ObjectKind.CHECKPOINT}
+_WITH_SINKS = ("topics", "spark-sinks")
 _FOREIGN = ObjectName(kind=ObjectKind.FOREIGN)
 
 
@@ -89,7 +93,7 @@ def object_name(paths: JobPaths, path: str) -> ObjectName:
         return _FOREIGN
     rest = path[len(root) :]
     if rest.startswith(f"{OUR_DIRECTORY}/"):
-        return ObjectName(kind=ObjectKind.OURS)
+        return _of_ours(rest)
     found = _DIRECTORY.fullmatch(rest)
     if found is not None:
         return _in_checkpoint(paths.layout, found)
@@ -124,6 +128,15 @@ def _kind(name: str, protocol: bool) -> ObjectKind:
         if pattern.fullmatch(name):
             return kind
     return ObjectKind.FOREIGN
+
+
+def _of_ours(rest: str) -> ObjectName:
+    segments = rest.split("/")  # …/{area}/{topic}/_staging/{operator}/{name}
+    staged = len(segments) == 6 and segments[1] in _WITH_SINKS and segments[3] == STAGING
+    epoch = parse_staged_name(segments[5]) if staged else None
+    if epoch is not None:
+        return ObjectName(kind=ObjectKind.STAGED, epoch=epoch)
+    return ObjectName(kind=ObjectKind.OURS)
 
 
 def _of_protocol(rest: str) -> ObjectName:

@@ -25,7 +25,7 @@ from arroyo_dagster.state.planning.orphans import FOREIGN_SHOWN
 from arroyo_dagster.state.planning.reachable import prove, refuse
 
 _LAST = (ObjectKind.GENERATION, ObjectKind.FENCE)
-_RECORDS = (ObjectKind.SUBTASK, ObjectKind.MARKER, ObjectKind.RECORD)
+_RECORDS = (ObjectKind.SUBTASK, ObjectKind.MARKER, ObjectKind.RECORD, ObjectKind.STAGED)
 
 
 UNREADABLE = "unreadable"

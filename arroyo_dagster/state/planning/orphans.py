@@ -42,6 +42,7 @@ class Reason(enum.Enum):
     FOREIGN = "nobody here gives such names"
     NO_TIME = "the store does not say when it was written"
     YOUNG = "it is younger than the grace period"
+    UNCOMMITTED = "its epoch may still be committed"
     IN_FLIGHT = "it was not written before the newest epoch began"
     MAY_COME_AGAIN = "its name may be written again"
     MERGED_LATELY = "the next epochs may list what was merged"
@@ -188,6 +189,8 @@ def reason_of(standing: Standing, one: Stored, name: ObjectName) -> Reason:
         reason = _reason_of_file(standing, one, name)
         alias = reason.goes and standing.referenced.resembles(one.path)
         return Reason.ALIAS if alias else reason
+    if name.kind is ObjectKind.STAGED:
+        return _reason_of_staged(standing, one, name)
     if name.kind is ObjectKind.MANIFEST and one.path in standing.lost:
         return Reason.LOST
     if name.kind is ObjectKind.GENERATION:
@@ -207,6 +210,15 @@ def _reason_of_file(standing: Standing, one: Stored, name: ObjectName) -> Reason
     if standing.live:
         return _reason_while_live(standing, one, name)
     return Reason.MAY_COME_AGAIN if _next_of_legacy(standing, name) else Reason.ORPHAN
+
+
+def _reason_of_staged(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+    """Of what a sink has staged the epochs before the newest need nothing: a run commits an epoch
+    before it publishes the next one, and commits the newest again when it starts."""
+    assert name.epoch is not None
+    if name.epoch >= standing.roots.head.epoch:
+        return Reason.UNCOMMITTED
+    return _young(standing, one) or Reason.ORPHAN
 
 
 def _next_of_legacy(standing: Standing, name: ObjectName) -> bool:

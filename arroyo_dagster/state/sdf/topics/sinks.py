@@ -13,9 +13,15 @@ import pyarrow as pa
 from arroyo_dagster.errors import InputError, NotFoundError, ProtocolError, StorageError
 from arroyo_dagster.state.codec.bincode import codec_for
 from arroyo_dagster.state.codec.parquet import encode_rows
-from arroyo_dagster.state.connectors import PRE_COMMIT, BufferingSink, FolderSink
+from arroyo_dagster.state.connectors import (
+    PRE_COMMIT,
+    BufferingSink,
+    FolderSink,
+    remove_left_staged,
+)
 from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.operators import Collector, OperatorContext, Sink
 from arroyo_dagster.state.sdf.topics.cells import Shape, typed_table
@@ -131,6 +137,7 @@ class KeptSink(TopicFolderSink):
     """
 
     suffix = ".parquet"
+    in_job = True
     pre_commit = KEPT
 
     def __init__(self, url: str, topic: str) -> None:
@@ -213,6 +220,7 @@ class AppendSink(_RecordSink):
         self._topic = topic
         self._path = os.path.abspath(path)
         self._writer = writer
+        self._has_committed = False
         if not os.path.isdir(os.path.dirname(self._path)):
             raise InputError(
                 "the folder of a sink's file is not there",
@@ -289,6 +297,7 @@ class AppendSink(_RecordSink):
                     given=self._path,
                     next_step="run it once with the topic bound as it was; then bind it anew",
                 )
+            written = None if self._has_committed else self._staging.head(StatePath(staged))
             try:
                 content = self._staging.read(StatePath(staged))
             except NotFoundError as error:
@@ -297,6 +306,9 @@ class AppendSink(_RecordSink):
                 raise self._contradicted("what an epoch promised is gone", start) from error
             self._write(start, content)
             self._staging.delete_many([StatePath(staged)])
+            if written is not None:
+                self._has_committed = True
+                remove_left_staged(self._staging, written, epoch, _epoch_staged)
 
     def _write(self, start: int, content: bytes) -> None:
         try:
@@ -327,6 +339,11 @@ class AppendSink(_RecordSink):
             path=self._path,
             next_step="put the file back as it was; nothing was written, the epoch is kept",
         )
+
+
+def _epoch_staged(name: str) -> Epoch | None:
+    number = parse_number("".join(name.split("-")[-2:-1]), 7)
+    return None if number is None else Epoch(number)
 
 
 class PrintSink(_RecordSink):
