@@ -322,6 +322,10 @@ def _chosen(setting: Setting, *, dies: bool) -> list[Process]:
         return [setting.expiry(fault=chance.random() < 0.1), setting.pin()]
     if setting.controller is not None and chance.random() < 0.25:
         return _rewriters(setting)
+    if setting.controller is None and chance.random() < 0.1:
+        # Beside a run that cleans up, or right behind one that died.
+        beside = (setting.writer(3, fault=chance.random() < 0.3), setting.expiry())
+        return [setting.rollback(fault=chance.random() < 0.3), chance.choice(beside)]
     some = [chance.choice((setting.expiry, setting.orphans))(fault=chance.random() < 0.25)]
     if chance.random() < 0.8:
         some.append(setting.writer(chance.randint(1, 3), fault=chance.random() < 0.25))

@@ -102,7 +102,7 @@ class Setting:
         if self.controller is None and self.paths.pipeline is not None:
             found += [self.compaction, self.compaction]
         if self.controller is None:
-            found += [self.rollback]
+            found += [self.rollback, self.rollback]
         if self.controller is not None:
             found += [self.rewriting, self.rewriting, self.putting_back]
         return [*found, self.unpin, self.purge]

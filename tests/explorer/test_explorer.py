@@ -82,7 +82,7 @@ def _has_seen(endings: Counter[str]) -> None:
         assert endings[what] > schedules / 40, what
     for what in ("pin: pinned", "undelete: back", "expiry: crashed", "orphans: crashed"):
         assert endings[what] > schedules / 200, what
-    for what in ("rewriting: rewritten", "putting: put back"):
+    for what in ("rewriting: rewritten", "putting: put back", "rollback: rolled back"):
         assert endings[what] > schedules / 400, what
 
 

@@ -26,7 +26,9 @@ from arroyo_dagster.state.coordinator import JobRun
 from arroyo_dagster.state.local import rollback
 from arroyo_dagster.state.local.collecting import collect
 from arroyo_dagster.state.local.compaction import compact_job
+from arroyo_dagster.state.local.fleet import FleetCursor, look
 from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
+from arroyo_dagster.state.local.history import refresh
 from arroyo_dagster.state.local.jobs import list_epochs
 from arroyo_dagster.state.local.pipeline import LocalRun, run_pipeline
 from arroyo_dagster.state.local.retained import pin_epoch, read_retained
@@ -476,6 +478,38 @@ def test_compaction_at_rest_right_behind_a_rollback_keeps_the_lineage() -> None:
     run_pipeline(pipeline, store, max_epochs=1)
     assert rollback_done(store, pipeline.paths, 9) is None
     assert rollback_done(store, pipeline.paths, 5) == 9
+
+
+# ---- who looks on --------------------------------------------------------------------------------
+
+
+def test_sensor_and_catalogue_go_on_behind_an_epoch_whose_commit_is_never_finished() -> None:
+    store, catalogue = written(), MemoryStore()
+    pipeline = job(store)
+    cursor = look(store, FleetCursor()).cursor
+    with contextlib.suppress(Crash), JobRunOf(store, pipeline) as run:
+        assert run.base is not None
+        assert run.base.progress is not None
+        manifest = run._manifest(run.plan(False), run.base.operators, run.base.progress)
+        run.backend.publish(manifest)
+    assert refresh(store, catalogue, pipeline.paths).history.epochs[-1].state == "committing"
+    go_back(store, pipeline.paths, 7)
+    news = look(store, cursor)
+    assert [one.epoch for one in news.jobs[0].checkpoints] == [10]
+    rows = {
+        row.epoch: row.state for row in refresh(store, catalogue, pipeline.paths).history.epochs
+    }
+    assert (rows[7], rows[8], rows[9], rows[10]) == ("ready", "rolled back", "rolled back", "ready")
+    go_back(store, pipeline.paths, 8)
+    rows = {
+        row.epoch: row.state for row in refresh(store, catalogue, pipeline.paths).history.epochs
+    }
+    assert (rows[8], rows[9], rows[10], rows[11]) == (
+        "ready",
+        "rolled back",
+        "rolled back",
+        "ready",
+    )
 
 
 def test_rollback_of_a_job_that_spark_wrote_is_continued_by_any_run() -> None:

@@ -420,11 +420,11 @@ def _told(store: ObjectStore, paths: JobPaths, new: _New, newest: int) -> JobNew
     problems: list[ArroyoStateError] = []
     passed_over = len(new.epochs) - len(read)
     reached = new.epochs[passed_over - 1] if passed_over else new.seen.epoch
-    ready = [one for one, answer in zip(read, answers, strict=True) if _is_ready(answer)]
+    later = [answer for answer in answers if isinstance(answer, Checkpoint)]
     for epoch, answer in zip(read, answers, strict=True):
         if isinstance(answer, Checkpoint) and answer.state is not CheckpointState.READY:
-            if ready and ready[-1] > epoch:
-                continue  # a rollback has left it behind: its commit is never finished
+            if any(_went_behind(one, epoch) for one in later):
+                continue  # its commit is never finished
             break  # committing: nothing after it can be ready, and it is looked at again
         if isinstance(answer, _Vanished):
             continue
@@ -444,8 +444,10 @@ def _told(store: ObjectStore, paths: JobPaths, new: _New, newest: int) -> JobNew
     )
 
 
-def _is_ready(answer: Checkpoint | ArroyoStateError | _Vanished) -> bool:
-    return isinstance(answer, Checkpoint) and answer.state is CheckpointState.READY
+def _went_behind(checkpoint: Checkpoint, epoch: Epoch) -> bool:
+    """Whether a rollback published a checkpoint and left an epoch behind."""
+    restored = checkpoint.rolled_back_to
+    return restored is not None and restored < epoch < checkpoint.epoch
 
 
 def _told_first(store: ObjectStore, paths: JobPaths, new: _New) -> JobNews:

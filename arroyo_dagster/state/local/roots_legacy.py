@@ -98,6 +98,8 @@ def _with_rolled_back(
     left = rolled_back(newest, (*(one.epoch for one in found), *damaged), restored)
     for number in sorted(damaged.keys() - left):
         raise damaged[number]
+    if not found:
+        return []  # all of them have expired meanwhile
     head = found[0]
     marked = [_marked(reader, one, head) if one.epoch in left else one for one in found]
     marked += [_damaged(reader, n, error.message, head) for n, error in damaged.items()]
