@@ -326,7 +326,7 @@ FEATURES: dict[str, Callable[[Scene], None]] = {
 EXPECTED = {
     "foreign names": 100,
     "links": 100,
-    "no conditional create": 50,
+    "no conditional create": 150,
     "listings of versions": 200,
     "several clocks": 100,
     "clocks that are set": 100,
