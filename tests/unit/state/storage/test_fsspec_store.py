@@ -10,6 +10,7 @@ import pytest
 
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage import fsspec_store
 from arroyo_dagster.state.storage.fsspec_store import FsspecStore
 from arroyo_dagster.state.storage.s3_store import S3Store
 from arroyo_dagster.state.storage.urls import parse_url
@@ -70,6 +71,7 @@ class ClientError(Exception):
 
 def s3_answering(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any]) -> S3Store:
     monkeypatch.setattr(S3Store, "filesystem", Answering(answer))
+    monkeypatch.setattr(fsspec_store, "prove_once", lambda *_: None)
     return S3Store(parse_url("s3://bucket/key"))
 
 
@@ -108,10 +110,14 @@ def test_each_key_that_s3_did_not_delete_is_reported(monkeypatch: pytest.MonkeyP
         {"Key": "key/b%3C", "Code": "AccessDenied", "Message": "no"},
         {"Key": "key/c", "Code": "NoSuchKey", "Message": ""},
     ]
-    store = s3_answering(monkeypatch, lambda *_, **__: {"Errors": errors})
-    outcome = store.delete_many([P("a"), P("b<"), P("c")])
+    said = {"Errors": errors, "Deleted": [{"Key": "key/a"}]}
+    store = s3_answering(monkeypatch, lambda *_, **__: said)
+    outcome = store.delete_many([P("a"), P("b<"), P("c"), P("d")])
     assert outcome.deleted == ("a", "c")
-    assert outcome.failed == {P("b<"): "AccessDenied: no"}
+    assert outcome.failed == {
+        P("b<"): "AccessDenied: no",
+        P("d"): "the store's answer does not name this key",
+    }
 
 
 def test_a_delete_request_that_fails_leaves_all_its_keys_in_doubt(
