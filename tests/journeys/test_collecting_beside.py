@@ -10,17 +10,19 @@ import pytest
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.lease import lease
 from arroyo_dagster.state.local.collecting import collect
 from arroyo_dagster.state.local.collecting_steps import Pace
 from arroyo_dagster.state.local.compaction import compact_job
 from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
 from arroyo_dagster.state.local.pipeline import LocalRun
+from arroyo_dagster.state.local.retained import pin_epoch
 from arroyo_dagster.state.local.roots import read_roots
 from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import StatePath, WorkerGeneration
+from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.planning import recovery
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.collecting import (
@@ -117,6 +119,39 @@ def test_an_epoch_that_is_published_between_two_reads_is_no_gap(
     plan = plan_collection(late, PATHS, asked, now_micros=clock())
     assert plan.proof.head is not None
     assert plan.proof.head in [one.ref for one in ParquetBackend(store, PATHS).load_history()]
+
+
+@pytest.mark.parametrize("pinned", [False, True], ids=["expired", "pinned"])
+@pytest.mark.parametrize("asked", [expiry(2), orphans()], ids=["expire", "orphans"])
+def test_a_job_whose_newest_epoch_is_being_published_is_collected_all_the_same(
+    asked: GcRequest, pinned: bool
+) -> None:
+    """Between the hint of a run and its epoch record nothing but the parent leads to an epoch, once
+    the epoch that the run began from has expired."""
+    clock = Clock()
+    store = begun(5, clock, **SMALL)
+    running = run_of(store)
+    for _ in range(5):
+        running.step()
+    if pinned:
+        pin_epoch(store, PATHS, Epoch(5), owner="test", clock=clock, sleep=lambda seconds: None)
+    collect(store, PATHS, expiry(3), yes=True, clock=clock, pace=QUICK)
+    store.delete_many([PATHS.epoch_record(Epoch(10))])
+    newest = PATHS.manifest(WorkerGeneration(2), Epoch(10))
+    listed = data_files(store, PATHS)
+    outcome = collect(store, PATHS, asked, yes=True, clock=clock, pace=QUICK)
+    assert outcome.plan.proof.head == PATHS.manifest(WorkerGeneration(2), Epoch(9))
+    assert store.head(newest) is not None
+    store.put(*late_record(store, newest))
+    restorable(store, PATHS, 9, 10)
+    assert asked.retention is not None or listed == data_files(store, PATHS)
+
+
+def late_record(store: MemoryStore, ref: StatePath) -> tuple[StatePath, bytes]:
+    """The epoch record that a run writes for its manifest."""
+    manifest = metadata.decode_manifest(store.read(ref), ref)
+    record = recovery.claim_of(ref, manifest, 1)
+    return PATHS.epoch_record(manifest.epoch), records.encode_epoch_record(record)
 
 
 def test_the_parent_of_the_newest_epoch_may_vanish_while_it_is_looked_for() -> None:

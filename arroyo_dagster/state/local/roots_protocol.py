@@ -114,7 +114,9 @@ def _resolved(
 ) -> recovery.Restore | None:
     starting = WorkerGeneration(fence.worker_generation + 1)
     while True:
-        found = recovery.resolve(reader.paths, starting, facts, now_micros=0, as_arroyo=as_arroyo)
+        found = recovery.resolve(
+            reader.paths, starting, facts, now_micros=0, as_arroyo=as_arroyo, only_reads=True
+        )
         if isinstance(found, recovery.Restore):
             return found
         if isinstance(found, recovery.CannotStart):

@@ -190,6 +190,7 @@ def resolve(
     *,
     now_micros: int,
     as_arroyo: bool = False,
+    only_reads: bool = False,
 ) -> Resolution:
     """Choose what worker generation `starting` restores.
 
@@ -200,6 +201,8 @@ def resolve(
 
     Args:
         as_arroyo: say what an Arroyo that starts as `starting` restores, to the letter.
+        only_reads: nobody starts, so that nobody claims: in the place of a checkpoint that is being
+            published give its parent, the newest that there is.
 
     Raises:
         ProtocolError: objects contradict each other, so that nothing may be restored.
@@ -217,6 +220,7 @@ def resolve(
         facts=facts,
         may_claim=fence is not None and fence.worker_generation == starting,
         follow_records=not as_arroyo,
+        only_reads=only_reads,
         now_micros=now_micros,
     )
     for number in range(starting - 1, -1, -1):
@@ -241,6 +245,7 @@ class _Asked:
     facts: Facts
     may_claim: bool
     follow_records: bool
+    only_reads: bool
     now_micros: int
 
 
@@ -290,6 +295,8 @@ def _resolve_candidate(
     if asked.may_claim:
         record = claim_of(ref, manifest, asked.now_micros)
         return Claim(asked.paths.epoch_record(manifest.epoch), record)
+    if asked.only_reads and manifest.parent_ref is not None:
+        return _resolve_candidate(asked, manifest.parent_ref, canonical=True)
     return None
 
 
