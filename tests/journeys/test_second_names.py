@@ -313,7 +313,7 @@ def test_a_job_with_a_symbolic_link_in_it_is_not_collected(
         for aside in (False, True):
             # A second name of an epoch is found by its name before the job is listed.
             with pytest.raises(
-                (ProtocolError, InputError), match="symbolic link|listing is incomplete"
+                (ProtocolError, InputError), match=r"symbolic link|listing is incomplete"
             ) as caught:
                 collect(store, paths, asked, yes=True, aside=aside)
             assert name in str(caught.value)
