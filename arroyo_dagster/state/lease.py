@@ -79,6 +79,7 @@ class Lease:
 
     Attributes:
         token: its number; higher ones are newer.
+        owner: who took it: `HOST/PID (description)`.
         description: what its holder does, for people to read.
         nonce: no other acquisition has it.
         duration_micros: so long after it was renewed others may take it.
@@ -86,14 +87,10 @@ class Lease:
 
     path: StatePath
     token: int
+    owner: str
     description: str
     nonce: str
     duration_micros: int
-
-    @property
-    def owner(self) -> str:
-        """Who took it: this process."""
-        return owner_here(self.description)
 
     @property
     def directory(self) -> StatePath:
@@ -337,6 +334,7 @@ def _acquire(store: ObjectStore, asked: _Asked) -> Lease:
         mine = Lease(
             path=path,
             token=newest + 1,
+            owner=owner_here(asked.description),
             description=asked.description,
             nonce=asked.nonce,
             duration_micros=asked.micros,
@@ -402,6 +400,7 @@ def _write(store: ObjectStore, mine: Lease, *, expires_at_micros: int) -> None:
 def _encoded(mine: Lease, expires_at_micros: int) -> bytes:
     return encode_record(
         token=mine.token,
+        owner=mine.owner,
         description=mine.description,
         nonce=mine.nonce,
         duration_micros=mine.duration_micros,

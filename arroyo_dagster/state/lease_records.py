@@ -56,14 +56,20 @@ def _duration(fields: Mapping[str, Any]) -> int:
 
 
 def encode_record(
-    *, token: int, description: str, nonce: str, duration_micros: int, expires_at_micros: int
+    *,
+    token: int,
+    owner: str,
+    description: str,
+    nonce: str,
+    duration_micros: int,
+    expires_at_micros: int,
 ) -> bytes:
     """Encode the lease of this process."""
     return records.encode_json(
         {
             "version": 1,
             # Older releases let the same owner take over from itself: so it names the process.
-            "owner": owner_here(description),
+            "owner": owner,
             "description": description,
             "host": platform.node(),
             "pid": os.getpid(),

@@ -131,7 +131,7 @@ def run_window(
         paths,
         window.options.owner,
         directory=paths.windows,
-        wait_seconds=0.0 if read_window_record(store, paths) is None else EXPIRED_SECONDS,
+        wait_seconds=window.lease_wait_seconds(),
         clock=window.options.clock,
         sleep=window.options.sleep,
     ) as held:
@@ -170,7 +170,7 @@ def recover_window(
         paths,
         window.options.owner,
         directory=paths.windows,
-        wait_seconds=EXPIRED_SECONDS,
+        wait_seconds=window.lease_wait_seconds(),
         clock=window.options.clock,
         sleep=window.options.sleep,
     ) as held:
@@ -257,6 +257,14 @@ class _Window:
         step = WindowStep(at_micros=self.options.clock(), did=what)
         self.steps.append(step)
         self.options.on_step(step)
+
+    def lease_wait_seconds(self) -> float:
+        """How long to wait for the window's lease: a job may be down whose window was cut off."""
+        if read_window_record(self.store, self.paths) is None:
+            return 0.0
+        if _is_held(self.store, self.paths, self.options.clock()):
+            self.did("a window was opened before: waiting until its lease is free or expires")
+        return EXPIRED_SECONDS
 
     def failed(self, at: str, error: ArroyoStateError) -> None:
         """Remember what went wrong first, and go on to start the job."""
