@@ -25,14 +25,12 @@ from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import find_job
 from arroyo_dagster.state.local.maintenance_window import (
     WindowOptions,
-    interrupted_windows,
     read_window_record,
     recover_window,
     run_window,
 )
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from arroyo_dagster.state.model.window import (
     WindowEnd,
     WindowLimits,
@@ -158,7 +156,7 @@ def _carried_out(
     if left is not None:
         _say_unfinished(paths, control, left)
         if yes:
-            found = _recovered(store, paths, control, options)
+            found = recover_window(store, paths, control, options)
             if found is not None:
                 return found
         else:
@@ -178,25 +176,6 @@ def _say_unfinished(
     click.echo(f"{paths.root}: {opened} has not ended; the job may be down", err=True)
     facts = JobDirectory([control]).find(paths, checkpoints=False).facts
     click.echo(f"{paths.root}: Arroyo says that the job is {facts.state}", err=True)
-
-
-def _recovered(
-    store: ObjectStore, paths: JobPaths, control: ArroyoControl, options: WindowOptions
-) -> WindowOutcome | None:
-    """Start the job again as soon as nobody holds the window any more.
-
-    Whoever died holds it until the lease runs out; whoever is alive starts the job itself.
-
-    Raises:
-        ConflictError: somebody still renews the lease: the window is at work.
-    """
-    if not interrupted_windows(store, [paths]):
-        click.echo(
-            f"{paths.root}: waiting up to {EXPIRED_SECONDS:.0f} s for the lease of that window to "
-            "run out; then the job is started",
-            err=True,
-        )
-    return recover_window(store, paths, control, options)
 
 
 def _until_it_closes(

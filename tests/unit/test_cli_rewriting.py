@@ -205,7 +205,7 @@ def test_a_call_after_a_killed_window_says_that_the_job_is_down_and_starts_it(
         assert said.startswith("job_x: the window that arroyo-state compact window opened at ")
         assert "has not ended; the job may be down" in said
         assert "Arroyo says that the job is Stopped" in said
-    assert "for the lease of that window to run out" in done.stderr
+    assert "waiting until its lease is free or expires" in done.stderr
     assert "the window is not open now" not in done.stderr
     assert model.state == "Running"
 
