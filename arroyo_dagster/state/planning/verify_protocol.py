@@ -291,6 +291,9 @@ def _start_findings(facts: ProtocolFacts) -> Iterator[Finding]:
         yield warning("epoch-unclaimed", start.record.checkpoint_ref, evidence, step)
     elif isinstance(start, recovery.Restore) and start.ref == ref:
         yield from _hint_findings(facts, ref, manifest)
+    elif isinstance(start, recovery.Restore) and start.manifest.epoch > manifest.epoch:
+        evidence = f"epoch {start.manifest.epoch} was published while this one was verified"
+        yield note("epoch-published", start.ref, evidence, "nothing; verify that epoch, if needed")
     else:
         yield _lost_head(facts, manifest, start)
 

@@ -37,7 +37,7 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.planning.findings import Finding
 from arroyo_dagster.state.planning.health import Column
 from arroyo_dagster.state.planning.query import restore_plan
-from arroyo_dagster.state.planning.recovery import CannotStart, StartEmpty
+from arroyo_dagster.state.planning.recovery import CannotStart, Restore, StartEmpty
 from arroyo_dagster.state.planning.verify_epochs import across_findings
 from arroyo_dagster.state.planning.verify_files import (
     FileFacts,
@@ -385,6 +385,21 @@ def test_a_start_that_would_fail_or_lose_all_is_an_error() -> None:
         assert (finding.code, finding.object) == ("generation-manifest-missing", manifest)
     (finding,) = protocol_findings(protocol(next_start="record and manifest disagree"))
     assert finding.code == "start-contradicted"
+
+
+def test_an_epoch_published_during_verification_is_no_error() -> None:
+    newest = PATHS.manifest(ONE, Epoch(2))
+    known = protocol().objects[newest]
+    assert isinstance(known, Manifest)
+    ref = PATHS.manifest(ONE, Epoch(3))
+    newer = replace(known, epoch=Epoch(3), parent_ref=newest)
+    (finding,) = protocol_findings(protocol(next_start=Restore(ref, newer, replay_commit=False)))
+    assert (finding.code, finding.severity.value) == ("epoch-published", "note")
+    older = replace(known, epoch=Epoch(1), parent_ref=None)
+    older_ref = PATHS.manifest(ONE, Epoch(1))
+    start = Restore(older_ref, older, replay_commit=False)
+    (finding,) = protocol_findings(protocol(next_start=start))
+    assert finding.severity.value == "error"
 
 
 def test_an_error_told_hides_what_follows_from_it() -> None:
