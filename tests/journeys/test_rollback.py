@@ -379,6 +379,21 @@ def test_epoch_that_a_live_run_lets_expire_is_kept_while_it_is_restored(
     assert ParquetBackend(store, paths).prepare_checkpoint_load(Epoch(5)).epoch == 5
 
 
+def test_subtasks_of_an_older_worker_generation_are_not_reused() -> None:
+    store = MemoryStore()
+    pipeline = job(store, retention_micros=60_000_000)
+    alive = LocalRun(pipeline, store)
+    for _ in range(8):
+        alive.step()
+    go_back(store, pipeline.paths, 5)
+    run = LocalRun(pipeline, store)
+    run._tasks = alive._tasks  # as a Spark worker would keep them
+    while run.step() is not None:
+        pass
+    undisturbed = written(100, retention_micros=60_000_000)
+    assert tables_of(store, pipeline) == tables_of(undisturbed, job(undisturbed))
+
+
 # ---- retention, gc, compaction -------------------------------------------------------------------
 
 
