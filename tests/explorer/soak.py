@@ -9,6 +9,7 @@ a run is printed, and can be given again, also as EXPLORER_SEED.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import resource
@@ -34,6 +35,8 @@ BLOCKS_PER_PROCESS = 40
 
 SHOWN = 20
 REPORT_SECONDS = 30.0
+_MACHINERY = contextlib.ExitStack()
+"""Keeps what is replaced in a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def go_through(block: Block) -> Found:
 
 def _begin() -> None:
     """In a process of its own: replace the machinery for as long as it lives."""
-    ours.replaced_machinery().__enter__()
+    _MACHINERY.enter_context(ours.replaced_machinery())
 
 
 def blocks(first: int, count: int, features: tuple[str, ...]) -> Iterator[Block]:

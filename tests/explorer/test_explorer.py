@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -12,7 +14,7 @@ from tests.explorer import ours
 from tests.explorer.features import EXPECTED, FEATURES, drawn
 from tests.explorer.mutants import FOUND_WITH, MUTANTS
 from tests.explorer.schedules import bases_of, explore, explore_many
-from tests.explorer.soak import main, new_seed, show
+from tests.explorer.soak import new_seed, show
 from tests.explorer.world import Violation
 
 PARTS = 4
@@ -64,13 +66,13 @@ def test_a_seed_decides_everything(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_run_prints_its_seed_and_how_to_repeat_what_it_found(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("EXPLORER_SEED", "4242")
-    assert main(["--schedules", "40", "--processes", "1"]) == 0
-    printed = capsys.readouterr().out
-    assert "EXPLORER_SEED=4242 make soak SCHEDULES=40" in printed
-    assert "40 schedules from seed 4242 on: 0 violations" in printed
+    command = [sys.executable, "-m", "tests.explorer.soak", "--schedules", "40"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "EXPLORER_SEED=4242 make soak SCHEDULES=40" in done.stdout
+    assert "40 schedules from seed 4242 on: 0 violations" in done.stdout
     monkeypatch.delenv("EXPLORER_SEED")
     assert new_seed() != new_seed()
 
