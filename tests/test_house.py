@@ -38,7 +38,6 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "state.codec": (CORE | {"state.codec"}, {"google", "pyarrow", "numpy"}),
     "state.storage": (CORE | {"state.storage"}, set()),
     "state.storage.fsspec_store": (CORE | {"state.storage"}, {"fsspec"}),
-    "state.storage.fsspec_options": (CORE | {"state.storage"}, {"botocore"}),
     "state.storage.s3_store": (CORE | {"state.storage"}, {"s3fs"}),
     "state.storage.obstore_store": (CORE | {"state.storage"}, {"obstore"}),
     "state.storage.obstore_listing": (CORE | {"state.storage"}, {"pyarrow"}),
