@@ -311,7 +311,8 @@ def remove_left_staged(
             and (found := epoch_of(one.path.name)) is not None
             and found < epoch
         ]
-        store.delete_many(left)
+        if left:
+            store.delete_many(left)
 
 
 def _final(staged: StatePath) -> StatePath:
