@@ -236,6 +236,7 @@ class BackendReader:
         return history, problems
 
     def _check_identity(self, found: Checkpoint, epoch: Epoch) -> None:
+        self._parent_ref(found)
         if (found.job, found.epoch) != (self.paths.job, epoch):
             raise FormatError(
                 f"the metadata of epoch {epoch} says that it is epoch {found.epoch} of job "

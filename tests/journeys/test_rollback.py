@@ -47,6 +47,7 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.rollback import RollbackOutcome
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from tests.damages import Scene, parent_out_of_the_job
 from tests.jobs import copied, listing, output_of, state_of, word_job
 
 BROKEN = b"\xff\xff\xff"
@@ -120,12 +121,18 @@ def _file_gone(store: MemoryStore, paths: JobPaths) -> None:
     store.delete_many(own[:1])
 
 
+def _parent_elsewhere(store: MemoryStore, paths: JobPaths) -> None:
+    if paths.layout is Layout.PROTOCOL:
+        parent_out_of_the_job(Scene(store, paths))
+
+
 DAMAGES: dict[str, Callable[[MemoryStore, JobPaths], None]] = {
     "none": _nothing,
     "what makes it exist is broken": _exists_broken,
     "metadata broken": _metadata_broken,
     "metadata gone": _metadata_gone,
     "file gone": _file_gone,
+    "parent elsewhere": _parent_elsewhere,
 }
 UNREADABLE = ("what makes it exist is broken", "metadata broken", "metadata gone")
 EVERY_DAMAGE = pytest.mark.parametrize("damage", DAMAGES)
@@ -157,7 +164,7 @@ def test_job_with_damaged_newest_epoch_ends_as_undisturbed_run(damage: str, layo
 
 
 @LAYOUTS
-@pytest.mark.parametrize("damage", [one for one in DAMAGES if one != "none"])
+@pytest.mark.parametrize("damage", [*UNREADABLE, "file gone"])
 def test_start_on_damaged_newest_epoch_names_the_rollback_command(
     damage: str, layout: Layout
 ) -> None:
