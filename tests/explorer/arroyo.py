@@ -54,6 +54,7 @@ class Controller:
         rows: the `checkpoints` table of its database: epoch to state (legacy layout).
         keep, every: how many epochs its own cleanup leaves, and how often it runs.
         retention: of the expiring table, in epochs.
+        ignored: whether a run has ignored the state: then names of old epochs are given again.
     """
 
     paths: JobPaths
@@ -66,6 +67,7 @@ class Controller:
     run_id: int = 0
     rows: dict[int, str] = field(default_factory=dict)
     min_epoch: int = 0
+    ignored: bool = False
     source: str = "the model"
 
     def copied(self) -> Controller:
@@ -461,7 +463,7 @@ class LegacyRun:
         job = self.job
         if ignore_state:
             threshold = max(job.rows, default=0) + 1
-            job.rows = dict.fromkeys(job.rows, "failed")
+            job.rows, job.ignored = dict.fromkeys(job.rows, "failed"), True
             job.min_epoch = threshold - 1
             return threshold - 1, {}, 0
         newest = job.newest

@@ -311,6 +311,7 @@ def _setting_of(base: Base, world: World, chance: random.Random, url: str = "") 
         watch.trap = 10
     if controller is not None and not protocol:
         watch.restorable = lambda: controller.newest
+        watch.gives_again = lambda: controller.ignored
     return Setting(world, watch, job, controller, chance, url=url)
 
 

@@ -149,38 +149,53 @@ def test_what_a_compaction_has_merged_waits_for_a_writer_that_is_long_in_coming(
     assert collected() == "collected"
 
 
+def merged_too_late() -> Setting:
+    """A job whose newest epochs were published just before a compaction put down what it merged."""
+    running = abandoned("protocol", "ours")
+    dying = again(running, 0)
+    before_record = dying.compaction()
+    before_record.fault_on, before_record.fault = "/compactions/", "crash"
+    dying.world.run([before_record])
+    assert before_record.fault_at is not None
+    setting = again(running, 0)
+    world, compaction, writer = setting.world, setting.compaction(), setting.writer(2)
+    write = writer.work
+
+    def write_later(process: Process) -> str:
+        for _ in range(4):
+            world.now += 30 * SECOND
+            compaction.through = True
+            for renew in compaction.renewals:
+                renew()
+            compaction.through = False
+        write(process)
+        return str(write(process))  # what the newest run went on from is never collected
+
+    writer.work = write_later
+    world.run([compaction, writer], pause=before_record.fault_at)
+    assert (compaction.result, writer.result) == ("record", "done")
+    assert setting.watch.waiting()
+    world.jump(5 * DAY)
+    return setting
+
+
 def test_what_was_merged_beside_an_epoch_waits_for_the_next() -> None:
     """The record came too late for the epoch that the writer was at; nothing else speaks for it."""
-    running = abandoned("protocol", "ours")
-    setting = again(running, 0)
-    before_record = setting.compaction()
-    before_record.fault_on, before_record.fault = "/compactions/", "crash"
-    setting.world.run([before_record])
-    assert before_record.fault_at is not None
+    late = merged_too_late()
 
-    def merged_beside() -> None:
-        setting = again(running, 0)
-        world, compaction, writer = setting.world, setting.compaction(), setting.writer(2)
-        write = writer.work
+    def collected() -> None:
+        setting = again(late, 1)
+        setting.world.run([setting.orphans()])
+        check_end(setting.world, setting.watch)
 
-        def write_later(process: Process) -> str:
-            for _ in range(4):
-                world.now += 30 * SECOND
-                compaction.through = True
-                for renew in compaction.renewals:
-                    renew()
-                compaction.through = False
-            write(process)
-            return str(write(process))  # what the newest run went on from is never collected
-
-        writer.work = write_later
-        world.run([compaction, writer], pause=before_record.fault_at)
-        assert (compaction.result, writer.result) == ("record", "done")
-        assert setting.watch.waiting()
-        world.jump(5 * DAY)
-        world.run([setting.orphans()])
-        check_end(world, setting.watch)
-
-    merged_beside()
+    collected()
     with MUTANTS["compactions that wait are ignored"](), pytest.raises(Violation):
-        merged_beside()
+        collected()
+
+
+def test_what_was_merged_and_is_taken_over_between_any_two_calls_of_a_collector_stays() -> None:
+    """The collector has listed its record, and no longer finds it."""
+    places, _ = at_every_call(
+        merged_too_late(), lambda one: one.orphans(), lambda one: [one.writer(1, stop=False)]
+    )
+    assert places > 20

@@ -126,6 +126,8 @@ def read_listed(store: ObjectStore, found: Survey, progress: Progress = untold) 
     Raises:
         ProtocolError, FormatError, NotFoundError, ConflictError: as `survey_job`.
     """
+    # Before the epochs: a record goes once an epoch that lists what was merged is published.
+    touched = _compactions(store, found.paths, found)
 
     def read() -> Roots | None:
         roots = read_roots_once(store, found.paths, progress)
@@ -133,7 +135,7 @@ def read_listed(store: ObjectStore, found: Survey, progress: Progress = untold) 
 
     # An epoch that is published between the two reads leads nowhere the first time.
     roots = settled(found.paths, read)
-    touched = {**_compactions(store, roots, found), **_rewrites(store, roots, found)}
+    touched |= _rewrites(store, roots, found)
     roots = replace(roots, compactions=touched)
     _check_complete(store, roots, found)
     return with_store_times(store, roots, found.metadata)
@@ -285,16 +287,16 @@ def _attempt(reader: Reader, path: StatePath, newest: Epoch) -> EpochRoot | None
     return epoch_root(reader.paths, path, found, CheckpointState.UNCLAIMED, reader.taken((path,)))
 
 
-def _compactions(store: ObjectStore, roots: Roots, found: Survey) -> dict[StatePath, Packed]:
+def _compactions(store: ObjectStore, paths: JobPaths, found: Survey) -> dict[StatePath, Packed]:
     """The files that waiting compactions touch. One that does not decode is refused."""
-    listed = [one.path for one in found.ours if one.path.parent == roots.paths.compactions]
-    reader = Reader(store, roots.paths)
+    listed = [one.path for one in found.ours if one.path.parent == paths.compactions]
+    reader = Reader(store, paths)
     read = concurrently(lambda p: reader.optional(p, records.decode_compaction_record), listed)
     touched: dict[StatePath, Packed] = {}
     for path, record in zip(listed, read, strict=True):
         if record is None:
             continue  # taken over meanwhile: an epoch lists what came of it, or nothing does
-        if (record.pipeline, record.job) != (roots.paths.pipeline, roots.paths.job):
+        if (record.pipeline, record.job) != (paths.pipeline, paths.job):
             raise FormatError("a compaction record of another job", path=path, job=record.job)
         files = (p for one in record.merged for p in (*one.input_paths, *one.output_paths))
         touched[path] = Packed.of_paths(files)
