@@ -9,11 +9,12 @@ where it enters (`register_secrets`), and hidden wherever such a text is repeate
 from __future__ import annotations
 
 import functools
-import html
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -27,12 +28,22 @@ _NAMED_BEFORE_AT = re.compile(r"(?:abfss?|wasbs?|r2)", re.IGNORECASE)
 _AT = "@\N{FULLWIDTH COMMERCIAL AT}\N{SMALL COMMERCIAL AT}"  # urllib takes all three for one
 _BEHIND_PATH = re.compile(r"[?#;]")
 _URL_IN_TEXT = re.compile(r"(?:s3a?::|jdbc:)?\b[a-z][a-z0-9+.\-]*://[^\s\"'<>]*", re.IGNORECASE)
-_SECRET_NAME = (
-    r"(?:[\w.\-]*(?:secret|password|passwd|token|signature|credential|api[_-]?key|account[_-]?key)"
-    r"[\w.\-]*|sig|sas|authorization|SharedAccessKey)"
+_NAMES = (
+    "secret",
+    "passw",
+    "token",
+    "credential",
+    "api",
+    "account",
+    "auth",
+    "access",
+    "sig",
+    "sas",
 )
 _NAMED_VALUE = re.compile(
-    rf"(?<![\w.\-])(?!Invalid|Expired|Missing|SignatureDoes)(?P<name>{_SECRET_NAME}[\"']?\s*[=:>]\s*)"
+    r"(?P<name>(?:secret|passw(?:or)?d|(?<!Invalid)(?<!Expired)token|signature(?!Does)|credential"
+    r"|api[_-]?key|account[_-]?key|authorization|sharedaccesskey|\bsig\b|\bsas\b)"
+    r"[\w.\-]*[\"']?\s*[=:>]\s*)"
     r"(?P<value>(?:basic|bearer)\s+[^\s\"',;)\]}]+|[^\s\"'&,;<>)\]}]+|\"[^\"]*\"|'[^']*')",
     re.IGNORECASE,
 )
@@ -58,7 +69,6 @@ _NOT_SECRET = frozenset({"true", "false", "none", "null", "anon", "auto"})
 _SHORT = 8
 _OURS_LEAST = 12
 _LEAST_OF_ENVIRONMENT = 4
-_ESCAPES = {"\n": "n", "\r": "r", "\t": "t", "\0": "0"}
 
 
 # ---- by structure --------------------------------------------------------------------------------
@@ -113,7 +123,7 @@ def register_secrets(*values: object) -> None:
     for value in values:
         if isinstance(value, Mapping):
             register_secrets(*value.values())
-        elif isinstance(value, list | tuple | set | frozenset):
+        elif isinstance(value, list | tuple | Set):
             register_secrets(*value)
         elif isinstance(value, bytes):
             register_secrets(value.decode(errors="replace"))
@@ -147,13 +157,15 @@ def register_settings(settings: Mapping[str, Any]) -> None:
         register_secrets(_secrets_of_setting(name, str(value)))
 
 
-def _secrets_of_setting(name: str, value: str) -> set[str]:
+@functools.lru_cache(maxsize=1024)
+def _secrets_of_setting(name: str, value: str) -> Set[str]:
     if "://" in value:
-        return secrets_in_url(value)
+        return frozenset(secrets_in_url(value))
     if not _SECRET_SETTING.search(name) or _PLACES.search(name):
-        return set()
+        return frozenset()
     # Some are settings themselves, as Kafka's `password="…";` is in its JAAS configuration.
-    return {value, *(found["value"].strip("\"'") for found in _NAMED_VALUE.finditer(value))}
+    inner = (found["value"].strip("\"'") for found in _NAMED_VALUE.finditer(value))
+    return frozenset((value, *inner))
 
 
 def _members(value: object) -> object:
@@ -178,8 +190,11 @@ def _of_environment() -> set[str]:
 def redact_text(text: str) -> str:
     """Give a text of a library, or of a server, without any secret it may repeat."""
     text = _without_known(text, least=1)
-    text = _URL_IN_TEXT.sub(lambda found: redact_url(found[0]), text)
-    text = _NAMED_VALUE.sub(lambda found: f"{found['name']}{HIDDEN}", text)
+    if "://" in text:
+        text = _URL_IN_TEXT.sub(lambda found: redact_url(found[0]), text)
+    lowered = text.lower()
+    if any(name in lowered for name in _NAMES):
+        text = _NAMED_VALUE.sub(lambda found: f"{found['name']}{HIDDEN}", text)
     return _SENT.sub(lambda found: f"{found['name']} {HIDDEN}", text)
 
 
@@ -190,56 +205,140 @@ def without_secrets(text: str) -> str:
 
 
 def _without_known(text: str, *, least: int) -> str:
-    known = frozenset(one for one in _KNOWN | _of_environment() if len(one) >= least)
-    return _pattern(known).sub(HIDDEN, text) if known else text
+    known = [one for one in _KNOWN | _of_environment() if len(one) >= least]
+    return _hidden(text, _spans(text, known))
 
 
-@functools.lru_cache(maxsize=64)
-def _pattern(secrets: frozenset[str]) -> re.Pattern[str]:
-    ordered = sorted(secrets, key=lambda one: (-len(one), one))
-    return re.compile("|".join(map(_spellings, ordered)), re.IGNORECASE)
+# ---- any spelling of a value ---------------------------------------------------------------------
+
+_CODED = re.compile(
+    r"%(?P<byte>[0-9a-f]{2})"
+    r"|\\+u(?P<high>d[89ab][0-9a-f]{2})\\+u(?P<low>d[c-f][0-9a-f]{2})"
+    r"|(?:\\+u\{|&\#x)(?P<hex>[0-9a-f]{1,6})[};]|\\+(?-i:u)(?P<four>[0-9a-f]{4})"
+    r"|\\+(?-i:U)(?P<eight>[0-9a-f]{8})|\\+x(?P<two>[0-9a-f]{2})|\\+(?P<control>[nrtvfba0])"
+    r"|&\#(?P<decimal>[0-9]{1,7});|&(?P<name>amp|lt|gt|quot|apos);",
+    re.IGNORECASE | re.ASCII,
+)
+_NAMES_OF_HTML = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
+_SPACES = [one for one in map(chr, range(0x3001)) if one.isspace() or one < " "]
+_LOST = re.compile(
+    "|".join(re.escape(one.encode().decode("latin-1")) for one in [*_SPACES, *"+\\"])
+)
+"""What encoders add, leave out or write as one another: it counts in no comparison."""
+
+_ROUNDS = 3
 
 
-def _spellings(secret: str) -> str:
-    """A pattern for a secret, each character as it is or as any encoder writes it."""
-    secret = secret.strip()
-    body = "".join(map(_spelling, secret))
-    if len(secret) >= _SHORT:
-        return body
-    # A short one counts as a word of its own, or every text would be full of holes.
-    before = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2}))" if secret[0].isalnum() else ""
-    return before + body + ("(?![A-Za-z0-9])" if secret[-1].isalnum() else "")
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """A text in UTF-8, a character a byte, and for each of them where it began and ended."""
+
+    text: str
+    starts: Sequence[int]
+    ends: Sequence[int]
+
+    @classmethod
+    def of(cls, text: str) -> _Decoded:
+        sizes = [len(letter.encode(errors="surrogatepass")) for letter in text]
+        places = [at for at, size in enumerate(sizes) for _ in range(size)]
+        coded = text.encode(errors="surrogatepass").decode("latin-1")
+        return cls(coded, places, [at + 1 for at in places])
+
+    def replaced(self, pattern: re.Pattern[str], by: Callable[[re.Match[str]], str]) -> _Decoded:
+        parts: list[str] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        done = 0
+        for found in (*pattern.finditer(self.text), None):
+            stop = len(self.text) if found is None else found.start()
+            parts.append(self.text[done:stop])
+            starts += self.starts[done:stop]
+            ends += self.ends[done:stop]
+            if found is not None:
+                made, done = by(found), found.end()
+                parts.append(made)
+                starts += [self.starts[found.start()]] * len(made)
+                ends += [self.ends[done - 1]] * len(made)
+        return _Decoded("".join(parts), starts, ends)
+
+
+def _readings(text: str) -> list[_Decoded]:
+    """What a text may mean: as it is, and decoded up to three times, `\\xNN` as byte or letter."""
+    found = [_Decoded.of(text)]
+    for as_byte in (True, False) if "\\" in text else (True,):
+        last = found[0]
+        for _ in range(_ROUNDS):
+            more = last.replaced(_CODED, functools.partial(_meant, as_byte=as_byte))
+            if more.text == last.text:
+                break
+            found.append(more)
+            last = more
+    return [one.replaced(_LOST, lambda _: "") for one in found]
+
+
+def _meant(found: re.Match[str], *, as_byte: bool) -> str:
+    kind = found.lastgroup
+    if kind == "byte" or (kind == "two" and as_byte):
+        return chr(int(found[kind], 16))
+    if kind == "control":
+        return " "
+    if kind == "name":
+        return _NAMES_OF_HTML[found["name"].lower()]
+    if kind == "low":
+        number = (
+            0x10000 + ((int(found["high"], 16) - 0xD800) << 10) + int(found["low"], 16) - 0xDC00
+        )
+    else:
+        number = int(found[kind or 0], 10 if kind == "decimal" else 16)
+    letter = chr(min(number, sys.maxunicode))
+    return letter.encode(errors="surrogatepass").decode("latin-1")
 
 
 @functools.lru_cache(maxsize=1024)
-def _spelling(letter: str) -> str:
-    if letter.isascii() and (letter.isalnum() or letter in "-_."):
-        return re.escape(letter)
-    encoded = letter.encode(errors="surrogatepass")
-    number = ord(letter)
-    forms = [
-        re.escape(letter),
-        "".join(f"%(?:25)*{byte:02x}" for byte in encoded),  # percent-encoded, perhaps twice
-        "".join(rf"\\+x{byte:02x}" for byte in encoded),
-        rf"\\+(?:x0*{number:x}|u0*{number:x}|U0*{number:x}|u\{{0*{number:x}\}})",
-        "".join(rf"\\+u{unit:04x}" for unit in _utf16(letter)),  # as JSON
-        rf"&\#(?:x0*{number:x}|0*{number});",
-        re.escape(html.escape(letter)),
+def _forms(secret: str) -> tuple[frozenset[str], str]:
+    """What to look for, and the part of it that no encoder changes, in lower case."""
+    forms = frozenset(one.text.lower() for one in _readings(secret) if one.text)
+    return forms, max(re.findall(r"[a-z0-9]+", secret.lower()), key=len, default="")
+
+
+def _spans(text: str, secrets: Iterable[str]) -> list[tuple[int, int]]:
+    """Where any of `secrets` is in a text, in whatever spelling."""
+    lowered = text.lower()
+    near = [one for one in secrets if _forms(one)[1] in lowered]
+    readings = _readings(text) if near else []
+    return [
+        span
+        for secret in near
+        for reading in readings
+        for form in _forms(secret)[0]
+        for span in _found(reading, form)
+        if len(secret) >= _SHORT or _is_word(text, *span)
     ]
-    if letter.isspace() or letter in _ESCAPES:
-        forms.append(rf"[\s+]*(?:\\+{_ESCAPES.get(letter, 's')})?")  # stripped or joined by many
-    if letter in "\\\"'/":
-        forms.append(rf"\\+{re.escape(letter)}")
-    if letter == "\\":
-        forms.append(r"\\+")
-    if letter == "'":
-        forms.append("&apos;")
-    return f"(?:{'|'.join(dict.fromkeys(reversed(forms)))})"
 
 
-def _utf16(letter: str) -> list[int]:
-    units = letter.encode("utf-16-be", errors="surrogatepass")
-    return [int.from_bytes(units[at : at + 2]) for at in range(0, len(units), 2)]
+def _found(reading: _Decoded, form: str) -> Iterator[tuple[int, int]]:
+    lowered = reading.text.lower()
+    at = lowered.find(form) if len(lowered) == len(reading.text) else -1
+    while at >= 0:
+        yield reading.starts[at], reading.ends[at + len(form) - 1]
+        at = lowered.find(form, at + 1)
+
+
+def _is_word(text: str, start: int, end: int) -> bool:
+    # A short secret counts as a word of its own, or every text would be full of holes.
+    coded = re.fullmatch(r"%[0-9a-fA-F]{2}", text[max(0, start - 3) : start])
+    before = bool(coded) or not text[:start][-1:].isalnum() or not text[start].isalnum()
+    return before and (not text[end : end + 1].isalnum() or not text[end - 1].isalnum())
+
+
+def _hidden(text: str, spans: list[tuple[int, int]]) -> str:
+    parts: list[str] = []
+    done = 0
+    for start, end in sorted(spans):
+        if start >= done:
+            parts += [text[done:start], HIDDEN]
+        done = max(done, end)
+    return "".join((*parts, text[done:]))
 
 
 # ---- causes --------------------------------------------------------------------------------------

@@ -242,3 +242,13 @@ def test_a_cause_without_a_secret_stays_the_very_error() -> None:
     ours.__cause__ = error
     redact_causes(ours)
     assert ours.__cause__ is error
+
+
+@pytest.mark.parametrize("repeated", [" \n\t", "\\", "%", "+", " +", "&", "'", '"', "\\ "])
+def test_a_text_that_nearly_holds_a_secret_is_read_in_time(repeated: str) -> None:
+    secret = "KNR" + repeated * 30 + "KNR"
+    register_secrets(secret)
+    for encode in ENCODERS:
+        assert "KNR" not in redact_text(f"x {encode(secret)} y").upper()
+    text = "KNR" + repeated * 100 + "x"
+    assert redact_text(text) == text
