@@ -124,7 +124,18 @@ def test_a_running_job_of_arroyo_s_is_refused() -> None:
         planned(roots, keep=2, answer=answer(JobCondition.RUNNING))
     with pytest.raises(ProtocolError, match="unknown"):
         planned(roots, keep=2)
-    assert planned(roots, keep=2, answer=answer(JobCondition.STOPPED)).epochs
+    stopped = planned(roots, keep=2, answer=answer(JobCondition.STOPPED))
+    assert stopped.epochs
+    assert stopped.proof.condition == "stopped (s)"
+
+
+def test_epoch_that_is_to_stay_and_is_not_whole_is_refused() -> None:
+    roots = job(9)
+    broken = replace(roots.epochs[1], gone=(roots.epochs[1].ref,))
+    with pytest.raises(ProtocolError, match="epoch 8 is to stay"):
+        planned(replace(roots, epochs=(roots.epochs[0], broken, *roots.epochs[2:])), keep=2)
+    old = replace(roots.epochs[8], gone=(roots.epochs[8].ref,))
+    assert planned(replace(roots, epochs=(*roots.epochs[:8], old)), keep=2).epochs
 
 
 @pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])

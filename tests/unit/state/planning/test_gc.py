@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
     OperatorCheckpoint,
+    StreamProgress,
 )
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -22,7 +25,7 @@ from arroyo_dagster.state.model.ids import (
     WorkerGeneration,
 )
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.planning.gc import oldest_kept, plan_expire
 
 PROTOCOL = JobPaths(JobId("j"), PipelineId("p"))
@@ -113,3 +116,48 @@ def test_whatever_expires_every_kept_epoch_keeps_all_its_files(
     assert not {path for c in kept for path in c.paths} & set(plan.data)
     every = {path for c in history for path in c.paths}
     assert every - {path for c in kept for path in c.paths} == set(plan.data)
+
+
+def test_legacy_objects_by_name_and_the_ten_epochs_before_the_newest() -> None:
+    history = [checkpoint(epoch, f"f{epoch}", paths=LEGACY) for epoch in range(20, 0, -1)]
+    plan = plan_expire(LEGACY, history, Epoch(19))
+    assert (plan.min_epoch, plan.keep_from) == (19, 10)
+    assert plan.epochs == tuple(range(1, 10))
+    base = "j/checkpoints/checkpoint-0000001"
+    assert list(plan.records)[:2] == [f"{base}/operator-o-{index}.metadata" for index in (0, 1)]
+    assert len(plan.records) == 2 * 9
+    assert list(plan.manifests)[:2] == [f"{base}/operator-o/metadata", f"{base}/metadata"]
+
+
+def test_the_note_of_a_commit_goes_with_an_epoch_of_ours_that_committed() -> None:
+    progress = StreamProgress(query_id="q", batch_id=1, offsets="")
+    for own, commits, noted in ((True, True, 1), (True, False, 0), (False, True, 0)):
+        old = checkpoint(1, "a", paths=LEGACY)
+        table = GlobalKeyedConfig(table=TableName("g"), uses_two_phase_commit=commits)
+        operator = replace(old.operators[0], configs={TableName("g"): TableConfig(config=table)})
+        old = replace(old, progress=progress if own else None, operators=(operator,))
+        history = [checkpoint(epoch, "b", paths=LEGACY) for epoch in range(12, 1, -1)]
+        records = plan_expire(LEGACY, [*history, old], Epoch(12)).records
+        notes = [path for path in records if "/commits/" in path]
+        assert notes == [LEGACY.commit_note(Epoch(1))] * noted
+
+
+def test_records_of_a_generation_lie_in_its_directory() -> None:
+    plan = plan_expire(PROTOCOL, [checkpoint(n, f"f{n}") for n in (3, 2, 1)], Epoch(2))
+    base = "p/j/generations/1/checkpoints/checkpoint-0000001"
+    assert list(plan.records) == [
+        f"{base}/operator-o-0.metadata",
+        f"{base}/operator-o-1.metadata",
+        f"{base}/committed.json",
+        "p/j/epochs/epoch-0000001.record",
+    ]
+
+
+def test_only_the_parents_of_pinned_epochs_keep_their_metadata() -> None:
+    history = [checkpoint(n, f"f{n}") for n in (6, 5, 4, 3, 2, 1)]
+    linked = [
+        replace(one, parent_ref=before.ref)
+        for one, before in zip(history, [*history[1:], history[-1]], strict=True)
+    ]
+    assert plan_expire(PROTOCOL, linked, Epoch(5)).epochs == (1, 2, 3, 4)
+    assert plan_expire(PROTOCOL, linked, Epoch(5), pinned={Epoch(3)}).epochs == (1, 4)

@@ -8,7 +8,7 @@ import pytest
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.collecting import Pin, Quarantined, Retained, Roots
+from arroyo_dagster.state.model.collecting import Pin, Quarantined, Retained, Root, Roots
 from arroyo_dagster.state.model.directory import JobCondition
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -147,12 +147,14 @@ def test_compactions_and_quarantines_refer_to_files_too() -> None:
 
 
 def test_proof_says_what_was_read_and_who_said_what_the_job_does() -> None:
-    roots = roots_of(PROTOCOL)
+    read = tuple(Root(path=StatePath(f"p/j/{name}"), digest="d") for name in "bca")
+    roots = roots_of(PROTOCOL, more=read)
     found = referenced_by(roots, roots.epochs)
     said = answer(JobCondition.STOPPED, run_id=2)
     proof = prove(roots, found, said, listed=12)
     assert (proof.epochs, proof.referenced, proof.digest) == (3, 3, found.hexdigest)
     assert (proof.head, proof.worker_generation, proof.run_id) == (roots.head.ref, 2, 2)
+    assert [root.path for root in proof.roots] == ["p/j/a", "p/j/b", "p/j/c"]
     assert (proof.condition, proof.listed) == ("stopped (s)", 12)
     nobody = prove(replace(roots, epochs=()), found)
     assert (nobody.head, nobody.run_id, nobody.condition) == (None, None, None)
