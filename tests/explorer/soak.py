@@ -30,7 +30,7 @@ SCHEDULES = 100_000
 BLOCK = 500
 """So many schedules a process goes through before it reports."""
 
-BLOCKS_PER_PROCESS = 40
+BLOCKS_PER_PROCESS = 20
 """Then a fresh process goes on, so that memory stays what it is."""
 
 SHOWN = 20
