@@ -456,6 +456,13 @@ def test_plan_takes_what_goes_and_counts_what_stays() -> None:
     assert again.proof.referenced == plan.proof.referenced
 
 
+def test_plan_says_who_said_what_the_job_does() -> None:
+    roots, said = roots_of(PROTOCOL, ours=False), answer(JobCondition.STOPPED)
+    standing = standing_of(roots, [], now_micros=NOW, grace_micros=GRACE_MICROS, answer=said)
+    plan = plan_orphans(standing, [judge(standing, [])], [], [], listed=1, answer=said)
+    assert plan.proof.condition == "stopped (s)"  # asked again before each step
+
+
 def test_manifest_is_lost_or_metadata() -> None:
     lost = epoch_root(PROTOCOL, 8, generation=1, state=CheckpointState.ORPHANED)
     roots = roots_of(PROTOCOL, attempts=(lost,))
