@@ -324,12 +324,7 @@ FEATURES: dict[str, Callable[[Scene], None]] = {
 """By name, in the order in which they are set up."""
 
 EXPECTED = {
-    "foreign names": 100,
-    "links": 100,
-    "no conditional create": 150,
     "listings of versions": 200,
-    "several clocks": 100,
-    "clocks that are set": 100,
 }
 """Features that are off, since a violation is found with each, within so many schedules."""
 

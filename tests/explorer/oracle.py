@@ -108,6 +108,7 @@ class Watch:
         foreign: what users put there, in full.
         keep: the fewest epochs that anybody who expires was asked to keep; None: nobody was.
         keep_for: the shortest time that anybody was asked to keep them; likewise.
+        by_age: whether anybody was asked to keep what is young, however many epochs that are.
         written: when each epoch was written, by the store's clock.
         fenced: whether nobody deletes once the holder of a later lease has.
         trap: how many epochs before the one that a start chooses Arroyo's cleaning up needs.
@@ -132,6 +133,7 @@ class Watch:
     foreign: set[str] = field(default_factory=set)
     keep: int | None = None
     keep_for: int | None = None
+    by_age: bool = False
     written: dict[int, int] = field(default_factory=dict)
     fenced: bool = False
     trap: int = 0
@@ -301,8 +303,10 @@ class Watch:
         if self.keep is not None:
             kept = set(there[: self.keep])
             if self.ours and self.protocol:
-                # Those that a rollback has left behind stay as long as epochs of their numbers.
-                kept = {n for n in numbers if n > numbers[0] - self.keep} | {*chain[:2]}
+                # Those that a rollback has left behind stay as long as epochs of their numbers,
+                # unless somebody has asked for an age.
+                lately = {n for n in numbers if n > numbers[0] - self.keep}
+                kept = {n for n in lately if n in chain or not self.by_age} | {*chain[:2]}
         if self.keep_for is not None:
             kept &= {*chain[:2], *self._young(numbers, self.keep_for)}
         return [n for n in numbers if n in kept or n in self.pinned or n >= oldest]
@@ -334,8 +338,11 @@ class Watch:
         found = (LEGACY_HEAD.fullmatch(path) for path in self.objects)
         return sorted({int(one[2]) for one in found if one and one[1] == self.root}, reverse=True)
 
-    def expires(self, keep: int | None, keep_for: int | None = None) -> None:
+    def expires(
+        self, keep: int | None, keep_for: int | None = None, *, by_age: bool = False
+    ) -> None:
         """Somebody begins to expire epochs but the newest `keep`, or those younger than that."""
+        self.by_age = self.by_age or by_age
         if keep is not None:
             self.keep = keep if self.keep is None else min(self.keep, keep)
         if keep_for is not None:

@@ -434,7 +434,7 @@ def roll_back(world: World, process: Process, paths: JobPaths, epoch: int) -> st
             hands,
             plan,
             owner=process.name,
-            clock=world.clock,
+            clock=_clock_of(world, process),
             sleep=lambda seconds: world.wait(process, seconds),
         )
     except ArroyoStateError as error:
@@ -518,7 +518,9 @@ def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: 
     """The product's collector."""
     hands: Any = Hands(world, process)
     if what.keep is not None or what.keep_for is not None:
-        watch.expires(what.keep, what.keep_for)
+        asked = what.asked.retention
+        by_age = asked is not None and asked.keep_epochs is None
+        watch.expires(what.keep, what.keep_for, by_age=by_age)
     plan = None
     try:
         if what.early:

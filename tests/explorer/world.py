@@ -606,7 +606,7 @@ class Hands:
         data = self._read(source)
         if create:
             return self._create(target, data)
-        self._world.write(self._process, "put", target, data)
+        self._world.write(self._process, "put", self._at(target), data)
         return True
 
     def _claims_what_has_expired(self, path: str) -> bool:

@@ -132,3 +132,13 @@ def test_only_the_canonical_form_of_every_number_is_ours(
 def test_a_placeholder_is_one_segment(paths: JobPaths, name: str) -> None:
     path = f"{in_checkpoint(paths, '1', '0000001', 'x')}"[:-1] + name
     assert object_name(paths, path).kind is ObjectKind.FOREIGN
+
+
+@pytest.mark.parametrize("end", [".", " ", "x.", "x "])
+def test_a_data_file_whose_name_ends_in_a_dot_or_space_is_a_user_s(end: str) -> None:
+    """No attempt ends so, and some file systems drop such an end: it would name another file."""
+    name = PROTOCOL.data_file(
+        OperatorId("o"), TableName("t"), 0, Epoch(3), WorkerGeneration(1), attempt="0af3"
+    )
+    assert object_name(PROTOCOL, name).kind is ObjectKind.DATA
+    assert object_name(PROTOCOL, f"{name}{end}").kind is ObjectKind.FOREIGN

@@ -70,8 +70,10 @@ class ObjectName:
 
 # A placeholder is one segment: `operator-{id}/my-backup/table-t-000` is a user's. An id that holds
 # a slash (arroyo-state.md 1.3) is known by metadata alone: its files are referenced, or foreign.
+_SUBTASK = number_pattern(3)
 _IN_CHECKPOINT = (
-    (ObjectKind.DATA, re.compile(rf"operator-[^/]+/table-[^/]*-{number_pattern(3)}(?:-[^/]*)?")),
+    # Nor does a name end in a dot or a space, which some file systems drop.
+    (ObjectKind.DATA, re.compile(rf"operator-[^/]+/table-[^/]*-{_SUBTASK}(?:-[^/]*[^/. ])?")),
     (ObjectKind.SUBTASK, re.compile(rf"operator-[^/]+-{number_pattern()}\.metadata")),
     (ObjectKind.OPERATOR, re.compile(r"operator-[^/]+/metadata")),
 )

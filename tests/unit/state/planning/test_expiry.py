@@ -44,7 +44,8 @@ def job(
     for number in range(1, newest + 1):
         time = NOW - (newest - number) * HOUR
         parent = epochs[0].ref if epochs and paths is PROTOCOL else None
-        times = {"start_time_micros": time, "finish_time_micros": time}
+        names = ("start_time", "finish_time", "written_at", "oldest_object")
+        times = {f"{name}_micros": time for name in names}
         ours = more.get("ours", True)
         one = epoch_root(paths, number, data(paths, number), parent_ref=parent, ours=ours, **times)
         epochs.insert(0, one)
