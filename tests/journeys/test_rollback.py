@@ -327,6 +327,7 @@ def test_fault_at_any_change_leaves_the_job_as_before_or_rolled_back(
             offset = json.loads(run.base.progress.offsets) if run.base.progress else None
             assert offset == {"lines": {"row": 9 if run.base.epoch == 3 else 6}}
         again = go_back(store, paths, 2)
+        assert read_retained(store, paths).pinned == frozenset(), at
         assert verify_job(store, paths, level=1).verdict.findings == (), at
         run_pipeline(job(store, layout, **options), store)
         assert ParquetBackend(store, paths).load().epoch == again.epoch + 2, at

@@ -14,6 +14,7 @@ from arroyo_dagster.spark.pipeline import run_pipeline
 from arroyo_dagster.state.connectors import TableSource
 from arroyo_dagster.state.coordinator import JobRun, request_stop
 from arroyo_dagster.state.local.pipeline import run_pipeline as run_in_process
+from arroyo_dagster.state.local.rollback import plan_rollback, run_rollback
 from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.storage.open import open_store
@@ -103,6 +104,26 @@ def test_a_run_in_process_takes_over_from_spark_only_when_told_to(tmp_path: Path
         run_pipeline(pipeline, store)
     assert run_pipeline(pipeline, store, adopt=True).exhausted
     assert len(output_of(output)) == 180
+
+
+def test_a_new_query_goes_on_from_the_offsets_of_a_rollback(tmp_path: Path) -> None:
+    rows = random_words(240, 7)
+    store, output = _paths(tmp_path, "back")
+    pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
+    before = run_pipeline(pipeline, store, max_epochs=3).newest
+    assert before is not None
+    assert before.progress is not None
+    plan = plan_rollback(store, pipeline.paths, 1)
+    run_rollback(store, plan, sleep=lambda _: None)
+    location = before.progress.checkpoint_location
+    with pytest.raises(ConflictError, match="does not go on from the recorded offsets"):
+        run_pipeline(pipeline, store, checkpoint_location=location)
+    after = run_pipeline(pipeline, store)
+    assert (after.epochs, after.exhausted) == (3, True)
+    plain, plain_output = _paths(tmp_path, "plain")
+    run_in_process(words_pipeline(rows, f"file://{plain_output}", rows_per_epoch=60), plain)
+    assert tables_of(store, newest(store, pipeline)) == tables_of(plain, newest(plain, pipeline))
+    assert len(output_of(output)) == 240 + 120  # of the epochs given up the rows come again
 
 
 def test_asked_to_stop_while_idle_a_run_writes_a_last_epoch_without_rows(tmp_path: Path) -> None:

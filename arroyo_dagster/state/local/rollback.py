@@ -280,9 +280,8 @@ def _kept(
     try:
         yield
     finally:
-        if epoch not in before.pinned:
-            with contextlib.suppress(ConflictError, StorageError):
-                put_retained(held, paths, lambda kept: _released(kept, epoch))
+        with contextlib.suppress(ConflictError, StorageError):
+            put_retained(held, paths, _released)
 
 
 def _with(kept: Retained, pin: Pin) -> Retained:
@@ -290,8 +289,9 @@ def _with(kept: Retained, pin: Pin) -> Retained:
     return replace(kept, pins=tuple(sorted((*others, pin), key=lambda one: one.epoch)))
 
 
-def _released(kept: Retained, epoch: Epoch) -> Retained:
-    pins = (replace(one, released=True) if one.epoch == epoch else one for one in kept.pins)
+def _released(kept: Retained) -> Retained:
+    """Without the pins of rollbacks: under the lease no other one is under way, only dead ones."""
+    pins = (replace(one, released=True) if one.reason == REASON else one for one in kept.pins)
     return replace(kept, pins=tuple(pins))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from arroyo_dagster.errors import ConflictError, ProtocolError
-from arroyo_dagster.state.model.checkpoints import StreamProgress
+from arroyo_dagster.state.model.checkpoints import ROLLBACK, StreamProgress
 from arroyo_dagster.state.planning.progress import BatchVerdict, batch_verdict
 
 HERE = '{"row": 4}'
@@ -65,3 +65,11 @@ def test_another_query_goes_on_if_it_is_adopted_at_its_first_batch() -> None:
 def test_an_adopted_query_that_is_further_on_stops(batch_id: int) -> None:
     with pytest.raises(ConflictError, match="from its own"):
         batch_verdict(recorded(), "other", batch_id, HERE, adopt=True)
+
+
+def test_behind_a_rollback_any_first_batch_is_next_and_any_other_is_refused() -> None:
+    restored = recorded(query_id=ROLLBACK, batch_id=3)
+    verdict = batch_verdict(restored, "any query", 0, '{"row": 9}', adopt=False)
+    assert verdict is BatchVerdict.NEXT
+    with pytest.raises(ConflictError, match="its own"):
+        batch_verdict(restored, "any query", 4, '{"row": 9}', adopt=False)
