@@ -412,6 +412,8 @@ def _check_free(store: ObjectStore, path: StatePath, asked: _Asked) -> None:
     held = read_record(store, path)
     if held is None or held.given_back:
         return  # whoever came after it may have removed it; creating ours will tell
+    if held.nonce == asked.nonce:
+        return  # this acquisition wrote it, under a number that was another lease's before
     if held.process == process_here() and held.nonce not in _held_here:
         return  # this very process is done with it, and could not give it back
     until = held.held_until(store_time(store, asked.directory), asked.clock())

@@ -329,6 +329,10 @@ EXPECTED = {
 """Features that are off, since a violation is found with each, within so many schedules."""
 
 
+ALONE = ("links", "no conditional create")
+"""Features that the product answers by refusing, which the model does not follow beside others."""
+
+
 def drawn(seed: int, switched_on: Collection[str] | None = None) -> tuple[str, ...]:
     """The features of the schedule of a seed.
 
@@ -341,8 +345,9 @@ def drawn(seed: int, switched_on: Collection[str] | None = None) -> tuple[str, .
     chance = random.Random(f"features of {seed}")
     if not allowed or chance.random() >= SHARE:
         return ()
-    number = 2 if chance.random() < 0.2 and len(allowed) > 1 else 1
-    chosen = chance.sample(allowed, number)
+    pairs = [one for one in allowed if one not in ALONE]
+    two = chance.random() < 0.2 and len(pairs) > 1
+    chosen = chance.sample(pairs, 2) if two else chance.sample(allowed, 1)
     return tuple(one for one in FEATURES if one in chosen)
 
 

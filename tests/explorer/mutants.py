@@ -25,10 +25,11 @@ from arroyo_dagster.state.local import (
     survey,
 )
 from arroyo_dagster.state.model import objects
+from arroyo_dagster.state.model.aliases import ReferencedPaths
 from arroyo_dagster.state.model.collecting import Retained
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.objects import ObjectKind, Packed
-from arroyo_dagster.state.planning import dead_jobs, expiry, orphans, reachable
+from arroyo_dagster.state.planning import dead_jobs, expiry, orphans
 from arroyo_dagster.state.planning.orphans import Reason
 from tests.explorer import world
 from tests.explorer.remembering import NAMES
@@ -123,7 +124,7 @@ MUTANTS: dict[str, Callable[[], Any]] = {
         expiry, "LEGACY_EPOCHS_BEFORE_NEWEST", 0
     ),
     "files shared with epochs that stay go": _instead(
-        expiry, "referenced_by", lambda known, stays: reachable.PathsDigest()
+        expiry, "referenced_by", lambda known, stays: ReferencedPaths()
     ),
     "compactions that wait are ignored": _instead(
         survey, "_compactions", lambda store, roots, found: {}
@@ -187,9 +188,7 @@ def _by_the_writers_clock(roots: Any, retention: Any, now_micros: int, answer: A
         since = now_micros - retention.keep_micros
         keeping += [one.epoch for one in roots.epochs if one.finish_time_micros >= since]
     newest = expiry.newest_restorable(roots, answer)
-    oldest = min(
-        [*keeping, *(one.epoch for one in expiry._needed_by_recovery(roots.epochs, newest))]
-    )
+    oldest = min([*keeping, *(one.epoch for one in expiry._needed_by_recovery(roots, newest))])
     if roots.paths.layout is Layout.LEGACY:
         return min(oldest, max(0, newest - expiry.LEGACY_EPOCHS_BEFORE_NEWEST))
     return oldest

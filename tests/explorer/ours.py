@@ -66,7 +66,7 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.planning.checkpoint import cutoff_micros
-from arroyo_dagster.state.storage import concurrency
+from arroyo_dagster.state.storage import concurrency, conditional_create
 from arroyo_dagster.state.storage.wrappers import Crash
 from arroyo_dagster.state.tables import merging as merging_module
 from arroyo_dagster.state.tables import rewriting as rewriting_module
@@ -196,6 +196,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(lease_module, "time", clock),
         mock.patch.object(lease_module, "process_here", _process),
         mock.patch.object(lease_module, "uuid", names),
+        mock.patch.object(conditional_create, "uuid", names),
         mock.patch.object(backend_module, "uuid", names),
         mock.patch.object(merging_module, "uuid", names),
         mock.patch.object(rewriting_module, "uuid", names),

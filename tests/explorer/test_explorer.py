@@ -43,10 +43,11 @@ def test_what_was_not_expired_on_purpose_stays_restorable(part: int) -> None:
     ],
 )
 def test_state_stays_restorable_in_deployments_with(feature: str) -> None:
-    endings = explore_many(0, EXPECTED.get(feature, 100), features=(feature,))
+    endings = explore_many(0, EXPECTED.get(feature, 150), features=(feature,))
     assert endings[f"with {feature}"] > 0
-    refuses = feature == "no conditional create"
-    assert refuses or endings["expiry: collected"] + endings["orphans: collected"] > 10
+    # Clocks that disagree, and a store that ignores conditions, are refused more often than not.
+    collected = endings["expiry: collected"] + endings["orphans: collected"]
+    assert feature == "no conditional create" or collected > (5 if "clocks" in feature else 10)
 
 
 def test_features_that_a_violation_is_expected_of_are_not_drawn() -> None:

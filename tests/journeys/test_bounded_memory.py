@@ -16,7 +16,7 @@ PEAK = """
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 """
 QUARANTINE = """
-    import os, sys
+    import os, sys, time
     from pathlib import Path
     from arroyo_dagster.state.local.collecting import collect
     from arroyo_dagster.state.local.undelete import undelete
@@ -28,7 +28,7 @@ QUARANTINE = """
     PEAK
     root, count, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     store = open_store(f"file://{root}", options={"sync": False})
-    Written(store, PATHS).epochs(4)
+    Written(store, PATHS, start=time.time_ns() // 1000).epochs(4)
     store.put(LOST, b"")
     first = next(root.rglob("*-lost"))
     for number in range(count):
@@ -75,7 +75,7 @@ def run(code: str, *arguments: str) -> str:
 
 
 GIANT = """
-    import os, resource, sys
+    import os, resource, sys, time
     from pathlib import Path
     from arroyo_dagster.errors import ArroyoStateError, FormatError
     from arroyo_dagster.state.backend import ParquetBackend
@@ -98,7 +98,7 @@ GIANT = """
         paths = word_job(store, **job).paths
     else:
         paths = legacy_job("job")
-        Written(store, paths).epochs(3)
+        Written(store, paths, start=time.time_ns() // 1000).epochs(3)
     pin_epoch(store, paths, 2, reason="test")
     with lease(store, paths, "earlier"):
         pass

@@ -22,7 +22,7 @@ from arroyo_dagster.state.sdf.topics.cells import JsonLines
 from arroyo_dagster.state.sdf.topics.sinks import KeptSink, LinesFolderSink
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
-from tests.collecting import DAY, Clock, orphans
+from tests.collecting import DAY, Clock, clock_of_all, orphans
 from tests.reading import read_on
 from tests.unit.state.sdf.topics.test_ways_out import LINES, appended, between, job
 
@@ -46,8 +46,8 @@ class Killed(FaultInjecting):
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return clock_of_all(monkeypatch)
 
 
 @pytest.fixture

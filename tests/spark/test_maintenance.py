@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_compacted_and_expired_on_spark_the_job_goes_on_as_if_nothing_had_been(
 def test_orphans_are_found_and_deleted_by_workers(session: SparkSession, tmp_path: Path) -> None:
     paths, root = protocol_job("p"), tmp_path / "state"
     store = open_store(f"file://{root}")
-    Written(store, paths).epochs(4)
+    Written(store, paths, start=time.time_ns() // 1000).epochs(4)
     for number in range(30):
         lost = paths.data_file(OPERATOR, TABLE, number, Epoch(1), WorkerGeneration(1), attempt="l")
         store.put(lost, b"lost")
