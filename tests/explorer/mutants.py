@@ -124,7 +124,7 @@ MUTANTS: dict[str, Callable[[], Any]] = {
         expiry, "LEGACY_EPOCHS_BEFORE_NEWEST", 0
     ),
     "files shared with epochs that stay go": _instead(
-        expiry, "referenced_by", lambda known, stays: ReferencedPaths()
+        expiry, "referenced_by", lambda known, stays: ReferencedPaths(known.paths.root)
     ),
     "compactions that wait are ignored": _instead(
         survey, "_compactions", lambda store, roots, found: {}
