@@ -37,7 +37,8 @@ class _Commands(click.Group):
     """
 
     def invoke(self, ctx: click.Context) -> Any:
-        for given in ctx.args:
+        # A URL in place of a command is among the protected ones, by which click means the first.
+        for given in [*getattr(ctx, "_protected_args", ()), *ctx.args]:
             if "://" in given:
                 register_url(given)
         try:

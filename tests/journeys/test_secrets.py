@@ -335,3 +335,32 @@ def _words(path: tuple[str, ...], given: Situation, *, as_json: bool) -> list[st
         if option in known or not option:
             words += [option, value] if option else [value]
     return [*words, "--json"] if as_json and "--json" in known else words
+
+
+@pytest.mark.parametrize("at", [(), ("sdf",), ("gc",), ("jobs", "--json")])
+def test_a_url_in_place_of_a_command_is_not_repeated(at: tuple[str, ...]) -> None:
+    answer = CliRunner().invoke(cli.main, [*at, f"https://user:{CANARY}@host/b"])
+    assert answer.exit_code == 2
+    assert_no_canary(answer.output + answer.stderr)
+
+
+def test_nothing_that_is_stored_holds_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "ARROYO_API_TOKEN"):
+        monkeypatch.setenv(name, CANARY)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://user:{CANARY}@proxy:3128")
+    store = MemoryStore("secrets-stored")
+    run_word_job(store, rows=24, sinks=0, keep_epochs=None)
+    before = {info.path for info in store.list()}
+    for words in (
+        ("pin", "main", "3", "--reason", "to look at"),
+        ("compact", "run", "main", "--policy", "full", "--yes"),
+        ("expire", "main", "--keep", "2", "--yes"),
+        ("gc", "run", "orphans", "main", "--yes", "--say", "main=stopped"),
+        ("stop", "main"),
+    ):
+        answer = CliRunner().invoke(cli.main, [*words, "--url", store.url])
+        assert answer.exit_code == 0, answer.output
+    after = {info.path for info in store.list()}
+    assert after - before
+    for path in after:
+        assert_no_canary(f"{path} {store.read(path)!r}")
