@@ -24,6 +24,7 @@ from arroyo_dagster.cli.shown import bytes_words, print_json, print_table, repor
 from arroyo_dagster.cli.window import window
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.plans import plan_to_json
+from arroyo_dagster.state.lease import wall_clock
 from arroyo_dagster.state.local.compaction import CompactionOutcome, compact_job, plan_job
 from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import find_job, list_jobs
@@ -333,10 +334,13 @@ def run(
 
 def _listed_together(store: ObjectStore, jobs: Sequence[JobPaths]) -> dict[JobPaths, ListedJob]:
     """List Arroyo's jobs at the beginning, so that one wait for quiet serves all of them."""
-    ours = concurrently(lambda paths: is_arroyos(store, paths), jobs)
-    arroyos = [paths for paths, one in zip(jobs, ours, strict=True) if one]
-    now = time.time_ns() // 1000
-    return {paths: ListedJob(now, list_objects(store, paths)) for paths in arroyos}
+    known = concurrently(lambda paths: is_arroyos(store, paths), jobs)
+    arroyos = [paths for paths, one in zip(jobs, known, strict=True) if one]
+    # The time is taken behind each listing: nothing counts as quiet before it was listed.
+    return {
+        paths: ListedJob(objects=list_objects(store, paths), at_micros=wall_clock())
+        for paths in arroyos
+    }
 
 
 def _sleep_and_say(paths: JobPaths) -> Callable[[float], None]:

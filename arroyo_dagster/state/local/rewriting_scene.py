@@ -103,7 +103,7 @@ def look_at(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> Sce
 
 @dataclass(frozen=True, slots=True)
 class ListedJob:
-    """The objects of a job, as a listing that began at `at_micros` showed them."""
+    """The objects of a job, as a listing that had ended by `at_micros` showed them."""
 
     at_micros: int
     objects: Mapping[StatePath, ObjectInfo]
