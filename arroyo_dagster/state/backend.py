@@ -598,6 +598,9 @@ class ParquetBackend(BackendReader):
             if any(isinstance(problem, NotFoundError) for problem in problems.values()):
                 epochs = self.every_epoch(named)  # somebody else may have let some expire
             if epochs == before:
+                # What goes anyway and has no name any more is in the listing alone.
+                shown = {one for one in problems.keys() - whole if not self.exists(one)}
+                problems = {one: error for one, error in problems.items() if one not in shown}
                 for epoch in sorted(problems.keys() - _rolled_back(epochs, history)):
                     raise problems[epoch]
                 return history, problems

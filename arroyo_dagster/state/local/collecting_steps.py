@@ -14,6 +14,7 @@ from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.lease import Leased
 from arroyo_dagster.state.local.gc_plans import GcRequest
 from arroyo_dagster.state.local.journal import Journal
+from arroyo_dagster.state.local.journal_chain import GONE
 from arroyo_dagster.state.local.quarantine import Aside
 from arroyo_dagster.state.local.roots import newest_root
 from arroyo_dagster.state.model.collecting import GcPlan, PathsDigest
@@ -168,12 +169,15 @@ class Run:
     def _wave(self, wave: list[list[Stored]], delete: Delete, *, in_order: bool) -> None:
         numbered = [(self._next_number(), batch) for batch in wave]
         self.journal.write(numbered, {})
+        outcomes: dict[StatePath, str] = {}
         if self.aside is not None:
             moving = self.aside
-            concurrently(lambda one: moving.copy(one[0], one[1]), numbered)
-        outcomes: dict[StatePath, str] = {}
-        paths = [[one.path for one in batch] for batch in wave]
-        for batches in [[p] for p in self._pieces(wave)] if in_order else [paths]:
+            gone = concurrently(lambda one: moving.copy(one[0], one[1]), numbered)
+            outcomes = dict.fromkeys((path for paths in gone for path in paths), GONE)
+            wave = [[one for one in batch if one.path not in outcomes] for batch in wave]
+        paths = [[one.path for one in batch] for batch in wave if batch]
+        together = [paths] if paths else []
+        for batches in [[p] for p in self._pieces(wave)] if in_order else together:
             outcomes |= self._deleted(batches, delete)
             if _kept(outcomes):
                 break
@@ -257,10 +261,11 @@ class Run:
         """Which objects of a step are still there, by the store's own word."""
         if len(step) <= HEADS:
             objects = list(step)
-            infos = concurrently(self.store.head, [one.path for one in objects])
-            found = zip(objects, infos, strict=True)
-            return [one for one, info in found if info is not None and info.etag == one.etag]
-        return self._still_listed(PathsDigest(_same(one.path, one.etag) for one in step))
+        else:  # what a listing shows may be gone all the same
+            objects = self._still_listed(PathsDigest(_same(one.path, one.etag) for one in step))
+        infos = concurrently(self.store.head, [one.path for one in objects])
+        found = zip(objects, infos, strict=True)
+        return [one for one, info in found if info is not None and info.etag == one.etag]
 
     def _still_listed(self, wanted: PathsDigest) -> list[Stored]:
         left, listed = [], 0

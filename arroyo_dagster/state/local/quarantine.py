@@ -88,19 +88,28 @@ class Aside:
             sleep(ON_ITS_WAY_SECONDS)
         return cls(held, plan.paths, name)
 
-    def copy(self, number: int, batch: list[Stored]) -> None:
-        """Copy a batch aside, read it back, and write down where it came from."""
+    def copy(self, number: int, batch: list[Stored]) -> list[StatePath]:
+        """Copy a batch aside, read it back, and write down where it came from.
+
+        Returns:
+            What was not there to be copied, so that nothing of that name may be deleted.
+        """
         directory = self.paths.quarantine / self.name
-        moved = concurrently(
+        found = concurrently(
             lambda at: self._copied(batch[at], directory / f"{number:06}-{at:04}"),
             range(len(batch)),
         )
+        moved = [one for one in found if one is not None]
         self.store.put(directory / _part(number), encode_moved(moved))
+        return [one.path for one, copy in zip(batch, found, strict=True) if copy is None]
 
-    def _copied(self, one: Stored, target: StatePath) -> Moved:
+    def _copied(self, one: Stored, target: StatePath) -> Moved | None:
         with in_turn(one.size_bytes):
-            digest, size_bytes = digest_stored(self.store, one.path)
-            self.store.copy(one.path, target)
+            try:
+                digest, size_bytes = digest_stored(self.store, one.path)
+                self.store.copy(one.path, target)
+            except NotFoundError:
+                return None
             if digest_stored(self.store, target) != (digest, size_bytes):
                 raise FormatError(
                     "a copy reads back different from what was written; nothing was deleted of it",

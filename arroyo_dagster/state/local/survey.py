@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec import records
@@ -38,7 +40,7 @@ from arroyo_dagster.state.model.objects import (
 )
 from arroyo_dagster.state.planning.reachable import check_listed, nested_root, refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
 OUR_NAMES = frozenset(
     {
@@ -156,7 +158,7 @@ def list_job(
     """
     sorted_out: dict[str, list[Packed]] = {}
     waiting: dict[str, list[Stored]] = {"files": [], "metadata": [], "ours": [], "foreign": []}
-    for count, info in enumerate(store.list(below or paths.root), start=1):
+    for count, info in enumerate(_newest_of_each(store.list(below or paths.root)), start=1):
         if info.is_link:
             raise refuse(
                 "a symbolic link lies in the job, so an object may have two names",
@@ -185,6 +187,12 @@ def list_job(
         ours=shelf_of("ours"),
         foreign=shelf_of("foreign"),
     )
+
+
+def _newest_of_each(listed: Iterable[ObjectInfo]) -> Iterator[ObjectInfo]:
+    """Of each name what was written last: a listing that shows versions shows a name twice."""
+    for _, infos in groupby(listed, attrgetter("path")):
+        yield max(infos, key=lambda info: info.modified_micros or 0)
 
 
 def _shelf(paths: JobPaths, path: StatePath, addressable: bool) -> str:
