@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -302,6 +303,32 @@ class TestBrokenConnections:
                     verbs_of(store)[name]()
                 assert caught.value.retryable
             assert time.monotonic() - begun < 5
+
+    @pytest.mark.parametrize("client", ["obstore", "fsspec"])
+    def test_a_server_that_never_asks_for_the_body_is_given_up(self, client: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            store = open_s3(
+                f"s3::http://127.0.0.1:{listening.getsockname()[1]}/bucket/key",
+                client,
+                max_retries=0,
+                request_timeout_seconds=0.3,
+                retry_timeout_seconds=0.6,
+            )
+            for name in ("put", "create"):
+                failed: list[BaseException] = []
+                thread = threading.Thread(
+                    target=_catching, args=(verbs_of(store)[name], failed), daemon=True
+                )
+                thread.start()
+                thread.join(30)
+                assert [type(one) for one in failed] == [StorageError], name
+
+
+def _catching(call: Callable[[], object], failed: list[BaseException]) -> None:
+    try:
+        call()
+    except Exception as error:
+        failed.append(error)
 
 
 class TestDeletes:

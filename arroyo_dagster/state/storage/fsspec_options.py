@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +43,23 @@ def s3fs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, An
     found["config_kwargs"] = _botocore(patience, "endpoint" in merged, found)
     if region:
         found["client_kwargs"] = {**found.get("client_kwargs", {}), "region_name": region}
+    found.setdefault("session", _session(found.get("profile")))
     return found
+
+
+@functools.cache
+def _session(profile: str | None) -> Any:
+    """A session of aiobotocore that does not send `Expect: 100-continue`.
+
+    aiohttp waits without limit for the answer to that: no time-out of its client begins before the
+    body is sent. One for each profile, since s3fs keeps a filesystem for each session.
+    """
+    from aiobotocore.session import AioSession
+    from botocore.handlers import add_expect_header
+
+    session = AioSession(profile=profile)
+    session.unregister("before-call.s3", add_expect_header)
+    return session
 
 
 def tries_of_s3fs(options: Mapping[str, Any]) -> int:
