@@ -372,3 +372,5 @@ def set_right(scene: Scene) -> None:
     admin = Process("admin", "admin", lambda process: None)
     for path in sorted(scene.watches.foreign):
         world.remove(admin, path)
+        if world.versions is not None:
+            world.versions.pop(path, None)
