@@ -59,6 +59,7 @@ _held_here: set[str] = set()
 """The nonces of the acquisitions of this process that have not ended."""
 
 _POLL_SECONDS = 2.0
+_ATTEMPTS = 3
 
 
 def wall_clock() -> int:
@@ -179,7 +180,8 @@ def lease(
     ticks: Callable[[], int] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Leased]:
-    """Hold the lease on a job, and give it back in the end.
+    """Hold the lease on a job, and give it back in the end, whatever ends the block: an interrupt,
+    too, at any moment from the request for it on.
 
     Args:
         owner: what the caller does, for people to read; who holds it is this very acquisition.
@@ -206,18 +208,26 @@ def lease(
         clock=clock,
         ticks=ticks or (own_clock if clock is wall_clock else clock),
     )
+    renewal = _Renewal(store, asked)
     _held_here.add(asked.nonce)
     try:
         held, runs_out = _awaited(store, asked, wait_seconds, sleep)
-        with _renewed(store, asked, held, runs_out) as leased:
-            yield leased
+        yield renewal.begin(held, runs_out)
     finally:
-        _held_here.discard(asked.nonce)
+        try:
+            renewal.end()
+        finally:
+            _held_here.discard(asked.nonce)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Asked:
-    """One acquisition, as it was asked for."""
+    """One acquisition, as it was asked for.
+
+    Attributes:
+        mine: the lease that is to be given back; None before the request for it, and afterwards.
+        sure: whether it was created; else an interrupt may have come before the answer.
+    """
 
     paths: JobPaths
     directory: StatePath
@@ -227,6 +237,8 @@ class _Asked:
     take_over: bool
     clock: Callable[[], int]
     ticks: Callable[[], int]
+    mine: Lease | None = None
+    sure: bool = False
 
 
 def _awaited(
@@ -244,28 +256,55 @@ def _awaited(
         wait_seconds -= _POLL_SECONDS
 
 
-@contextmanager
-def _renewed(store: ObjectStore, asked: _Asked, held: Lease, runs_out: int) -> Iterator[Leased]:
-    """Renew a lease until the end, then give it back."""
-    ended = threading.Event()
+class _Renewal:
+    """Renews a lease until the end, then gives it back."""
 
-    def renew() -> None:
-        nonlocal runs_out
-        while not ended.wait(asked.micros / 3e6):
-            with contextlib.suppress(ArroyoStateError):
-                begun = asked.ticks()
-                _write(store, held, expires_at_micros=asked.clock() + asked.micros)
-                # A process that stood still may renew what others have taken since, and left.
-                runs_out = 0 if _is_lost(store, held) else begun + _own_time(asked.micros)
+    def __init__(self, store: ObjectStore, asked: _Asked) -> None:
+        self._store = store
+        self._asked = asked
+        self._ended: threading.Event | None = None
+        self._thread: threading.Thread | None = None
 
-    thread = threading.Thread(target=renew, name="arroyo-lease", daemon=True)
-    thread.start()
-    try:
-        yield Leased(store, held, lambda: asked.ticks() >= runs_out)
-    finally:
-        ended.set()
-        thread.join()
-        _give_back(store, held)
+    def begin(self, held: Lease, runs_out: int) -> Leased:
+        """Renew a lease from now on, and give the store through which its holder changes things."""
+        store, asked = self._store, self._asked
+        ended = self._ended = threading.Event()
+
+        def renew() -> None:
+            nonlocal runs_out
+            while not ended.wait(asked.micros / 3e6):
+                with contextlib.suppress(ArroyoStateError):
+                    begun = asked.ticks()
+                    _write(store, held, expires_at_micros=asked.clock() + asked.micros)
+                    # A process that stood still may renew what others have taken since, and left.
+                    runs_out = 0 if _is_lost(store, held) else begun + _own_time(asked.micros)
+
+        self._thread = threading.Thread(target=renew, name="arroyo-lease", daemon=True)
+        self._thread.start()
+        return Leased(store, held, lambda: asked.ticks() >= runs_out)
+
+    def end(self) -> None:
+        """Give the lease back, if there is one, after its last renewal."""
+        interrupt: BaseException | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                self._stop()
+                _give_back(self._store, self._asked)
+                break
+            except Exception:
+                raise
+            except BaseException as another:  # it does not keep the lease either
+                interrupt = another
+        if interrupt is not None:
+            raise interrupt
+
+    def _stop(self) -> None:
+        if self._ended is not None:
+            self._ended.set()
+        if self._thread is not None:
+            with contextlib.suppress(RuntimeError):  # an interrupt came before its start
+                self._thread.join()
+            self._thread = None
 
 
 def _is_lost(store: ObjectStore, held: Lease) -> bool:
@@ -339,7 +378,9 @@ def _acquire(store: ObjectStore, asked: _Asked) -> Lease:
             nonce=asked.nonce,
             duration_micros=asked.micros,
         )
+        asked.mine, asked.sure = mine, False
         created = _create(store, mine, asked.clock() + asked.micros)
+        asked.mine, asked.sure = mine if created else None, created
         try:
             named = _named_token(store, directory)
             if created and named < mine.token:
@@ -348,13 +389,13 @@ def _acquire(store: ObjectStore, asked: _Asked) -> Lease:
                 _name(store, mine, tokens)
                 return mine
         except ArroyoStateError:
-            if created:
-                _give_back(store, mine)
+            _give_back(store, asked)
             raise
         if named < mine.token:
             first = read_record(store, path)
             raise _taken(asked.paths, path, "another process" if first is None else first.owner)
         # It was somebody's before: the listing left names out, or others came and went behind it.
+        asked.mine = None
         newest = named
 
 
@@ -367,10 +408,24 @@ def _name(store: ObjectStore, mine: Lease, older: Iterable[int]) -> None:
     store.delete_many([_path_of(mine.directory, token) for token in gone])
 
 
-def _give_back(store: ObjectStore, mine: Lease) -> None:
+def _give_back(store: ObjectStore, asked: _Asked) -> None:
+    mine = asked.mine
+    if mine is None:
+        return
     # One that cannot be given back runs out.
     with contextlib.suppress(StorageError):
-        _write(store, mine, expires_at_micros=0)
+        if asked.sure or _was_created(store, mine):
+            _write(store, mine, expires_at_micros=0)
+    asked.mine = None
+
+
+def _was_created(store: ObjectStore, mine: Lease) -> bool:
+    """Whether the object of a lease is there, of whose creation no answer came."""
+    try:
+        found = read_record(store, mine.path)
+    except FormatError:
+        return False
+    return found is not None and found.nonce == mine.nonce
 
 
 def _create(store: ObjectStore, mine: Lease, expires_at_micros: int) -> bool:

@@ -572,3 +572,48 @@ def test_a_holder_whose_clocks_stood_still_does_not_renew_what_others_had_since(
             return
         time.sleep(0.05)
     raise AssertionError("it still believes that it holds the lease")
+
+
+class Interrupting(Wrapper):
+    """Interrupts the process at chosen changes, before or after what the call does."""
+
+    def __init__(self, store: ObjectStore, at: set[int], *, done: bool) -> None:
+        super().__init__(store)
+        self.at, self.done, self.calls = at, done, 0
+
+    def _call(self, verb: str, path: str, action: Callable[[], Any], data: bytes = b"") -> Any:
+        self.calls += 1
+        now = self.calls in self.at
+        if now and not self.done:
+            raise KeyboardInterrupt
+        try:
+            return action()
+        finally:
+            if now:
+                raise KeyboardInterrupt
+
+
+def _calls_of_a_lease() -> int:
+    counted = Interrupting(MemoryStore(), set(), done=False)
+    with lease(counted, PATHS, "one"):
+        pass
+    return counted.calls
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("twice", [False, True])
+def test_an_interrupt_at_any_call_leaves_the_lease_free(
+    done: bool, twice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = _calls_of_a_lease()
+    assert calls > 4
+    for at in range(1, calls + 1):
+        store = MemoryStore()
+        interrupting = Interrupting(store, {at, at + 1} if twice else {at}, done=done)
+        with pytest.raises(KeyboardInterrupt), lease(interrupting, PATHS, "one"):
+            store.put(SOMETHING, b"1")
+        with monkeypatch.context() as patched:
+            patched.setattr("arroyo_dagster.state.lease.process_here", lambda: "another")
+            with lease(store, PATHS, "next") as held:
+                held.put(SOMETHING, b"2")
+        assert "arroyo-lease" not in {thread.name for thread in threading.enumerate()}
