@@ -11,6 +11,7 @@ from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.state.backend import ParquetBackend, delete_all
 from arroyo_dagster.state.codec.collecting import gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
+from arroyo_dagster.state.interrupts import uninterrupted
 from arroyo_dagster.state.lease import Leased, lease, wall_clock
 from arroyo_dagster.state.local.collecting_steps import (
     Delete,
@@ -88,6 +89,7 @@ def collect(
     lease_wait_seconds: float = 0.0,
     clock: Clock = wall_clock,
     progress: Callable[[GcProgress], None] = unheard,
+    on_done: Callable[[GcOutcome], None] = unheard,
 ) -> GcOutcome:
     """Collect what one plan of a job takes; without `yes` say what would go.
 
@@ -99,6 +101,8 @@ def collect(
         owner: who asks, for lease and journal.
         lease_wait_seconds: how long to wait for whoever maintains the job now.
         progress: told after every few thousand objects, and every few seconds.
+        on_done: called with the outcome as soon as everything is deleted and read back, before an
+            interrupt can come in between.
 
     Raises:
         ConflictError: somebody else maintains the job, or `plan` no longer fits.
@@ -120,6 +124,7 @@ def collect(
                 lease_wait_seconds,
                 clock,
                 told,
+                on_done,
             )
         found = plan or make(store, paths, asked, now_micros=clock(), progress=_planning(told))
     return GcOutcome(plan=found, done=False, deleted=found.objects, size_bytes=found.size_bytes)
@@ -138,6 +143,7 @@ def _carried_out(
     lease_wait_seconds: float,
     clock: Clock,
     progress: Callable[[GcProgress], None],
+    on_done: Callable[[GcOutcome], None],
 ) -> GcOutcome:
     check_allowed(store, paths, asked)
     with lease(
@@ -163,7 +169,18 @@ def _carried_out(
             held.create(paths.removal, encode_json(gc_plan_to_json(chosen)))
         run = Run(held, chosen, asked, journal, moving, delete, pace, progress)
         run.carry_out()
-        journal.end({"deleted": run.deleted, "size_bytes": run.size_bytes})
+        outcome = GcOutcome(
+            plan=chosen,
+            done=True,
+            deleted=run.deleted,
+            size_bytes=run.size_bytes,
+            run=journal.name,
+            quarantine=name,
+            open_entries=opened,
+        )
+        with uninterrupted():
+            on_done(outcome)
+            journal.end({"deleted": run.deleted, "size_bytes": run.size_bytes})
         if chosen.kind is PlanKind.DEAD_JOB:
             delete_all(held, [paths.removal])
         if chosen.kind is PlanKind.EXPIRE and chosen.keep_from is not None:
@@ -171,15 +188,7 @@ def _carried_out(
             forget_released(held, paths, chosen.keep_from, left)
             _note_min_epoch(held, paths, chosen.keep_from, chosen)
         remove_empty_directories(held, paths.root)
-    return GcOutcome(
-        plan=chosen,
-        done=True,
-        deleted=run.deleted,
-        size_bytes=run.size_bytes,
-        run=journal.name,
-        quarantine=None if moving is None else moving.name,
-        open_entries=opened,
-    )
+    return outcome
 
 
 def _planning(progress: Callable[[GcProgress], None]) -> Progress:

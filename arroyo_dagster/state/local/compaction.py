@@ -16,6 +16,7 @@ from arroyo_dagster.errors import ConflictError, FormatError, InputError, Protoc
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.backend_reader import bring_back_or_go_back
 from arroyo_dagster.state.codec.parquet import read_facts
+from arroyo_dagster.state.interrupts import uninterrupted
 from arroyo_dagster.state.lease import Leased, lease, wall_clock
 from arroyo_dagster.state.local.jobs import newest_generation
 from arroyo_dagster.state.local.merges import Meter, OnProgress, RunMerges, check_same, merge_here
@@ -57,6 +58,7 @@ class CompactionOutcome:
         epoch: the epoch that lists the merged files; None while no writer has taken them over.
         files_after, size_bytes_after: what a restore reads from then on.
         after: the same, with how often each subtask opens a file; None where nothing changed.
+        waiting: compactions that the job has not taken over yet; the plan counts them as done.
     """
 
     plan: CompactionPlan
@@ -67,6 +69,7 @@ class CompactionOutcome:
     files_after: int = 0
     size_bytes_after: int = 0
     after: Forecast | None = None
+    waiting: tuple[StatePath, ...] = ()
 
     @property
     def changed(self) -> bool:
@@ -201,6 +204,7 @@ def compact_job(
     clock: Callable[[], int] = wall_clock,
     on_merge: Callable[[MergeOutcome, int], None] = lambda outcome, left: None,
     on_progress: OnProgress = lambda progress: None,
+    on_published: Callable[[CompactionOutcome], None] = lambda outcome: None,
 ) -> CompactionOutcome:
     """Merge small files of a job, verify what a restore would load, publish the result.
 
@@ -216,6 +220,7 @@ def compact_job(
         dry_run: plan, and change nothing.
         on_merge: called with every merge that is done, before it is judged, and how many are left.
         on_progress: told now and then how many bytes are read, perhaps by another thread.
+        on_published: called with what was published, before an interrupt can come in between.
 
     Raises:
         ConflictError: somebody else maintains the job, or it was started or changed meanwhile.
@@ -227,7 +232,7 @@ def compact_job(
     facts = _facts(store, paths)
     plan = _plan(facts, settings)
     if dry_run or not _worth_it(plan, facts):
-        return _nothing(plan)
+        return _nothing(plan, facts)
     if paths.layout is Layout.LEGACY:
         raise InputError(
             "a job in the legacy layout has no epoch records: nobody could take merged files over",
@@ -239,13 +244,16 @@ def compact_job(
         facts = _facts(held, paths)
         plan = _plan(facts, settings)
         if not _worth_it(plan, facts):
-            return _nothing(plan)
+            return _nothing(plan, facts)
         outcomes = _carried_out(held, paths, facts, plan, settings, run, on_merge, on_progress)
         backend = ParquetBackend(held, paths, clock=clock)
-        if facts.at_rest:
-            outcome = _publish_epoch(backend, facts, plan, outcomes)
-        else:
-            outcome = _publish_record(backend, held, facts, plan, outcomes, clock())
+        # A generation without an epoch would look like a job that was started.
+        with uninterrupted():
+            if facts.at_rest:
+                outcome = _publish_epoch(backend, facts, plan, outcomes)
+            else:
+                outcome = _publish_record(backend, held, facts, plan, outcomes, clock())
+            on_published(outcome)
     if outcome.epoch is None and wait_seconds > 0:
         return _awaited(store, paths, outcome, wait_seconds)
     return outcome
@@ -256,9 +264,12 @@ def _worth_it(plan: CompactionPlan, facts: _Facts) -> bool:
     return bool(plan.merges) or (facts.at_rest and bool(facts.pending))
 
 
-def _nothing(plan: CompactionPlan) -> CompactionOutcome:
+def _nothing(plan: CompactionPlan, facts: _Facts) -> CompactionOutcome:
     return CompactionOutcome(
-        plan=plan, files_after=plan.files_before, size_bytes_after=plan.size_bytes_before
+        plan=plan,
+        files_after=plan.files_before,
+        size_bytes_after=plan.size_bytes_before,
+        waiting=tuple(path for path, _ in facts.pending),
     )
 
 

@@ -624,6 +624,10 @@ def _within(
     thread.start()
     try:
         thread.join(seconds)
+    except BaseException:  # an interrupt: the job is not started while its state is written
+        over.set()
+        thread.join(_GRACE_SECONDS)
+        raise
     finally:
         over.set()
     if failed:

@@ -57,21 +57,31 @@ def _side_by_side(
     workers: int,
     on_bytes: OnBytes,
 ) -> Iterator[MergeOutcome]:
+    ended = threading.Event()
+
+    def read(count: int) -> None:
+        if ended.is_set():
+            raise _EndedError
+        on_bytes(count)
+
     with ThreadPoolExecutor(workers, "arroyo-merge") as pool:
         begun = [
-            [
-                pool.submit(_tried, lambda part: run_part(store, part, on_bytes), one)
-                for one in piece
-            ]
+            [pool.submit(_tried, lambda part: run_part(store, part, read), one) for one in piece]
             for piece in pieces
         ]
         try:
             for task, waiting in zip(tasks, begun, strict=True):
                 yield combined(task, [one.result() for one in waiting])
         finally:
+            # An error or an interrupt does not wait for the rest of what was begun.
+            ended.set()
             for waiting in begun:
                 for one in waiting:
                     one.cancel()
+
+
+class _EndedError(Exception):
+    """Nobody wants the outcome of a merge any more."""
 
 
 def check_same(paths: JobPaths, epoch: Epoch, outcome: MergeOutcome) -> None:

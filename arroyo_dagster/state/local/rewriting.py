@@ -120,6 +120,7 @@ def rewrite_job(
     sleep: Callable[[float], None] = time.sleep,
     cancelled: Callable[[], bool] = lambda: False,
     on_part: Callable[[RewrittenPart | LeftOut, int], None] = lambda part, left: None,
+    on_published: Callable[[RewriteOutcome], None] = lambda outcome: None,
 ) -> RewriteOutcome:
     """Rewrite what a stopped job of Arroyo's restores: fewer files, the same rows, in place.
 
@@ -139,6 +140,7 @@ def rewrite_job(
         or_forecast: where nothing may be rewritten now, give the plan in place of an error.
         cancelled: whether to give up; asked between the parts and before each change of metadata.
         on_part: called with every part that is done, before it is judged, and how many are left.
+        on_published: called with what was published, before an interrupt can come in between.
 
     Raises:
         InputError: the job is not at rest, or nobody says so; or it is one of ours.
@@ -171,7 +173,7 @@ def rewrite_job(
         quiet = _quiet_left(scene, quiet_seconds, began, clock())
         if quiet > 0:
             sleep(quiet)
-        return publish(held, work, plan, parts, left_out, verify_level, clock())
+        return publish(held, work, plan, parts, left_out, verify_level, clock(), on_published)
 
 
 def _nothing(plan: RewritePlan) -> RewriteOutcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from arroyo_dagster.errors import (
@@ -14,6 +14,7 @@ from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.maintenance_records import (
     encode_rewrite_record,
 )
+from arroyo_dagster.state.interrupts import uninterrupted
 from arroyo_dagster.state.lease import Leased
 from arroyo_dagster.state.local.retained import forget_rewrites, keep_rewrite
 from arroyo_dagster.state.local.rewriting_scene import (
@@ -70,6 +71,7 @@ def publish(
     left_out: Sequence[LeftOut],
     verify_level: int,
     now_micros: int,
+    on_published: Callable[[RewriteOutcome], None] = lambda outcome: None,
 ) -> RewriteOutcome:
     files, taken = _new_files(plan, parts, left_out)
     after = rewritten(work.scene.checkpoint, files)
@@ -85,15 +87,18 @@ def publish(
     path = work.paths.rewrites / f"{plan.epoch:07}-{held.lease.token:010}.json"
     held.put(path, encode_rewrite_record(record))
     keep_rewrite(held, work.paths, path.name)
-    for at, data in objects.items():
-        check_not_cancelled(work.paths, work.cancelled)
-        work.check(held)
-        overwrite(held, work.paths, at, work.scene.objects[at], data)
+    done = replace(_with_result(found, work, after), published=True, record=path)
+    with uninterrupted():
+        for at, data in objects.items():
+            check_not_cancelled(work.paths, work.cancelled)
+            work.check(held)
+            overwrite(held, work.paths, at, work.scene.objects[at], data)
+        on_published(done)
     work.check(held, published=True)
     # What undoes the rewrite of an epoch that was left behind undoes nothing any more.
     mine = f"{plan.epoch:07}-"
     forget_rewrites(held, work.paths, lambda name: not name.startswith(mine))
-    return replace(_with_result(found, work, after), published=True, record=path)
+    return done
 
 
 def _new_files(
