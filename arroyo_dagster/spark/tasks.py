@@ -11,8 +11,9 @@ import pickle
 import re
 import threading
 import traceback
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -22,7 +23,8 @@ from arroyo_dagster.errors import ArroyoStateError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
@@ -34,6 +36,7 @@ _PYTHON_ERROR = re.compile(r"[A-Za-z_]+(Error|Exception): ")
 ATTEMPTS = 3
 TASKS_PER_SLOT = 3
 _LOOK_SECONDS = 0.5
+_CANCEL_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ def _attempt(
     total = sum(weights[index] for index in items)
     try:
         with _watched(session, len(tasks), total, on_weight):
-            collected = spread.mapInArrow(_worker(function), _DDL).collect()
+            collected = _collected(session, spread.mapInArrow(_worker(function), _DDL))
     except (PySparkException, Py4JError) as error:
         raise StorageError(
             f"Spark lost tasks and gave up ({_reason(error)})",
@@ -111,6 +114,40 @@ def _attempt(
             next_step="look at Spark's log, then run it again; what was written is not listed",
         ) from redacted_cause(error)
     return {row.item: pickle.loads(row.payload) for row in collected}
+
+
+def _collected(session: SparkSession, frame: DataFrame) -> list[Row]:
+    """The rows of a frame. An interrupt of the wait for them cancels what Spark does for it.
+
+    Asked for by another thread: an interrupt in the midst of an answer of the JVM's would leave
+    its rest to whoever asks next. What a worker has sent to the store by then may still arrive, as
+    after a crash.
+    """
+    from pyspark import InheritableThread
+
+    tag, context = f"arroyo-{uuid.uuid4().hex}", _context(session)
+    rows: list[Row] = []
+    failed: list[BaseException] = []
+
+    def collect() -> None:
+        try:
+            (session.addTag if context is None else context.addJobTag)(tag)
+            rows.extend(frame.collect())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = InheritableThread(target=collect, session=session, name="arroyo-spark", daemon=True)
+    try:
+        thread.start()
+        thread.join()
+    except BaseException:  # an interrupt
+        with suppress(Exception):  # the interrupt is what is told
+            (session.interruptTag if context is None else context.cancelJobsWithTag)(tag)
+        thread.join(_CANCEL_SECONDS)
+        raise
+    if failed:
+        raise failed[0]
+    return rows
 
 
 @contextmanager
@@ -159,11 +196,20 @@ def _reason(error: Exception) -> str:
     return (python[-1:] or causes or lines or ["no message"])[0][:300]
 
 
-def _slots(session: SparkSession) -> int:
+def _context(session: SparkSession) -> SparkContext | None:
+    """The context of a session; None on Spark Connect, which has none here."""
     try:
-        return max(1, session.sparkContext.defaultParallelism)
-    except Exception:  # Spark Connect has no context: its server knows how much runs at once
-        return max(1, int(session.conf.get("spark.sql.shuffle.partitions") or "8") // 2)
+        return session.sparkContext
+    except Exception:
+        return None
+
+
+def _slots(session: SparkSession) -> int:
+    context = _context(session)
+    if context is not None:
+        return max(1, context.defaultParallelism)
+    # The server of Spark Connect knows how much runs at once.
+    return max(1, int(session.conf.get("spark.sql.shuffle.partitions") or "8") // 2)
 
 
 def assigned(weights: dict[int, int], tasks: int) -> list[list[int]]:
