@@ -11,7 +11,7 @@ from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import shown
 from arroyo_dagster.orchestration.checks import RESTORABLE, check_result, epoch_verdict
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.failures import as_failure, failure_of
+from arroyo_dagster.orchestration.failures import as_failure, of_selected
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.rewriting import is_arroyos, rewritten_events
@@ -142,13 +142,6 @@ def _one_of(kind: Any, value: str) -> Any:
     return kind(value)
 
 
-def retries() -> dg.RetryPolicy:
-    """What may heal by itself is tried twice more."""
-    return dg.RetryPolicy(
-        max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS
-    )
-
-
 def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
     """The asset of a job's merged files, with the two blocking checks of a compaction."""
     key = naming.key(COMPACTED_STATE)
@@ -180,7 +173,7 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
             ),
         ],
         pool="arroyo_compaction",
-        retry_policy=retries(),
+        can_subset=True,  # so that a check of what was not done may be left out
     )
     def arroyo_compacted_state(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext,
@@ -189,45 +182,74 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
         arroyo_runner: MaintenanceRunner,
         arroyo_directory: ArroyoDirectory,
     ):
-        paths = job_of(context.partition_key)
-        if is_arroyos(arroyo_store, paths):
-            yield from rewritten_events(
-                context,
-                paths,
-                key,
-                config.settings(),
-                store=arroyo_store,
-                directory=arroyo_directory,
-                runner=arroyo_runner,
-                checks=(ROW_PARITY, EFFECTIVE),
-                quiet_seconds=config.quiet_seconds,
-                dry_run=config.dry_run,
-            )
-            with as_failure():
+        with as_failure():
+            paths = job_of(context.partition_key)
+            if key in context.selected_asset_keys:
+                runner, checks = arroyo_runner, (ROW_PARITY, EFFECTIVE)
+                events = (
+                    rewritten_events(
+                        context,
+                        paths,
+                        key,
+                        config.settings(),
+                        store=arroyo_store,
+                        directory=arroyo_directory,
+                        runner=runner,
+                        checks=checks,
+                        quiet_seconds=config.quiet_seconds,
+                        dry_run=config.dry_run,
+                    )
+                    if is_arroyos(arroyo_store, paths)
+                    else _compacted_events(paths, config, arroyo_store, runner, context, key)
+                )
+                yield from of_selected(context, events)
+            if dg.AssetCheckKey(key, RESTORABLE) in context.selected_asset_check_keys:
                 verdict = epoch_verdict(RESTORABLE, arroyo_store.reading(), [paths])
-            yield check_result(verdict, RESTORABLE, key)
-            return
-        merges: list[MergeOutcome] = []
-        begun = time.monotonic()
-        try:
-            outcome = compacted(paths, config, arroyo_store, arroyo_runner, context, merges=merges)
-        except ArroyoStateError as error:
-            if not row_parity(merges).passed:
-                yield check_result(row_parity(merges), ROW_PARITY, key)
-            raise failure_of(error) from error
-        if outcome.changed:
-            metadata = compaction_shown(outcome, time.monotonic() - begun)
-            version = dg.DataVersion(version_of(outcome))
-            yield dg.MaterializeResult(asset_key=key, metadata=metadata, data_version=version)
+                yield check_result(verdict, RESTORABLE, key)
+
+    return arroyo_compacted_state
+
+
+def _compacted_events(
+    paths: JobPaths,
+    config: CompactionConfig,
+    store: ArroyoStateStore,
+    runner: MaintenanceRunner,
+    context: dg.AssetExecutionContext,
+    key: dg.AssetKey,
+) -> Iterator[Any]:
+    """Compact one job, and give what Dagster shows of it; nothing of what was not looked at."""
+    merges: list[MergeOutcome] = []
+    published: list[CompactionOutcome] = []
+    begun = time.monotonic()
+
+    def materialized(outcome: "CompactionOutcome") -> "dg.MaterializeResult[Any]":
+        return dg.MaterializeResult(
+            asset_key=key,
+            metadata=compaction_shown(outcome, time.monotonic() - begun),
+            data_version=dg.DataVersion(version_of(outcome)),
+        )
+
+    try:
+        outcome = compacted(
+            paths, config, store, runner, context, merges=merges, published=published
+        )
+    except ArroyoStateError:
+        if not row_parity(merges).passed:
+            yield check_result(row_parity(merges), ROW_PARITY, key)
+        raise
+    except Exception:
+        raise
+    except BaseException:  # an interrupt
+        yield from map(materialized, published)
+        raise
+    if outcome.changed:
+        yield materialized(outcome)
+    if outcome.merges:
         yield check_result(row_parity(outcome.merges), ROW_PARITY, key)
         verdict = effective(outcome.plan, outcome.after)
         warn, kept = dg.AssetCheckSeverity.WARN, not verdict.findings
         yield check_result(verdict, EFFECTIVE, key, severity=warn, passed=kept)
-        with as_failure():
-            verdict = epoch_verdict(RESTORABLE, arroyo_store.reading(), [paths])
-        yield check_result(verdict, RESTORABLE, key)
-
-    return arroyo_compacted_state
 
 
 def compacted(
@@ -238,11 +260,13 @@ def compacted(
     context: Any,
     *,
     merges: list[MergeOutcome],
+    published: "list[CompactionOutcome]",
 ) -> "CompactionOutcome":
     """Compact one job, and tell of it in the log of the run.
 
     Args:
         merges: gets every merge that was carried out, also where it is not published.
+        published: gets what was published, also where an interrupt comes then.
 
     Raises:
         ArroyoStateError: see `state.local.compaction.compact_job`.
@@ -263,6 +287,7 @@ def compacted(
         dry_run=config.dry_run,
         on_merge=on_merge,
         on_progress=_logged(context.log.info),
+        on_published=published.append,
     )
     context.log.info(_in_words(outcome, dry_run=config.dry_run))
     return outcome
@@ -293,6 +318,12 @@ def _in_words(outcome: "CompactionOutcome", *, dry_run: bool) -> str:
         return (
             f"dry run: {len(plan.merges)} merges would leave {plan.files_after} of "
             f"{plan.files_before} files"
+        )
+    if not outcome.changed and outcome.waiting:
+        return (
+            f"nothing more to do at epoch {plan.epoch}: {len(outcome.waiting)} compactions wait "
+            f"until the job takes them over at its next checkpoint; the first is "
+            f"{outcome.waiting[0]}"
         )
     if not outcome.changed:
         reasons = sorted({one.reason for one in plan.left_out})

@@ -5,21 +5,19 @@ Both are opt-in: the schedule, a run per job, is the safe default.
 
 import re
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
 
-from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import shown
 from arroyo_dagster.orchestration.compaction import (
     CompactionConfig,
     compacted,
     compaction_shown,
-    retries,
     version_of,
 )
-from arroyo_dagster.orchestration.failures import as_failure, failure_of
+from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.maintenance import (
     MIN_BACKLOG,
     MaintenanceOptions,
@@ -31,6 +29,9 @@ from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.orchestration.schedules import JOB_TAG
 from arroyo_dagster.orchestration.sensors import sensor_status
 from arroyo_dagster.orchestration.translator import COMPACTED_STATE, Naming
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.local.compaction import CompactionOutcome
 
 _INTERVAL_SECONDS = 60
 _MOST_RUNS = 10
@@ -119,36 +120,51 @@ def build_fleet_compaction(naming: Naming) -> dg.JobDefinition:
             name = re.sub(r"[^A-Za-z0-9_]", "_", key)
             yield dg.DynamicOutput(key, mapping_key=f"{name}_{at}")
 
-    @dg.op(pool="arroyo_compaction", retry_policy=retries())
-    def arroyo_compact_job(
+    @dg.op(pool="arroyo_compaction", out=dg.Out(dict))
+    def arroyo_compact_job(  # type: ignore[no-untyped-def]
         context: dg.OpExecutionContext,
         config: CompactionConfig,
         key: str,
         arroyo_store: ArroyoStateStore,
         arroyo_runner: MaintenanceRunner,
-    ) -> dict[str, Any]:
+    ):
         begun = time.monotonic()
-        try:
-            outcome = compacted(
-                job_of(key), config, arroyo_store, arroyo_runner, context, merges=[]
+        published: list[CompactionOutcome] = []
+
+        def materialized(outcome: "CompactionOutcome") -> dg.AssetMaterialization:
+            return dg.AssetMaterialization(
+                asset_key=key_of_asset,
+                partition=key,
+                metadata=compaction_shown(outcome, time.monotonic() - begun),
+                tags={"dagster/data_version": version_of(outcome)},
             )
-        except ArroyoStateError as error:
-            raise failure_of(error) from error
-        if outcome.changed:
-            context.log_event(
-                dg.AssetMaterialization(
-                    asset_key=key_of_asset,
-                    partition=key,
-                    metadata=compaction_shown(outcome, time.monotonic() - begun),
-                    tags={"dagster/data_version": version_of(outcome)},
+
+        with as_failure():
+            try:
+                outcome = compacted(
+                    job_of(key),
+                    config,
+                    arroyo_store,
+                    arroyo_runner,
+                    context,
+                    merges=[],
+                    published=published,
                 )
-            )
-        return {
-            "job": key,
-            "files before": outcome.plan.files_before,
-            "files after": outcome.files_after,
-            "published": outcome.published or "nothing",
-        }
+            except Exception:
+                raise
+            except BaseException:  # an interrupt
+                yield from map(materialized, published)
+                raise
+        if outcome.changed:
+            yield materialized(outcome)
+        yield dg.Output(
+            {
+                "job": key,
+                "files before": outcome.plan.files_before,
+                "files after": outcome.files_after,
+                "published": outcome.published or "nothing",
+            }
+        )
 
     @dg.op
     def arroyo_compaction_report(

@@ -1,33 +1,114 @@
-"""Errors of ours as Dagster shows them: first what happened, to what, and what to do next."""
+"""Errors of ours as Dagster shows them: first what happened, to what, and what to do next.
 
-from collections.abc import Iterator
+Only what may heal by itself is tried again. No step has a `RetryPolicy`: it would take the
+interrupt of "Terminate" and of `max_runtime` for a failure, and do the work after all.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.redaction import redact_causes, without_secrets
 
+MAX_RETRIES = 2
+RETRY_SECONDS = 10.0
+"""The wait before the first retry; doubled for each that follows, give or take a tenth."""
+
+_WORDS: Mapping[str, str] = {
+    "--arroyo-api, --arroyo-db or --say JOB=stopped": (
+        "set `arroyo_api_url` or `arroyo_database` (of the component, or of ArroyoStateStore)"
+    ),
+    "(--arroyo-api, --arroyo-db)": (
+        "in `arroyo_api_url` or `arroyo_database` (of the component, or of ArroyoStateStore)"
+    ),
+    "--say JOB=stopped": "`said` of the resource arroyo_directory",
+    "pass --arroyo-db with": "set `arroyo_database` to",
+    "--say JOB=gone": "`gone: true` in the run's configuration",
+    "run it with --quarantine": "run it with `quarantine: true`",
+    "check --url": "check `checkpoint_url`",
+    "give --url": "set `checkpoint_url`",
+    "`gc plan expire --keep N`, without --keep-for,": "`keep_epochs`, without `keep_days`,",
+}
+"""Options of the command line that next steps name, and what they are called in Dagster."""
+
 
 @contextmanager
 def as_failure() -> Iterator[None]:
-    """Let an error of ours fail a step in Dagster's words; others pass through.
+    """Let an error of ours fail a step in Dagster's words; others, and interrupts, pass through.
 
     Raises:
-        dagster.Failure: described by the error; retried only if the error may heal by itself.
+        dagster.RetryRequested: in a step, for an error that may heal by itself. After two retries
+            the step fails with the description of the error.
+        dagster.Failure: described by the error; never retried.
     """
     try:
         yield
     except ArroyoStateError as error:
-        raise failure_of(error) from error
+        fail(error)
 
 
-def failure_of(error: ArroyoStateError) -> dg.Failure:
-    """The failure that shows `error`, with its facts as metadata; no secret, in causes neither."""
+def fail(error: ArroyoStateError) -> NoReturn:
+    """Raise what `as_failure` does of an error."""
+    failure = failure_of(error)
+    retry = _retry_of(error)
+    if retry is None:
+        raise failure from error
+    failure.__cause__ = error
+    # Dagster shows the description of this cause once the retries are used up.
+    raise retry from failure
+
+
+def failure_of(error: ArroyoStateError, metadata: Mapping[str, Any] | None = None) -> dg.Failure:
+    """The failure that shows `error`, with its facts as metadata; no secret, in causes neither.
+
+    Args:
+        metadata: what else to show.
+    """
     redact_causes(error)
+    error.message = in_dagsters_words(error.message)
+    error.next_step = error.next_step and in_dagsters_words(error.next_step)
     facts = {f"arroyo/{name}": without_secrets(str(value)) for name, value in error.facts.items()}
     return dg.Failure(
         description=without_secrets(str(error)),
-        metadata={"arroyo/error": type(error).__name__, **facts},
-        allow_retries=error.retryable,
+        metadata={"arroyo/error": type(error).__name__, **facts, **(metadata or {})},
+        allow_retries=False,
     )
+
+
+def in_dagsters_words(text: str) -> str:
+    """A message with fields of the component in place of options of the command line."""
+    for option, field in _WORDS.items():
+        text = text.replace(option, field)
+    return text
+
+
+def _retry_of(error: ArroyoStateError) -> dg.RetryRequested | None:
+    """The request to try the step again; None for what does not heal, and outside of steps."""
+    if not error.retryable:
+        return None
+    try:
+        context = dg.OpExecutionContext.get()
+    except dg.DagsterInvariantViolationError:
+        return None  # sensors and schedules are evaluated again anyway
+    seconds = RETRY_SECONDS * 2**context.retry_number * random.uniform(0.9, 1.1)
+    return dg.RetryRequested(max_retries=MAX_RETRIES, seconds_to_wait=seconds)
+
+
+def of_selected(context: dg.AssetExecutionContext, events: Iterable[Any]) -> Iterator[Any]:
+    """Of the results of a step those of the assets and checks that its run has selected."""
+    for event in events:
+        if isinstance(event, dg.AssetCheckResult):
+            assert event.asset_key is not None
+            assert event.check_name is not None
+            key = dg.AssetCheckKey(event.asset_key, event.check_name)
+            wanted = key in context.selected_asset_check_keys
+        elif isinstance(event, dg.MaterializeResult):
+            wanted = event.asset_key in context.selected_asset_keys
+        else:
+            wanted = True
+        if wanted:
+            yield event

@@ -15,7 +15,7 @@ from pydantic import Field
 from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.orchestration import gc_shown
 from arroyo_dagster.orchestration.checks import FILES_EXIST, check_result, epoch_verdict
-from arroyo_dagster.orchestration.failures import as_failure, failure_of
+from arroyo_dagster.orchestration.failures import as_failure, failure_of, of_selected
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
@@ -166,12 +166,7 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
             ),
         ],
         pool="arroyo_gc",
-        retry_policy=dg.RetryPolicy(
-            max_retries=2,
-            delay=10,
-            backoff=dg.Backoff.EXPONENTIAL,
-            jitter=dg.Jitter.PLUS_MINUS,
-        ),
+        can_subset=True,  # so that a check of what was not done may be left out
     )
     def arroyo_collection(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext,
@@ -179,64 +174,103 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
         arroyo_store: ArroyoStateStore,
         arroyo_runner: MaintenanceRunner,
     ):
-        paths, given = job_of(context.partition_key), cast(CollectConfig, config)
         with as_failure():
-            asked = given.asked(paths, arroyo_store)
-        try:
-            plan = _planned(arroyo_store, paths, asked)
-        except (ProtocolError, FormatError, NotFoundError) as error:
-            yield _refused(error, plan_key)
-            raise failure_of(error) from error
-        yield from _shown_plan(plan, plan_key)
-        if plan.objects and _may_delete(given, plan, context):
-            with as_failure():
-                outcome = arroyo_runner.collect(
-                    arroyo_store.writable(),
-                    paths,
-                    asked,
-                    yes=True,
-                    plan=plan,
-                    aside=given.quarantine,
-                    owner=f"dagster run {context.run.run_id}",
-                    lease_wait_seconds=EXPIRED_SECONDS,
+            paths, given = job_of(context.partition_key), cast(CollectConfig, config)
+            if context.selected_asset_keys:
+                yield from of_selected(
+                    context,
+                    _collection_events(
+                        paths, given, arroyo_store, arroyo_runner, context, plan_key, key
+                    ),
                 )
-            context.log.info(gc_shown.in_words(outcome))
-            yield dg.MaterializeResult(
-                asset_key=key,
-                metadata=gc_shown.outcome_metadata(outcome),
-                data_version=dg.DataVersion(outcome.run or plan.digest),
-            )
-            yield _read_back(outcome, key)
-        else:
-            yield dg.AssetCheckResult(
-                check_name=READ_BACK,
-                asset_key=key,
-                passed=True,
-                description="nothing was to be deleted",
-            )
-        if kind is not PlanKind.DEAD_JOB:
-            with as_failure():
+            if dg.AssetCheckKey(key, FILES_EXIST) in context.selected_asset_check_keys:
                 verdict = epoch_verdict(FILES_EXIST, arroyo_store.reading(), [paths])
-            yield check_result(verdict, FILES_EXIST, key)
+                yield check_result(verdict, FILES_EXIST, key)
 
     return arroyo_collection
+
+
+def _collection_events(
+    paths: "JobPaths",
+    config: CollectConfig,
+    store: ArroyoStateStore,
+    runner: MaintenanceRunner,
+    context: dg.AssetExecutionContext,
+    plan_key: dg.AssetKey,
+    key: dg.AssetKey,
+) -> Iterator[Any]:
+    """Plan a collection, carry it out if this run may, and give what Dagster shows of both."""
+    asked = config.asked(paths, store)
+    try:
+        plan = _planned(store, paths, asked)
+    except (ProtocolError, FormatError, NotFoundError) as error:
+        yield _refused(error, plan_key)
+        raise
+    yield from _shown_plan(plan, plan_key)
+    if key in context.selected_asset_keys and plan.objects and _may_delete(config, plan, context):
+        yield from _collected_events(paths, config, asked, plan, store, runner, context, key)
 
 
 def _planned(store: ArroyoStateStore, paths: "JobPaths", asked: "GcRequest") -> "GcPlan":
     from arroyo_dagster.state.local.gc_plans import plan_collection
 
+    return plan_collection(store.reading(), paths, asked)
+
+
+def _collected_events(
+    paths: "JobPaths",
+    config: CollectConfig,
+    asked: "GcRequest",
+    plan: "GcPlan",
+    store: ArroyoStateStore,
+    runner: MaintenanceRunner,
+    context: dg.AssetExecutionContext,
+    key: dg.AssetKey,
+) -> Iterator[Any]:
+    """Carry a plan out, and give what Dagster shows of it; of an interrupted run only what is done.
+
+    What a run had deleted before it was interrupted stands in the journal.
+    """
+    done: list[GcOutcome] = []
+
+    def shown_of(outcome: "GcOutcome") -> Iterator[Any]:
+        yield dg.MaterializeResult(
+            asset_key=key,
+            metadata=gc_shown.outcome_metadata(outcome),
+            data_version=dg.DataVersion(outcome.run or plan.digest),
+        )
+        yield _read_back(outcome, key)
+
     try:
-        return plan_collection(store.reading(), paths, asked)
-    except (ProtocolError, FormatError, NotFoundError):
+        outcome = runner.collect(
+            store.writable(),
+            paths,
+            asked,
+            yes=True,
+            plan=plan,
+            aside=config.quarantine,
+            owner=f"dagster run {context.run.run_id}",
+            lease_wait_seconds=EXPIRED_SECONDS,
+            on_done=done.append,
+        )
+    except Exception:
         raise
-    except ArroyoStateError as error:
-        raise failure_of(error) from error
+    except BaseException:  # an interrupt
+        for finished in done:
+            yield from shown_of(finished)
+        raise
+    context.log.info(gc_shown.in_words(outcome))
+    yield from shown_of(outcome)
 
 
 def _refused(error: ArroyoStateError, key: dg.AssetKey) -> dg.AssetCheckResult:
-    facts = {f"arroyo/{name}": str(value) for name, value in error.facts.items()}
+    failure = failure_of(error)
     return dg.AssetCheckResult(
-        check_name=PROVED, asset_key=key, passed=False, description=str(error), metadata=facts
+        check_name=PROVED,
+        asset_key=key,
+        passed=False,
+        description=failure.description,
+        metadata=failure.metadata,
     )
 
 

@@ -14,6 +14,7 @@ from arroyo_dagster.orchestration.failures import failure_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
+from arroyo_dagster.state.model.directory import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from arroyo_dagster.state.model.rewriting import RewriteOutcome, RewritePlan, RewrittenPart
@@ -45,17 +46,17 @@ def rewritten_events(
 ) -> Iterator[Any]:
     """Rewrite a stopped job of Arroyo's, and give what Dagster shows of it.
 
-    A job that runs, or of which nobody says what it does, is only planned: the check says why.
-
     Args:
         checks: the names of the checks of row parity, and of whether it did what was forecast.
 
     Raises:
-        dagster.Failure: as `rewrite_job`, in Dagster's words.
+        ArroyoStateError: as `rewrite_job`.
+        dagster.Failure: the job runs, or nobody says what it does; with the forecast.
     """
     from arroyo_dagster.state.local.rewriting import rewrite_job
 
     parts: list[RewrittenPart] = []
+    published: list[RewriteOutcome] = []
 
     def on_part(found: RewrittenPart | LeftOut, left: int) -> None:
         if isinstance(found, RewrittenPart):
@@ -69,11 +70,18 @@ def rewritten_events(
             context.log.warning(f"{found.operator}.{found.table} stays as it is: {found.reason}")
 
     begun = time.monotonic()
+
+    def materialized(outcome: RewriteOutcome) -> "dg.MaterializeResult[Any]":
+        metadata = rewrite_shown(outcome, time.monotonic() - begun)
+        version = dg.DataVersion(version_of(outcome))
+        return dg.MaterializeResult(asset_key=key, metadata=metadata, data_version=version)
+
+    asked = directory.directory(store)
     try:
         outcome = rewrite_job(
             store.writable(),
             paths,
-            _asked(directory, store),
+            asked,
             settings,
             run=runner.rewrites(),
             owner=f"dagster run {context.run.run_id}",
@@ -82,28 +90,68 @@ def rewritten_events(
             dry_run=dry_run,
             or_forecast=True,
             on_part=on_part,
+            on_published=published.append,
         )
-    except ArroyoStateError as error:
+    except ArroyoStateError:
         if not row_parity(parts).passed:
             yield check_result(row_parity(parts), checks[0], key)
-        raise failure_of(error) from error
+        raise
+    except Exception:
+        raise
+    except BaseException:  # an interrupt
+        yield from map(materialized, published)
+        raise
     context.log.info(in_words(outcome, dry_run=dry_run))
+    if outcome.plan.tables and outcome.plan.why_not is not None and not dry_run:
+        raise _not_now(paths, asked, outcome)
     if outcome.published:
-        metadata = rewrite_shown(outcome, time.monotonic() - begun)
-        version = dg.DataVersion(version_of(outcome))
-        yield dg.MaterializeResult(asset_key=key, metadata=metadata, data_version=version)
-    verdict = row_parity(outcome.parts)
-    yield check_result(verdict, checks[0], key, metadata=plan_shown(outcome.plan))
-    verdict = effective(outcome.plan, outcome.after if outcome.published else None)
-    warn, kept = dg.AssetCheckSeverity.WARN, not verdict.findings
-    yield check_result(verdict, checks[1], key, severity=warn, passed=kept)
+        yield materialized(outcome)
+    if outcome.parts:
+        verdict = row_parity(outcome.parts)
+        yield check_result(verdict, checks[0], key, metadata=plan_shown(outcome.plan))
+        verdict = effective(outcome.plan, outcome.after if outcome.published else None)
+        warn, kept = dg.AssetCheckSeverity.WARN, not verdict.findings
+        yield check_result(verdict, checks[1], key, severity=warn, passed=kept)
+    else:  # nothing was made: what would be is seen on the asset all the same
+        metadata = plan_shown(outcome.plan)
+        yield dg.AssetObservation(key, partition=str(paths.root), metadata=metadata)
 
 
-def _asked(directory: ArroyoDirectory, store: ArroyoStateStore) -> "JobDirectory":
-    try:
-        return directory.directory(store)
-    except ArroyoStateError as error:
-        raise failure_of(error) from error
+def _not_now(paths: JobPaths, asked: "JobDirectory", outcome: RewriteOutcome) -> dg.Failure:
+    """Why nothing was done of what there was to do, and what would let it be done.
+
+    Raises:
+        ArroyoStateError: somebody who was asked about the job could not answer.
+    """
+    plan = outcome.plan
+    if plan.condition is JobCondition.UNKNOWN:
+        asked.find(paths, checkpoints=False)  # raises what keeps a source from answering
+    if plan.condition is JobCondition.UNKNOWN and not asked.sources:
+        step = (
+            "set `arroyo_api_url` or `arroyo_database` of the component (or of ArroyoStateStore), "
+            "so that somebody says what the job does"
+        )
+    elif plan.condition is JobCondition.UNKNOWN:
+        step = (
+            "see that `arroyo_api_url` and `arroyo_database` name the cluster that runs this job, "
+            "or say what it does in `said` of the resource arroyo_directory"
+        )
+    elif plan.condition is JobCondition.RUNNING:
+        step = (
+            "stop the job with a checkpoint, or name it in the component's `window`, which stops "
+            "it and starts it again"
+        )
+    else:
+        step = "wait until the job is at rest, then run it again"
+    error = ArroyoStateError(
+        f"nothing was rewritten, {plan.why_not}; {plan.before.files} files would become "
+        f"{plan.after.files}",
+        job=paths.root,
+        epoch=plan.epoch,
+        condition=plan.condition.value,
+        next_step=step,
+    )
+    return failure_of(error, plan_shown(plan))
 
 
 def version_of(outcome: RewriteOutcome) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from arroyo_dagster.errors import ConflictError, InputError, StorageError
+from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
+from arroyo_dagster.orchestration import failures
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
@@ -165,11 +168,40 @@ def test_an_error_becomes_a_failure_that_begins_with_what_it_says() -> None:
     assert caught.value.__cause__ is error
 
 
-def test_only_what_may_heal_by_itself_is_retried() -> None:
-    for error, retried in ((StorageError("down"), True), (InputError("wrong"), False)):
-        with pytest.raises(dg.Failure) as caught, as_failure():
+@pytest.mark.parametrize(("error", "retries"), [(StorageError("down"), 2), (InputError("no"), 0)])
+def test_only_what_may_heal_by_itself_is_retried(
+    error: ArroyoStateError, retries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
+
+    @dg.op
+    def failing() -> None:
+        with as_failure():
             raise error
-        assert caught.value.allow_retries is retried
+
+    @dg.job
+    def one() -> None:
+        failing()
+
+    result = one.execute_in_process(raise_on_error=False)
+    assert sum(event.is_step_up_for_retry for event in result.all_events) == retries
+    (failed,) = [event for event in result.all_events if event.is_step_failure]
+    assert failed.step_failure_data.user_failure_data is not None
+    assert failed.step_failure_data.user_failure_data.description == str(error)
+
+
+def test_outside_of_a_step_nothing_is_retried() -> None:
+    with pytest.raises(dg.Failure) as caught, as_failure():
+        raise StorageError("down")
+    assert caught.value.allow_retries is False
+
+
+def test_no_next_step_of_maintenance_names_an_option_of_the_command_line() -> None:
+    from arroyo_dagster.state.planning import dead_jobs, permission, query, rewriting
+
+    for module in (dead_jobs, permission, rewriting, query):
+        text = failures.in_dagsters_words(inspect.getsource(module))
+        assert not re.findall(r"--[a-z][a-z-]+", text), module.__name__
 
 
 def test_errors_of_others_pass_through() -> None:

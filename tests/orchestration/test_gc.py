@@ -116,7 +116,7 @@ def test_a_dry_run_shows_the_plan_and_read_only_credentials_are_enough(
     reading = ReadOnly(checkpoint_url=url, catalogue_url=f"{url}-catalogue")
     run = Run(instance, reading, "arroyo_gc", keep_epochs=3)
     assert run.result.success
-    assert run.checks == {"referenced_set_proved": True, "read_back": True, "files_exist": True}
+    assert run.checks == {"referenced_set_proved": True, "files_exist": True}
     plan = run.assets["retained_epochs_plan"]
     assert list(run.assets) == ["retained_epochs_plan"]
     assert plan["arroyo/epochs"] == 5
@@ -217,6 +217,28 @@ def test_a_job_whose_pipeline_nobody_knows_to_be_gone_is_not_removed(
     young = Run(instance, resource(url), "arroyo_remove_dead_jobs", dry_run=False, gone=True)
     assert "within the grace period" in young.first_line
     assert without_ours(store) == before
+
+
+@pytest.mark.parametrize(
+    ("job", "step"),
+    [
+        ("arroyo_gc", "`arroyo_api_url` or `arroyo_database`"),
+        ("arroyo_collect_orphans", "`arroyo_api_url` or `arroyo_database`"),
+        ("arroyo_remove_dead_jobs", "set `arroyo_database`"),
+    ],
+)
+def test_a_job_of_arroyos_that_nobody_knows_fails_and_names_the_fields_that_are_missing(
+    url: str, store: ObjectStore, instance: dg.DagsterInstance, job: str, step: str
+) -> None:
+    Written(store, legacy_job("j")).epochs(12)
+    run = Run(instance, resource(url), job, "j", dry_run=False)
+    assert not run.result.success
+    assert run.assets == {}
+    assert run.checks == {"referenced_set_proved": False}
+    assert step in run.first_line
+    texts = [entry.message for entry in instance.all_logs(run.result.run_id)]
+    (check,) = run.result.get_asset_check_evaluations()
+    assert not [text for text in (*texts, check.description or "") if "--" in text]
 
 
 def test_schedules_look_only_where_collecting_is_allowed(url: str, store: ObjectStore) -> None:

@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.errors import StorageError
+from arroyo_dagster.orchestration import failures
 from arroyo_dagster.orchestration.compaction import CompactionConfig
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.gc import GcConfig
@@ -106,7 +107,7 @@ def test_a_job_at_rest_is_compacted_and_a_second_run_materialises_nothing(
     again = run(defs, "arroyo_compaction", instance, FULL)
     assert again.success
     assert not again.get_asset_materialization_events()
-    assert checks_of(again) == {"row_parity": True, "restorable": True, "effective": True}
+    assert checks_of(again) == {"restorable": True}  # nothing was merged: no pass over nothing
     assert listing(store) == objects
 
 
@@ -171,7 +172,7 @@ class Failing(MaintenanceRunner):
         raise StorageError("the store does not answer", url=store.url, retryable=False)
 
 
-def test_only_what_may_heal_by_itself_is_tried_again(
+def test_what_does_not_heal_is_not_tried_again(
     url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     defs = definitions(url, tmp_path, runner=Failing())
@@ -179,6 +180,78 @@ def test_only_what_may_heal_by_itself_is_tried_again(
     result = run(defs, "arroyo_gc", instance, config)
     assert not [event for event in result.all_events if event.is_step_up_for_retry]
     assert "does not answer" in first_line(result)
+
+
+def test_what_may_heal_is_tried_twice_more_and_then_says_why_it_failed(
+    url: str,
+    store: ObjectStore,
+    instance: dg.DagsterInstance,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.01)
+    defs = definitions(url, tmp_path, runner=Failing())
+    result = run(defs, "arroyo_compaction", instance, FULL)
+    assert not result.success
+    retries = [event for event in result.all_events if event.is_step_up_for_retry]
+    assert len(retries) == 2
+    assert "the store does not answer" in retries[0].step_retry_data.error.to_string()
+    (failed,) = [event for event in result.all_events if event.is_step_failure]
+    shown = failed.step_failure_data.user_failure_data
+    assert "the store does not answer" in first_line(result)
+    assert shown.metadata["arroyo/url"].value == url
+    assert "Exceeded max_retries of 2" in failed.step_failure_data.error.message
+    assert "the store does not answer" in failed.step_failure_data.error_display_string
+
+
+class Healing(InProcessRunner):
+    """A store that does not answer at first."""
+
+    def compact(self, store: Any, paths: Any, settings: Any, **options: Any) -> Any:
+        if not _HEALED:
+            _HEALED.append(True)
+            raise StorageError("the store does not answer", url=store.url)
+        return super().compact(store, paths, settings, **options)
+
+
+_HEALED: list[bool] = []
+
+
+def test_what_heals_is_done_by_the_second_attempt(
+    url: str,
+    store: ObjectStore,
+    instance: dg.DagsterInstance,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.01)
+    _HEALED.clear()
+    result = run(definitions(url, tmp_path, runner=Healing()), "arroyo_compaction", instance, FULL)
+    assert result.success
+    assert len(result.get_asset_materialization_events()) == 1
+    assert sum(event.is_step_up_for_retry for event in result.all_events) == 1
+
+
+def test_no_step_has_a_retry_policy(url: str, tmp_path: Path) -> None:
+    jobs = definitions(url, tmp_path).resolve_all_job_defs()
+    nodes = [node for job in jobs for node in job.nodes_in_topological_order]
+    assert nodes
+    assert not [node.name for node in nodes if node.definition.retry_policy is not None]
+
+
+def test_a_compaction_that_waits_to_be_taken_over_is_told_of(
+    url: str, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    run_word_job(open_store(url), **JOB, max_epochs=8)
+    ParquetBackend(open_store(url), PATHS).start()  # as a run does that has written nothing yet
+    defs = definitions(url, tmp_path)
+    assert run(defs, "arroyo_compaction", instance, FULL).success
+    again = run(defs, "arroyo_compaction", instance, FULL)
+    logs = [entry.user_message for entry in instance.all_logs(again.run_id)]
+    (line,) = [line for line in logs if line.startswith("nothing")]
+    assert "1 compactions wait until the job takes them over" in line
+    assert "compactions/" in line
+    assert "one file or none" not in line
 
 
 def test_schedules_ask_the_store_and_run_where_there_is_enough(

@@ -10,6 +10,7 @@ import pytest
 from dagster._serdes import serialize_value
 
 from arroyo_dagster import redaction
+from arroyo_dagster.orchestration import failures
 from arroyo_dagster.orchestration.component import ArroyoStateComponent
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
@@ -29,8 +30,8 @@ CONFIG = {"arroyo_maintenance_window": {"ops": {"arroyo_window": {"config": {"jo
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redaction, "_KNOWN", set())
     monkeypatch.setattr(obstore_options, "patience_of", lambda options, url: QUICK)
-    policy = dg.RetryPolicy
-    monkeypatch.setattr(dg, "RetryPolicy", lambda **_: policy(max_retries=0))
+    monkeypatch.setattr(failures, "MAX_RETRIES", 1)
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

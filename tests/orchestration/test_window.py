@@ -9,6 +9,7 @@ import pendulum
 import pytest
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration import failures
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.orchestration.window import MaintenanceWindow, WindowConfig
@@ -88,25 +89,66 @@ def test_a_stopped_job_is_rewritten_and_its_asset_says_how(deployed: Deployment)
     assert materialized(compacted(deployed)) == []
 
 
+def failure(result: Any) -> Any:
+    (failed,) = [event for event in result.all_events if event.is_step_failure]
+    return failed.step_failure_data.user_failure_data
+
+
 @pytest.mark.parametrize(
-    ("said", "why"),
-    [({"job_x": "running"}, "the job runs"), ({}, "nobody says what the job is doing")],
+    ("said", "why", "step"),
+    [
+        ({"job_x": "running"}, "the job runs", "the component's `window`"),
+        ({"job_x": "changing"}, "the job is changing", "wait until the job is at rest"),
+        ({}, "nobody says what the job is doing", "`arroyo_api_url` or `arroyo_database`"),
+        ({"other": "stopped"}, "nobody says what the job is doing", "name the cluster"),
+    ],
 )
-def test_a_job_that_is_not_at_rest_is_only_forecast_and_the_check_says_why(
-    deployed: Deployment, said: dict[str, str], why: str
+def test_a_job_that_nobody_may_rewrite_fails_the_run_with_the_forecast_and_what_is_missing(
+    deployed: Deployment, said: dict[str, str], why: str, step: str
 ) -> None:
     written(deployed)
     known(deployed, directory=ArroyoDirectory(said=said))
     deployed.wrap(WriteProtected)
     result = compacted(deployed)
-    assert result.success
+    assert not result.success
     assert materialized(result) == []
-    shown = {name: one.value for name, one in checks(result)["row_parity"].metadata.items()}
+    assert checks(result) == {}
+    found = failure(result)
+    assert f"nothing was rewritten, {why}" in found.description
+    assert step in found.description
+    assert "--" not in found.description
+    shown = {name: one.value for name, one in found.metadata.items()}
     assert why in shown["arroyo/why_not"]
     assert (shown["arroyo/files_before"], shown["arroyo/files_forecast"]) == (9, 3)
-    table = checks(result)["row_parity"].metadata["left out"]
-    reasons = [record.data["why"] for record in table.records]
+    reasons = [record.data["why"] for record in found.metadata["left out"].records]
     assert any("every epoch writes it whole" in reason for reason in reasons)
+
+
+def test_a_dry_run_of_a_job_that_runs_shows_the_forecast(deployed: Deployment) -> None:
+    written(deployed)
+    known(deployed, directory=ArroyoDirectory(said={"job_x": "running"}))
+    deployed.wrap(WriteProtected)
+    result = compacted(deployed, dry_run=True)
+    assert result.success
+    assert materialized(result) == []
+    assert checks(result).keys() == {"restorable"}
+    (event,) = [one for one in result.all_events if one.event_type_value == "ASSET_OBSERVATION"]
+    observed = event.event_specific_data.asset_observation
+    assert observed.partition == "pl_x/job_x"
+    shown = {name: one.value for name, one in observed.metadata.items()}
+    assert (shown["arroyo/files_before"], shown["arroyo/files_forecast"]) == (9, 3)
+
+
+def test_a_source_that_does_not_answer_is_asked_again(
+    deployed: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.01)
+    written(deployed)
+    known(deployed, directory=ArroyoDirectory(api_url="http://127.0.0.1:9"))
+    result = compacted(deployed)
+    assert not result.success
+    assert sum(one.is_step_up_for_retry for one in result.all_events) == 2
+    assert "127.0.0.1:9" in failure(result).description
 
 
 # ---- running jobs: the window --------------------------------------------------------------------

@@ -1,0 +1,175 @@
+"""Terminate ends a run for good: no second attempt, no lease left behind, nothing half done."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.model.layout import is_compacted
+from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.store import ObjectStore
+from tests.jobs import run_word_job, state_of, word_job
+from tests.orchestration.terminating import Phase, Terminator, definitions, events_of
+
+JOB: dict[str, Any] = {
+    "rows": 24,
+    "rows_per_epoch": 2,
+    "keep_epochs": None,
+    "merge_files_after": 99,
+    "sinks": 0,
+    "parallelism": 1,
+}
+PATHS = word_job(None, **JOB).paths  # type: ignore[arg-type]
+KEY = str(PATHS.root)
+COMPACT = {"ops": {"arroyo_compacted_state": {"config": {"policy": "full", "wait_seconds": 0.0}}}}
+GC = {"ops": {"arroyo_retained_epochs": {"config": {"keep_epochs": 3, "dry_run": False}}}}
+CONFIG = {"arroyo_compaction": COMPACT, "arroyo_gc": GC}
+LEASE = r"leases/\d+\.json$"
+
+# Each a call of the store; the work of both is some fifty calls.
+COMPACTION_PHASES = {
+    "planning": Phase("list_dir", "epochs$"),
+    "taking the lease": Phase("create", LEASE, done=True),
+    "lease taken": Phase("list_dir", "epochs$", 2),
+    "half of the merges": Phase("put", "-compacted$", 2, done=True),
+    "before publishing": Phase("create", "generation-manifest.json$"),
+    "half published": Phase("create", r"epoch-0000009\.record$"),
+    "giving the lease back": Phase("put", LEASE),
+    "done": Phase("put", LEASE, done=True),
+}
+GC_PHASES = {
+    "planning": Phase("list", "^words/main$"),
+    "taking the lease": Phase("create", LEASE, done=True),
+    "lease taken": Phase("list_dir", "journal$"),
+    "before deleting": Phase("delete_many", "table-"),
+    "half of the files": Phase("delete_many", "table-", done=True),
+    "half of the metadata": Phase("delete_many", "checkpoint-manifest.pb$", 3, done=True),
+    "giving the lease back": Phase("put", LEASE),
+    "done": Phase("put", LEASE, done=True),
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job at rest, with eight epochs of small files."""
+    root = tmp_path_factory.mktemp("written")
+    run_word_job(open_store(str(root)), **JOB, max_epochs=8)
+    return root
+
+
+@pytest.fixture
+def root(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written, tmp_path / "checkpoints"))
+
+
+@pytest.fixture(scope="module")
+def terminator(_shared_instance: dg.DagsterInstance) -> Iterator[Terminator]:
+    _shared_instance.add_dynamic_partitions("arroyo_jobs", [KEY])
+    yield Terminator(_shared_instance)
+    _shared_instance.delete_dynamic_partition("arroyo_jobs", KEY)
+
+
+def assert_ended_for_good(instance: dg.DagsterInstance, run_id: str, status: str) -> None:
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    assert run.status.value == status
+    events = events_of(instance, run_id)
+    assert "STEP_UP_FOR_RETRY" not in events
+    assert "STEP_RESTARTED" not in events
+
+
+def assert_free_and_clean(store: ObjectStore) -> None:
+    with lease(store, PATHS, "the test"):
+        pass
+    verdict = verify_job(store, PATHS, level=4).verdict
+    assert verdict.passed, verdict.errors
+
+
+def next_run(terminator: Terminator, root: Path, job: str) -> dg.ExecuteInProcessResult:
+    store = ArroyoStateStore(checkpoint_url=str(root), catalogue_url=str(root.parent / "catalogue"))
+    return (
+        definitions(store)
+        .resolve_job_def(job)
+        .execute_in_process(instance=terminator.instance, partition_key=KEY, run_config=CONFIG[job])
+    )
+
+
+def terminate(terminator: Terminator, root: Path, job: str, phase: Phase, **options: Any) -> str:
+    catalogue = str(root.parent / "catalogue")
+    return terminator.terminated(str(root), catalogue, job, KEY, CONFIG[job], phase, **options)
+
+
+def state(store: ObjectStore) -> dict[str, Any]:
+    found = dict(state_of(store, word_job(store, **JOB)))
+    found.pop("")
+    return found
+
+
+@pytest.mark.parametrize("phase", COMPACTION_PHASES)
+def test_a_terminated_compaction_ends_and_the_next_run_does_the_work(
+    phase: str, terminator: Terminator, root: Path
+) -> None:
+    store = open_store(str(root))
+    before = state(store)
+    run_id = terminate(terminator, root, "arroyo_compaction", COMPACTION_PHASES[phase])
+    assert_ended_for_good(terminator.instance, run_id, "CANCELED")
+    assert_free_and_clean(store)
+    published = any(map(is_compacted, ParquetBackend(store, PATHS).load().paths))
+    events = events_of(terminator.instance, run_id)
+    assert ("ASSET_MATERIALIZATION" in events) is published
+    result = next_run(terminator, root, "arroyo_compaction")
+    assert result.success
+    assert len(result.get_asset_materialization_events()) == (0 if published else 1)
+    assert any(map(is_compacted, ParquetBackend(store, PATHS).load().paths))
+    assert state(store) == before
+
+
+@pytest.mark.parametrize("phase", GC_PHASES)
+def test_a_terminated_collection_ends_and_the_next_run_does_the_rest(
+    phase: str, terminator: Terminator, root: Path
+) -> None:
+    store = open_store(str(root))
+    before = state(store)
+    run_id = terminate(terminator, root, "arroyo_gc", GC_PHASES[phase])
+    assert_ended_for_good(terminator.instance, run_id, "CANCELED")
+    assert_free_and_clean(store)
+    assert next_run(terminator, root, "arroyo_gc").success
+    assert ParquetBackend(store, PATHS).epochs() == [6, 7, 8]
+    assert_free_and_clean(store)
+    assert state(store) == before
+
+
+@pytest.mark.parametrize(
+    ("phase", "signals", "canceling"),
+    [
+        ("half of the merges", (signal.SIGTERM,), True),  # as Kubernetes does
+        ("half of the merges", (signal.SIGINT,), False),  # its maximum runtime is over
+        ("half published", (signal.SIGINT, signal.SIGINT), True),  # the first is put off
+    ],
+    ids=["SIGTERM", "max_runtime", "twice"],
+)
+def test_however_a_run_is_ended_there_is_no_second_attempt(
+    phase: str, signals: tuple[int, ...], canceling: bool, terminator: Terminator, root: Path
+) -> None:
+    run_id = terminate(
+        terminator,
+        root,
+        "arroyo_compaction",
+        COMPACTION_PHASES[phase],
+        signals=signals,
+        canceling=canceling,
+    )
+    status = "CANCELED" if canceling else "FAILURE"
+    assert_ended_for_good(terminator.instance, run_id, status)
+    assert_free_and_clean(open_store(str(root)))
+    assert next_run(terminator, root, "arroyo_compaction").success
