@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.errors import ArroyoStateError, NotFoundError
 from arroyo_dagster.orchestration import shown
 from arroyo_dagster.orchestration.checks import check_result, epoch_check_specs, epoch_verdict
 from arroyo_dagster.orchestration.failures import as_failure
@@ -25,6 +25,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 if TYPE_CHECKING:
     from arroyo_dagster.state.local.history import EpochRow, FileRow, Refreshed
     from arroyo_dagster.state.planning.health import JobAge
+    from arroyo_dagster.state.storage.store import ObjectStore
 
 EPOCHS_SHOWN = 25
 CURVE_EPOCHS = 120
@@ -104,6 +105,7 @@ def _refresh_all(
     for paths in jobs:
         try:
             done.append(refresh(store, catalogue, paths, max_new_epochs=config.max_epochs))
+            _check_there(store, done[-1])
         except ArroyoStateError as error:
             context.log.error(f"{paths.root}: {error}")
             failed.append(error)
@@ -113,6 +115,27 @@ def _refresh_all(
     if failed:
         raise failed[0] if len(jobs) == 1 else _some_failed(failed, len(jobs))
     return done
+
+
+def _check_there(store: "ObjectStore", one: "Refreshed") -> None:
+    """Make sure that a job without an epoch is there at all.
+
+    Raises:
+        NotFoundError: it is not.
+    """
+    from arroyo_dagster.state.local.jobs import job_exists
+
+    paths, epochs = one.history.paths, one.history.epochs
+    if one.history.present or job_exists(store, paths):
+        return
+    raise NotFoundError(
+        f"there is no such job below the checkpoint URL{' any more' if epochs else ''}",
+        job=paths.root,
+        last_epoch=epochs[-1].epoch if epochs else None,
+        url=store.url,
+        next_step="check the partition and `checkpoint_url`; if the job was removed on purpose, "
+        "run the job arroyo_sync_partitions, which drops its key",
+    )
 
 
 def _some_failed(failed: Sequence[ArroyoStateError], jobs: int) -> ArroyoStateError:

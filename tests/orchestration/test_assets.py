@@ -101,7 +101,9 @@ def test_jobs_of_a_real_arroyo_are_seen_and_checked(deployed: Any, archive: str,
     assert deployed.run("arroyo_fleet").success
 
 
-def test_a_vanished_job_is_catalogued_as_one_without_epochs(deployed: Any) -> None:
+def test_a_vanished_job_is_catalogued_as_one_without_epochs_and_fails_the_run(
+    deployed: Any,
+) -> None:
     job = Written(deployed.store, ONE)
     job.epochs(2)
     Written(deployed.store, legacy_job("old")).epochs(1)
@@ -109,8 +111,32 @@ def test_a_vanished_job_is_catalogued_as_one_without_epochs(deployed: Any) -> No
     deployed.run("arroyo_refresh", ONE.root)
     job.vanish()
     result = deployed.run("arroyo_refresh", ONE.root)
-    assert result.success
-    assert materialised(result)["epoch_catalog"]["arroyo/epochs"].value == 0
+    assert not result.success
+    assert not materialised(result)
+    line = failure_of(result, "arroyo_catalog")
+    assert "there is no such job below the checkpoint URL any more" in line
+    assert "job=words/main, last_epoch=2" in line
+    assert not read_history(deployed.catalogue, ONE).present
+
+
+@pytest.mark.parametrize("key", ["nowhere", "nowhere/main"])
+def test_a_partition_without_a_job_fails_and_materialises_nothing(deployed: Any, key: str) -> None:
+    Written(deployed.store, ONE).epochs(2)
+    deployed.tick()
+    deployed.instance.add_dynamic_partitions("arroyo_jobs", [key])
+    result = deployed.run("arroyo_refresh", key)
+    assert not result.success
+    assert not materialised(result)
+    assert not verdicts(result)
+    line = failure_of(result, "arroyo_catalog")
+    assert "there is no such job below the checkpoint URL" in line
+    assert "arroyo_sync_partitions" in line
+
+
+def test_a_job_that_wrote_no_epoch_yet_is_there(deployed: Any) -> None:
+    Written(deployed.store, ONE)
+    deployed.tick()
+    assert materialised(deployed.run("arroyo_refresh", ONE.root))
 
 
 # ---- checks --------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from arroyo_dagster.state.model.checkpoints import (
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
+    PipelineId,
     StatePath,
     WorkerGeneration,
     path_problem,
@@ -106,11 +107,15 @@ def find_job(store: ObjectStore, name: str) -> JobPaths:
             next_step="name it as job, or as pipeline/job",
         )
     path = StatePath(name)
-    # A whole path needs one listing, however many jobs there are.
     pipeline, _, job = path.rpartition("/")
-    likely = str(path) if pipeline else str(JobPaths(JobId(job)).checkpoints())
-    exact = [paths for paths in jobs_in({likely: list_level(store, likely)}) if paths.root == path]
-    return exact[0] if exact else choose_job(name, list_jobs(store), store.url)
+    likely = JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
+    return likely if job_exists(store, likely) else choose_job(name, list_jobs(store), store.url)
+
+
+def job_exists(store: ObjectStore, paths: JobPaths) -> bool:
+    """Whether a job is one of those that `list_jobs` finds; one listing, however many there are."""
+    where = str(paths.root if paths.layout is Layout.PROTOCOL else paths.checkpoints())
+    return any(found.root == paths.root for found in jobs_in({where: list_level(store, where)}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
