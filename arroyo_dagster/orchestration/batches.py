@@ -1,0 +1,193 @@
+"""Maintenance of many jobs in one run: those that need it most, within a budget, each with events
+of its own.
+
+A run costs ten seconds of process start and more, so a run per job fills the queue faster than it
+empties. One batch of a kind is queued or running at a time, and while it is nothing is asked again.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.orchestration import shown
+from arroyo_dagster.orchestration.batch_requests import (
+    MAX_RUNTIME_SECONDS,
+    BatchKind,
+    chosen,
+)
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.runners import MaintenanceRunner
+from arroyo_dagster.orchestration.translator import Naming
+from arroyo_dagster.redaction import redact_text
+
+JobEvent = dg.MaterializeResult | dg.AssetCheckResult  # type: ignore[type-arg]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The resources that the events of a job are made with."""
+
+    store: ArroyoStateStore
+    runner: MaintenanceRunner
+    directory: ArroyoDirectory
+
+
+class JobContext:
+    """The context of a batch as that of a run of one job: `partition_key` is the job's."""
+
+    def __init__(self, context: dg.OpExecutionContext, key: str) -> None:
+        self.partition_key = key
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+# ---- the run -------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Done:
+    """What became of the jobs of a batch, by key."""
+
+    changed: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def rows(self) -> Iterator[Mapping[str, Any]]:
+        for key in (*self.failed, *self.changed, *self.left):
+            what = self.failed.get(key) or ("left for the next run" if key in self.left else "done")
+            yield {
+                "job": key,
+                "outcome": what,
+                "materialisations": self.changed.get(key, 0),
+                "seconds": round(self.seconds.get(key, 0.0), 1),
+            }
+
+
+def build_batch_job(naming: Naming, kind: BatchKind) -> dg.JobDefinition:
+    """The Dagster job of a kind: one op that serves one job after the other."""
+    config_class = kind.config
+
+    @dg.op(name=kind.op, pool=kind.pool, description=kind.description)
+    def batch_op(
+        context: dg.OpExecutionContext,
+        config: config_class,  # type: ignore[valid-type]
+        arroyo_store: ArroyoStateStore,
+        arroyo_runner: MaintenanceRunner,
+        arroyo_directory: ArroyoDirectory,
+    ) -> None:
+        tools = Tools(arroyo_store, arroyo_runner, arroyo_directory)
+        given: Any = config
+        keys = given.jobs or _neediest(kind, arroyo_store)
+        done = _serve(context, kind, keys, given, tools)
+        context.add_output_metadata(
+            shown.known(
+                {
+                    "arroyo/jobs": len(keys),
+                    "arroyo/jobs_failed": len(done.failed),
+                    "arroyo/jobs_left": len(done.left),
+                    "jobs": shown.table(done.rows()),
+                }
+            )
+        )
+        if done.failed:
+            raise _failure(done, len(keys))
+
+    @dg.job(
+        name=kind.name,
+        description=kind.description,
+        executor_def=dg.in_process_executor,
+        tags={
+            "dagster/priority": "-1",
+            dg.MAX_RUNTIME_SECONDS_TAG: str(MAX_RUNTIME_SECONDS),
+        },
+    )
+    def batch_job() -> None:
+        batch_op()
+
+    return batch_job
+
+
+def _neediest(kind: BatchKind, store: ArroyoStateStore) -> list[str]:
+    with as_failure():
+        found = kind.backlog(store)
+    return chosen(found, {}, min_backlog=kind.min_backlog)
+
+
+def _serve(
+    context: dg.OpExecutionContext,
+    kind: BatchKind,
+    keys: Sequence[str],
+    config: Any,
+    tools: Tools,
+) -> _Done:
+    done, begun = _Done(), time.monotonic()
+    for at, key in enumerate(keys):
+        if time.monotonic() - begun > config.budget_minutes * 60:
+            done.left = list(keys[at:])
+            context.log.info(f"{len(done.left)} jobs are left: {config.budget_minutes:g} min over")
+            break
+        started = time.monotonic()
+        context.log.info(f"{at + 1} of {len(keys)}: {key}")
+        count = 0
+        try:
+            for event in kind.events(JobContext(context, key), config.settings, tools):
+                count += _told(context, event, key)
+        except (dg.Failure, dg.RetryRequested, ArroyoStateError) as error:
+            done.failed[key] = _reason(error)
+            context.log.error(f"{key}: {done.failed[key]}")
+        else:
+            done.changed[key] = count
+        done.seconds[key] = time.monotonic() - started
+    return done
+
+
+def _told(context: dg.OpExecutionContext, event: JobEvent, key: str) -> int:
+    """Put an event of one job into the log of the run; 1 for a materialisation."""
+    if isinstance(event, dg.MaterializeResult):
+        version = event.data_version
+        tags = {} if version is None else {"dagster/data_version": version.value}
+        assert event.asset_key is not None
+        context.log_event(
+            dg.AssetMaterialization(
+                asset_key=event.asset_key, partition=key, metadata=event.metadata, tags=tags
+            )
+        )
+        return 1
+    assert event.asset_key is not None
+    assert event.check_name is not None
+    evaluation: Any = dg.AssetCheckEvaluation(
+        asset_key=event.asset_key,
+        check_name=event.check_name,
+        passed=event.passed,
+        metadata={**event.metadata, "arroyo/job": dg.MetadataValue.text(key)},
+        severity=event.severity,
+        description=f"{key}: {event.description}",
+        blocking=False,
+    )
+    context.log_event(evaluation)
+    return 0
+
+
+def _reason(error: BaseException) -> str:
+    """Why a job failed, in one line without secrets."""
+    cause = error.__cause__ if isinstance(error, dg.RetryRequested) else error
+    words = getattr(cause, "description", None) or str(cause or error)
+    return redact_text(" ".join(str(words).split()))
+
+
+def _failure(done: _Done, total: int) -> dg.Failure:
+    key, reason = next(iter(done.failed.items()))
+    return dg.Failure(
+        f"{len(done.failed)} of {total} jobs failed; the first is {key}: {reason}",
+        metadata={"jobs": shown.table(done.rows())},
+        allow_retries=False,  # the next run of the schedule serves them again
+    )
