@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.compaction import (
     RowsDigest,
 )
 from arroyo_dagster.state.model.directory import CheckpointFacts, JobCondition
-from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath
 from arroyo_dagster.state.model.layout import Layout, is_rewritten
 from arroyo_dagster.state.model.rewriting import RewriteOutcome, RewrittenPart
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
@@ -163,6 +163,22 @@ def test_the_whole_is_put_back_byte_for_byte(layout: Layout) -> None:
     assert others(job.store) == was
     assert not undo_rewrite(job.store, job.paths, stopped(job.paths)).done
     assert rewrite(job.store, job).published
+
+
+@LAYOUTS
+def test_a_copy_under_another_name_puts_nothing_back_in_the_original(layout: Layout) -> None:
+    job = begun(layout)
+    rewrite(job.store, job)
+    copy = replace(job.paths, job=JobId(f"{job.paths.job}-copy"))
+    for info in list(job.store.list(job.paths.root)):
+        inside = info.path.removeprefix(job.paths.root)
+        job.store.put(StatePath(copy.root + inside), job.store.read(info.path))
+    before = listing(job.store)
+    for dry_run in (True, False):
+        with pytest.raises(ProtocolError, match=r"another job|outside|not below") as caught:
+            undo_rewrite(job.store, copy, stopped(copy), dry_run=dry_run)
+        assert caught.value.facts["job"]
+    assert listing(job.store) == before
 
 
 def rewritten_a_month_ago(layout: Layout) -> tuple[ArroyoJob, dict[StatePath, bytes], Clock]:
