@@ -76,3 +76,8 @@ def column_schema(columns: Iterable[tuple[str, str, bool]], descriptions: Mappin
             for name, kind, nullable in columns
         ]
     )
+
+
+def relative_error(forecast: int, outcome: int) -> float | None:
+    """By how much an outcome exceeds its forecast: 0.1 = a tenth more; None for a forecast of 0."""
+    return round(outcome / forecast - 1, 3) if forecast else None
