@@ -5,8 +5,9 @@ A run costs ten seconds of process start and more, so a run per job fills the qu
 empties. One batch of a kind is queued or running at a time, and while it is nothing is asked again.
 """
 
+import inspect
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,6 @@ from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
-from arroyo_dagster.orchestration.translator import Naming
 from arroyo_dagster.redaction import redact_text
 
 JobEvent = dg.MaterializeResult | dg.AssetCheckResult  # type: ignore[type-arg]
@@ -39,14 +39,55 @@ class Tools:
 
 
 class JobContext:
-    """The context of a batch as that of a run of one job: `partition_key` is the job's."""
+    """The context of a batch as that of a run of one job: everything else is the batch's."""
 
-    def __init__(self, context: dg.OpExecutionContext, key: str) -> None:
+    has_partition_key = True
+    has_partition_key_range = False
+
+    def __init__(
+        self,
+        context: dg.OpExecutionContext,
+        key: str,
+        asset: dg.AssetsDefinition | None = None,
+    ) -> None:
         self.partition_key = key
+        self.partition_keys = [key]
+        self.selected_asset_keys = set() if asset is None else set(asset.keys)
+        self.selected_asset_check_keys = set() if asset is None else set(asset.check_keys)
         self._context = context
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
+
+    def of(self, asset: dg.AssetsDefinition) -> "JobContext":
+        """The same for the step of an asset."""
+        return JobContext(self._context, self.partition_key, asset)
+
+
+def asset_events(
+    *assets: dg.AssetsDefinition,
+) -> Callable[[JobContext, Any, Tools], Iterator[JobEvent]]:
+    """The work of partitioned assets for one job, one after the other, as in a run of their own.
+
+    Args:
+        assets: written as generators; the configuration is the first one's.
+    """
+
+    def events(context: JobContext, config: Any, tools: Tools) -> Iterator[JobEvent]:
+        given = {
+            "config": config,
+            "arroyo_store": tools.store,
+            "arroyo_runner": tools.runner,
+            "arroyo_directory": tools.directory,
+        }
+        for asset in assets:
+            work: Any = asset.node_def
+            function = work.compute_fn.decorated_fn
+            wanted = inspect.signature(function).parameters
+            arguments = {name: value for name, value in given.items() if name in wanted}
+            yield from function(context.of(asset), **arguments)
+
+    return events
 
 
 # ---- the run -------------------------------------------------------------------------------------
@@ -72,7 +113,7 @@ class _Done:
             }
 
 
-def build_batch_job(naming: Naming, kind: BatchKind) -> dg.JobDefinition:
+def build_batch_job(kind: BatchKind) -> dg.JobDefinition:
     """The Dagster job of a kind: one op that serves one job after the other."""
     config_class = kind.config
 

@@ -13,14 +13,12 @@ from arroyo_dagster.orchestration.assets import (
     build_catalogue,
     build_fleet,
     checkpoint_spec,
-    new_epochs,
 )
+from arroyo_dagster.orchestration.batch_requests import build_batch_schedule
+from arroyo_dagster.orchestration.batches import build_batch_job
 from arroyo_dagster.orchestration.checks import RECENT, build_fleet_checks
 from arroyo_dagster.orchestration.compaction import build_compacted_state
-from arroyo_dagster.orchestration.compaction_fleet import (
-    build_compaction_sensor,
-    build_fleet_compaction,
-)
+from arroyo_dagster.orchestration.compaction_fleet import build_compaction_sensor
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.gc import build_collection, build_gc_journal
 from arroyo_dagster.orchestration.maintenance import (
@@ -29,8 +27,8 @@ from arroyo_dagster.orchestration.maintenance import (
     GC_CRON,
     ORPHANS_CRON,
     MaintenanceOptions,
+    build_batches,
     build_maintenance_job,
-    build_maintenance_schedules,
 )
 from arroyo_dagster.orchestration.partitions import build_sync_job, jobs_partitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
@@ -40,7 +38,6 @@ from arroyo_dagster.orchestration.schedules import (
     REFRESH_CRON,
     SYNC_CRON,
     build_clock_schedule,
-    build_due_schedule,
 )
 from arroyo_dagster.orchestration.sdf import (
     SdfOptions,
@@ -158,11 +155,23 @@ def build_arroyo_definitions(
         else build_window_definitions(naming, window, running=schedules_running)
     )
     timed = partial(build_clock_schedule, running=schedules_running, timezone=clock.timezone)
-    chosen = maintenance or MaintenanceOptions()
+    batches = build_batches(
+        naming,
+        maintenance or MaintenanceOptions(),
+        catalogue=catalogue,
+        compacted=compacted,
+        retained=retained,
+        orphans=orphans,
+        dead_jobs=dead_jobs,
+        journal=journal,
+    )
+    batch_jobs = {name: build_batch_job(one.kind) for name, one in batches.items()}
     sensors = [build_checkpoint_sensor(naming, options=sensor, states=told, running=sensor_running)]
     if compaction_sensor:
         sensors.append(
-            build_compaction_sensor(naming, compaction_job, chosen, running=sensor_running)
+            build_compaction_sensor(
+                batch_jobs["compaction"], batches["compaction"], running=sensor_running
+            )
         )
     shared = dg.Definitions(
         assets=[
@@ -173,35 +182,23 @@ def build_arroyo_definitions(
         asset_checks=[fleet_checks],
         jobs=[
             *(refresh_job, fleet_job, sync_job, compaction_job, gc_job),
-            *(orphans_job, dead_jobs_job, build_fleet_compaction(naming), *sdf_jobs),
+            *(orphans_job, dead_jobs_job, *batch_jobs.values(), *sdf_jobs),
         ],
         sensors=sensors,
         schedules=[
             timed("arroyo_fleet_schedule", fleet_job, clock.fleet),
             timed("arroyo_sync_schedule", sync_job, clock.sync),
             *(timed(f"{job.name}_schedule", job, clock.states) for job in sdf_jobs),
-            build_due_schedule(
-                "arroyo_refresh_schedule",
-                refresh_job,
-                clock.refresh,
-                naming=naming,
-                backlog=new_epochs,
-                running=schedules_running,
-                timezone=clock.timezone,
-            ),
-            *build_maintenance_schedules(
-                naming,
-                compaction_job,
-                gc_job,
-                orphans_job,
-                dead_jobs_job,
-                chosen,
-                compaction_cron=clock.compaction,
-                gc_cron=clock.gc,
-                orphans_cron=clock.orphans,
-                dead_jobs_cron=clock.dead_jobs,
-                timezone=clock.timezone,
-                running=schedules_running,
+            *(
+                build_batch_schedule(
+                    f"arroyo_{name}_schedule",
+                    batch_jobs[name],
+                    getattr(clock, name),
+                    one,
+                    running=schedules_running,
+                    timezone=clock.timezone,
+                )
+                for name, one in batches.items()
             ),
         ],
         resources={
