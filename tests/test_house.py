@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "state.storage.obstore_store": (CORE | {"state.storage"}, {"obstore"}),
     "state.storage.obstore_listing": (CORE | {"state.storage"}, {"pyarrow"}),
     "state.storage.credentials": (CORE | {"state.storage"}, {"botocore"}),
-    "state.storage.fsspec_options": (CORE | {"state.storage"}, {"botocore"}),
+    "state.storage.fsspec_options": (CORE | {"state.storage"}, {"aiobotocore", "botocore"}),
     **{room: (LOW | SUBTASK, {"pyarrow", "numpy"}) for room in SUBTASK},
     "state.sdf": (LOW | SUBTASK | {"state.sdf"}, {"pyarrow", "polars", "numpy"}),
     "state.tables.key_index": (LOW | SUBTASK, {"pyarrow", "numpy", "polars"}),

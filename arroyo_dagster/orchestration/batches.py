@@ -97,50 +97,44 @@ def asset_events(
 class _Done:
     """What became of the jobs of a batch, by key."""
 
-    changed: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
-        for key in (*self.failed, *self.changed, *self.left):
-            what = self.failed.get(key) or ("left for the next run" if key in self.left else "done")
-            yield {
-                "job": key,
-                "outcome": what,
-                "materialisations": self.changed.get(key, 0),
-                "seconds": round(self.seconds.get(key, 0.0), 1),
-            }
+        """For each job what became of it, those that failed first."""
+        for key in sorted(self.seconds, key=lambda key: key not in self.failed):
+            outcome, seconds = self.failed.get(key, "done"), round(self.seconds[key], 1)
+            yield {"job": key, "outcome": outcome, "seconds": seconds}
+        for key in self.left:
+            yield {"job": key, "outcome": "left for the next run", "seconds": 0.0}
 
 
 def build_batch_job(kind: BatchKind) -> dg.JobDefinition:
     """The Dagster job of a kind: one op that serves one job after the other."""
     config_class = kind.config
 
-    @dg.op(name=kind.op, pool=kind.pool, description=kind.description)
-    def batch_op(
+    @dg.op(name=kind.op, pool=kind.pool, description=kind.description, out=dg.Out(dg.Nothing))
+    def batch_op(  # type: ignore[no-untyped-def]
         context: dg.OpExecutionContext,
         config: config_class,  # type: ignore[valid-type]
         arroyo_store: ArroyoStateStore,
         arroyo_runner: MaintenanceRunner,
         arroyo_directory: ArroyoDirectory,
-    ) -> None:
+    ):
         tools = Tools(arroyo_store, arroyo_runner, arroyo_directory)
         given: Any = config
-        keys = given.jobs or _neediest(kind, arroyo_store)
-        done = _serve(context, kind, keys, given, tools)
-        context.add_output_metadata(
-            shown.known(
-                {
-                    "arroyo/jobs": len(keys),
-                    "arroyo/jobs_failed": len(done.failed),
-                    "arroyo/jobs_left": len(done.left),
-                    "jobs": shown.table(done.rows()),
-                }
-            )
-        )
+        keys, done = given.jobs or _neediest(kind, arroyo_store), _Done()
+        # One by one: what was done is on record, whatever becomes of the run.
+        yield from _serve(context, kind, keys, given, tools, done)
         if done.failed:
             raise _failure(done, len(keys))
+        facts = {
+            "arroyo/jobs": len(keys),
+            "arroyo/jobs_left": len(done.left),
+            "jobs": shown.table(done.rows()),
+        }
+        yield dg.Output(None, metadata=shown.known(facts))
 
     @dg.job(
         name=kind.name,
@@ -169,8 +163,9 @@ def _serve(
     keys: Sequence[str],
     config: Any,
     tools: Tools,
-) -> _Done:
-    done, begun = _Done(), time.monotonic()
+    done: _Done,
+) -> Iterator[Any]:
+    begun = time.monotonic()
     for at, key in enumerate(keys):
         if time.monotonic() - begun > config.budget_minutes * 60:
             done.left = list(keys[at:])
@@ -178,34 +173,28 @@ def _serve(
             break
         started = time.monotonic()
         context.log.info(f"{at + 1} of {len(keys)}: {key}")
-        count = 0
         try:
             for event in kind.events(JobContext(context, key), config.settings, tools):
-                count += _told(context, event, key)
+                yield _of_job(event, key)
         except (dg.Failure, dg.RetryRequested, ArroyoStateError) as error:
             done.failed[key] = _reason(error)
             context.log.error(f"{key}: {done.failed[key]}")
-        else:
-            done.changed[key] = count
         done.seconds[key] = time.monotonic() - started
-    return done
 
 
-def _told(context: dg.OpExecutionContext, event: JobEvent, key: str) -> int:
-    """Put an event of one job into the log of the run; 1 for a materialisation."""
+def _of_job(event: JobEvent, key: str) -> Any:
+    """An event of the step of one job as one of the batch."""
+    assert event.asset_key is not None
     if isinstance(event, dg.MaterializeResult):
         version = event.data_version
-        tags = {} if version is None else {"dagster/data_version": version.value}
-        assert event.asset_key is not None
-        context.log_event(
-            dg.AssetMaterialization(
-                asset_key=event.asset_key, partition=key, metadata=event.metadata, tags=tags
-            )
+        return dg.AssetMaterialization(
+            asset_key=event.asset_key,
+            partition=key,
+            metadata=event.metadata,
+            tags={} if version is None else {"dagster/data_version": version.value},
         )
-        return 1
-    assert event.asset_key is not None
     assert event.check_name is not None
-    evaluation: Any = dg.AssetCheckEvaluation(
+    return dg.AssetCheckEvaluation(
         asset_key=event.asset_key,
         check_name=event.check_name,
         passed=event.passed,
@@ -214,8 +203,6 @@ def _told(context: dg.OpExecutionContext, event: JobEvent, key: str) -> int:
         description=f"{key}: {event.description}",
         blocking=False,
     )
-    context.log_event(evaluation)
-    return 0
 
 
 def _reason(error: BaseException) -> str:

@@ -145,7 +145,11 @@ def test_no_job_is_begun_after_the_budget(instance: dg.DagsterInstance) -> None:
     assert done.success
     assert instance.fetch_materializations(KEY, limit=10).records == []
     [output] = [one for one in done.all_events if one.event_type_value == "STEP_OUTPUT"]
-    assert output.step_output_data.metadata["arroyo/jobs_left"].value == 2
+    metadata = output.step_output_data.metadata
+    assert metadata["arroyo/jobs_left"].value == 2
+    assert [row.data["outcome"] for row in metadata["jobs"].records] == [
+        "left for the next run"
+    ] * 2
 
 
 def test_an_interrupt_ends_the_batch_and_is_no_failure_of_a_job(
