@@ -6,6 +6,7 @@ Pure functions from facts to one verdict over all jobs, with a line for each of 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -300,7 +301,7 @@ def _gone_line(gone: GoneJob, forget: str) -> JobLine:
         gone.job,
         f"it was there and is not any more; {last}",
         "bring its objects back; if it was removed on purpose, run "
-        f"`{forget.replace('JOB', gone.job)}`",
+        f"`{forget.replace('JOB', shlex.quote(gone.job))}`",
     )
     return JobLine(job=gone.job, word="vanished", epoch=gone.epoch, finding=finding)
 
