@@ -40,6 +40,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "state.storage.fsspec_store": (CORE | {"state.storage"}, {"fsspec"}),
     "state.storage.s3_store": (CORE | {"state.storage"}, {"s3fs"}),
     "state.storage.obstore_store": (CORE | {"state.storage"}, {"obstore"}),
+    "state.storage.arroyo_postgres": (CORE | {"state.storage"}, {"psycopg"}),
     "state.storage.obstore_listing": (CORE | {"state.storage"}, {"pyarrow"}),
     "state.storage.credentials": (CORE | {"state.storage"}, {"botocore"}),
     "state.storage.fsspec_options": (CORE | {"state.storage"}, {"aiobotocore", "botocore"}),

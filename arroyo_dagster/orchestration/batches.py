@@ -39,7 +39,11 @@ class Tools:
 
 
 class JobContext:
-    """The context of a batch as that of a run of one job: everything else is the batch's."""
+    """The context of a batch as that of a run of one job: everything else is the batch's.
+
+    Attributes:
+        more_jobs_follow: whether this job is not the batch's last.
+    """
 
     has_partition_key = True
     has_partition_key_range = False
@@ -48,9 +52,12 @@ class JobContext:
         self,
         context: dg.OpExecutionContext,
         key: str,
+        *,
+        more_jobs_follow: bool = False,
         asset: dg.AssetsDefinition | None = None,
     ) -> None:
         self.partition_key = key
+        self.more_jobs_follow = more_jobs_follow
         self.partition_keys = [key]
         self.selected_asset_keys = set() if asset is None else set(asset.keys)
         self.selected_asset_check_keys = set() if asset is None else set(asset.check_keys)
@@ -61,7 +68,12 @@ class JobContext:
 
     def of(self, asset: dg.AssetsDefinition) -> "JobContext":
         """The same for the step of an asset."""
-        return JobContext(self._context, self.partition_key, asset)
+        return JobContext(
+            self._context,
+            self.partition_key,
+            more_jobs_follow=self.more_jobs_follow,
+            asset=asset,
+        )
 
 
 def asset_events(
@@ -173,8 +185,9 @@ def _serve(
             break
         started = time.monotonic()
         context.log.info(f"{at + 1} of {len(keys)}: {key}")
+        job = JobContext(context, key, more_jobs_follow=at + 1 < len(keys))
         try:
-            for event in kind.events(JobContext(context, key), config.settings, tools):
+            for event in kind.events(job, config.settings, tools):
                 yield _of_job(event, key)
         except (dg.Failure, dg.RetryRequested, ArroyoStateError) as error:
             done.failed[key] = _reason(error)

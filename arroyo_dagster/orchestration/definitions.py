@@ -16,10 +16,12 @@ from arroyo_dagster.orchestration.assets import (
 )
 from arroyo_dagster.orchestration.batch_requests import build_batch_schedule
 from arroyo_dagster.orchestration.batches import build_batch_job
-from arroyo_dagster.orchestration.checks import RECENT, build_fleet_checks
+from arroyo_dagster.orchestration.checks import RECENT
 from arroyo_dagster.orchestration.compaction import build_compacted_state
 from arroyo_dagster.orchestration.compaction_fleet import build_compaction_sensor
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.fleet_checks import build_fleet_checks
+from arroyo_dagster.orchestration.forget import build_forget_job
 from arroyo_dagster.orchestration.gc import build_collection, build_gc_journal
 from arroyo_dagster.orchestration.maintenance import (
     COMPACTION_CRON,
@@ -182,6 +184,7 @@ def build_arroyo_definitions(
         asset_checks=[fleet_checks],
         jobs=[
             *(refresh_job, fleet_job, sync_job, compaction_job, gc_job),
+            build_forget_job(naming, recent=recent),
             *(orphans_job, dead_jobs_job, *batch_jobs.values(), *sdf_jobs),
         ],
         sensors=sensors,

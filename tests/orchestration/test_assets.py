@@ -101,7 +101,7 @@ def test_jobs_of_a_real_arroyo_are_seen_and_checked(deployed: Any, archive: str,
     assert deployed.run("arroyo_fleet").success
 
 
-def test_a_vanished_job_is_catalogued_as_one_without_epochs(deployed: Any) -> None:
+def test_a_vanished_job_fails_its_refresh_and_its_epochs_count_as_expired(deployed: Any) -> None:
     job = Written(deployed.store, ONE)
     job.epochs(2)
     Written(deployed.store, legacy_job("old")).epochs(1)
@@ -109,8 +109,12 @@ def test_a_vanished_job_is_catalogued_as_one_without_epochs(deployed: Any) -> No
     deployed.run("arroyo_refresh", ONE.root)
     job.vanish()
     result = deployed.run("arroyo_refresh", ONE.root)
-    assert result.success
-    assert materialised(result)["epoch_catalog"]["arroyo/epochs"].value == 0
+    assert not result.success
+    line = failure_of(result, "arroyo_catalog")
+    assert line.startswith("there is no such job below the checkpoint URL; nothing was catalogued")
+    assert "last_epoch=2" in line
+    assert verdicts(result) == {"files_exist": False, "restorable": False}
+    assert [row.present for row in read_history(deployed.catalogue, ONE).epochs] == [False, False]
 
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -181,8 +185,10 @@ def test_a_job_that_stands_still_is_told_by_the_fleets_check(deployed: Any) -> N
     run_word_job(deployed.store, sinks=0, job="done")
     result = deployed.run("arroyo_fleet")
     assert result.success
-    (check,) = result.get_asset_check_evaluations()
-    assert (check.check_name, check.passed) == ("every_job_recent", False)
+    check = {one.check_name: one for one in result.get_asset_check_evaluations()}[
+        "every_job_recent"
+    ]
+    assert not check.passed
     assert check.severity is dg.AssetCheckSeverity.WARN
     assert [one.data["object"] for one in check.metadata["arroyo/found"].records] == [ONE.root]
 

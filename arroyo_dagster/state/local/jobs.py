@@ -29,6 +29,7 @@ from arroyo_dagster.state.model.checkpoints import (
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
+    PipelineId,
     StatePath,
     WorkerGeneration,
     path_problem,
@@ -108,9 +109,19 @@ def find_job(store: ObjectStore, name: str) -> JobPaths:
     path = StatePath(name)
     # A whole path needs one listing, however many jobs there are.
     pipeline, _, job = path.rpartition("/")
-    likely = str(path) if pipeline else str(JobPaths(JobId(job)).checkpoints())
-    exact = [paths for paths in jobs_in({likely: list_level(store, likely)}) if paths.root == path]
-    return exact[0] if exact else choose_job(name, list_jobs(store), store.url)
+    paths = JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
+    return paths if job_is_there(store, paths) else choose_job(name, list_jobs(store), store.url)
+
+
+def job_is_there(store: ObjectStore, paths: JobPaths) -> bool:
+    """Whether a job is there, by one listing.
+
+    Raises:
+        NotFoundError: the root itself does not exist.
+    """
+    legacy = paths.layout is Layout.LEGACY
+    at = str(paths.checkpoints()) if legacy else str(paths.root)
+    return paths in jobs_in({at: list_level(store, at)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
