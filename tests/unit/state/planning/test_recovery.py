@@ -478,7 +478,8 @@ def test_an_unclaimed_checkpoint_is_left_alone_once_the_fence_names_somebody_els
 def test_reader_sees_the_parent_of_a_checkpoint_that_is_being_published(world: World) -> None:
     first = world.ready(1, 1)
     second = world.ready(1, 2, first)
-    world.generation(1, base=first, latest=world.manifest(1, 3, parent=second))
+    world.generation(1, latest=world.manifest(1, 3, parent=second))
+    assert world.start(2, fence=1) == StartEmpty()
     found = world.start(2, fence=1, only_reads=True)
     assert isinstance(found, Restore)
     assert (found.ref, found.replay_commit) == (second, False)
