@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.errors import ConflictError, FormatError, StorageError
+from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, StorageError
 from arroyo_dagster.state.backend import StateBackend
 from arroyo_dagster.state.codec.metadata import encode_manifest
 from arroyo_dagster.state.connectors import TableSource
@@ -36,7 +36,9 @@ from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.planning.progress import BatchVerdict
 from arroyo_dagster.state.planning.recovery import marker_path
 from arroyo_dagster.state.storage import DeleteOutcome, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage.store import Listing
 from arroyo_dagster.state.storage.wrappers import Wrapper
+from arroyo_dagster.state.tables.messages import CompactedData
 from tests.jobs import CountWords, SinkInto, output_of, state_of, word_job, words
 
 NOW = 1_800_000_000_000_000
@@ -206,9 +208,12 @@ def test_global_tables_list_few_files_and_lose_nothing(layout: Layout) -> None:
     assert state_of(apart, made) == state_of(store, made)
 
 
-def merged_by_maintenance(store: MemoryStore) -> tuple[LocalRun, list[Merged]]:
+def merged_by_maintenance(
+    store: MemoryStore, retention_micros: int = 10**12, parallelism: int = 2
+) -> tuple[LocalRun, list[Merged]]:
     """A run behind its fourth epoch, and the merges of it that wait for the next one."""
-    run = LocalRun(job(store, merge_files_after=100, retention_micros=10**12), store)
+    options = {"retention_micros": retention_micros, "parallelism": parallelism}
+    run = LocalRun(job(store, merge_files_after=100, **options), store)
     for _ in range(4):
         run.step()
     compact_job(store, run.pipeline.paths, CompactionSettings(policy=CompactionPolicy.FULL))
@@ -237,6 +242,32 @@ def test_merges_of_maintenance_are_taken_over_by_the_next_epoch() -> None:
         while (epoch := run.step()) is not None:
             assert not inputs & set(epoch.paths), "its subtasks were told"
     assert state_of(store, run.pipeline)["count"]["counts"] == counts(12)
+
+
+def test_subtasks_are_told_what_was_merged_of_what_they_know() -> None:
+    """Of inputs that have expired since they know nothing: with those they would read all anew."""
+    store = MemoryStore()
+    run, merges = merged_by_maintenance(store, retention_micros=6_000_000, parallelism=1)
+    record = next(path for path in waiting(store, run))
+    data = store.read(record)
+    with contextlib.closing(run.job):
+        assert run.job.plan(False).compacted == {}
+        store.delete_many([record])
+        run.step()
+        store.put(record, data)  # as one that was written late
+        known = set(run.job.base.paths) if run.job.base else set()
+        run.step()
+        told = run.job.plan(False).compacted
+        assert waiting(store, run) == {}
+    expected: dict[str, list[CompactedData]] = {}
+    for one in merges:
+        inputs = tuple(path for path in one.input_paths if path in known)
+        if inputs:
+            message = CompactedData(table=one.table, inputs=inputs, outputs=one.output_paths)
+            expected.setdefault(one.operator, []).append(message)
+    assert told == {name: tuple(messages) for name, messages in expected.items()}
+    lengths = [(len(one.input_paths), sum(p in known for p in one.input_paths)) for one in merges]
+    assert any(0 < left < all_of for all_of, left in lengths), "one has expired in part"
 
 
 def test_merge_whose_output_is_gone_is_void() -> None:
@@ -344,6 +375,22 @@ def test_retention_that_fails_is_tried_again_at_once_then_every_fourth_epoch(
         "retention of job words/main failed; 2 epochs before epoch 3 are left for the next time: "
     )
     assert "503 SlowDown" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("error", [StorageError("busy"), NotFoundError("gone")], ids=repr)
+def test_run_goes_on_where_not_even_what_is_overdue_can_be_counted(error: Exception) -> None:
+    class Blind(Throttled):
+        def list_dir(self, prefix: str = "") -> Listing:
+            if self.asked:
+                raise error
+            return self.inner.list_dir(prefix)
+
+    store = Blind(MemoryStore())
+    run = LocalRun(job(store, rows=99, keep_epochs=2, sinks=0), store)
+    with contextlib.closing(run.job):
+        for _ in range(4):
+            run.step()
+        assert (run.job.retention_failures, run.job.overdue_epochs) == (1, 0)
 
 
 # ---- how a run begins and ends -------------------------------------------------------------------
