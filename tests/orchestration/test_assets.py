@@ -190,7 +190,8 @@ def test_a_job_that_stands_still_is_told_by_the_fleets_check(deployed: Any) -> N
     ]
     assert not check.passed
     assert check.severity is dg.AssetCheckSeverity.WARN
-    assert [one.data["object"] for one in check.metadata["arroyo/found"].records] == [ONE.root]
+    told = {one.data["job"]: one.data["verdict"] for one in check.metadata["jobs"].records}
+    assert told == {ONE.root: "stands still", "words/done": "at rest"}
 
 
 # ---- the fleet -----------------------------------------------------------------------------------

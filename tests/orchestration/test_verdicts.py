@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import sqlite3
 import time
@@ -20,10 +21,12 @@ from arroyo_dagster.orchestration.checks import (
 )
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.local import known_jobs
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage import open_store
 from arroyo_dagster.state.storage.memory import MemoryStore
 from tests.fleets import SECOND, Written, legacy_job, protocol_job
 
@@ -230,31 +233,28 @@ def test_a_job_that_is_there_cannot_be_forgotten(deployed: Any) -> None:
     assert known_jobs.forgotten(deployed.catalogue) == set()
 
 
-def test_a_job_that_a_collection_of_dead_jobs_removed_is_no_error(deployed: Any) -> None:
+def test_a_job_that_a_collection_of_dead_jobs_removed_is_no_error(
+    deployed: Any, tmp_path: Path
+) -> None:
+    deployed.store = open_store(str(tmp_path))
+    Local(deployed, tmp_path)
+    deployed.build(runner=InProcessRunner())
     job_of(deployed, protocol_job("good"))
     job_of(deployed, OLD_JOB, start=1_700_000_000 * SECOND)
+    for path in (tmp_path / "old").rglob("*"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
     deployed.tick()
-    fleet(deployed)
-    remove_dead_job(deployed, OLD_JOB)
+    assert not fleet(deployed)[EVERY_JOB_RECENT].passed
+    config = {"dry_run": False, "gone": True}
+    run = deployed.run(
+        "arroyo_remove_dead_jobs",
+        "old",
+        run_config={"ops": {"arroyo_dead_jobs": {"config": config}}},
+    )
+    assert run.success
+    assert ParquetBackend(deployed.store, OLD_JOB).epochs() == []
     found = fleet(deployed)[EVERY_JOB_RECENT]
     assert found.passed, found.description
-
-
-def remove_dead_job(deployed: Any, paths: JobPaths) -> None:
-    from arroyo_dagster.state.local.journal import Journal
-
-    Written.vanish(type("J", (), {"store": deployed.store, "paths": paths})())  # type: ignore[arg-type]
-    journal = Journal(
-        deployed.store,
-        paths,
-        kind="dead-job",
-        plan="0" * 64,
-        owner="test",
-        now_micros=NOW,
-        objects=1,
-        size_bytes=1,
-    )
-    journal.end({"deleted": 1, "size_bytes": 1})
 
 
 # ---- a root that is gone -------------------------------------------------------------------------
