@@ -101,9 +101,10 @@ def _refresh_all(
     done: list[Refreshed] = []
     failed: list[ArroyoStateError] = []
     store, catalogue = arroyo_store.reading(), arroyo_store.catalogue()
+    options: Any = {"max_new_epochs": config.max_epochs, "earlier": arroyo_store.earlier()}
     for paths in jobs:
         try:
-            done.append(refresh(store, catalogue, paths, max_new_epochs=config.max_epochs))
+            done.append(refresh(store, catalogue, paths, **options))
         except ArroyoStateError as error:
             context.log.error(f"{paths.root}: {error}")
             failed.append(error)
