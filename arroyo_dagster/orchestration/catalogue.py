@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.ids import checked_name
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.storage.store import ObjectStore
@@ -29,9 +30,14 @@ def local_catalogue(home: str, deployment: str | None, digest: str) -> Path:
 
     Args:
         digest: of the checkpoint URL.
+
+    Raises:
+        InputError: the deployment's name cannot be that of a directory.
     """
     root = Path(home).absolute() / CATALOGUE_DIRECTORY
-    return root / ("default" if deployment is None else f"deployments/{deployment}") / digest
+    if deployment is None:
+        return root / "default" / digest
+    return root / "deployments" / checked_name(deployment, "deployment") / digest
 
 
 def remote_parts(instance: dg.DagsterInstance) -> list[str]:

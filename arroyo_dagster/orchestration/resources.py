@@ -39,9 +39,7 @@ class ArroyoStateStore(NamedSecrets):
     """Where jobs keep their checkpoints, and where what is known of them is catalogued."""
 
     checkpoint_url: str = Field(description="The checkpoint URL, in any form Arroyo takes.")
-    storage_options: dict[str, Any] = Field(
-        default_factory=dict, repr=False, description=OPTIONS
-    )
+    storage_options: dict[str, Any] = Field(default_factory=dict, repr=False, description=OPTIONS)
     arroyo_api_url: str | None = Field(
         default=None, description="Arroyo's REST API, to ask what its jobs are doing; read only."
     )

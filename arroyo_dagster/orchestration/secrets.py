@@ -103,9 +103,8 @@ def _clear_value(name: str, value: Any, shown: str) -> Iterator[tuple[str, str]]
             yield from _clear_value(name, one, shown)
     elif isinstance(value, str) and _is_secret(name, value):
         yield shown, value
-    elif isinstance(value, int | float | bytes) and not isinstance(value, bool):
-        if "." not in name and holds_secret(name, "x") and not _NO_SECRET.search(name):
-            yield shown, str(value)
+    elif isinstance(value, int | float) and value not in (0, 1) and _is_named_as_secret(name):
+        yield shown, str(value)
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -118,6 +117,11 @@ def _is_secret(name: str, value: str) -> bool:
     # Names of settings have dots, and words of many kinds in them.
     by_name = "." not in name and _SECRET_OPTION.search(name) is not None
     return by_name or holds_secret(name, value)
+
+
+def _is_named_as_secret(name: str) -> bool:
+    """Whether even a number may be a secret there; names of settings count bits and sizes."""
+    return "." not in name and holds_secret(name, "x") and not _NO_SECRET.search(name)
 
 
 def _variables_with(value: str) -> list[str]:
@@ -137,7 +141,7 @@ def variable_of(value: object) -> str | None:
 
 
 def as_variable(value: Any) -> Any:
-    """`{env: NAME}` as an `EnvVar`, for a field of a resource that is a text; others as they are."""
+    """`{env: NAME}` as an `EnvVar`, for a resource's field of text; others as they are."""
     variable = variable_of(value)
     return value if variable is None else dg.EnvVar(variable)
 
