@@ -126,9 +126,10 @@ class _Refresh:
         from arroyo_dagster.state.local.history import refresh
 
         store, catalogue = self._store.reading(), self._store.catalogue()
+        options: Any = {"max_new_epochs": max_epochs, "earlier": self._store.earlier()}
         for paths in jobs:
             try:
-                found = refresh(store, catalogue, paths, max_new_epochs=max_epochs)
+                found = refresh(store, catalogue, paths, **options)
                 self._check_there(found)
             except ArroyoStateError as error:
                 self._fail(paths, error)

@@ -128,7 +128,7 @@ def build_arroyo_definitions(
     naming = Naming(
         translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
     )
-    resource = ArroyoStateStore(checkpoint_url=store) if isinstance(store, str) else store
+    resource = _store_of(store, deployment)
     clock = schedules or ScheduleOptions()
     catalogue, fleet = build_catalogue(naming), build_fleet(naming)
     fleet_checks = build_fleet_checks(naming, recent=recent)
@@ -212,6 +212,16 @@ def build_arroyo_definitions(
         },
     )
     return dg.Definitions.merge(shared, windowed)
+
+
+def _store_of(store: ArroyoStateStore | str, deployment: str | None) -> ArroyoStateStore:
+    """The store, which knows the deployment: its catalogue is that deployment's own."""
+    if isinstance(store, str):
+        return ArroyoStateStore(checkpoint_url=store, deployment=deployment)
+    if deployment is None or store.deployment is not None:
+        return store
+    given = {name: getattr(store, name) for name in store.model_fields_set}
+    return type(store)(**{**given, "deployment": deployment})
 
 
 def _in_process(name: str, selection: dg.AssetSelection, description: str) -> Any:
