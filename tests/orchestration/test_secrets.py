@@ -22,7 +22,10 @@ from tests.journeys.test_secrets import DATAFLOW, QUICK, SENT, echoing
 from tests.secrets import CANARY, assert_no_canary
 
 KEY = "words/main"
-CONFIG = {"arroyo_maintenance_window": {"ops": {"arroyo_window": {"config": {"jobs": [KEY]}}}}}
+CONFIG = {
+    "arroyo_maintenance_window": {"ops": {"arroyo_window": {"config": {"jobs": [KEY]}}}},
+    "arroyo_forget_job": {"ops": {"arroyo_forget_job_op": {"config": {"job": KEY}}}},
+}
 
 # Their names say nothing of secrets: what is hidden is not hidden for the name of a variable.
 VARIABLES = {
