@@ -94,8 +94,8 @@ def plan_sync(have: Collection[str], want: Collection[str]) -> SyncPlan:
             f"{len(plan.drop)} of {len(have)} partition keys would be dropped: that looks like an "
             "outage or a wrong URL, so none was",
             first=plan.drop[0],
-            next_step="check the checkpoint URL; if the jobs are really gone, acknowledge each with "
-            "the job arroyo_forget_job, which deletes its key",
+            next_step="check the checkpoint URL; if the jobs are really gone, acknowledge each "
+            "with the job arroyo_forget_job, which deletes its key",
         )
     return plan
 
