@@ -22,7 +22,10 @@ from tests.journeys.test_secrets import DATAFLOW, QUICK, SENT, echoing
 from tests.secrets import CANARY, assert_no_canary
 
 KEY = "words/main"
-CONFIG = {"arroyo_maintenance_window": {"ops": {"arroyo_window": {"config": {"jobs": [KEY]}}}}}
+CONFIG = {
+    "arroyo_maintenance_window": {"ops": {"arroyo_window": {"config": {"jobs": [KEY]}}}},
+    "arroyo_forget_job": {"ops": {"arroyo_forget_job_op": {"config": {"job": KEY}}}},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +62,14 @@ def _resource(situation: str, port: int) -> ArroyoStateStore:
         "user-info": f"https://user:{CANARY}@host/bucket",
         "api": "memory://secrets-of-dagster",
         "database": "memory://secrets-of-dagster",
+        "postgres": "memory://secrets-of-dagster",
     }
     if situation == "api":
         shared["arroyo_api_url"] = f"http://user:{CANARY}@127.0.0.1:9"
     if situation == "database":
         shared["arroyo_database"] = f"/nowhere/state.sqlite?key={CANARY}"
+    if situation == "postgres":
+        shared["arroyo_database"] = f"postgresql://user:{CANARY}@127.0.0.1:9/arroyo"
     remote = situation in ("dead", "echo")
     return ArroyoStateStore(
         checkpoint_url=urls[situation], storage_options=options if remote else {}, **shared
@@ -81,7 +87,12 @@ def _definitions(resource: ArroyoStateStore) -> dg.Definitions:
     )
 
 
-@pytest.mark.parametrize("situation", ["works", "dead", "echo", "user-info", "api", "database"])
+SITUATIONS = pytest.mark.parametrize(
+    "situation", ["works", "dead", "echo", "user-info", "api", "database", "postgres"]
+)
+
+
+@SITUATIONS
 def test_nothing_that_dagster_stores_repeats_a_secret(
     situation: str, echo: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,7 +121,7 @@ def test_nothing_that_dagster_stores_repeats_a_secret(
     assert_no_canary(caplog.text)
 
 
-@pytest.mark.parametrize("situation", ["works", "dead", "echo", "user-info", "api", "database"])
+@SITUATIONS
 def test_no_sensor_and_no_schedule_repeats_a_secret(
     situation: str, echo: int, caplog: pytest.LogCaptureFixture
 ) -> None:
