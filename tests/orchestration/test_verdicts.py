@@ -224,6 +224,16 @@ def test_a_job_that_comes_back_and_vanishes_again_is_an_error_again(deployed: An
     assert not fleet(deployed)[EVERY_JOB_RECENT].passed
 
 
+def test_your_own_word_that_a_job_is_gone_acknowledges_it(deployed: Any) -> None:
+    job_of(deployed, protocol_job("good"))
+    job = job_of(deployed, OLD_JOB)
+    deployed.tick()
+    job.vanish()
+    assert not fleet(deployed)[EVERY_JOB_RECENT].passed
+    deployed.build(directory=ArroyoDirectory(said={"old": "gone"}))
+    assert fleet(deployed)[EVERY_JOB_RECENT].passed
+
+
 def test_a_job_that_is_there_cannot_be_forgotten(deployed: Any) -> None:
     job_of(deployed, OLD_JOB)
     deployed.tick()
