@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -97,7 +97,7 @@ def claim_catalogue(catalogue: ObjectStore, place: str) -> CatalogueOwner:
     """
     owner = read_owner(catalogue)
     if owner is None:
-        made = CatalogueOwner(identity=secrets.token_hex(8), checkpoint_url=place)
+        made = CatalogueOwner(identity=uuid.uuid4().hex, checkpoint_url=place)
         document = {"v": _VERSION, "id": made.identity, "checkpoint_url": place}
         # Of two that come at once, the first counts.
         owner = made if catalogue.create(OWNER, _encoded(document)) else read_owner(catalogue)
