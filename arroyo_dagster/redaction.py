@@ -168,6 +168,11 @@ def _secrets_of_setting(name: str, value: str) -> Set[str]:
     return frozenset((value, *inner))
 
 
+def holds_secret(name: str, value: str) -> bool:
+    """Whether a setting is named like a secret, or repeats one in a URL or a text."""
+    return bool(_secrets_of_setting(name, value) or _NAMED_VALUE.search(value))
+
+
 def _members(value: object) -> object:
     """The members of a key that is a JSON document, as Google's are."""
     try:

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 an error of this package (one message on stderr), 2 a wron
 from arroyo_dagster.cli import (
     compaction,
     doctor,
+    forget,
     gc,
     leases,
     looking,
@@ -23,6 +24,7 @@ from arroyo_dagster.cli.grammar import main
 __all__ = [
     "compaction",
     "doctor",
+    "forget",
     "gc",
     "leases",
     "looking",

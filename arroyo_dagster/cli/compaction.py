@@ -191,14 +191,20 @@ def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
 
 @compact.command()
 @click.argument("jobs", nargs=-1)
+@click.option("--footers", is_flag=True, hidden=True, help="No longer needed.")
 @click.option(
-    "--footers",
-    is_flag=True,
-    help="Read the footer of every file to be merged, for a better forecast of bytes.",
+    "--sample/--no-sample",
+    default=True,
+    help="Merge up to 8 MiB of each job in memory, to forecast its bytes.",
 )
 @_settings_options
 def forecast(
-    jobs: Sequence[str], footers: bool, url: str | None, as_json: bool, **given: Any
+    jobs: Sequence[str],
+    footers: bool,
+    sample: bool,
+    url: str | None,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Show what a restore reads now, and would read afterwards; of every job if none is named."""
     store, settings = open_to_read(url), _settings(given)
@@ -208,9 +214,9 @@ def forecast(
     for one in paths:
         try:
             if is_arroyos(store, one):
-                plans.append(plan_rewrite_of(store, one, JobDirectory(), settings))
+                plans.append(plan_rewrite_of(store, one, JobDirectory(), settings, sampled=sample))
             else:
-                plans.append(plan_job(store, one, settings, footers=footers))
+                plans.append(plan_job(store, one, settings, sampled=sample))
         except ArroyoStateError as error:
             problems.append(error)
     plans.sort(key=lambda one: one.files_after - one.files_before)

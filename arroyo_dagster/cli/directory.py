@@ -33,7 +33,8 @@ def directory_options(command: _F) -> _F:
         "--arroyo-db",
         "database",
         metavar="PATH",
-        help="The controller's state.sqlite, a path or URL; only a copy of it is opened.",
+        help="The controller's state.sqlite, a path or URL, of which only a copy is opened; or "
+        "postgresql://USER@HOST/DATABASE, read in one read-only transaction.",
     )
     said = click.option(
         "--say",

@@ -9,8 +9,17 @@ from pydantic import Field
 
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError
 from arroyo_dagster.orchestration import shown
-from arroyo_dagster.orchestration.checks import check_result, epoch_check_specs, epoch_verdict
+from arroyo_dagster.orchestration.checks import (
+    EVERY_JOB_CHECKS,
+    check_result,
+    epoch_check_specs,
+    job_verdict,
+    no_job,
+    not_looked_at,
+)
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.fleet_checks import Fleet
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import (
@@ -20,12 +29,14 @@ from arroyo_dagster.orchestration.translator import (
     OPERATOR_METADATA,
     Naming,
 )
+from arroyo_dagster.state.model.directory import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.findings import Verdict, merged
+from arroyo_dagster.state.planning.fleet_health import GoneJob
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.local.history import EpochRow, FileRow, Refreshed
-    from arroyo_dagster.state.planning.health import JobAge
-    from arroyo_dagster.state.storage.store import ObjectStore
+    from arroyo_dagster.state.planning.fleet_health import JobAge
 
 EPOCHS_SHOWN = 25
 CURVE_EPOCHS = 120
@@ -61,17 +72,28 @@ def build_catalogue(naming: Naming) -> dg.AssetsDefinition:
         check_specs=epoch_check_specs(operator_metadata),
     )
     def arroyo_catalog(  # type: ignore[no-untyped-def]
-        context: dg.AssetExecutionContext, config: CatalogConfig, arroyo_store: ArroyoStateStore
+        context: dg.AssetExecutionContext,
+        config: CatalogConfig,
+        arroyo_store: ArroyoStateStore,
+        arroyo_directory: ArroyoDirectory,
     ):
         with as_failure():
             jobs = _jobs_of(context, arroyo_store)
+            checks = sorted(context.selected_asset_check_keys, key=lambda one: one.name)
+            run = _Refresh(context, arroyo_store)
             if context.selected_asset_keys:
-                done = _refresh_all(context, arroyo_store, jobs, config)
+                run.catalogue(jobs, config.max_epochs)
+            verdicts = [(check, run.verdict(check.name, jobs)) for check in checks]
+            if not run.failed:
                 for key in sorted(context.selected_asset_keys):
-                    yield _catalogued(context, arroyo_store, key, keys[key], done)
-            for check in sorted(context.selected_asset_check_keys, key=lambda one: one.name):
-                verdict = epoch_verdict(check.name, arroyo_store.reading(), jobs)
+                    yield _catalogued(context, arroyo_store, key, keys[key], run.done)
+            for check, verdict in verdicts:
                 yield check_result(verdict, check.name, check.asset_key)
+            # In a batch once, behind its last job.
+            if not getattr(context, "more_jobs_follow", False):
+                fleet = Fleet(naming, context.instance, arroyo_store, arroyo_directory)
+                fleet.report(EVERY_JOB_CHECKS)
+            run.raise_failures(len(jobs))
 
     return arroyo_catalog
 
@@ -90,52 +112,75 @@ def _jobs_of(context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore) 
     return arroyo_store.jobs()
 
 
-def _refresh_all(
-    context: dg.AssetExecutionContext,
-    arroyo_store: ArroyoStateStore,
-    jobs: Sequence[JobPaths],
-    config: CatalogConfig,
-) -> "list[Refreshed]":
-    """Catalogue every job; one that fails is told once the others are done."""
-    from arroyo_dagster.state.local.history import refresh
+class _Refresh:
+    """Refreshes jobs one by one; one that fails is told once the others are done."""
 
-    done: list[Refreshed] = []
-    failed: list[ArroyoStateError] = []
-    store, catalogue = arroyo_store.reading(), arroyo_store.catalogue()
-    for paths in jobs:
-        try:
-            done.append(refresh(store, catalogue, paths, max_new_epochs=config.max_epochs))
-            _check_there(store, done[-1])
-        except ArroyoStateError as error:
-            context.log.error(f"{paths.root}: {error}")
-            failed.append(error)
-        else:
-            for problem in done[-1].problems:
-                context.log.warning(f"{paths.root}: {problem}")
-    if failed:
-        raise failed[0] if len(jobs) == 1 else _some_failed(failed, len(jobs))
-    return done
+    def __init__(self, context: dg.AssetExecutionContext, store: ArroyoStateStore) -> None:
+        self._context = context
+        self._store = store
+        self.done: list[Refreshed] = []
+        self.failed: dict[JobPaths, ArroyoStateError] = {}
 
+    def catalogue(self, jobs: Sequence[JobPaths], max_epochs: int) -> None:
+        """Catalogue every job; one that is not there fails."""
+        from arroyo_dagster.state.local.history import refresh
 
-def _check_there(store: "ObjectStore", one: "Refreshed") -> None:
-    """Make sure that a job without an epoch is there at all.
+        store, catalogue = self._store.reading(), self._store.catalogue()
+        options: Any = {"max_new_epochs": max_epochs, "earlier": self._store.earlier()}
+        for paths in jobs:
+            try:
+                found = refresh(store, catalogue, paths, **options)
+                self._check_there(found)
+            except ArroyoStateError as error:
+                self._fail(paths, error)
+                continue
+            self.done.append(found)
+            for problem in found.problems:
+                self._context.log.warning(f"{paths.root}: {problem}")
 
-    Raises:
-        NotFoundError: it is not.
-    """
-    from arroyo_dagster.state.local.jobs import job_exists
+    def _check_there(self, found: "Refreshed") -> None:
+        """Refuse a job of which nothing is left: its catalogue says so, and its run fails."""
+        from arroyo_dagster.state.local.jobs import job_is_there
 
-    paths, epochs = one.history.paths, one.history.epochs
-    if one.history.present or job_exists(store, paths):
-        return
-    raise NotFoundError(
-        f"there is no such job below the checkpoint URL{' any more' if epochs else ''}",
-        job=paths.root,
-        last_epoch=epochs[-1].epoch if epochs else None,
-        url=store.url,
-        next_step="check the partition and `checkpoint_url`; if the job was removed on purpose, "
-        "run the job arroyo_sync_partitions, which drops its key",
-    )
+        paths, store = found.history.paths, self._store.reading()
+        if found.history.present or job_is_there(store, paths):
+            return
+        last = max((row.epoch for row in found.history.epochs), default=None)
+        raise NotFoundError(
+            "there is no such job below the checkpoint URL; nothing was catalogued",
+            job=paths.root,
+            url=store.url,
+            last_epoch=last,
+            next_step="bring its objects back; if it was removed on purpose, acknowledge that "
+            "with the job arroyo_forget_job",
+        )
+
+    def verdict(self, name: str, jobs: Sequence[JobPaths]) -> Verdict:
+        """The verdict of a check on all of the jobs; that on each is kept in the catalogue."""
+        from arroyo_dagster.state.local.verdicts import write_verdict
+
+        store, catalogue = self._store.reading(), self._store.catalogue()
+        found: list[Verdict] = []
+        for paths in jobs:
+            try:
+                one = job_verdict(name, store, paths)
+                write_verdict(catalogue, one)
+            except ArroyoStateError as error:
+                self._fail(paths, error)
+                found.append(not_looked_at(paths, error))
+            else:
+                found.append(one.verdict)
+        return merged(found) if found else no_job(store.url)
+
+    def _fail(self, paths: JobPaths, error: ArroyoStateError) -> None:
+        self._context.log.error(f"{paths.root}: {error}")
+        self.failed.setdefault(paths, error)
+
+    def raise_failures(self, jobs: int) -> None:
+        """Raise what failed, if anything did."""
+        failed = list(self.failed.values())
+        if failed:
+            raise failed[0] if jobs == 1 else _some_failed(failed, jobs)
 
 
 def _some_failed(failed: Sequence[ArroyoStateError], jobs: int) -> ArroyoStateError:
@@ -284,49 +329,81 @@ def build_fleet(naming: Naming) -> dg.AssetsDefinition:
         name="arroyo_fleet_overview",
         specs=[naming.spec(FLEET, deps=[CHECKPOINT], partitioned=False)],
     )
-    def arroyo_fleet_overview(arroyo_store: ArroyoStateStore):  # type: ignore[no-untyped-def]
-        from arroyo_dagster.state.local.health import survey
+    def arroyo_fleet_overview(  # type: ignore[no-untyped-def]
+        context: dg.AssetExecutionContext,
+        arroyo_store: ArroyoStateStore,
+        arroyo_directory: ArroyoDirectory,
+    ):
         from arroyo_dagster.state.local.history import newest_rows
 
         with as_failure():
             jobs = arroyo_store.jobs()
-            ages = survey(arroyo_store.reading(), jobs)
+            fleet = Fleet(naming, context.instance, arroyo_store, arroyo_directory)
+            facts, ages = fleet.facts(), fleet.ages(jobs)
+            broken = fleet.broken(jobs)
             newest = newest_rows(arroyo_store.catalogue(), jobs)
-        return dg.MaterializeResult(metadata=_fleet_shown(ages, newest))
+        now = time.time_ns() // 1000
+        lines = [_job_line(age, newest.get(age.job), age.job in broken, now) for age in ages]
+        lines += [_gone_line(one) for one in facts.gone]
+        return dg.MaterializeResult(metadata=_fleet_shown(lines))
 
     return arroyo_fleet_overview
 
 
-def _fleet_shown(ages: "Sequence[JobAge]", newest: "Mapping[str, EpochRow]") -> dict[str, Any]:
-    now = time.time_ns() // 1000
-    lines = [_job_line(age, newest.get(age.job), now) for age in ages]
-    moving = [line["seconds since"] for line in lines if line["seconds since"] is not None]
-    sizes = [line["bytes"] for line in lines if line["bytes"] is not None]
-    worst = sorted(
-        lines, key=lambda line: (line["state"] == "at rest", -(line["seconds since"] or 0))
-    )
+_WORST_FIRST = ("broken", "vanished", "unreadable", "failed")
+
+
+def _fleet_shown(lines: "Sequence[Mapping[str, Any]]") -> dict[str, Any]:
+    there = [line for line in lines if line["state"] != "vanished"]
+    moving = [line for line in there if line["seconds since"] is not None and not line["rests"]]
+    sizes = [line["bytes"] for line in there if line["bytes"] is not None]
+    worst = sorted(lines, key=_urgency)
     return shown.known(
         {
-            "arroyo/jobs": len(lines),
-            "arroyo/jobs_at_rest": sum(line["state"] == "at rest" for line in lines),
-            "arroyo/jobs_unreadable": sum(line["state"] == "unreadable" for line in lines),
-            "arroyo/files": sum(line["files"] or 0 for line in lines),
+            "arroyo/jobs": len(there),
+            "arroyo/jobs_at_rest": sum(line["rests"] for line in there),
+            "arroyo/jobs_unreadable": sum(line["state"] == "unreadable" for line in there),
+            "arroyo/jobs_broken": sum(line["state"] == "broken" for line in there),
+            "arroyo/jobs_vanished": len(lines) - len(there),
+            "arroyo/files": sum(line["files"] or 0 for line in there),
             "arroyo/bytes": sum(sizes) if sizes else None,
-            "arroyo/max_files": max((line["files"] or 0 for line in lines), default=0),
-            "arroyo/max_seconds_since_epoch": max(moving, default=None),
-            "jobs": shown.table(worst),
+            "arroyo/max_files": max((line["files"] or 0 for line in there), default=0),
+            "arroyo/max_seconds_since_epoch": max(
+                (line["seconds since"] for line in moving), default=None
+            ),
+            "jobs": shown.table(
+                {name: value for name, value in line.items() if name != "rests"} for line in worst
+            ),
         }
     )
 
 
-def _job_line(age: "JobAge", newest: "EpochRow | None", now_micros: int) -> dict[str, Any]:
-    state = "at rest" if age.at_rest else "no epoch" if age.epoch is None else "ready"
+def _urgency(line: Mapping[str, Any]) -> tuple[int, bool, float, str]:
+    state = line["state"]
+    rank = _WORST_FIRST.index(state) if state in _WORST_FIRST else len(_WORST_FIRST)
+    return rank, line["rests"], -(line["seconds since"] or 0), line["job"]
+
+
+def _job_line(
+    age: "JobAge", newest: "EpochRow | None", broken: bool, now_micros: int
+) -> dict[str, Any]:
+    state = "no epoch" if age.epoch is None else age.resting or "ready"
+    if age.condition is JobCondition.FAILED:
+        state = "failed"
+    if age.problem:
+        state = "unreadable"
     return {
         "job": age.job,
-        "state": "unreadable" if age.problem else state,
+        "state": "broken" if broken and not age.problem else state,
         "epoch": age.epoch,
         "seconds since": shown.seconds(age.age_micros(now_micros)),
         "files": age.files,
         "bytes": None if newest is None else newest.size_bytes,
         "epochs kept": age.epochs,
+        "rests": age.resting is not None,
     }
+
+
+def _gone_line(gone: GoneJob) -> dict[str, Any]:
+    unknown = dict.fromkeys(("seconds since", "files", "bytes", "epochs kept"))
+    return {"job": gone.job, "state": "vanished", "epoch": gone.epoch, **unknown, "rests": False}

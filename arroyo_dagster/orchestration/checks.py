@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration.shown import known, table
-from arroyo_dagster.orchestration.translator import CHECKPOINT, Naming
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.planning.health import Finding, Verdict, every_job_recent, merged
+from arroyo_dagster.state.planning.findings import Finding, Verdict, error, merged
 
 if TYPE_CHECKING:
+    from arroyo_dagster.state.local.verdicts import JobVerdict
     from arroyo_dagster.state.model.checkpoints import Checkpoint
     from arroyo_dagster.state.storage.store import ObjectStore
 
 FILES_EXIST = "files_exist"
 RESTORABLE = "restorable"
+EVERY_JOB_FILES_EXIST = "every_job_files_exist"
+EVERY_JOB_RESTORABLE = "every_job_restorable"
 EVERY_JOB_RECENT = "every_job_recent"
+EVERY_JOB_CHECKS = {EVERY_JOB_FILES_EXIST: FILES_EXIST, EVERY_JOB_RESTORABLE: RESTORABLE}
+"""The checks over all jobs that show the last verdicts of a check of one job."""
 RECENT = timedelta(minutes=15)
 
 _DESCRIPTIONS = {
@@ -40,17 +43,42 @@ def epoch_check_specs(asset: dg.AssetKey) -> list[dg.AssetCheckSpec]:
 def epoch_verdict(name: str, store: "ObjectStore", jobs: Iterable[JobPaths]) -> Verdict:
     """The verdict of one of these checks over the newest epochs of some jobs.
 
+    It never passes without a job: then nothing was looked at.
+
     Raises:
+        NotFoundError: the root does not exist.
         StorageError: the store failed.
         ConflictError: epochs expire faster than they can be looked at.
     """
+    found = [job_verdict(name, store, paths).verdict for paths in jobs]
+    return merged(found) if found else no_job(store.url)
+
+
+def job_verdict(name: str, store: "ObjectStore", paths: JobPaths) -> "JobVerdict":
+    """The verdict of one of these checks over the newest epoch of a job; errors likewise."""
     from arroyo_dagster.state.local import health
+    from arroyo_dagster.state.local.verdicts import JobVerdict
 
     check: Callable[[ObjectStore, Checkpoint], Verdict] = {
         FILES_EXIST: health.check_files_exist,
         RESTORABLE: health.check_restorable,
     }[name]
-    return merged(health.check_newest(store, paths, check) for paths in jobs)
+    at_micros = time.time_ns() // 1000
+    epoch, verdict = health.newest_verdict(store, paths, check)
+    return JobVerdict(paths, name, at_micros, epoch, verdict)
+
+
+def not_looked_at(paths: JobPaths, problem: ArroyoStateError) -> Verdict:
+    """The verdict on a job that could not be looked at."""
+    step = problem.next_step or "run it again"
+    return Verdict(findings=(error("not-checked", paths.root, problem.message, step),))
+
+
+def no_job(url: str) -> Verdict:
+    """The verdict where there was no job to look at."""
+    evidence = "there is no job below the checkpoint URL; at least one was expected"
+    step = "check the checkpoint URL, or wait for the first checkpoint of a job"
+    return Verdict(findings=(error("no-job", url, evidence, step),))
 
 
 def check_result(
@@ -58,22 +86,31 @@ def check_result(
     name: str,
     asset: dg.AssetKey | None = None,
     *,
-    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
+    severity: dg.AssetCheckSeverity | None = None,
     passed: bool | None = None,
+    description: str | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> dg.AssetCheckResult:
     """A verdict as Dagster shows it: the first finding in words, up to 50 as a table.
 
+    What found something before it could look at anything does not pass.
+
     Args:
+        severity: WARN by default where no finding is an error, else ERROR.
         passed: what to say instead of `verdict.passed`.
+        description: what to say instead of the first finding.
         metadata: what else to show.
     """
+    nothing_seen = bool(verdict.findings) and not verdict.looked_at
+    if severity is None:
+        only_warnings = bool(verdict.findings) and not verdict.errors
+        severity = dg.AssetCheckSeverity.WARN if only_warnings else dg.AssetCheckSeverity.ERROR
     return dg.AssetCheckResult(
         check_name=name,
         asset_key=asset,
-        passed=verdict.passed if passed is None else passed,
+        passed=verdict.passed and not nothing_seen if passed is None else passed,
         severity=severity,
-        description=_words(verdict),
+        description=_words(verdict) if description is None else description,
         metadata=known(
             {
                 "arroyo/looked_at": verdict.looked_at,
@@ -101,33 +138,3 @@ def _row(finding: Finding) -> dict[str, str]:
         "next step": finding.next_step,
         "severity": finding.severity.value,
     }
-
-
-def build_fleet_checks(naming: Naming, *, recent: timedelta = RECENT) -> dg.AssetChecksDefinition:
-    """The check over all jobs: whether each wrote an epoch lately, or is at rest."""
-    spec = dg.AssetCheckSpec(
-        EVERY_JOB_RECENT,
-        asset=naming.key(CHECKPOINT),
-        description=f"Every job that is not at rest wrote an epoch in the last {recent}.",
-    )
-
-    @dg.multi_asset_check(name="arroyo_fleet_checks", specs=[spec], can_subset=True)
-    def arroyo_fleet_checks(arroyo_store: ArroyoStateStore):  # type: ignore[no-untyped-def]
-        from arroyo_dagster.state.local.health import survey
-
-        with as_failure():
-            ages = survey(arroyo_store.reading(), arroyo_store.jobs())
-        verdict = every_job_recent(
-            ages,
-            now_micros=time.time_ns() // 1000,
-            limit_micros=int(recent.total_seconds() * 1_000_000),
-        )
-        yield check_result(
-            verdict,
-            EVERY_JOB_RECENT,
-            spec.asset_key,
-            severity=dg.AssetCheckSeverity.WARN,
-            passed=not verdict.findings,
-        )
-
-    return arroyo_fleet_checks

@@ -285,6 +285,7 @@ def compacted(
         lease_wait_seconds=EXPIRED_SECONDS,
         wait_seconds=config.wait_seconds,
         dry_run=config.dry_run,
+        sampled=True,
         on_merge=on_merge,
         on_progress=_logged(context.log.info),
         on_published=published.append,
@@ -348,6 +349,9 @@ def compaction_shown(outcome: "CompactionOutcome", seconds: float) -> dict[str, 
             "arroyo/bytes_before": plan.size_bytes_before,
             "arroyo/bytes_after": outcome.size_bytes_after,
             "arroyo/bytes_forecast": plan.after.size_bytes,
+            "arroyo/bytes_forecast_error": shown.relative_error(
+                plan.after.size_bytes, outcome.size_bytes_after
+            ),
             "arroyo/opens_before": max(plan.before.opens, default=0),
             "arroyo/opens_forecast": max(plan.after.opens, default=0),
             "arroyo/opens_after": outcome.after and max(outcome.after.opens, default=0),

@@ -12,8 +12,30 @@ from arroyo_dagster.orchestration.gc import DeadJobsConfig, GcConfig, OrphansCon
 from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
+from arroyo_dagster.orchestration.secrets import as_variable, named_in_template
 from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
 from arroyo_dagster.orchestration.window import MaintenanceWindow
+
+
+def _resolve_options(context: dg.ResolutionContext, options: Any) -> Any:
+    return context.resolve_value(named_in_template(options))
+
+
+Options = Annotated[
+    dict[str, Any],
+    dg.Resolver(_resolve_options, model_field_type=dict[str, Any], inject_before_resolve=False),
+]
+"""Options of a store's client; of secrets the names of variables, as `{env: NAME}`."""
+
+Secret = Annotated[
+    Any,
+    dg.Resolver(
+        _resolve_options,
+        model_field_type=str | dict[str, str] | None,
+        inject_before_resolve=False,
+    ),
+]
+"""A text that may hold a secret: then the name of a variable, as `{env: NAME}`."""
 
 
 class ScheduleTimes(dg.Model, dg.Resolvable):
@@ -92,8 +114,11 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
     """See and keep small the state of the streaming jobs below one checkpoint URL."""
 
     checkpoint_url: str = Field(description="The checkpoint URL, in any form Arroyo takes.")
-    storage_options: dict[str, Any] = Field(
-        default_factory=dict, repr=False, description="For the client of a remote store."
+    storage_options: Options = Field(
+        default_factory=dict,
+        repr=False,
+        description="For the client of a remote store. Of secrets only the names of variables, "
+        "as {env: NAME}; they are looked up when the store is opened.",
     )
     layout: Literal["auto", "legacy", "protocol"] = Field(
         default="auto", description="Which jobs to see."
@@ -101,11 +126,22 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
     arroyo_api_url: str | None = Field(
         default=None, description="Arroyo's REST API, to ask what its jobs are doing."
     )
-    arroyo_database: str | None = Field(
-        default=None, description="The controller's state.sqlite, for the same."
+    arroyo_api_token: Secret = Field(
+        default=None, repr=False, description="For that API, as {env: NAME}; else ARROYO_API_TOKEN."
+    )
+    arroyo_database: Secret = Field(
+        default=None,
+        repr=False,
+        description="The controller's state.sqlite, for the same; {env: NAME} where the URL holds "
+        "a password.",
     )
     catalogue_url: str | None = Field(
-        default=None, description="Where the catalogue is kept; below DAGSTER_HOME by default."
+        default=None,
+        description="Where the catalogue is kept, one place for all hosts. Below DAGSTER_HOME by "
+        "default; required where Dagster's storage or run launcher serves several hosts.",
+    )
+    catalogue_options: Options = Field(
+        default_factory=dict, repr=False, description="As storage_options, for the catalogue."
     )
     deployment: str | None = Field(
         default=None, description="Tells several deployments of one instance apart."
@@ -139,8 +175,10 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
                 storage_options=self.storage_options,
                 layout=self.layout,
                 catalogue_url=self.catalogue_url,
+                catalogue_options=self.catalogue_options,
                 arroyo_api_url=self.arroyo_api_url,
-                arroyo_database=self.arroyo_database,
+                arroyo_api_token=as_variable(self.arroyo_api_token),
+                arroyo_database=as_variable(self.arroyo_database),
             ),
             runner=InProcessRunner() if self.maintenance.engine == "in-process" else None,
             maintenance=self.maintenance.options(),

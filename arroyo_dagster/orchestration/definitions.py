@@ -13,15 +13,15 @@ from arroyo_dagster.orchestration.assets import (
     build_catalogue,
     build_fleet,
     checkpoint_spec,
-    new_epochs,
 )
-from arroyo_dagster.orchestration.checks import RECENT, build_fleet_checks
+from arroyo_dagster.orchestration.batch_requests import build_batch_schedule
+from arroyo_dagster.orchestration.batches import build_batch_job
+from arroyo_dagster.orchestration.checks import RECENT
 from arroyo_dagster.orchestration.compaction import build_compacted_state
-from arroyo_dagster.orchestration.compaction_fleet import (
-    build_compaction_sensor,
-    build_fleet_compaction,
-)
+from arroyo_dagster.orchestration.compaction_fleet import build_compaction_sensor
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.fleet_checks import build_fleet_checks
+from arroyo_dagster.orchestration.forget import build_forget_job
 from arroyo_dagster.orchestration.gc import build_collection, build_gc_journal
 from arroyo_dagster.orchestration.maintenance import (
     COMPACTION_CRON,
@@ -29,8 +29,8 @@ from arroyo_dagster.orchestration.maintenance import (
     GC_CRON,
     ORPHANS_CRON,
     MaintenanceOptions,
+    build_batches,
     build_maintenance_job,
-    build_maintenance_schedules,
 )
 from arroyo_dagster.orchestration.partitions import build_sync_job, jobs_partitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
@@ -40,7 +40,6 @@ from arroyo_dagster.orchestration.schedules import (
     REFRESH_CRON,
     SYNC_CRON,
     build_clock_schedule,
-    build_due_schedule,
 )
 from arroyo_dagster.orchestration.sdf import (
     SdfOptions,
@@ -129,7 +128,7 @@ def build_arroyo_definitions(
     naming = Naming(
         translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
     )
-    resource = ArroyoStateStore(checkpoint_url=store) if isinstance(store, str) else store
+    resource = _store_of(store, deployment)
     clock = schedules or ScheduleOptions()
     catalogue, fleet = build_catalogue(naming), build_fleet(naming)
     fleet_checks = build_fleet_checks(naming, recent=recent)
@@ -158,11 +157,23 @@ def build_arroyo_definitions(
         else build_window_definitions(naming, window, running=schedules_running)
     )
     timed = partial(build_clock_schedule, running=schedules_running, timezone=clock.timezone)
-    chosen = maintenance or MaintenanceOptions()
+    batches = build_batches(
+        naming,
+        maintenance or MaintenanceOptions(),
+        catalogue=catalogue,
+        compacted=compacted,
+        retained=retained,
+        orphans=orphans,
+        dead_jobs=dead_jobs,
+        journal=journal,
+    )
+    batch_jobs = {name: build_batch_job(one.kind) for name, one in batches.items()}
     sensors = [build_checkpoint_sensor(naming, options=sensor, states=told, running=sensor_running)]
     if compaction_sensor:
         sensors.append(
-            build_compaction_sensor(naming, compaction_job, chosen, running=sensor_running)
+            build_compaction_sensor(
+                batch_jobs["compaction"], batches["compaction"], running=sensor_running
+            )
         )
     shared = dg.Definitions(
         assets=[
@@ -173,35 +184,24 @@ def build_arroyo_definitions(
         asset_checks=[fleet_checks],
         jobs=[
             *(refresh_job, fleet_job, sync_job, compaction_job, gc_job),
-            *(orphans_job, dead_jobs_job, build_fleet_compaction(naming), *sdf_jobs),
+            build_forget_job(naming, recent=recent),
+            *(orphans_job, dead_jobs_job, *batch_jobs.values(), *sdf_jobs),
         ],
         sensors=sensors,
         schedules=[
             timed("arroyo_fleet_schedule", fleet_job, clock.fleet),
             timed("arroyo_sync_schedule", sync_job, clock.sync),
             *(timed(f"{job.name}_schedule", job, clock.states) for job in sdf_jobs),
-            build_due_schedule(
-                "arroyo_refresh_schedule",
-                refresh_job,
-                clock.refresh,
-                naming=naming,
-                backlog=new_epochs,
-                running=schedules_running,
-                timezone=clock.timezone,
-            ),
-            *build_maintenance_schedules(
-                naming,
-                compaction_job,
-                gc_job,
-                orphans_job,
-                dead_jobs_job,
-                chosen,
-                compaction_cron=clock.compaction,
-                gc_cron=clock.gc,
-                orphans_cron=clock.orphans,
-                dead_jobs_cron=clock.dead_jobs,
-                timezone=clock.timezone,
-                running=schedules_running,
+            *(
+                build_batch_schedule(
+                    f"arroyo_{name}_schedule",
+                    batch_jobs[name],
+                    getattr(clock, name),
+                    one,
+                    running=schedules_running,
+                    timezone=clock.timezone,
+                )
+                for name, one in batches.items()
             ),
         ],
         resources={
@@ -212,6 +212,16 @@ def build_arroyo_definitions(
         },
     )
     return dg.Definitions.merge(shared, windowed)
+
+
+def _store_of(store: ArroyoStateStore | str, deployment: str | None) -> ArroyoStateStore:
+    """The store, which knows the deployment: its catalogue is that deployment's own."""
+    if isinstance(store, str):
+        return ArroyoStateStore(checkpoint_url=store, deployment=deployment)
+    if deployment is None or store.deployment is not None:
+        return store
+    given = {name: getattr(store, name) for name in store.model_fields_set}
+    return type(store)(**{**given, "deployment": deployment})
 
 
 def _in_process(name: str, selection: dg.AssetSelection, description: str) -> Any:

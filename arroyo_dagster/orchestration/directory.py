@@ -2,22 +2,24 @@
 
 from typing import TYPE_CHECKING, Any
 
-import dagster as dg
 from pydantic import Field
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.secrets import NamedSecrets
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.local.directory import JobDirectory
     from arroyo_dagster.state.storage.arroyo_api import ArroyoControl
 
 
-class ArroyoDirectory(dg.ConfigurableResource):  # type: ignore[type-arg]
+class ArroyoDirectory(NamedSecrets):
     """Arroyo's REST API, its database, or your word; what is not said here the store may say.
 
     Without any of them none of Arroyo's jobs is rewritten.
     """
+
+    plain_fields = frozenset({"said"})
 
     api_url: str | None = Field(
         default=None, description="Arroyo's REST API, http://HOST:5115; outranks the others."
@@ -25,7 +27,7 @@ class ArroyoDirectory(dg.ConfigurableResource):  # type: ignore[type-arg]
     api_token: str | None = Field(
         default=None,
         repr=False,
-        description="A bearer token for it, if it wants one; use dg.EnvVar.",
+        description="A bearer token for it, if it wants one: a dg.EnvVar.",
     )
     database: str | None = Field(
         default=None, description="The controller's state.sqlite, a path or URL; only read."

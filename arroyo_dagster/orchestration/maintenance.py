@@ -7,6 +7,15 @@ from typing import Any
 import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.orchestration.assets import CatalogConfig, new_epochs
+from arroyo_dagster.orchestration.batch_requests import (
+    BUDGET_MINUTES,
+    MOST_JOBS,
+    BatchConfig,
+    BatchKind,
+    BatchRequests,
+)
+from arroyo_dagster.orchestration.batches import asset_events
 from arroyo_dagster.orchestration.compaction import CompactionConfig
 from arroyo_dagster.orchestration.gc import (
     DeadJobsConfig,
@@ -16,7 +25,6 @@ from arroyo_dagster.orchestration.gc import (
     orphans_backlog,
 )
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.schedules import build_due_schedule
 from arroyo_dagster.orchestration.translator import Naming
 
 COMPACTION_CRON = "17 * * * *"
@@ -32,11 +40,15 @@ class MaintenanceOptions:
 
     Attributes:
         min_backlog: a job is compacted once so many of its files were never merged.
+        most_jobs: one run of a schedule serves no more, those that need it most.
+        budget_minutes: a run begins no further job after so long.
         compaction, gc, orphans, dead_jobs: the configuration of these runs; they delete only where
             theirs says so.
     """
 
     min_backlog: int = MIN_BACKLOG
+    most_jobs: int = MOST_JOBS
+    budget_minutes: float = BUDGET_MINUTES
     compaction: CompactionConfig | None = None
     gc: GcConfig | None = None
     orphans: OrphansConfig | None = None
@@ -59,67 +71,128 @@ def build_maintenance_job(name: str, naming: Naming, *assets: dg.AssetsDefinitio
     )
 
 
-def build_maintenance_schedules(
+class CompactionBatch(BatchConfig):
+    """A batch of compactions."""
+
+    settings: CompactionConfig = CompactionConfig()
+
+
+class GcBatch(BatchConfig):
+    """A batch of expiries."""
+
+    settings: GcConfig = GcConfig()
+
+
+class OrphansBatch(BatchConfig):
+    """A batch of collections of orphans."""
+
+    settings: OrphansConfig = OrphansConfig()
+
+
+class DeadJobsBatch(BatchConfig):
+    """A batch of removals of dead jobs."""
+
+    settings: DeadJobsConfig = DeadJobsConfig()
+
+
+class RefreshBatch(BatchConfig):
+    """A batch of jobs to be catalogued."""
+
+    settings: CatalogConfig = CatalogConfig()
+
+
+def build_batches(
     naming: Naming,
-    compaction_job: Any,
-    gc_job: Any,
-    orphans_job: Any,
-    dead_jobs_job: Any,
     options: MaintenanceOptions,
     *,
-    compaction_cron: str = COMPACTION_CRON,
-    gc_cron: str = GC_CRON,
-    orphans_cron: str = ORPHANS_CRON,
-    dead_jobs_cron: str = DEAD_JOBS_CRON,
-    timezone: str = "UTC",
-    running: bool = False,
-) -> list[dg.ScheduleDefinition]:
-    """The schedules: each asks the store what there is to do, and runs where there is enough."""
+    catalogue: dg.AssetsDefinition,
+    compacted: dg.AssetsDefinition,
+    retained: dg.AssetsDefinition,
+    orphans: dg.AssetsDefinition,
+    dead_jobs: dg.AssetsDefinition,
+    journal: dg.AssetsDefinition,
+) -> dict[str, BatchRequests]:
+    """What is done in batches, by the name of the schedule; see `BatchKind`."""
     gc = options.gc or GcConfig()
-    compaction = options.compaction or CompactionConfig()
-    return [
-        build_due_schedule(
-            "arroyo_compaction_schedule",
-            compaction_job,
-            compaction_cron,
-            naming=naming,
-            backlog=compaction_backlogs,
-            min_backlog=options.min_backlog,
-            run_config=dg.RunConfig({"arroyo_compacted_state": compaction}),
-            running=running,
-            timezone=timezone,
+    # Nobody waits in a batch: a running job takes over what was merged at its next checkpoint.
+    compaction = (options.compaction or CompactionConfig()).model_copy(update={"wait_seconds": 0.0})
+    kinds: list[tuple[str, BatchKind, dg.Config]] = [
+        (
+            "refresh",
+            BatchKind(
+                name="arroyo_refresh_fleet",
+                description="Catalogue new epochs of the jobs that have most.",
+                config=RefreshBatch,
+                events=asset_events(catalogue),
+                backlog=new_epochs,
+                single="arroyo_refresh",
+            ),
+            CatalogConfig(),
         ),
-        build_due_schedule(
-            "arroyo_gc_schedule",
-            gc_job,
-            gc_cron,
-            naming=naming,
-            backlog=lambda store: _over_jobs(store, _expiry_backlog(gc.keep_epochs or 2)),
-            run_config=dg.RunConfig({"arroyo_retained_epochs": gc}),
-            running=running,
-            timezone=timezone,
+        (
+            "compaction",
+            BatchKind(
+                name="arroyo_compaction_fleet",
+                description="Compact the jobs that need it most.",
+                config=CompactionBatch,
+                events=asset_events(compacted),
+                backlog=compaction_backlogs,
+                min_backlog=options.min_backlog,
+                single="arroyo_compaction",
+                pool="arroyo_compaction",
+            ),
+            compaction,
         ),
-        build_due_schedule(
-            "arroyo_orphans_schedule",
-            orphans_job,
-            orphans_cron,
-            naming=naming,
-            backlog=orphans_backlog,
-            run_config=dg.RunConfig({"arroyo_orphans": options.orphans or OrphansConfig()}),
-            running=running,
-            timezone=timezone,
+        (
+            "gc",
+            BatchKind(
+                name="arroyo_gc_fleet",
+                description="Expire old epochs of the jobs that have most.",
+                config=GcBatch,
+                events=asset_events(retained, journal),
+                backlog=lambda store: _over_jobs(store, _expiry_backlog(gc.keep_epochs or 2)),
+                single="arroyo_gc",
+                pool="arroyo_gc",
+            ),
+            gc,
         ),
-        build_due_schedule(
-            "arroyo_dead_jobs_schedule",
-            dead_jobs_job,
-            dead_jobs_cron,
-            naming=naming,
-            backlog=dead_jobs_backlog,
-            run_config=dg.RunConfig({"arroyo_dead_jobs": options.dead_jobs or DeadJobsConfig()}),
-            running=running,
-            timezone=timezone,
+        (
+            "orphans",
+            BatchKind(
+                name="arroyo_collect_orphans_fleet",
+                description="Collect what nothing refers to, of every job that allows it.",
+                config=OrphansBatch,
+                events=asset_events(orphans, journal),
+                backlog=orphans_backlog,
+                single="arroyo_collect_orphans",
+                pool="arroyo_gc",
+            ),
+            options.orphans or OrphansConfig(),
+        ),
+        (
+            "dead_jobs",
+            BatchKind(
+                name="arroyo_remove_dead_jobs_fleet",
+                description="Remove the jobs that a server proves to be gone.",
+                config=DeadJobsBatch,
+                events=asset_events(dead_jobs, journal),
+                backlog=dead_jobs_backlog,
+                single="arroyo_remove_dead_jobs",
+                pool="arroyo_gc",
+            ),
+            options.dead_jobs or DeadJobsConfig(),
         ),
     ]
+    return {
+        name: BatchRequests(
+            naming=naming,
+            kind=kind,
+            settings=settings,
+            most_jobs=options.most_jobs,
+            budget_minutes=options.budget_minutes,
+        )
+        for name, kind, settings in kinds
+    }
 
 
 def _over_jobs(store: ArroyoStateStore, backlog: Callable[[Any, Any], int]) -> Mapping[str, int]:

@@ -4,6 +4,7 @@ A key is the root of a job's paths: `job` in the legacy layout, `pipeline/job` i
 Epochs are never partitions.
 """
 
+import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -62,6 +63,12 @@ def job_of(key: str) -> JobPaths:
     return JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
 
 
+def known_keys(instance: dg.DagsterInstance, naming: Naming) -> list[JobPaths]:
+    """The jobs that have a partition; a key that is no job's root is left out."""
+    keys = usable_keys(instance.get_dynamic_partitions(_name(naming)))
+    return [job_of(key) for key in keys if key.count("/") <= 1]
+
+
 # ---- keeping them in step ------------------------------------------------------------------------
 
 
@@ -87,8 +94,8 @@ def plan_sync(have: Collection[str], want: Collection[str]) -> SyncPlan:
             f"{len(plan.drop)} of {len(have)} partition keys would be dropped: that looks like an "
             "outage or a wrong URL, so none was",
             first=plan.drop[0],
-            next_step="check the checkpoint URL; if the jobs are really gone, delete their keys "
-            "in Dagster's UI",
+            next_step="check the checkpoint URL; if the jobs are really gone, acknowledge each "
+            "with the job arroyo_forget_job, which deletes its key",
         )
     return plan
 
@@ -100,10 +107,16 @@ def build_sync_job(naming: Naming) -> dg.JobDefinition:
         name="arroyo_sync_partitions_op", description="Partition keys follow the jobs there are."
     )
     def sync_partitions(context: dg.OpExecutionContext, arroyo_store: ArroyoStateStore) -> None:
+        from arroyo_dagster.state.local import known_jobs
+
         with as_failure():
             want = [job.root for job in arroyo_store.jobs()]
             have = context.instance.get_dynamic_partitions(_name(naming))
             plan = plan_sync(have, want)
+            # A job without a key is still missed, until somebody acknowledges that it is gone.
+            catalogue, gone = arroyo_store.catalogue(), map(job_of, usable_keys(plan.drop))
+            new = set(gone) - known_jobs.known_jobs(catalogue)
+            known_jobs.remember(catalogue, [(paths, None) for paths in new], _now_micros())
         context.instance.add_dynamic_partitions(_name(naming), list(plan.add))
         for key in plan.drop:
             context.instance.delete_dynamic_partition(_name(naming), key)
@@ -114,6 +127,10 @@ def build_sync_job(naming: Naming) -> dg.JobDefinition:
         sync_partitions()
 
     return arroyo_sync_partitions
+
+
+def _now_micros() -> int:
+    return time.time_ns() // 1000
 
 
 def _name(naming: Naming) -> str:

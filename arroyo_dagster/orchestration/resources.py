@@ -10,6 +10,15 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.catalogue import (
+    CATALOGUE_DIRECTORY,
+    check_catalogue,
+    local_catalogue,
+    remote_parts,
+    require_catalogue_url,
+    tell_of_catalogue,
+)
+from arroyo_dagster.orchestration.secrets import NamedSecrets, looked_up
 from arroyo_dagster.redaction import register_settings
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 
@@ -17,47 +26,60 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from arroyo_dagster.state.local.directory import JobDirectory
+    from arroyo_dagster.state.local.history import EarlierCatalogue
     from arroyo_dagster.state.storage.store import ObjectStore
 
-CATALOGUE_DIRECTORY = "arroyo_catalogue"
+OPTIONS = (
+    "For the client of a remote store. Of secrets only the names of variables: dg.EnvVar, or "
+    "{env: NAME}; they are looked up where the store is opened."
+)
 
 
-class ArroyoStateStore(dg.ConfigurableResource):  # type: ignore[type-arg]
+class ArroyoStateStore(NamedSecrets):
     """Where jobs keep their checkpoints, and where what is known of them is catalogued."""
 
     checkpoint_url: str = Field(description="The checkpoint URL, in any form Arroyo takes.")
-    storage_options: dict[str, Any] = Field(
-        default_factory=dict,
-        repr=False,
-        description="For the client of a remote store; never shown.",
-    )
+    storage_options: dict[str, Any] = Field(default_factory=dict, repr=False, description=OPTIONS)
     arroyo_api_url: str | None = Field(
         default=None, description="Arroyo's REST API, to ask what its jobs are doing; read only."
     )
     arroyo_api_token: str | None = Field(
-        default=None, repr=False, description="For that API; else from ARROYO_API_TOKEN."
+        default=None, repr=False, description="For that API, a dg.EnvVar; else ARROYO_API_TOKEN."
     )
     arroyo_database: str | None = Field(
         default=None, description="The controller's state.sqlite; only a copy of it is opened."
     )
     layout: str = Field(default="auto", description="auto, legacy or protocol: which jobs to see.")
     catalogue_url: str | None = Field(
-        default=None, description="Where the catalogue is kept; below DAGSTER_HOME by default."
+        default=None,
+        description="Where the catalogue is kept, one place for all hosts. Below DAGSTER_HOME by "
+        "default, which is enough while Dagster's storage and run launcher are of one host.",
     )
     catalogue_options: dict[str, Any] = Field(
         default_factory=dict, repr=False, description="As storage_options, for the catalogue."
     )
+    deployment: str | None = Field(
+        default=None, description="Part of the catalogue's path below DAGSTER_HOME."
+    )
     _stores: dict[str, Any] = PrivateAttr(default_factory=dict)
-    _instance_directory: str | None = PrivateAttr(default=None)
+    _instance: Any = PrivateAttr(default=None)
+    _in_run: bool = PrivateAttr(default=False)
+    _checked: bool = PrivateAttr(default=False)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Remember where the instance keeps its files, in case DAGSTER_HOME is not set."""
-        if context.instance is not None:
-            self._instance_directory = context.instance.storage_directory()
+        """Remember the instance: where it keeps its files, and whether it has several hosts."""
+        self._instance = context.instance
+        self._in_run = context.run is not None
 
     def writable(self) -> "ObjectStore":
-        """The store of the checkpoint URL; for maintenance alone."""
-        return self._opened(self.checkpoint_url, self.storage_options)
+        """The store of the checkpoint URL; for maintenance alone.
+
+        Raises:
+            InputError: the hosts of Dagster have no catalogue in common, or a variable that the
+                options name is not set.
+        """
+        self._check_hosts()
+        return self._opened("storage_options", self.checkpoint_url)
 
     def reading(self) -> "ObjectStore":
         """The store of the checkpoint URL, write-protected: for everything that only looks."""
@@ -81,19 +103,36 @@ class ArroyoStateStore(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
 
     def catalogue(self) -> "ObjectStore":
-        """The store of the catalogue.
+        """The store of the catalogue, which is of this checkpoint URL.
 
         Raises:
-            InputError: it would lie below the checkpoint URL, or nobody said where it lies.
+            InputError: it is of another checkpoint URL, would lie below this one, nobody said
+                where it lies, or the hosts of Dagster have none in common.
         """
-        found = self._opened(self._catalogue_url(), self.catalogue_options)
-        if f"{found.url}/".startswith(f"{self.writable().url}/"):
-            raise InputError(
-                "the catalogue cannot lie below the checkpoint URL, where looking writes nothing",
-                url=found.url,
-                next_step="give catalogue_url a place of its own",
-            )
+        from arroyo_dagster.state.local.catalogue_owner import claim_catalogue
+
+        self._check_hosts()
+        found = self._catalogue()
+        claim_catalogue(found, self._place())
         return found
+
+    def earlier(self) -> "EarlierCatalogue | None":
+        """The catalogue that older releases kept below DAGSTER_HOME for all checkpoint URLs.
+
+        It is only read. None: there is none, or `catalogue_url` was given.
+        """
+        from arroyo_dagster.state.local.catalogue_owner import OWNER
+        from arroyo_dagster.state.local.history import EPOCH_CATALOG, EarlierCatalogue
+        from arroyo_dagster.state.storage.open import open_store
+
+        if self.catalogue_url:
+            return None
+        root = Path(self._home()).absolute() / CATALOGUE_DIRECTORY
+        if not (root / EPOCH_CATALOG).is_dir():
+            return None
+        ours = self._local_catalogue()
+        others = [one for one in root.glob(f"*/**/{OWNER}") if one.parent != ours]
+        return EarlierCatalogue(store=open_store(str(root)), alone=not others)
 
     def chosen_layout(self) -> Layout | None:
         """The layout to look at; None = both.
@@ -119,28 +158,81 @@ class ArroyoStateStore(dg.ConfigurableResource):  # type: ignore[type-arg]
         found = list_jobs(self.reading())
         return [paths for paths in found if layout is None or paths.layout is layout]
 
-    def _opened(self, url: str, options: dict[str, Any]) -> "ObjectStore":
+    def _opened(self, field: str, url: str) -> "ObjectStore":
         from arroyo_dagster.state.storage.open import open_store
 
         if url not in self._stores:
-            absolute = url if ":" in url else os.path.abspath(url)
-            self._stores[url] = open_store(absolute, options=options)
+            options = looked_up(field, getattr(self, field))
+            self._stores[url] = open_store(_absolute(url), options=options)
         store: ObjectStore = self._stores[url]
         return store
 
-    def _catalogue_url(self) -> str:
-        if self.catalogue_url:
-            return self.catalogue_url
-        home = os.environ.get("DAGSTER_HOME") or self._instance_directory
-        if home is None:
+    def _place(self) -> str:
+        """Where the checkpoints lie, without credentials."""
+        from arroyo_dagster.state.local.catalogue_owner import checkpoint_place
+
+        options = looked_up("storage_options", self.storage_options)
+        return checkpoint_place(_absolute(self.checkpoint_url), options)
+
+    def _catalogue(self) -> "ObjectStore":
+        url = self.catalogue_url or str(self._local_catalogue())
+        found = self._opened("catalogue_options", url)
+        if f"{found.url}/".startswith(f"{self.writable().url}/"):
+            raise InputError(
+                "the catalogue cannot lie below the checkpoint URL, where looking writes nothing",
+                url=found.url,
+                next_step="give catalogue_url a place of its own",
+            )
+        return found
+
+    def _local_catalogue(self) -> Path:
+        from arroyo_dagster.state.local.catalogue_owner import place_digest
+
+        return local_catalogue(self._home(), self.deployment, place_digest(self._place()))
+
+    def _home(self) -> str:
+        home = os.environ.get("DAGSTER_HOME")
+        if not home and self._instance is not None:
+            home = self._instance.storage_directory()
+        if not home:
             raise InputError(
                 "nobody said where the catalogue lies",
                 next_step="set DAGSTER_HOME, or give catalogue_url",
             )
-        return str(Path(home).absolute() / CATALOGUE_DIRECTORY)
+        return home
+
+    def _check_hosts(self) -> None:
+        """Once in each tick and run: all hosts of the instance see one catalogue."""
+        if self._checked or self._instance is None:
+            return
+        parts = remote_parts(self._instance)
+        if parts and not self.catalogue_url:
+            require_catalogue_url(parts)
+        self._checked = True
+        if not parts:
+            return
+        try:
+            self._prove_catalogue()
+        except BaseException:
+            self._checked = False
+            raise
+
+    def _prove_catalogue(self) -> None:
+        from arroyo_dagster.state.local.catalogue_owner import claim_catalogue
+
+        catalogue, place = self._catalogue(), self._place()
+        if self._in_run:
+            check_catalogue(self._instance, place, catalogue)
+        else:
+            owner = claim_catalogue(catalogue, place)
+            tell_of_catalogue(self._instance, place, catalogue, owner.identity)
 
 
-class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+def _absolute(url: str) -> str:
+    return url if ":" in url else os.path.abspath(url)
+
+
+class SparkSessionResource(NamedSecrets):
     """The Spark session of this process, started when first asked for."""
 
     master: str = Field(default="local[*]", description="Where Spark runs.")
@@ -148,7 +240,9 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=None, description="sc://host:port to use Spark Connect instead."
     )
     conf: dict[str, str] = Field(
-        default_factory=dict, repr=False, description="Settings, before our own."
+        default_factory=dict,
+        repr=False,
+        description="Settings, before our own; of secrets a dg.EnvVar.",
     )
     stop_on_teardown: bool = Field(
         default=True, description="Stop the session at the end of a step that started it."

@@ -89,6 +89,7 @@ def rewritten_events(
             quiet_seconds=quiet_seconds,
             dry_run=dry_run,
             or_forecast=True,
+            sampled=True,
             on_part=on_part,
             on_published=published.append,
         )
@@ -190,6 +191,8 @@ def plan_shown(plan: RewritePlan) -> dict[str, Any]:
             "arroyo/why_not": plan.why_not,
             "arroyo/files_before": plan.before.files,
             "arroyo/files_forecast": plan.after.files,
+            "arroyo/bytes_before": plan.before.size_bytes,
+            "arroyo/bytes_forecast": plan.after.size_bytes,
             "arroyo/opens_before": sum(plan.before.opens),
             "arroyo/opens_forecast": sum(plan.after.opens),
             "arroyo/rows_arroyo_would_lose": sum(one.lost_rows for one in plan.repairs) or None,
@@ -222,6 +225,10 @@ def rewrite_shown(outcome: RewriteOutcome, seconds: float) -> dict[str, Any]:
             "arroyo/files_forecast": plan.after.files,
             "arroyo/bytes_before": plan.before.size_bytes,
             "arroyo/bytes_after": after.size_bytes,
+            "arroyo/bytes_forecast": plan.after.size_bytes,
+            "arroyo/bytes_forecast_error": shown.relative_error(
+                plan.after.size_bytes, after.size_bytes
+            ),
             "arroyo/opens_before": sum(plan.before.opens),
             "arroyo/opens_after": sum(after.opens),
             "arroyo/rows_in": sum(part.rows_in for part in outcome.parts),

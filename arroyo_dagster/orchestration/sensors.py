@@ -82,7 +82,7 @@ def build_checkpoint_sensor(
 
         if not footers:
             footers.append(Footers())
-        tick = _Tick(context, arroyo_store.reading(), naming, chosen, footers[0], states)
+        tick = _Tick(context, arroyo_store, naming, chosen, footers[0], states)
         return tick.result(arroyo_store.chosen_layout())
 
     return arroyo_checkpoint_sensor
@@ -99,7 +99,7 @@ def sensor_status(running: bool) -> dg.DefaultSensorStatus:
 @dataclass
 class _Tick:
     context: dg.SensorEvaluationContext
-    store: "ObjectStore"
+    resource: ArroyoStateStore
     naming: Naming
     options: SensorOptions
     footers: "Footers"
@@ -112,6 +112,7 @@ class _Tick:
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + self.options.budget_seconds
+        self.store: ObjectStore = self.resource.reading()
 
     def result(self, layout: Layout | None) -> dg.SensorResult:
         from arroyo_dagster.state.local import fleet
@@ -126,13 +127,15 @@ class _Tick:
                 layout=layout,
             )
         except NotFoundError as error:
-            if cursor.seen:
+            # What was there once must not go unnoticed; a root that never was may come later.
+            if self.context.cursor or self._keys():
                 raise
             return dg.SensorResult(skip_reason=dg.SkipReason(f"nothing there yet: {error}"))
         for job in news.jobs:
             self._tell(job)
         self._tell_states()
         self._warn(news)
+        self._remember_vanished(cursor, news)
         return dg.SensorResult(
             asset_events=[*self.events, *self.told],
             cursor=self._next_cursor(cursor, news),
@@ -238,14 +241,24 @@ class _Tick:
         return encode_cursor(FleetCursor(seen=seen, start_from=start))
 
     def _requests(self, news: "FleetNews") -> list[dg.AddDynamicPartitionsRequest]:
-        name = self.naming.jobs.name
-        assert name is not None
-        have = set(self.context.instance.get_dynamic_partitions(name))
+        have = self._keys()
         every = usable_keys(paths.root for paths in news.cursor.seen)
         new = [key for key in dict.fromkeys([*self.advanced, *every]) if key not in have]
         # The daemon looks each of them up: a first import of thousands takes a few ticks.
         bounded = new[: max(self.options.events, len(self.advanced))]
         return [self.naming.jobs.build_add_request(bounded)] if bounded else []
+
+    def _keys(self) -> set[str]:
+        return set(self.context.instance.get_dynamic_partitions(str(self.naming.jobs.name)))
+
+    def _remember_vanished(self, before: "FleetCursor", news: "FleetNews") -> None:
+        """Keep the last epochs of jobs that vanished: the cursor loses them with this tick."""
+        from arroyo_dagster.state.local.known_jobs import remember
+
+        if not news.vanished:
+            return
+        gone = [(paths, before.seen[paths].epoch or None) for paths in news.vanished]
+        remember(self.resource.catalogue(), gone, time.time_ns() // 1000)
 
     def _warn(self, news: "FleetNews") -> None:
         for job in news.jobs:

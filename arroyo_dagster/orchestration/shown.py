@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
@@ -26,6 +27,13 @@ def timestamp(micros: int | None) -> Any:
     if not 0 <= micros <= _LAST_MICROS:
         return f"{micros} µs since 1970"
     return dg.MetadataValue.timestamp(micros / 1e6)
+
+
+def time_of_day(micros: int | None) -> str | None:
+    """A time as text, to the second, in UTC: for tables, whose cells hold no times."""
+    if micros is None or not 0 <= micros <= _LAST_MICROS:
+        return None
+    return datetime.fromtimestamp(micros // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def seconds(micros: int | None) -> float | None:
@@ -76,3 +84,8 @@ def column_schema(columns: Iterable[tuple[str, str, bool]], descriptions: Mappin
             for name, kind, nullable in columns
         ]
     )
+
+
+def relative_error(forecast: int, outcome: int) -> float | None:
+    """By how much an outcome exceeds its forecast: 0.1 = a tenth more; None for a forecast of 0."""
+    return round(outcome / forecast - 1, 3) if forecast else None

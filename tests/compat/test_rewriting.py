@@ -13,6 +13,7 @@ import pytest
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
+from arroyo_dagster.state.local.directory import JobDirectory
 from arroyo_dagster.state.local.jobs import find_job, list_jobs
 from arroyo_dagster.state.local.query import read_rows
 from arroyo_dagster.state.local.rewriting import plan_rewrite_of, rewrite_job
@@ -59,7 +60,10 @@ def rewritten(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, tuple[ObjectStore, RewriteOutcome]]:
     return {
-        name: (store, rewrite_job(store, paths, stopped(paths), FULL, quiet_seconds=0))
+        name: (
+            store,
+            rewrite_job(store, paths, stopped(paths), FULL, quiet_seconds=0, sampled=True),
+        )
         for name, (store, paths) in unpacked(tmp_path_factory, "rewritten").items()
     }
 
@@ -92,6 +96,14 @@ def test_all_of_them_are_rewritten_whole_but_what_is_one_file_a_subtask(
         before, after = before + outcome.plan.before.files, after + outcome.after.files
     assert len(jobs) == 15
     assert before > 4 * after
+
+
+def test_bytes_come_to_what_was_forecast(jobs: Any, rewritten: Any) -> None:
+    for paths, store, _, outcome in each(jobs, rewritten):
+        came = outcome.after.size_bytes
+        assert came / 1.1 <= outcome.plan.after.size_bytes <= came * 1.1, paths
+        dry = plan_rewrite_of(WriteProtected(store), paths, JobDirectory(), FULL, sampled=True)
+        assert dry.after == outcome.plan.after
 
 
 def test_the_rows_are_the_same(jobs: Any, rewritten: Any) -> None:

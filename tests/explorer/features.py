@@ -364,13 +364,13 @@ def may_finish(scene: Scene) -> bool:
 
 
 def set_right(scene: Scene) -> None:
-    """Somebody repairs what can be: clocks are right, users' copies and links are gone."""
+    """Somebody repairs what can be: clocks are right, users' copies and links are gone, listings
+    show what is there."""
     world = scene.world
     world.links.clear()
+    world.shows_versions = False
     for setting in scene.settings:
         setting.clocks = lambda role: None
     admin = Process("admin", "admin", lambda process: None)
     for path in sorted(scene.watches.foreign):
         world.remove(admin, path)
-        if world.versions is not None:
-            world.versions.pop(path, None)

@@ -12,6 +12,7 @@ import pytest
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
 from arroyo_dagster.state.lease import lease
 from arroyo_dagster.state.local.collecting import collect
 from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
@@ -26,7 +27,7 @@ from arroyo_dagster.state.model.compaction import (
     RowsDigest,
 )
 from arroyo_dagster.state.model.directory import CheckpointFacts, JobCondition
-from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath
 from arroyo_dagster.state.model.layout import Layout, is_rewritten
 from arroyo_dagster.state.model.rewriting import RewriteOutcome, RewrittenPart
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
@@ -163,6 +164,60 @@ def test_the_whole_is_put_back_byte_for_byte(layout: Layout) -> None:
     assert others(job.store) == was
     assert not undo_rewrite(job.store, job.paths, stopped(job.paths)).done
     assert rewrite(job.store, job).published
+
+
+@LAYOUTS
+def test_a_copy_under_another_name_puts_nothing_back_in_the_original(layout: Layout) -> None:
+    job = begun(layout)
+    rewrite(job.store, job)
+    copy = replace(job.paths, job=JobId(f"{job.paths.job}-copy"))
+    for info in list(job.store.list(job.paths.root)):
+        inside = info.path.removeprefix(job.paths.root)
+        job.store.put(StatePath(copy.root + inside), job.store.read(info.path))
+    before = listing(job.store)
+    for dry_run in (True, False):
+        with pytest.raises(ProtocolError, match=r"another job|outside|not below") as caught:
+            undo_rewrite(job.store, copy, stopped(copy), dry_run=dry_run)
+        assert caught.value.facts["job"]
+    assert listing(job.store) == before
+
+
+@LAYOUTS
+def test_nothing_is_put_back_once_a_file_of_the_old_lists_is_gone(layout: Layout) -> None:
+    job = begun(layout)
+    outcome = rewrite(job.store, job)
+    assert outcome.record is not None
+    record = decode_rewrite_record(job.store.read(outcome.record), outcome.record)
+    lost = record.inputs[-1]
+    data = job.store.read(lost)
+    job.store.delete_many([lost])
+    rewritten = others(job.store)
+    for dry_run in (True, False):
+        with pytest.raises(FormatError, match="files of the old lists are gone") as error:
+            undo_rewrite(job.store, job.paths, stopped(job.paths), dry_run=dry_run)
+        assert error.value.facts == {"job": job.paths.root, "path": lost}
+    assert others(job.store) == rewritten
+    job.store.put(lost, data)
+    assert undo_rewrite(job.store, job.paths, stopped(job.paths)).done
+
+
+@LAYOUTS
+def test_nothing_is_put_back_over_what_somebody_else_has_changed(layout: Layout) -> None:
+    job = begun(layout)
+    rewrite(job.store, job)
+    planned = undo_rewrite(job.store, job.paths, stopped(job.paths), dry_run=True)
+    assert planned.objects
+    assert not planned.done
+    changed = planned.objects[-1]
+    ours = job.store.read(changed)
+    job.store.put(changed, ours + b"\xf2\x3f\x01x")  # a field that nobody knows
+    now = others(job.store)
+    with pytest.raises(ConflictError, match="somebody else changed the metadata") as error:
+        undo_rewrite(job.store, job.paths, stopped(job.paths))
+    assert error.value.facts == {"job": job.paths.root, "path": changed}
+    assert others(job.store) == now
+    job.store.put(changed, ours)
+    assert undo_rewrite(job.store, job.paths, stopped(job.paths)).objects == planned.objects
 
 
 def rewritten_a_month_ago(layout: Layout) -> tuple[ArroyoJob, dict[StatePath, bytes], Clock]:

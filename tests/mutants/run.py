@@ -33,7 +33,6 @@ MESSAGES = ("Error", "refuse", "_taken", "_too_late")
 def main(names: list[str]) -> None:
     """Run some modules, or all, and write the report."""
     modules = tomllib.loads((HERE / "modules.toml").read_text())
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in names or list(modules):
         if name not in modules:
             sys.exit(f"no such module: {name}; there are {', '.join(modules)}")
@@ -43,6 +42,8 @@ def main(names: list[str]) -> None:
         subprocess.run(
             [sys.executable, __file__, "--in", str(scratch)], env=environment, check=True
         )
+        # Read only now: another module may have been run meanwhile.
+        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         results[name] = json.loads((scratch / "found.json").read_text())
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
         REPORT.write_text(report({one: results[one] for one in modules if one in results}))
@@ -158,7 +159,19 @@ def report(results: dict[str, Any]) -> str:
         for one in left:
             reason = known[one["mutant"]] or f"**{one['status']}: no reason yet**"
             sections.append(f"- {one['mutant']}: {reason}")
+    stale = sorted(_stale(reasons, results))
+    if stale:
+        sections += ["", "## Reasons that fit no survivor", "", *(f"- {one}" for one in stale)]
     return "\n".join([*lines, *sections, ""])
+
+
+def _stale(reasons: dict[str, dict[str, str]], results: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Reasons whose mutants are gone or killed: to be taken out."""
+    left = [one["mutant"] for found in results.values() for one in found["left"]]
+    for file, known in reasons.items():
+        for key in known:
+            if not any(mutant.startswith(f"{file}:{key}") for mutant in left):
+                yield f"{file}:{key}"
 
 
 def reason_of(mutant: str, reasons: dict[str, dict[str, str]]) -> str | None:

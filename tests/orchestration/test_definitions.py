@@ -225,7 +225,7 @@ def test_the_catalogue_lies_below_dagster_home_by_default(
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     resource = ArroyoStateStore(checkpoint_url="memory://somewhere")
-    assert resource.catalogue().url == f"file://{tmp_path}/arroyo_catalogue"
+    assert resource.catalogue().url.startswith(f"file://{tmp_path}/arroyo_catalogue/default/")
 
 
 def test_without_dagster_home_it_lies_where_the_instance_keeps_its_files(
@@ -243,7 +243,7 @@ def test_without_dagster_home_it_lies_where_the_instance_keeps_its_files(
         look()
 
     assert job.execute_in_process(instance=dg.DagsterInstance.ephemeral()).success
-    assert found[0].endswith("/arroyo_catalogue")
+    assert "/arroyo_catalogue/default/" in found[0]
     with pytest.raises(InputError, match="nobody said where the catalogue lies"):
         ArroyoStateStore(checkpoint_url="memory://x").catalogue()
 

@@ -277,16 +277,15 @@ def test_schedules_ask_the_store_and_run_where_there_is_enough(
         ):
             return defs.resolve_schedule_def(name).evaluate_tick(context)
 
-    for name, job in (
-        ("arroyo_refresh_schedule", "arroyo_refresh"),
-        ("arroyo_compaction_schedule", "arroyo_compaction"),
-        ("arroyo_gc_schedule", "arroyo_gc"),
-    ):
-        (request,) = tick(name).run_requests
-        assert request.run_key == f"{KEY}:20260101T0517"
-        assert request.tags["arroyo/job_id"] == KEY
-        assert run(defs, job, instance, request.run_config).success
-        after = tick(name)
+    for name in ("refresh", "compaction", "gc"):
+        (request,) = tick(f"arroyo_{name}_schedule").run_requests
+        assert request.run_key is None
+        assert request.run_config["ops"][f"arroyo_{name}_fleet_op"]["config"]["jobs"] == [KEY]
+        done = defs.resolve_job_def(f"arroyo_{name}_fleet").execute_in_process(
+            instance=instance, run_config=request.run_config
+        )
+        assert {one.partition for one in done.get_asset_materialization_events()} == {KEY}
+        after = tick(f"arroyo_{name}_schedule")
         assert not after.run_requests
         assert "nothing due" in str(after.skip_message)
     assert any(map(is_compacted, ParquetBackend(store, PATHS).load().paths))
@@ -359,9 +358,12 @@ def test_the_sensor_asks_once_for_an_epoch_of_a_job_with_enough_to_do(
         ):
             return defs.resolve_sensor_def("arroyo_compaction_sensor").evaluate_tick(context)
 
-    (first,), (second,) = tick().run_requests, tick().run_requests
-    assert first.run_key == second.run_key == f"compact:{KEY}:g1:e8"
-    assert run(defs, "arroyo_compaction", instance, first.run_config).success
+    (request,) = tick().run_requests
+    job = defs.resolve_job_def("arroyo_compaction_fleet")
+    made = instance.create_run_for_job(job, run_config=request.run_config, tags=request.tags)
+    assert f"run {made.run_id[:8]} is not_started" in str(tick().skip_message)
+    instance.delete_run(made.run_id)
+    assert job.execute_in_process(instance=instance, run_config=request.run_config).success
     assert "nothing due" in str(tick().skip_message)
 
 
@@ -380,15 +382,12 @@ def test_one_run_over_many_jobs_goes_on_where_one_fails_and_repeats_only_that(
     url: str, store: ObjectStore, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     run_word_job(store, **JOB, job="other", max_epochs=8)
-    config = {
-        "ops": {
-            "arroyo_due_jobs": {"config": {"min_backlog": 8}},
-            "arroyo_compact_job": {"config": {"policy": "full"}},
-        }
-    }
+    options = MaintenanceOptions(min_backlog=8)
+    config = {"ops": {"arroyo_compaction_fleet_op": {"config": {"settings": {"policy": "full"}}}}}
 
     def fleet(runner: MaintenanceRunner) -> dg.ExecuteInProcessResult:
-        job = definitions(url, tmp_path, runner=runner).resolve_job_def("arroyo_compaction_fleet")
+        defs = definitions(url, tmp_path, runner=runner, maintenance=options)
+        job = defs.resolve_job_def("arroyo_compaction_fleet")
         return job.execute_in_process(instance=instance, run_config=config, raise_on_error=False)
 
     failed = fleet(FailingFor(job="main"))

@@ -23,7 +23,20 @@ from tests.journeys.test_secrets import DATAFLOW, QUICK, SENT, echoing
 from tests.secrets import CANARY, assert_no_canary
 
 KEY = "words/main"
-CONFIG = {"arroyo_maintenance_window": {"ops": {"arroyo_window": {"config": {"jobs": [KEY]}}}}}
+CONFIG = {
+    "arroyo_maintenance_window": {"ops": {"arroyo_window": {"config": {"jobs": [KEY]}}}},
+    "arroyo_forget_job": {"ops": {"arroyo_forget_job_op": {"config": {"job": KEY}}}},
+}
+
+# Their names say nothing of secrets: what is hidden is not hidden for the name of a variable.
+VARIABLES = {
+    "CANARY_ONE": CANARY,
+    "CANARY_SENT": SENT,
+    "CANARY_USER_INFO": f"https://user:{CANARY}@host/bucket",
+    "CANARY_API": f"http://user:{CANARY}@127.0.0.1:9",
+    "CANARY_DATABASE": f"/nowhere/state.sqlite?key={CANARY}",
+    "CANARY_POSTGRES": f"postgresql://user:{CANARY}@127.0.0.1:9/arroyo",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +45,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(obstore_options, "patience_of", lambda options, url: QUICK)
     monkeypatch.setattr(failures, "MAX_RETRIES", 1)
     monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="module")
@@ -43,28 +58,31 @@ def echo() -> Iterator[int]:
 def _resource(situation: str, port: int) -> ArroyoStateStore:
     options = {
         "access_key_id": "somebody",
-        "secret_access_key": CANARY,
-        "session_token": SENT,
+        "secret_access_key": dg.EnvVar("CANARY_ONE"),
+        "session_token": dg.EnvVar("CANARY_SENT"),
         "region": "here",
     }
     catalogue = MemoryStore(f"secrets-{situation}-catalogue").url
     shared: dict[str, Any] = {
         "catalogue_url": catalogue,
         "arroyo_api_url": f"http://127.0.0.1:{port}",
-        "arroyo_api_token": SENT,
+        "arroyo_api_token": dg.EnvVar("CANARY_SENT"),
     }
     urls = {
         "works": "memory://secrets-of-dagster",
         "dead": "s3::http://127.0.0.1:9/bucket/k",
         "echo": f"s3::http://127.0.0.1:{port}/bucket/k",
-        "user-info": f"https://user:{CANARY}@host/bucket",
+        "user-info": dg.EnvVar("CANARY_USER_INFO"),
         "api": "memory://secrets-of-dagster",
         "database": "memory://secrets-of-dagster",
+        "postgres": "memory://secrets-of-dagster",
     }
     if situation == "api":
-        shared["arroyo_api_url"] = f"http://user:{CANARY}@127.0.0.1:9"
+        shared["arroyo_api_url"] = dg.EnvVar("CANARY_API")
     if situation == "database":
-        shared["arroyo_database"] = f"/nowhere/state.sqlite?key={CANARY}"
+        shared["arroyo_database"] = dg.EnvVar("CANARY_DATABASE")
+    if situation == "postgres":
+        shared["arroyo_database"] = dg.EnvVar("CANARY_POSTGRES")
     remote = situation in ("dead", "echo")
     return ArroyoStateStore(
         checkpoint_url=urls[situation], storage_options=options if remote else {}, **shared
@@ -82,7 +100,12 @@ def _definitions(resource: ArroyoStateStore) -> dg.Definitions:
     )
 
 
-@pytest.mark.parametrize("situation", ["works", "dead", "echo", "user-info", "api", "database"])
+SITUATIONS = pytest.mark.parametrize(
+    "situation", ["works", "dead", "echo", "user-info", "api", "database", "postgres"]
+)
+
+
+@SITUATIONS
 def test_nothing_that_dagster_stores_repeats_a_secret(
     situation: str, echo: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -111,7 +134,7 @@ def test_nothing_that_dagster_stores_repeats_a_secret(
     assert_no_canary(caplog.text)
 
 
-@pytest.mark.parametrize("situation", ["works", "dead", "echo", "user-info", "api", "database"])
+@SITUATIONS
 def test_no_sensor_and_no_schedule_repeats_a_secret(
     situation: str, echo: int, caplog: pytest.LogCaptureFixture
 ) -> None:

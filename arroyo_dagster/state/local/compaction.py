@@ -9,15 +9,15 @@ next worker generation, next epoch, same content, shorter lists.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.backend_reader import bring_back_or_go_back
-from arroyo_dagster.state.codec.parquet import read_facts
 from arroyo_dagster.state.interrupts import uninterrupted
 from arroyo_dagster.state.lease import Leased, lease, wall_clock
+from arroyo_dagster.state.local.forecasts import forecast_merges
 from arroyo_dagster.state.local.jobs import newest_generation
 from arroyo_dagster.state.local.merges import Meter, OnProgress, RunMerges, check_same, merge_here
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, Manifest
@@ -96,13 +96,12 @@ def plan_job(
     paths: JobPaths,
     settings: CompactionSettings | None = None,
     *,
-    footers: bool = False,
+    sampled: bool = False,
 ) -> CompactionPlan:
     """Plan the compaction of a job's newest epoch. Writes nothing: this is the dry run.
 
     Args:
-        footers: read those of the files that would be merged, and forecast by them how many bytes
-            are left: a small file is mostly footer.
+        sampled: merge some of the files in memory, to forecast how many bytes are left.
 
     Raises:
         NotFoundError: the job has no checkpoint.
@@ -110,16 +109,20 @@ def plan_job(
     """
     facts, settings = _facts(store, paths), settings or CompactionSettings()
     plan = _plan(facts, settings)
-    if not footers or not plan.merges:
+    return _sampled(store, paths, facts, plan, settings) if sampled else plan
+
+
+def _sampled(
+    store: ObjectStore,
+    paths: JobPaths,
+    facts: _Facts,
+    plan: CompactionPlan,
+    settings: CompactionSettings,
+) -> CompactionPlan:
+    if not plan.merges:
         return plan
-    taken = [file.path for file in plan.inputs]
-    rows = concurrently(lambda path: _data_bytes(store, path), taken)
-    return _plan(facts, settings, dict(zip(taken, rows, strict=True)))
-
-
-def _data_bytes(store: ObjectStore, path: StatePath) -> int:
-    with store.open_input(path) as source:
-        return read_facts(source, path).data_bytes
+    tasks = _tasks(paths, facts, plan, settings)
+    return _plan(facts, settings, forecast_merges(store, tasks))
 
 
 def _facts(store: ObjectStore, paths: JobPaths) -> _Facts:
@@ -159,7 +162,7 @@ def _stamp(info: ObjectInfo) -> str | None:
 def _plan(
     facts: _Facts,
     settings: CompactionSettings,
-    data_bytes: Mapping[StatePath, int] | None = None,
+    merged_bytes: Sequence[int] | None = None,
 ) -> CompactionPlan:
     return plan_compaction(
         facts.checkpoint,
@@ -167,7 +170,7 @@ def _plan(
         settings,
         [record for _, record in facts.pending],
         stamps=facts.stamps,
-        data_bytes=data_bytes,
+        merged_bytes=merged_bytes,
     )
 
 
@@ -201,6 +204,7 @@ def compact_job(
     wait_seconds: float = 0.0,
     lease_wait_seconds: float = 0.0,
     dry_run: bool = False,
+    sampled: bool = False,
     clock: Callable[[], int] = wall_clock,
     on_merge: Callable[[MergeOutcome, int], None] = lambda outcome, left: None,
     on_progress: OnProgress = lambda progress: None,
@@ -218,6 +222,7 @@ def compact_job(
         wait_seconds: how long to wait for a writer to take over what was merged.
         lease_wait_seconds: how long to wait for whoever maintains the job now.
         dry_run: plan, and change nothing.
+        sampled: as of `plan_job`.
         on_merge: called with every merge that is done, before it is judged, and how many are left.
         on_progress: told now and then how many bytes are read, perhaps by another thread.
         on_published: called with what was published, before an interrupt can come in between.
@@ -232,6 +237,7 @@ def compact_job(
     facts = _facts(store, paths)
     plan = _plan(facts, settings)
     if dry_run or not _worth_it(plan, facts):
+        plan = _sampled(store, paths, facts, plan, settings) if sampled else plan
         return _nothing(plan, facts)
     if paths.layout is Layout.LEGACY:
         raise InputError(
@@ -245,6 +251,8 @@ def compact_job(
         plan = _plan(facts, settings)
         if not _worth_it(plan, facts):
             return _nothing(plan, facts)
+        if sampled:
+            plan = _sampled(held, paths, facts, plan, settings)
         outcomes = _carried_out(held, paths, facts, plan, settings, run, on_merge, on_progress)
         backend = ParquetBackend(held, paths, clock=clock)
         # A generation without an epoch would look like a job that was started.
@@ -273,18 +281,11 @@ def _nothing(plan: CompactionPlan, facts: _Facts) -> CompactionOutcome:
     )
 
 
-def _carried_out(
-    store: ObjectStore,
-    paths: JobPaths,
-    facts: _Facts,
-    plan: CompactionPlan,
-    settings: CompactionSettings,
-    run: RunMerges,
-    on_merge: Callable[[MergeOutcome, int], None],
-    on_progress: OnProgress,
-) -> tuple[MergeOutcome, ...]:
+def _tasks(
+    paths: JobPaths, facts: _Facts, plan: CompactionPlan, settings: CompactionSettings
+) -> list[MergeTask]:
     operators = {operator.operator: operator for operator in facts.checkpoint.operators}
-    tasks = [
+    return [
         MergeTask(
             paths=paths,
             epoch=facts.checkpoint.epoch,
@@ -296,6 +297,19 @@ def _carried_out(
         )
         for merge in plan.merges
     ]
+
+
+def _carried_out(
+    store: ObjectStore,
+    paths: JobPaths,
+    facts: _Facts,
+    plan: CompactionPlan,
+    settings: CompactionSettings,
+    run: RunMerges,
+    on_merge: Callable[[MergeOutcome, int], None],
+    on_progress: OnProgress,
+) -> tuple[MergeOutcome, ...]:
+    tasks = _tasks(paths, facts, plan, settings)
     meter = Meter(sum(merge.size_bytes for merge in plan.merges), on_progress)
     outcomes: list[MergeOutcome] = []
     for outcome in run(store, tasks, meter.add) if tasks else ():

@@ -23,6 +23,7 @@ from arroyo_dagster.state.model.directory import (
 from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.arroyo_api import ArroyoApi
+from arroyo_dagster.state.storage.arroyo_postgres import ArroyoPostgres, is_postgres
 from arroyo_dagster.state.storage.arroyo_sqlite import ArroyoDatabase
 
 
@@ -94,7 +95,7 @@ def open_directory(
 
     Args:
         api: the address of Arroyo's REST API; token, limits: for it, as `JsonServer` takes them.
-        database: a path or URL of `state.sqlite`.
+        database: a path or URL of `state.sqlite`, or `postgresql://…` of a Postgres.
         said: what the user says, as `SaidJobs` takes it.
 
     Raises:
@@ -104,7 +105,8 @@ def open_directory(
     if api is not None:
         sources.append(ArroyoApi(api, token=token, **limits))
     if database is not None:
-        sources.append(ArroyoDatabase(database))
+        postgres = is_postgres(database)
+        sources.append(ArroyoPostgres(database) if postgres else ArroyoDatabase(database))
     if said:
         sources.append(SaidJobs(said))
     return JobDirectory(sources)

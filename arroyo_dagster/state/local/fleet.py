@@ -266,7 +266,8 @@ def _refuse_an_empty_root(
             f"nothing is left of the {len(known)} jobs that were known: a listing so empty is "
             "taken for a failure, not for the truth",
             url=store.url,
-            next_step="check the URL and the store; if they are really gone, reset the cursor",
+            next_step="check the URL and the store; if they are really gone, acknowledge that with "
+            "the job arroyo_forget_job, and reset the sensor's cursor",
         )
     check_root(found.levels[""], jobs_in(found.levels), store.url)
 

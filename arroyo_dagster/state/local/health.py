@@ -10,6 +10,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
@@ -25,17 +27,20 @@ from arroyo_dagster.state.codec.parquet import (
 )
 from arroyo_dagster.state.local.jobs import (
     JobSummary,
+    job_is_there,
     newest_generation,
     stored_sizes,
     summarise_job,
 )
 from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.directory import JobAnswer
+from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import (
     KEY_HASH_COLUMN,
     TIMESTAMP_COLUMN,
 )
+from arroyo_dagster.state.planning.findings import error, warning
 from arroyo_dagster.state.planning.health import (
     Columns,
     JobAge,
@@ -50,6 +55,9 @@ from arroyo_dagster.state.planning.query import is_at_rest, restore_plan
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_forms
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.local.directory import JobDirectory
 
 _REMEMBERED_FILES = 100_000
 _ATTEMPTS = 3
@@ -151,31 +159,57 @@ class Footers:
 def check_newest(
     store: ObjectStore, paths: JobPaths, check: Callable[[ObjectStore, Checkpoint], Verdict]
 ) -> Verdict:
-    """The verdict of `check` on the newest epoch of a job; a pass if it has none yet.
+    """The verdict of `check` on the newest epoch of a job; errors as `newest_verdict`."""
+    return newest_verdict(store, paths, check)[1]
 
-    An epoch that expires while it is looked at is no finding: the one that is newest then is
-    looked at.
+
+def newest_verdict(
+    store: ObjectStore, paths: JobPaths, check: Callable[[ObjectStore, Checkpoint], Verdict]
+) -> tuple[Epoch | None, Verdict]:
+    """The newest epoch of a job, and the verdict of `check` on it.
+
+    A job that is not there is an error, one without an epoch a warning: neither was looked at. An
+    epoch that expires while it is looked at is no finding: the one that is newest then is looked
+    at.
 
     Raises:
         ConflictError: every epoch looked at expired meanwhile.
+        NotFoundError: the root does not exist.
         StorageError: the store failed.
     """
     backend = ParquetBackend(store, paths)
     for _ in range(_ATTEMPTS):
         epochs = backend.epochs()
         if not epochs:
-            return Verdict()
+            return None, _nothing_to_check(store, paths)
         legacy = paths.layout is Layout.LEGACY
         root = paths.legacy_metadata(epochs[-1]) if legacy else paths.epoch_record(epochs[-1])
         try:
             verdict = check(store, backend.load_checkpoint_metadata(epochs[-1]))
+            # An epoch may list no file; its metadata was read.
+            verdict = replace(verdict, looked_at=max(1, verdict.looked_at))
         except StorageError:
             raise
         except ArroyoStateError as error:
             verdict = unreadable(root, str(error))
         if verdict.passed or store.head(root) is not None:
-            return verdict
+            return epochs[-1], verdict
     raise expired_meanwhile(store, paths, "try again, or keep more epochs")
+
+
+def _nothing_to_check(store: ObjectStore, paths: JobPaths) -> Verdict:
+    if job_is_there(store, paths):
+        step = "wait for its first checkpoint, or look at its logs"
+        finding = warning("no-epoch", paths.root, "has no epoch yet: nothing was checked", step)
+    else:
+        finding = error(
+            "job-missing",
+            paths.root,
+            "there is no such job below the checkpoint URL: nothing was checked",
+            "bring its objects back; if it was removed on purpose, acknowledge that with "
+            f"`arroyo-state forget {paths.root}`",
+        )
+    return Verdict(findings=(finding,), looked_at=0)
 
 
 def expired_meanwhile(store: ObjectStore, paths: JobPaths, next_step: str) -> ConflictError:
@@ -213,13 +247,29 @@ def expected_columns(checkpoint: Checkpoint) -> Mapping[TableKey, tuple[Columns,
 # ---- all jobs ------------------------------------------------------------------------------------
 
 
-def survey(store: ObjectStore, jobs: Iterable[JobPaths]) -> list[JobAge]:
-    """How each job stands, by its newest epoch; what `planning.health.every_job_recent` asks.
+def survey(
+    store: ObjectStore, jobs: Iterable[JobPaths], directory: JobDirectory | None = None
+) -> list[JobAge]:
+    """How each job stands, by its newest epoch; what `fleet_recent` asks.
+
+    Args:
+        directory: who is asked what the jobs are doing; None = nobody.
 
     Raises:
         StorageError: the store failed.
     """
-    return concurrently(lambda paths: _job_age(store, summarise_job(store, paths)), jobs)
+    wanted = list(jobs)
+    ages = concurrently(lambda paths: _job_age(store, summarise_job(store, paths)), wanted)
+    if directory is None or not directory.sources:
+        return ages
+    answers = directory.look_up(wanted)
+    return [_as_answered(age, answer) for age, answer in zip(ages, answers, strict=True)]
+
+
+def _as_answered(age: JobAge, answer: JobAnswer) -> JobAge:
+    facts = answer.facts
+    said = facts.source if answer.reason is None else answer.reason
+    return replace(age, condition=facts.condition, said=said, failure=facts.failure)
 
 
 def _job_age(store: ObjectStore, job: JobSummary) -> JobAge:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
+from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, StorageError
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.local.health import Footers
@@ -195,6 +195,18 @@ class Refreshed:
     problems: tuple[ArroyoStateError, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierCatalogue:
+    """A catalogue of an older release, which does not say which checkpoint URL it is of.
+
+    Attributes:
+        alone: whether no other checkpoint URL has a catalogue beside it.
+    """
+
+    store: ObjectStore
+    alone: bool
+
+
 # ---- the store of the catalogue ------------------------------------------------------------------
 
 
@@ -279,6 +291,7 @@ def refresh(
     *,
     max_new_epochs: int = MAX_NEW_EPOCHS,
     max_expired_epochs: int = MAX_EXPIRED_EPOCHS,
+    earlier: EarlierCatalogue | None = None,
 ) -> Refreshed:
     """Catalogue the epochs of a job that are not catalogued yet, and mark what has expired.
 
@@ -288,13 +301,16 @@ def refresh(
         store: the job's; never written to.
         max_new_epochs: at most so many are read, the newest.
         max_expired_epochs: how many rows of expired epochs are kept, the newest.
+        earlier: where rows of a job that is not catalogued yet may be taken over from.
 
     Raises:
         StorageError: a store failed; the catalogue is as it was, or says of each epoch it names
             what is true.
     """
-    old = read_history(catalogue, paths)
+    old = stored = read_history(catalogue, paths)
     listed = _recorded(store, paths)
+    if not stored.epochs and earlier is not None:
+        old = _taken_over(earlier, paths, listed)
     if _began_anew(old, listed):
         old = replace(old, epochs=tuple(replace(r, present=False) for r in old.epochs), files=())
     wanted = _to_read(old, listed)
@@ -304,7 +320,7 @@ def refresh(
         epoch: answer for epoch, answer in zip(chosen, answers, strict=True) if answer is not None
     }
     history = _merged(store, old, listed, loaded, max_expired_epochs)
-    if history != old:
+    if history != stored:
         _write(catalogue, history)
     catalogued = {row.epoch for row in old.present}
     return Refreshed(
@@ -314,6 +330,29 @@ def refresh(
         left=len(wanted) - len(chosen),
         problems=tuple(one for one in loaded.values() if isinstance(one, ArroyoStateError)),
     )
+
+
+def _taken_over(
+    earlier: EarlierCatalogue, paths: JobPaths, listed: Mapping[Epoch, int | None]
+) -> JobHistory:
+    """What an earlier catalogue has of a job, if it is this job.
+
+    Two checkpoint URLs may have written to it in turn, so each job's rows must prove themselves:
+    an epoch that is in both was recorded at the same microsecond. Where none is in both any more,
+    rows are taken that end before the epochs there are, as long as nobody else may own them.
+    """
+    nothing = JobHistory(paths=paths)
+    try:
+        found = read_history(earlier.store, paths)
+    except FormatError:
+        return nothing  # what is there now is read anew
+    known = {Epoch(row.epoch): row.recorded_micros for row in found.present}
+    both = known.keys() & listed.keys()
+    if both:
+        same = all(known[epoch] == listed[epoch] is not None for epoch in both)
+        return found if same else nothing
+    continues = bool(known and listed) and max(known) < min(listed)
+    return found if earlier.alone and continues else nothing
 
 
 def _recorded(store: ObjectStore, paths: JobPaths) -> dict[Epoch, int | None]:

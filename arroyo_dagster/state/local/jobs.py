@@ -107,15 +107,21 @@ def find_job(store: ObjectStore, name: str) -> JobPaths:
             next_step="name it as job, or as pipeline/job",
         )
     path = StatePath(name)
+    # A whole path needs one listing, however many jobs there are.
     pipeline, _, job = path.rpartition("/")
-    likely = JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
-    return likely if job_exists(store, likely) else choose_job(name, list_jobs(store), store.url)
+    paths = JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
+    return paths if job_is_there(store, paths) else choose_job(name, list_jobs(store), store.url)
 
 
-def job_exists(store: ObjectStore, paths: JobPaths) -> bool:
-    """Whether a job is one of those that `list_jobs` finds; one listing, however many there are."""
-    where = str(paths.root if paths.layout is Layout.PROTOCOL else paths.checkpoints())
-    return any(found.root == paths.root for found in jobs_in({where: list_level(store, where)}))
+def job_is_there(store: ObjectStore, paths: JobPaths) -> bool:
+    """Whether a job is there, by one listing.
+
+    Raises:
+        NotFoundError: the root itself does not exist.
+    """
+    legacy = paths.layout is Layout.LEGACY
+    at = str(paths.checkpoints()) if legacy else str(paths.root)
+    return paths in jobs_in({at: list_level(store, at)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

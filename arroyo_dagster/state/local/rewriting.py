@@ -11,7 +11,7 @@ condition of the job and its run are asked again before every put and after the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from arroyo_dagster.errors import (
@@ -19,6 +19,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.lease import lease, wall_clock
 from arroyo_dagster.state.local.directory import JobDirectory
+from arroyo_dagster.state.local.forecasts import forecast_rewrites
 from arroyo_dagster.state.local.merges import check_same
 from arroyo_dagster.state.local.rewriting_publish import publish
 from arroyo_dagster.state.local.rewriting_scene import (
@@ -46,6 +47,7 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.planning.rewriting import (
     TableFacts,
+    TableKey,
     plan_rewrite,
 )
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -72,6 +74,8 @@ def plan_rewrite_of(
     paths: JobPaths,
     directory: JobDirectory,
     settings: CompactionSettings | None = None,
+    *,
+    sampled: bool = False,
 ) -> RewritePlan:
     """Plan the rewrite of what a job of Arroyo's would restore. Writes nothing: the dry run.
 
@@ -80,19 +84,43 @@ def plan_rewrite_of(
 
     Args:
         directory: who says what the job is doing.
+        sampled: rewrite some of the files in memory, to forecast how many bytes are left.
 
     Raises:
         InputError: a job of ours.
         NotFoundError: the job has no checkpoint.
         FormatError: a file that it lists is missing.
     """
-    scene = look_at(store, paths, directory)
-    return _plan(scene, table_facts(store, scene), settings or CompactionSettings())
+    scene, settings = look_at(store, paths, directory), settings or CompactionSettings()
+    facts = table_facts(store, scene)
+    plan = _plan(scene, facts, settings)
+    return _sampled(store, paths, scene, facts, plan, settings) if sampled else plan
 
 
-def _plan(scene: Scene, facts: TableFacts, settings: CompactionSettings) -> RewritePlan:
+def _sampled(
+    store: ObjectStore,
+    paths: JobPaths,
+    scene: Scene,
+    facts: TableFacts,
+    plan: RewritePlan,
+    settings: CompactionSettings,
+) -> RewritePlan:
+    tasks = _tasks(paths, scene, plan)
+    part_bytes: dict[TableKey, list[int]] = {}
+    for task, size_bytes in zip(tasks, forecast_rewrites(store, tasks), strict=True):
+        key = task.table.operator, task.table.table
+        part_bytes.setdefault(key, []).append(size_bytes)
+    return _plan(scene, facts, settings, part_bytes)
+
+
+def _plan(
+    scene: Scene,
+    facts: TableFacts,
+    settings: CompactionSettings,
+    part_bytes: Mapping[TableKey, Sequence[int]] | None = None,
+) -> RewritePlan:
     return replace(
-        plan_rewrite(scene.checkpoint, facts, settings),
+        plan_rewrite(scene.checkpoint, facts, settings, part_bytes),
         condition=scene.answer.facts.condition,
         run_id=scene.answer.facts.run_id,
         why_not=scene.why_not,
@@ -115,6 +143,7 @@ def rewrite_job(
     verify_level: int = 1,
     dry_run: bool = False,
     or_forecast: bool = False,
+    sampled: bool = False,
     lease_wait_seconds: float = 0.0,
     clock: Callable[[], int] = wall_clock,
     sleep: Callable[[float], None] = time.sleep,
@@ -138,6 +167,7 @@ def rewrite_job(
         verify_level: how closely the epoch as it would be is verified before it is published.
         dry_run: plan, and change nothing.
         or_forecast: where nothing may be rewritten now, give the plan in place of an error.
+        sampled: as of `plan_rewrite_of`.
         cancelled: whether to give up; asked between the parts and before each change of metadata.
         on_part: called with every part that is done, before it is judged, and how many are left.
         on_published: called with what was published, before an interrupt can come in between.
@@ -152,9 +182,10 @@ def rewrite_job(
     """
     settings = settings or CompactionSettings()
     scene = look_at(store, paths, directory)
-    plan = _plan(scene, table_facts(store, scene), settings)
+    facts = table_facts(store, scene)
+    plan = _plan(scene, facts, settings)
     if dry_run or not plan.tables or (or_forecast and plan.why_not is not None):
-        return _nothing(plan)
+        return _nothing(_sampled(store, paths, scene, facts, plan, settings) if sampled else plan)
     check_may(paths, scene)
     with lease(
         store, paths, owner, wait_seconds=lease_wait_seconds, clock=clock, sleep=sleep
@@ -166,6 +197,8 @@ def rewrite_job(
         plan = _plan(scene, facts, settings)
         if not plan.tables:
             return _nothing(plan)
+        if sampled:
+            plan = _sampled(held, paths, scene, facts, plan, settings)
         check_restorable(held, paths, plan.epoch, 0)
         began = _quiet_from(paths, scene, quiet_since, clock())
         parts, left_out = _carried_out(held, paths, scene, plan, run, cancelled, on_part)
@@ -189,11 +222,7 @@ def _carried_out(
     cancelled: Callable[[], bool],
     on_part: Callable[[RewrittenPart | LeftOut, int], None],
 ) -> tuple[list[RewrittenPart], list[LeftOut]]:
-    tasks = [
-        _task(paths, scene.checkpoint, table, at)
-        for table in plan.tables
-        for at in range(len(table.parts))
-    ]
+    tasks = _tasks(paths, scene, plan)
     parts: list[RewrittenPart] = []
     left_out: list[LeftOut] = []
     for found in run(store, tasks):
@@ -209,6 +238,14 @@ def _carried_out(
             next_step="run it again; nothing was published",
         )
     return parts, left_out
+
+
+def _tasks(paths: JobPaths, scene: Scene, plan: RewritePlan) -> list[RewriteTask]:
+    return [
+        _task(paths, scene.checkpoint, table, at)
+        for table in plan.tables
+        for at in range(len(table.parts))
+    ]
 
 
 def _task(paths: JobPaths, checkpoint: Checkpoint, table: TableRewrite, at: int) -> RewriteTask:

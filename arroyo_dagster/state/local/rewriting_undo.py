@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from arroyo_dagster.errors import (
     ConflictError,
     FormatError,
+    ProtocolError,
 )
 from arroyo_dagster.state.codec.maintenance_records import (
     decode_rewrite_record,
@@ -68,6 +69,7 @@ def undo_rewrite(
         InputError: the job is not at rest, or nobody says so.
         ConflictError: the job was started since, or somebody changed the metadata.
         FormatError: a file that the old metadata lists is gone, or the record is broken.
+        ProtocolError: the record is of another job, from which this one was copied.
     """
     scene, path, changed = _what_changed(store, paths, directory)
     if dry_run or path is None:
@@ -110,6 +112,15 @@ def _newest_record(store: ObjectStore, paths: JobPaths) -> StatePath | None:
 def _check_undoable(
     store: ObjectStore, paths: JobPaths, scene: Scene, record: RewriteRecord
 ) -> None:
+    others = [path for path in record.before if not path.startswith(f"{paths.root}/")]
+    if others:
+        # A job that was copied under another name brings the record of the original's objects.
+        raise ProtocolError(
+            "the rewrite is of another job: its record names objects outside of this one",
+            job=paths.root,
+            found=others[0],
+            next_step="undo it in the job that it was copied from; nothing was put back",
+        )
     now = (scene.checkpoint.epoch, scene.checkpoint.worker_generation)
     # A run that was started since, and failed before its first checkpoint, has left no trace.
     if now != (record.epoch, record.worker_generation):

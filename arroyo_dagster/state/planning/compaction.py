@@ -64,7 +64,7 @@ def plan_compaction(
     pending: Sequence[CompactionRecord] = (),
     *,
     stamps: Mapping[StatePath, str] | None = None,
-    data_bytes: Mapping[StatePath, int] | None = None,
+    merged_bytes: Sequence[int] | None = None,
     arroyo: bool = False,
 ) -> CompactionPlan:
     """Choose what to merge at one epoch.
@@ -74,7 +74,8 @@ def plan_compaction(
         sizes: bytes of every file that it, or a pending record, lists.
         pending: compactions that the job has not taken over yet; they count as done.
         stamps: what changes with each of the files, for whoever checks the plan later.
-        data_bytes: how many bytes of each input are no footer, where the footers were read.
+        merged_bytes: how many bytes come of each merge, where that was looked at; else as many as
+            go into it.
         arroyo: plan a job of Arroyo's too, by the rules of its operators: expiring tables only,
             and none that restores from the first rows of its batches.
 
@@ -102,7 +103,7 @@ def plan_compaction(
     left_out.extend(too_much)
     looked_at = replace(checkpoint, operators=operators)
     after = replace(checkpoint, operators=_forecast(operators, merges))
-    known = {**sizes, **_forecast_sizes(merges, sizes, data_bytes or {})}
+    known = {**sizes, **_forecast_sizes(merges, merged_bytes)}
     stamps = stamps or {}
     taken = dict.fromkeys(path for merge in merges for path in merge.paths)
     return CompactionPlan(
@@ -455,14 +456,11 @@ def _stand_in(at: int, merge: Merge) -> Merged:
 
 
 def _forecast_sizes(
-    merges: Sequence[Merge], sizes: Mapping[StatePath, int], data_bytes: Mapping[StatePath, int]
+    merges: Sequence[Merge], merged_bytes: Sequence[int] | None
 ) -> dict[StatePath, int]:
-    """As many bytes as are read, but for footers, of which each output has one; how many fewer it
-    will be, only the rows can say."""
     found: dict[StatePath, int] = {}
     for at, merge in enumerate(merges):
         paths = _outputs(at, merge)
-        data = sum(data_bytes.get(path, sizes[path]) for path in merge.paths)
-        footer = max(sizes[path] - data_bytes.get(path, sizes[path]) for path in merge.paths)
-        found.update(dict.fromkeys(paths, data // len(paths) + footer))
+        size_bytes = merge.size_bytes if merged_bytes is None else merged_bytes[at]
+        found.update(dict.fromkeys(paths, size_bytes // len(paths)))
     return found

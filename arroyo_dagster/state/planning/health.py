@@ -1,4 +1,4 @@
-"""What is noticed about checkpoints and jobs: files missing or broken, jobs that stand still.
+"""What is noticed about checkpoints: files missing or broken.
 
 The quick checks, from listings and footers. The modules `verify_*` beside this hold what
 `arroyo-state verify` looks at besides: every row, the records around an epoch, those before it.
@@ -31,6 +31,7 @@ from arroyo_dagster.state.planning.findings import (
     unreadable,
     warning,
 )
+from arroyo_dagster.state.planning.fleet_health import JobAge, every_job_recent
 from arroyo_dagster.state.planning.query import RestorePlan
 
 __all__ = [
@@ -299,63 +300,6 @@ def _size(paths: Sequence[StatePath], files: Mapping[StatePath, StoredFile]) -> 
     if any(path not in files for path in paths):
         return None
     return sum(files[path].size_bytes for path in paths)
-
-
-# ---- the jobs of a deployment --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobAge:
-    """How a job stands, as far as its newest epoch tells.
-
-    Attributes:
-        job: the root of its paths.
-        finished_micros: when its newest epoch was finished; None without an epoch.
-        at_rest: it stopped with a checkpoint and was not started since.
-        epochs, files: how many epochs it has, and files the newest lists.
-        problem: why its newest epoch cannot be read.
-    """
-
-    job: str
-    epoch: int | None = None
-    epochs: int = 0
-    files: int = 0
-    finished_micros: int | None = None
-    at_rest: bool = False
-    problem: str | None = None
-
-    def age_micros(self, now_micros: int) -> int | None:
-        """The time since its newest epoch; None without one."""
-        return None if self.finished_micros is None else max(0, now_micros - self.finished_micros)
-
-
-def every_job_recent(jobs: Sequence[JobAge], *, now_micros: int, limit_micros: int) -> Verdict:
-    """Tell which jobs stand still: no newer epoch for longer than the limit, though not at rest.
-
-    Whether a job of Arroyo's was stopped on purpose cannot be told from its state: warnings all.
-    """
-    findings = [
-        finding
-        for job in jobs
-        for finding in _recency_findings(job, job.age_micros(now_micros), limit_micros)
-    ]
-    return Verdict(findings=tuple(findings), looked_at=len(jobs))
-
-
-def _recency_findings(job: JobAge, age_micros: int | None, limit_micros: int) -> Iterator[Finding]:
-    if job.problem is not None:
-        step = "look at it with `arroyo-state epochs`"
-        yield error("newest-epoch-unreadable", job.job, job.problem, step)
-    elif age_micros is None:
-        step = "wait for its first checkpoint, or look at its logs"
-        yield warning("no-epoch", job.job, "has no epoch yet", step)
-    elif age_micros > limit_micros and not job.at_rest:
-        evidence = (
-            f"epoch {job.epoch} is {age_micros // 1_000_000} s old; "
-            f"at most {limit_micros // 1_000_000} s were expected"
-        )
-        step = "start it again if it should run; nothing to do if it was stopped on purpose"
-        yield warning("job-stands-still", job.job, evidence, step)
 
 
 # ---- maintenance ---------------------------------------------------------------------------------

@@ -164,8 +164,13 @@ def plan_rewrite(
     checkpoint: Checkpoint,
     facts: TableFacts,
     settings: CompactionSettings,
+    part_bytes: Mapping[TableKey, Sequence[int]] | None = None,
 ) -> RewritePlan:
     """Choose what to rewrite at one epoch of a job of Arroyo's; not whether it may be done.
+
+    Args:
+        part_bytes: how many bytes come of each part of a table, where that was looked at; else as
+            many as go into it.
 
     Returns:
         A plan; of every table that is not in it `left_out` says why.
@@ -184,9 +189,17 @@ def plan_rewrite(
             else:
                 tables.append(found)
     tables, too_much = within_budget(settings.budget, tables, lambda one: one.gain)
+    expected = {(one.operator, one.table): _as_forecast(one) for one in tables}
     after = rewritten(
-        checkpoint, {(one.operator, one.table): (one, _as_forecast(one)) for one in tables}
+        checkpoint,
+        {(one.operator, one.table): (one, expected[one.operator, one.table]) for one in tables},
     )
+    sizes = dict(facts.sizes)
+    for one in tables:
+        key = one.operator, one.table
+        even = [one.size_bytes // len(one.parts)] * len(one.parts)
+        looked_at = (part_bytes or {}).get(key, even)
+        sizes |= zip((file.path for file in expected[key]), looked_at, strict=True)
     return RewritePlan(
         pipeline=checkpoint.pipeline,
         job=checkpoint.job,
@@ -196,7 +209,7 @@ def plan_rewrite(
         tables=tuple(tables),
         left_out=(*left_out, *too_much),
         before=forecast(checkpoint, facts.sizes, settings.parallelism),
-        after=forecast(after, facts.sizes, settings.parallelism),
+        after=forecast(after, sizes, settings.parallelism),
         parallelism=settings.parallelism,
     )
 

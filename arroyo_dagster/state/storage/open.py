@@ -58,7 +58,9 @@ def _opened(url: CheckpointUrl, options: dict[str, Any]) -> ObjectStore:
             url=str(url),
             next_step="leave it out; the only option is 'sync'",
         )
-    return LocalDiskStore(url, **options)
+    # Only what clearly says no leaves syncs out: a slip must not.
+    sync = str(options.get("sync", True)).lower() not in ("false", "0", "no", "off", "n")
+    return LocalDiskStore(url, sync=sync)
 
 
 class _Configured:

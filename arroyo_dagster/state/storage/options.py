@@ -19,6 +19,7 @@ option goes to the client as it is: obstore's configuration keys, or what s3fs, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -64,7 +65,7 @@ def patience_of(options: dict[str, Any], url: str) -> Patience:
     Raises:
         InputError: a value is not a number of zero or more.
     """
-    given = {name: options.pop(name) for name in Patience.__slots__ if name in options}
+    given = {name: _number(options.pop(name)) for name in Patience.__slots__ if name in options}
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
             raise InputError(
@@ -73,6 +74,17 @@ def patience_of(options: dict[str, Any], url: str) -> Patience:
                 next_step="correct or leave out the option",
             )
     return Patience(**given)
+
+
+def _number(value: Any) -> Any:
+    """A number that is written as text, as environment variables are; others as they are."""
+    try:
+        found = float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+    if not isinstance(found, float) or not math.isfinite(found):
+        return value
+    return int(found) if found.is_integer() else found
 
 
 def normalised(options: Mapping[str, Any], backend: Backend) -> dict[str, Any]:

@@ -165,6 +165,25 @@ class Overlaid(Wrapper):
         return io.BytesIO(self._objects[path])
 
 
+class Scratch(Overlaid):
+    """A store to read from, whose writes are kept in memory, for this instance alone."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store, {})
+
+    def put(self, path: StatePath, data: bytes) -> None:
+        """Keep the object in memory; see `ObjectStore.put`."""
+        self._objects[path] = bytes(data)
+
+    def head(self, path: StatePath) -> ObjectInfo | None:
+        """Describe the object; see `ObjectStore.head`."""
+        if path not in self._objects:
+            return self.inner.head(path)
+        return ObjectInfo(
+            path=path, size_bytes=len(self._objects[path]), modified_micros=None, etag=None
+        )
+
+
 class Counting(Wrapper):
     """A store that counts its calls, by verb.
 

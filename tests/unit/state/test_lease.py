@@ -9,12 +9,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from arroyo_dagster.errors import ConflictError, FormatError, StorageError
-from arroyo_dagster.state.lease import Leased, lease, newest_token
+from arroyo_dagster.state.lease import (
+    Leased,
+    lease,
+    newest_lease,
+    newest_token,
+    own_clock,
+    wall_clock,
+)
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
@@ -77,7 +85,37 @@ def test_overlapping_runs_of_one_owner_exclude_each_other() -> None:
         who = f"{platform.node()}/{os.getpid()} (run 7)"
         assert error.value.message.startswith(f"the job is leased by {who} until 00:17:41Z")
         assert error.value.retryable
+        assert error.value.message.endswith("Z: it maintains the job")
         held.put(SOMETHING, b"1")
+
+
+def test_refusal_says_what_the_holder_s_lease_is_for() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    for directory, does in (
+        (PATHS.writers, "it runs the job"),
+        (PATHS.windows, "it holds the job's maintenance window"),
+    ):
+        with (
+            lease(store, PATHS, "one", directory=directory, clock=clock),
+            pytest.raises(ConflictError, match=f"Z: {does}") as error,
+        ):
+            lease(store, PATHS, "two", directory=directory, clock=clock).__enter__()
+        assert error.value.facts["job"] == PATHS.root
+
+
+def test_newest_lease_is_the_record_of_the_last_holder() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    assert newest_lease(store, PATHS.leases) is None
+    leased(store, clock, 2)
+    with lease(store, PATHS, "gc", seconds=300, clock=clock) as held:
+        found = newest_lease(store, PATHS.leases)
+        assert found is not None
+        assert (found.path, found.token) == (PATHS.leases / "0000000003.json", 3)
+        assert (found.owner, found.nonce) == (held.lease.owner, held.lease.nonce)
+        assert (found.description, found.duration_micros) == ("gc", 300_000_000)
+        assert not found.given_back
 
 
 def test_of_many_at_once_one_gets_it() -> None:
@@ -104,10 +142,11 @@ def test_of_many_at_once_one_gets_it() -> None:
 
 def test_it_is_renewed_while_its_holder_lives() -> None:
     store = MemoryStore()
-    with lease(store, PATHS, "one", seconds=0.3):
+    with lease(store, PATHS, "one", seconds=0.3) as held:
         time.sleep(0.8)
         with pytest.raises(ConflictError), lease(store, PATHS, "two"):
             pass
+        held.put(SOMETHING, b"1")
 
 
 def test_a_crash_at_any_change_leaves_a_lease_that_runs_out() -> None:
@@ -136,6 +175,18 @@ def test_a_failure_while_it_is_taken_gives_it_back(at: int) -> None:
         lease(failing, PATHS, "one", clock=clock).__enter__()
     with lease(store, PATHS, "next", clock=clock) as held:
         assert held.lease.token == 5
+
+
+def test_a_create_that_failed_takes_nothing() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    leased(store, clock, 3)
+    failing = FaultInjecting(store, fail_at=1, error=StorageError("down"))
+    with pytest.raises(StorageError, match="down"):
+        lease(failing, PATHS, "one", clock=clock).__enter__()
+    assert newest_token(store, PATHS.leases) == 3
+    with lease(store, PATHS, "next", clock=clock) as held:
+        assert held.lease.token == 4
 
 
 def test_a_lost_answer_to_the_create_is_found_out() -> None:
@@ -270,8 +321,11 @@ def test_of_one_owner_twice_neither_takes_the_other_s_lease_for_its_own() -> Non
     with pytest.raises(Crash):
         lease(failing, PATHS, "same", clock=clock).__enter__()
     unlisted = Hiding(store, lambda path: "/leases/" in path)
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError) as error:
         lease(unlisted, PATHS, "same", clock=clock).__enter__()
+    who = f"{platform.node()}/{os.getpid()} (same)"
+    assert error.value.facts["owner"] == who
+    assert error.value.message == f"the job is leased by {who}: it maintains the job"
 
 
 def test_number_that_newest_tells_is_taken_although_its_object_is_gone() -> None:
@@ -350,13 +404,14 @@ def test_who_comes_and_goes_between_a_listing_and_its_use_is_noticed() -> None:
     assert others[0].lease.token == 6
 
 
-def test_who_needs_too_long_to_take_a_lease_does_not_hold_it() -> None:
+@pytest.mark.parametrize("seconds", [50, 55])
+def test_who_needs_too_long_to_take_a_lease_does_not_hold_it(seconds: int) -> None:
     clock = Clock()
 
     class Stuck(MemoryStore):
         def create(self, path: StatePath, data: bytes) -> bool:
             found = super().create(path, data)
-            clock.seconds += 55
+            clock.seconds += seconds
             return found
 
     store = Stuck(clock=clock)
@@ -480,6 +535,42 @@ def test_waiting_ends_when_the_lease_of_a_dead_process_expires() -> None:
         assert held.lease.token == 2
 
 
+@pytest.mark.parametrize(("wait", "slept"), [(0, []), (1, [1]), (4, [2, 2]), (5, [2, 2, 1])])
+def test_waiting_takes_the_seconds_that_were_asked_for(wait: int, slept: list[float]) -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    died(store, PATHS, "dead", clock=clock)
+    found: list[float] = []
+    with pytest.raises(ConflictError):
+        lease(store, PATHS, "hasty", clock=clock, wait_seconds=wait, sleep=found.append).__enter__()
+    assert found == slept
+
+
+def test_a_lease_of_another_length_is_held_against_others_so_long() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    died(store, PATHS, "long", seconds=300, clock=clock)
+    clock.seconds += 300
+    with pytest.raises(ConflictError, match="leased by"):
+        lease(store, PATHS, "next", clock=clock).__enter__()
+    clock.seconds += 2
+    with lease(store, PATHS, "next", clock=clock) as held:
+        assert held.lease.token == 2
+
+
+def test_clocks_count_whole_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = SimpleNamespace(
+        CLOCK_BOOTTIME=7,
+        clock_gettime_ns=lambda which: {7: 5_000_001_999}[which],
+        monotonic_ns=lambda: 6_000_001_999,
+        time_ns=lambda: 7_000_001_999,
+    )
+    monkeypatch.setattr("arroyo_dagster.state.lease.time", clocks)
+    assert (repr(own_clock()), repr(wall_clock())) == ("5000001", "7000001")
+    del clocks.CLOCK_BOOTTIME  # as on macOS
+    assert repr(own_clock()) == "6000001"
+
+
 def test_a_store_s_clock_that_was_set_back_locks_nothing() -> None:
     clock = Clock()
     store = MemoryStore(clock=clock)
@@ -539,6 +630,7 @@ def test_what_an_older_release_reads_is_still_written() -> None:
         assert found["expires_at_micros"] == int((clock.seconds + 60) * 1e6)
         assert found["owner"] != "arroyo-state gc"
         assert (found["host"], found["pid"]) == (platform.node(), os.getpid())
+        assert (found["token"], found["description"]) == (1, "arroyo-state gc")
     assert json.loads(store.read(held.lease.path))["expires_at_micros"] == 0
 
 
@@ -564,6 +656,36 @@ def test_a_holder_whose_clocks_stood_still_does_not_renew_what_others_had_since(
         with lease(store, PATHS, "other", clock=clock, take_over=True):
             pass
     assert store.head(held.lease.successor) is None
+    _put_until_refused(held)
+
+
+def test_a_renewal_notices_who_has_created_the_next_lease_and_not_yet_named_it() -> None:
+    """A holder that stood still between its question for a successor and its own change: the
+    renewal behind it must not make its own time look like enough."""
+
+    class Before(Wrapper):
+        def head(self, path: StatePath) -> ObjectInfo | None:
+            if threading.current_thread() is threading.main_thread():
+                return None  # asked before there was one
+            return self.inner.head(path)
+
+    clock, own = Clock(), Clock()
+    store = MemoryStore(clock=clock)
+    held = died(Before(store), PATHS, "slept", clock=own, seconds=0.3)
+    with pytest.raises(Crash):
+        lease(
+            FaultInjecting(store, fail_at=2, crash=True),
+            PATHS,
+            "other",
+            clock=clock,
+            take_over=True,
+        ).__enter__()
+    assert store.head(held.lease.successor) is not None
+    assert newest_token(Hiding(store, lambda path: "/leases/" in path), PATHS.leases) == 1
+    _put_until_refused(held)
+
+
+def _put_until_refused(held: Leased) -> None:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:

@@ -108,9 +108,21 @@ def test_an_unreadable_newest_epoch_is_a_finding(store: MemoryStore) -> None:
     assert codes(verdict) == ["metadata-unreadable"]
 
 
-def test_a_job_without_an_epoch_passes() -> None:
+def test_a_job_without_an_epoch_or_none_at_all_was_not_looked_at() -> None:
     store = MemoryStore()
-    assert check_newest(store, Written(store, protocol_job("p")).paths, check_files_exist).passed
+    young = check_newest(store, Written(store, protocol_job("p")).paths, check_files_exist)
+    assert (codes(young), young.looked_at, young.passed) == (["no-epoch"], 0, True)
+    for paths in (protocol_job("q"), legacy_job("r")):
+        none = check_newest(store, paths, check_restorable)
+        assert (codes(none), none.looked_at, none.passed) == (["job-missing"], 0, False)
+
+
+def test_an_epoch_without_files_was_looked_at() -> None:
+    store = MemoryStore()
+    job = Written(store, protocol_job("p"), keep=0)
+    job.epochs(1)
+    verdict = check_newest(store, job.paths, lambda *_: Verdict())
+    assert (verdict.findings, verdict.looked_at) == ((), 1)
 
 
 def test_an_epoch_that_expires_while_it_is_looked_at_is_no_finding() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.collecting import (
+    SKEW_MICROS,
     EpochRoot,
     GcPlan,
     Pin,
@@ -20,6 +21,7 @@ from arroyo_dagster.state.model.collecting import (
 from arroyo_dagster.state.model.directory import JobCondition
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.objects import Packed
 from arroyo_dagster.state.planning.expiry import plan_expiry
 from arroyo_dagster.state.planning.gc import behind_pinned, oldest_kept
 from arroyo_dagster.state.planning.reachable import metadata_of, records_of
@@ -79,6 +81,64 @@ def test_age_keeps_what_is_as_old_at_most() -> None:
 def test_an_epoch_stays_if_either_rule_keeps_it() -> None:
     assert expired(job(9), keep=6, micros=2 * HOUR) == [1, 2, 3]
     assert expired(job(9), keep=2, micros=5 * HOUR) == [1, 2, 3]
+
+
+def test_epoch_without_a_time_stays_unless_it_is_half_gone() -> None:
+    roots = job(9)
+
+    def third(**changes: Any) -> Roots:
+        one = replace(roots.epochs[6], written_at_micros=None, **changes)
+        return replace(roots, epochs=(*roots.epochs[:6], one, *roots.epochs[7:]))
+
+    plan = planned(third(), micros=3 * HOUR)
+    assert (list(plan.epochs), plan.stays) == ([1, 2], {"no_time": (1, 0)})
+    half = planned(third(gone=(roots.epochs[6].ref,)), micros=3 * HOUR)
+    assert (list(half.epochs), half.stays) == ([1, 2, 3, 4, 5], {})
+    assert planned(third(), keep=8).stays == {}  # a count asks for no times
+    assert planned(roots, micros=3 * HOUR).stays == {}
+
+
+def test_age_is_refused_while_the_clocks_disagree_and_a_count_is_not() -> None:
+    roots = job(9)
+    times = {"written_at_micros": None, "oldest_object_micros": None}
+    for ahead in (SKEW_MICROS, SKEW_MICROS + 1):
+        head = replace(roots.head, finish_time_micros=NOW + ahead, **times)
+        wrong = replace(roots, epochs=(head, *roots.epochs[1:]))
+        assert expired(wrong, keep=3) == [1, 2, 3, 4, 5, 6]
+        if ahead > SKEW_MICROS:
+            with pytest.raises(ProtocolError, match="the writer's clock is ahead"):
+                planned(wrong, micros=3 * HOUR)
+        else:
+            assert expired(wrong, micros=3 * HOUR) == [1, 2, 3, 4, 5]
+
+
+def rolled_back(newest: int, to: int) -> Roots:
+    """Epoch `to` was published again as the newest one, and those between were rolled back."""
+    roots = job(newest)
+    head = replace(roots.head, rolled_back_to=Epoch(to), parent_ref=roots.epochs[newest - to].ref)
+    older = [replace(one, rolled_back=one.epoch > to) for one in roots.epochs[1:]]
+    return replace(roots, epochs=(head, *older))
+
+
+def test_epochs_that_were_rolled_back_are_not_counted_and_the_restored_one_stays() -> None:
+    assert expired(rolled_back(10, 4), micros=1) == [1, 2, 3, 5, 6, 7, 8, 9]
+    assert expired(rolled_back(10, 8), micros=1) == [1, 2, 3, 4, 5, 6, 7, 9]
+    assert planned(rolled_back(10, 4), micros=1).keep_from == 10
+    assert expired(rolled_back(10, 4), keep=3) == [1, 2]
+
+
+def test_epoch_that_was_rolled_back_and_cannot_be_read_goes_and_never_stays() -> None:
+    roots = rolled_back(10, 4)
+    lone = roots.epochs[5]
+    by_name = (lone.ref,)
+    broken = replace(lone, unreadable="it is cut short", by_name=by_name, files=Packed())
+    roots = replace(roots, epochs=(*roots.epochs[:5], broken, *roots.epochs[6:]))
+    plan = planned(roots, micros=1)
+    assert 5 in plan.epochs
+    assert set(by_name) <= set(plan.metadata.paths)
+    with pytest.raises(ProtocolError, match="epoch 5, which was rolled back, cannot be") as error:
+        planned(roots, keep=3)
+    assert error.value.facts == {"job": PROTOCOL.root, "epoch": 5, "path": lone.ref}
 
 
 def test_the_newest_and_its_parent_stay_whatever_is_asked() -> None:

@@ -26,7 +26,12 @@ from arroyo_dagster.state.model.ids import (
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles, TableConfig
-from arroyo_dagster.state.planning.gc import oldest_kept, plan_expire
+from arroyo_dagster.state.planning.gc import (
+    oldest_kept,
+    plan_expire,
+    unreadable_objects,
+    with_unreadable,
+)
 
 PROTOCOL = JobPaths(JobId("j"), PipelineId("p"))
 LEGACY = JobPaths(JobId("j"))
@@ -161,3 +166,40 @@ def test_only_the_parents_of_pinned_epochs_keep_their_metadata() -> None:
     ]
     assert plan_expire(PROTOCOL, linked, Epoch(5)).epochs == (1, 2, 3, 4)
     assert plan_expire(PROTOCOL, linked, Epoch(5), pinned={Epoch(3)}).epochs == (1, 4)
+
+
+def test_parent_of_the_newest_stays_although_a_rollback_made_it_much_older() -> None:
+    history = [checkpoint(n, f"f{n}") for n in range(10, 0, -1)]
+    head = replace(history[0], parent_ref=history[6].ref)
+    plan = plan_expire(PROTOCOL, [head, *history[1:]], Epoch(10))
+    assert plan.epochs == (1, 2, 3, 5, 6, 7, 8)
+    assert "f4" not in plan.data
+
+
+def test_objects_of_an_unreadable_epoch_by_name_what_makes_it_exist_last() -> None:
+    operators = [OperatorId("a"), OperatorId("b")]
+    ref = PROTOCOL.manifest(WorkerGeneration(2), Epoch(3))
+    record = PROTOCOL.epoch_record(Epoch(3))
+    marker = "p/j/generations/2/checkpoints/checkpoint-0000003/committed.json"
+    assert unreadable_objects(PROTOCOL, Epoch(3), ref) == (marker, ref, record)
+    assert unreadable_objects(PROTOCOL, Epoch(3), None) == (record,)
+    assert unreadable_objects(LEGACY, Epoch(3), None, operators) == (
+        "j/checkpoints/checkpoint-0000003/operator-a/metadata",
+        "j/checkpoints/checkpoint-0000003/operator-b/metadata",
+        "j/_arroyo_dagster/commits/epoch-0000003.json",
+        "j/checkpoints/checkpoint-0000003/metadata",
+    )
+
+
+def test_plan_takes_unreadable_epochs_and_what_makes_them_exist_goes_last() -> None:
+    plan = plan_expire(PROTOCOL, [checkpoint(n, f"f{n}") for n in (9, 8, 3, 1)], Epoch(8))
+    names = {name: StatePath(name) for name in "abcd"}
+    unreadable = {Epoch(5): [names["a"], names["b"], names["c"]], Epoch(2): [names["d"]]}
+    found = with_unreadable(plan, unreadable)
+    assert found == replace(
+        plan,
+        epochs=(1, 2, 3, 5),
+        records=(*plan.records, "a", "b"),
+        manifests=("c", "d", *plan.manifests),
+    )
+    assert found.data == ("f1", "f3")

@@ -14,6 +14,7 @@ from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.collecting import (
     DAY_MICROS,
     GRACE_MICROS,
+    SKEW_MICROS,
     EpochRoot,
     PlanKind,
     Retention,
@@ -36,8 +37,8 @@ from arroyo_dagster.state.model.ids import (
     StatePath,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import Packed, Stored, object_name
+from arroyo_dagster.state.model.layout import JobPaths, staged_name
+from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
 from arroyo_dagster.state.planning.expiry import plan_expiry
 from arroyo_dagster.state.planning.orphans import (
     Reason,
@@ -234,6 +235,58 @@ def test_names_decide_what_an_object_is_and_unknown_ones_are_foreign(
     name: str, expected: Reason
 ) -> None:
     assert reason(roots_of(PROTOCOL), PROTOCOL.root / name) is expected
+
+
+@pytest.mark.parametrize("area", ["topics", "spark-sinks"])
+def test_staged_files_go_once_their_epoch_is_older_than_the_newest(area: str) -> None:
+    roots = roots_of(PROTOCOL)
+
+    def staged(epoch: int) -> StatePath:
+        name = staged_name(Epoch(epoch), 0, "0123456789abcdef", ".jsonl")
+        return PROTOCOL.root / f"_arroyo_dagster/{area}/out/_staging/o/{name}"
+
+    assert object_name(PROTOCOL, staged(8)).kind is ObjectKind.STAGED
+    assert reason(roots, staged(8)) is Reason.ORPHAN
+    assert reason(roots, staged(8), NOW - GRACE_MICROS + 1) is Reason.YOUNG
+    assert reason(roots, staged(8), None) is Reason.NO_TIME
+    assert reason(roots, staged(9)) is Reason.UNCOMMITTED
+    assert reason(roots, staged(10)) is Reason.UNCOMMITTED
+
+
+def test_file_of_an_operator_whose_id_holds_a_slash_is_known_by_metadata_alone() -> None:
+    listed = PROTOCOL.checkpoint(Epoch(9), WorkerGeneration(2)) / "operator-a/b/table-t-000"
+    assert object_name(PROTOCOL, listed).kind is ObjectKind.FOREIGN
+    roots = roots_of(PROTOCOL)
+    assert reason(roots, listed) is Reason.FOREIGN
+    head = epoch_root(PROTOCOL, 9, listed)
+    assert reason(replace(roots, epochs=(head, *roots.epochs[1:])), listed) is Reason.REFERENCED
+
+
+def test_nothing_is_judged_while_the_writer_s_clock_is_ahead() -> None:
+    """Where the store does not say when the newest epoch was written, the time now counts."""
+    for ahead, refused in ((SKEW_MICROS, False), (SKEW_MICROS + 1, True)):
+        head = epoch_root(
+            PROTOCOL,
+            9,
+            finish_time_micros=NOW + ahead,
+            written_at_micros=None,
+            oldest_object_micros=None,
+        )
+        roots = roots_of(PROTOCOL, epochs=(head,))
+        if refused:
+            with pytest.raises(ProtocolError, match="the writer's clock is ahead"):
+                reason(roots, data(PROTOCOL, 6))
+        else:
+            assert reason(roots, data(PROTOCOL, 6)) is Reason.IN_FLIGHT
+
+
+def test_nothing_is_judged_beside_an_epoch_that_cannot_be_read() -> None:
+    roots = roots_of(PROTOCOL)
+    broken = replace(roots.epochs[1], rolled_back=True, unreadable="it is cut short")
+    roots = replace(roots, epochs=(roots.head, broken, roots.epochs[2]))
+    with pytest.raises(ProtocolError, match="cannot be read") as error:
+        reason(roots, data(PROTOCOL, 6))
+    assert error.value.facts == {"job": PROTOCOL.root, "epoch": 8, "path": broken.ref}
 
 
 def test_manifests_that_lost_go_and_one_that_may_still_win_stays() -> None:

@@ -12,8 +12,9 @@ from arroyo_dagster.state.model.collecting import Pin, Quarantined, Retained, Ro
 from arroyo_dagster.state.model.directory import JobCondition
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import Packed
+from arroyo_dagster.state.model.objects import Packed, Stored
 from arroyo_dagster.state.planning.reachable import (
+    check_aliases,
     check_roots,
     metadata_of,
     nested_root,
@@ -21,7 +22,14 @@ from arroyo_dagster.state.planning.reachable import (
     records_of,
     referenced_by,
 )
-from tests.unit.state.planning.test_orphans import LEGACY, PROTOCOL, answer, epoch_root, roots_of
+from tests.unit.state.planning.test_orphans import (
+    LEGACY,
+    PROTOCOL,
+    answer,
+    data,
+    epoch_root,
+    roots_of,
+)
 
 
 def chain(paths: JobPaths, *numbers: int, pins: tuple[int, ...] = (), ours: bool = True) -> Roots:
@@ -158,3 +166,27 @@ def test_proof_says_what_was_read_and_who_said_what_the_job_does() -> None:
     assert (proof.condition, proof.listed) == ("stopped (s)", 12)
     nobody = prove(replace(roots, epochs=()), found)
     assert (nobody.head, nobody.run_id, nobody.condition) == (None, None, None)
+
+
+@pytest.mark.parametrize("where", ["epoch", "attempt", "listing"])
+def test_foreign_name_that_may_be_a_second_name_of_an_object_of_the_job_is_refused(
+    where: str,
+) -> None:
+    path = data(PROTOCOL, 6)
+    copy = StatePath(path.replace("generations/2/", "Generations/02/"))
+    roots = roots_of(PROTOCOL)
+    known: list[Stored] = []
+    if where == "epoch":
+        roots = replace(roots, epochs=(*roots.epochs, epoch_root(PROTOCOL, 6, path)))
+    elif where == "attempt":
+        roots = replace(roots, attempts=(epoch_root(PROTOCOL, 6, path),))
+    else:
+        known = [Stored(path)]
+    check_aliases(roots, Packed(), known)
+    check_aliases(roots, Packed.of_paths([StatePath("p/j/notes.txt")]), known)
+    others = [data(PROTOCOL, 5), path]  # of an operator whose id holds a slash: foreign, and listed
+    check_aliases(roots, Packed.of_paths(others), known)
+    with pytest.raises(ProtocolError, match="looks like a second name of") as error:
+        check_aliases(roots, Packed.of_paths([*others[:1], copy]), known)
+    assert f"{copy} looks like a second name of {path}" in error.value.message
+    assert error.value.facts == {"job": PROTOCOL.root, "path": copy}

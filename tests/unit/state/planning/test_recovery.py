@@ -13,10 +13,22 @@ from arroyo_dagster.state.model.checkpoints import (
     CurrentGeneration,
     EpochRecord,
     GenerationManifest,
+    LegacyCheckpoint,
     Manifest,
+    OperatorCheckpoint,
+    StreamProgress,
 )
-from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.planning.recovery import (
     CannotStart,
     Claim,
@@ -25,11 +37,13 @@ from arroyo_dagster.state.planning.recovery import (
     RaiseFence,
     Record,
     Restore,
+    Standing,
     StartEmpty,
     checkpoint_state,
     claim_of,
     expect_manifest_path,
     fence_verdict,
+    legacy_state,
     marker_path,
     parent_ready,
     resolve,
@@ -108,16 +122,16 @@ class World:
         )
 
     def start(
-        self, generation: int, *, fence: int | None = None, as_arroyo: bool = False
+        self, generation: int, *, fence: int | None = None, **rules: bool
     ) -> Restore | StartEmpty | CannotStart | Claim:
         """What `generation` would restore; the fence names it unless said otherwise."""
         self.fence(generation if fence is None else fence)
         facts: dict[StatePath, Record | None] = {}
         while True:
-            found = resolve(
-                PATHS, WorkerGeneration(generation), facts, now_micros=9, as_arroyo=as_arroyo
-            )
+            found = resolve(PATHS, WorkerGeneration(generation), facts, now_micros=9, **rules)
             if not isinstance(found, Need):
+                if isinstance(found, Restore):
+                    assert found.manifest == self.objects[found.ref]
                 return found
             assert found.path not in facts, "asked twice"
             facts[found.path] = self.objects.get(found.path)
@@ -240,10 +254,53 @@ def test_a_question_says_what_it_needs_one_object_after_the_other(world: World) 
     assert asked == [ref, PATHS.epoch_record(Epoch(1)), marker_path(ref)]
 
 
+@pytest.mark.parametrize("needs_commit", [True, False])
+def test_marker_is_read_only_of_a_claimed_checkpoint_that_commits(
+    world: World, needs_commit: bool
+) -> None:
+    ref = world.manifest(1, 1, needs_commit=needs_commit)
+    record = PATHS.epoch_record(Epoch(1))
+    unclaimed = standing(PATHS, ref, {**world.objects, record: None})
+    assert unclaimed == Standing(CheckpointState.UNCLAIMED)
+    world.claim(ref)
+    ready = Standing(CheckpointState.READY)
+    claimed = standing(PATHS, ref, dict(world.objects))
+    assert claimed == (Need(marker_path(ref)) if needs_commit else ready)
+
+
 def test_an_object_of_the_wrong_kind_is_an_error(world: World) -> None:
     ref = world.manifest(1, 1)
     with pytest.raises(ProtocolError, match="expected"):
         standing(PATHS, ref, {ref: marker(ref, 1)})
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["managed", "arroyo"])
+def test_legacy_epoch_is_committing_only_if_it_is_ours_and_its_note_is_missing(ours: bool) -> None:
+    def operator(name: str, commits: bool) -> OperatorCheckpoint:
+        config = GlobalKeyedConfig(table=TableName("t"), uses_two_phase_commit=commits)
+        return OperatorCheckpoint(
+            job=JobId("j"),
+            operator=OperatorId(name),
+            epoch=Epoch(1),
+            parallelism=1,
+            configs={config.table: TableConfig(config=config)},
+            tables={config.table: GlobalKeyedFiles(files=())},
+        )
+
+    head = LegacyCheckpoint(
+        job=JobId("j"),
+        epoch=Epoch(1),
+        min_epoch=Epoch(1),
+        start_time_micros=0,
+        finish_time_micros=0,
+        operators=(OperatorId("count"), OperatorId("sink")),
+        progress=StreamProgress(query_id="q", batch_id=1, offsets="") if ours else None,
+    )
+    count, sink = operator("count", False), operator("sink", True)
+    waits = CheckpointState.COMMITTING if ours else CheckpointState.READY
+    assert legacy_state(head, [count, sink], committed=False) is waits
+    assert legacy_state(head, [count, sink], committed=True) is CheckpointState.READY
+    assert legacy_state(head, [count], committed=False) is CheckpointState.READY
 
 
 # ---- what a start restores (arroyo-state.md 3.3) -------------------------------------------------
@@ -252,6 +309,16 @@ def test_an_object_of_the_wrong_kind_is_an_error(world: World) -> None:
 def test_a_job_that_never_ran_starts_empty(world: World) -> None:
     assert world.start(1) == StartEmpty()
     assert world.start(7) == StartEmpty()
+
+
+def test_start_reads_the_fence_and_the_generations_before_its_own_only(world: World) -> None:
+    own = world.ready(3, 3)
+    world.generation(3, latest=own)
+    world.generation(4, latest=own)
+    before = [PATHS.generation_manifest(WorkerGeneration(number)) for number in (2, 1, 0)]
+    facts: dict[StatePath, Record | None] = dict.fromkeys([PATHS.current_generation, *before])
+    assert resolve(PATHS, WorkerGeneration(3), facts, now_micros=9) == StartEmpty()
+    assert world.start(3) == StartEmpty()
 
 
 def test_generations_without_a_manifest_or_without_a_checkpoint_are_passed_over(
@@ -300,6 +367,7 @@ def test_a_checkpoint_whose_parent_is_not_ready_stops_the_start(world: World) ->
     found = world.start(2)
     assert isinstance(found, CannotStart)
     assert "parent" in found.reason
+    assert found.ref == ref
 
 
 def test_a_committing_checkpoint_is_restored_and_its_commit_replayed(world: World) -> None:
@@ -334,6 +402,31 @@ def test_an_epoch_record_that_names_nothing_stops_the_start(world: World) -> Non
     found = world.start(3)
     assert isinstance(found, CannotStart)
     assert "no manifest" in found.reason
+    assert found.ref == won
+
+
+def test_record_of_the_next_epoch_that_names_nothing_stops_the_start(world: World) -> None:
+    """Not the epoch before, and not the base: that epoch was published, and its rows may be out."""
+    first = world.ready(1, 1)
+    second = world.ready(1, 2, first)
+    late = world.ready(1, 3, second)
+    world.generation(2, base=first, latest=second)
+    del world.objects[late]
+    found = world.start(3)
+    assert isinstance(found, CannotStart)
+    assert "no manifest" in found.reason
+    assert found.ref == late
+
+
+def test_owner_of_an_epoch_that_is_not_canonical_itself_stops_the_start(world: World) -> None:
+    lost = world.manifest(2, 2)
+    won = world.ready(1, 2)
+    manifest = world.objects[won]
+    assert isinstance(manifest, Manifest)
+    world.objects[won] = replace(manifest, epoch=Epoch(7))
+    world.generation(2, latest=lost)
+    found = world.start(3)
+    assert found == CannotStart("the canonical checkpoint is unclaimed itself", won)
 
 
 def test_an_unclaimed_checkpoint_of_the_newest_generation_is_claimed_as_its_writer_would(
@@ -348,6 +441,7 @@ def test_an_unclaimed_checkpoint_of_the_newest_generation_is_claimed_as_its_writ
     assert found.record.checkpoint_ref == ref
     assert found.record.worker_generation == 1
     assert found.record.parent_ref == first
+    assert found.record.created_at_micros == 9
     world.objects[found.record_path] = found.record
     restored = world.start(2)
     assert isinstance(restored, Restore)
@@ -379,6 +473,19 @@ def test_an_unclaimed_checkpoint_is_left_alone_once_the_fence_names_somebody_els
     claim = world.start(3)
     assert isinstance(claim, Claim)
     assert claim.record.epoch == 2
+
+
+def test_reader_sees_the_parent_of_a_checkpoint_that_is_being_published(world: World) -> None:
+    first = world.ready(1, 1)
+    second = world.ready(1, 2, first)
+    world.generation(1, latest=world.manifest(1, 3, parent=second))
+    assert world.start(2, fence=1) == StartEmpty()
+    found = world.start(2, fence=1, only_reads=True)
+    assert isinstance(found, Restore)
+    assert (found.ref, found.replay_commit) == (second, False)
+    first_ever = World()
+    first_ever.generation(1, latest=first_ever.manifest(1, 1))
+    assert first_ever.start(2, fence=1, only_reads=True) == StartEmpty()
 
 
 def test_a_start_goes_on_to_the_newest_epoch_that_a_fenced_run_still_published(

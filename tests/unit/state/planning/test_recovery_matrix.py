@@ -278,5 +278,6 @@ def test_a_commit_is_replayed_only_on_the_record_of_that_very_checkpoint(
     changes: dict[str, object],
 ) -> None:
     assert told(with_record().start(STARTING)) == ("restore", World().ref(5, 20), True)
-    with pytest.raises(ProtocolError, match="record"):
+    with pytest.raises(ProtocolError, match="record") as error:
         with_record(**changes).start(STARTING)
+    assert error.value.facts["path"] == World().ref(5, 20)

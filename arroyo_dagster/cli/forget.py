@@ -1,0 +1,45 @@
+"""`forget`: acknowledge that a job which vanished is gone."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import click
+
+from arroyo_dagster.cli.grammar import main, open_to_read, store_options
+from arroyo_dagster.cli.shown import print_json
+from arroyo_dagster.state.lease_records import owner_here
+from arroyo_dagster.state.local.known_jobs import check_gone, find_known_job, forget
+from arroyo_dagster.state.storage.open import open_store
+
+
+@main.command("forget")
+@click.argument("job")
+@click.option(
+    "--catalogue",
+    required=True,
+    metavar="URL",
+    help="Where Dagster keeps the catalogue: the failed check names it.",
+)
+@store_options
+def forget_command(job: str, catalogue: str, url: str | None, as_json: bool) -> None:
+    """Acknowledge that JOB is gone, so that Dagster's checks no longer fail because of it.
+
+    Writes one object to the catalogue and deletes nothing: the history of the job stays. With a
+    checkpoint URL it refuses while the job is there. A job that comes back is missed again when it
+    vanishes again.
+    """
+    # What a shell calls a path may be relative.
+    store = open_store(catalogue if ":" in catalogue else os.path.abspath(catalogue))
+    paths = find_known_job(store, job)
+    if url is not None:
+        check_gone(open_to_read(url), paths)
+    epoch = forget(
+        store, paths, owner=owner_here("arroyo-state"), now_micros=time.time_ns() // 1000
+    )
+    if as_json:
+        print_json({"job": paths.root, "last_epoch": epoch, "catalogue": store.url})
+    else:
+        last = "no epoch of it was known" if epoch is None else f"its last epoch was {epoch}"
+        click.echo(f"{paths.root} is forgotten; {last}")

@@ -1,0 +1,185 @@
+"""Secrets by name: Dagster shows and stores what resources are configured with.
+
+A resource's fields stand on its page, in every launchpad, and in the snapshot of every job. So
+they hold names of environment variables, and a value is looked up where a store is opened.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import dagster as dg
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.redaction import holds_secret, secrets_in_url, without_secrets
+
+_ENV = "env"
+_INT_VARIABLE = type(dg.EnvVar.int("ANY"))
+_TEMPLATE = re.compile(
+    r"\s*\{\{\s*env(?:\.(?P<name>[A-Za-z_]\w*)|\(\s*(?P<quote>['\"])(?P<called>\w+)(?P=quote)\s*\))"
+    r"\s*\}\}\s*"
+)
+# Options of clients are named more freely than settings of Spark.
+_SECRET_OPTION = re.compile(
+    r"secret|passw|pwd|token|credential|key|\bsas|signature|bearer|authorization|jaas"
+    r"|connection[._-]?string",
+    re.IGNORECASE,
+)
+_NO_SECRET = re.compile(
+    r"(?:file|path|dir|host|expiration|provider|class|type|enabled|algorithm|version|[._-]id"
+    r"|^skip_signature)$",
+    re.IGNORECASE,
+)
+_WORDS = frozenset({"", "true", "false", "none", "null", "anon", "auto"})
+
+
+class NamedSecrets(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A resource that is refused where one of its fields holds a secret rather than its name."""
+
+    plain_fields: ClassVar[frozenset[str]] = frozenset()
+    """Fields that hold no secrets, whatever is in them."""
+
+    def get_resource_definition(self) -> Any:
+        """What Dagster shows and stores.
+
+        Raises:
+            InputError: a field holds a secret; its value is not repeated.
+        """
+        refuse_secrets(type(self).__name__, self._given())
+        return super().get_resource_definition()
+
+    @classmethod
+    def configure_at_launch(cls, **fields: Any) -> Any:
+        """As Dagster's; what is given here must be no secret either."""
+        refuse_secrets(cls.__name__, _searched(cls, fields))
+        return super().configure_at_launch(**fields)
+
+    def _given(self) -> dict[str, Any]:
+        return _searched(
+            type(self), {name: getattr(self, name) for name in type(self).model_fields}
+        )
+
+
+def _searched(cls: type[NamedSecrets], fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in cls.plain_fields}
+
+
+# ---- what may not be in a field ------------------------------------------------------------------
+
+
+def refuse_secrets(what: str, fields: Mapping[str, Any]) -> None:
+    """Refuse fields that hold secrets, not names of variables.
+
+    Raises:
+        InputError: names every such field, and none of the values.
+    """
+    found = list(_clear(fields))
+    if not found:
+        return
+    variables = sorted({name for _, value in found for name in _variables_with(value)})
+    variable = variables[0] if len(variables) == 1 else "NAME"
+    raise InputError(
+        f"{what}: {', '.join(name for name, _ in found)} must name an environment variable: a "
+        "value would stand in clear text on the resource's page, in launchpads and in the "
+        "database of runs",
+        next_step=f"give dg.EnvVar({variable!r}), in YAML {{env: {variable}}}; or leave it out, "
+        "and the client finds credentials in its own variables, profiles or roles",
+    )
+
+
+def _clear(fields: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in fields.items():
+        yield from _clear_value(str(name), value, f"{within}{name}")
+
+
+def _clear_value(name: str, value: Any, shown: str) -> Iterator[tuple[str, str]]:
+    if variable_of(value) is not None:
+        return
+    if isinstance(value, Mapping):
+        yield from _clear(value, f"{shown}.")
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _clear_value(name, one, shown)
+    elif isinstance(value, str) and _is_secret(name, value):
+        yield shown, value
+    elif isinstance(value, int | float) and value not in (0, 1) and _is_named_as_secret(name):
+        yield shown, str(value)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    if value.strip().lower() in _WORDS:
+        return False
+    if secrets_in_url(value) or re.search(r"[?#;].*=", value) or without_secrets(value) != value:
+        return True
+    if _NO_SECRET.search(name):
+        return False
+    # Names of settings have dots, and words of many kinds in them.
+    by_name = "." not in name and _SECRET_OPTION.search(name) is not None
+    return by_name or holds_secret(name, value)
+
+
+def _is_named_as_secret(name: str) -> bool:
+    """Whether even a number may be a secret there; names of settings count bits and sizes."""
+    return "." not in name and holds_secret(name, "x") and not _NO_SECRET.search(name)
+
+
+def _variables_with(value: str) -> list[str]:
+    return [name for name, found in os.environ.items() if found == value]
+
+
+# ---- names of variables --------------------------------------------------------------------------
+
+
+def variable_of(value: object) -> str | None:
+    """The name of the variable that stands for a value: an `EnvVar`, or `{env: NAME}`."""
+    if isinstance(value, dg.EnvVar | _INT_VARIABLE):
+        return str(value.env_var_name)
+    if isinstance(value, Mapping) and value.keys() == {_ENV} and isinstance(value[_ENV], str):
+        return str(value[_ENV])
+    return None
+
+
+def as_variable(value: Any) -> Any:
+    """`{env: NAME}` as an `EnvVar`, for a resource's field of text; others as they are."""
+    variable = variable_of(value)
+    return value if variable is None else dg.EnvVar(variable)
+
+
+def looked_up(what: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the values of the variables they name, for the client of a store.
+
+    Args:
+        what: the field, for errors.
+
+    Raises:
+        InputError: a variable is not set in this process.
+    """
+    return {name: _looked_up(f"{what}.{name}", value) for name, value in options.items()}
+
+
+def _looked_up(what: str, value: Any) -> Any:
+    variable = variable_of(value)
+    if variable is None:
+        if isinstance(value, Mapping):
+            return looked_up(what, value)
+        return [_looked_up(what, one) for one in value] if isinstance(value, list) else value
+    if variable not in os.environ:
+        raise InputError(
+            f"the environment variable {variable}, which {what} names, is not set",
+            next_step="set it where Dagster's code servers and runs are started",
+        )
+    return os.environ[variable]
+
+
+def named_in_template(value: Any) -> Any:
+    """Options from YAML before templates are rendered: `{{ env.NAME }}` becomes `{env: NAME}`.
+
+    Rendered, it would be the value, which nobody can tell from one that stands in the YAML.
+    """
+    if isinstance(value, Mapping):
+        return {name: named_in_template(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [named_in_template(one) for one in value]
+    found = _TEMPLATE.fullmatch(value) if isinstance(value, str) else None
+    return value if found is None else {_ENV: found["name"] or found["called"]}

@@ -1,0 +1,261 @@
+"""Options of stores name environment variables, which are looked up where a store is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster.components.testing import create_defs_folder_sandbox
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.component import ArroyoStateComponent
+from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.state.storage import MemoryStore, open_store
+from arroyo_dagster.state.storage import open as opening
+from arroyo_dagster.state.storage.options import Patience, patience_of
+from tests.fleets import Written, protocol_job
+from tests.secrets import CANARY, assert_no_canary
+
+KEY = "words/main"
+Opened = list[dict[str, Any]]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """The options that clients of stores are opened with, in order; no store refuses any."""
+    found: Opened = []
+    real = opening.open_store
+
+    def open_it(url: str, *, options: Any = None, **rest: Any) -> Any:
+        found.append(dict(options or {}))
+        return real(url, **rest)
+
+    monkeypatch.setattr(opening, "open_store", open_it)
+    return found
+
+
+def _store(name: str, **options: Any) -> ArroyoStateStore:
+    Written(MemoryStore(name), protocol_job("words")).epochs(2)
+    return ArroyoStateStore(
+        checkpoint_url=f"memory://{name}",
+        catalogue_url=f"memory://{name}-catalogue",
+        storage_options=options,
+    )
+
+
+OPTIONS = {
+    "secret_access_key": dg.EnvVar("STORE_SECRET"),
+    "max_retries": dg.EnvVar.int("STORE_RETRIES"),
+    "client_kwargs": {"aws_session_token": dg.EnvVar("STORE_SECRET")},
+    "request_timeout_seconds": 7,
+    "skip_signature": True,
+}
+WANTED = {
+    "secret_access_key": "hidden-enough",
+    "max_retries": "3",
+    "client_kwargs": {"aws_session_token": "hidden-enough"},
+    "request_timeout_seconds": 7,
+    "skip_signature": True,
+}
+
+
+def test_variables_reach_the_client_in_a_run_in_a_sensor_and_in_a_schedule(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance
+) -> None:
+    store = _store("options-of-a-run", **OPTIONS)
+    defs = build_arroyo_definitions(store)  # before the variables are set: nothing is looked up
+    monkeypatch.setenv("STORE_SECRET", "hidden-enough")
+    monkeypatch.setenv("STORE_RETRIES", "3")
+    instance.add_dynamic_partitions("arroyo_jobs", [KEY])
+    repository = defs.get_repository_def()
+
+    job = defs.resolve_job_def("arroyo_refresh")
+    assert job.execute_in_process(instance=instance, partition_key=KEY).success
+    assert WANTED in opened
+    opened.clear()
+    sensor = defs.resolve_sensor_def("arroyo_checkpoint_sensor")
+    with dg.build_sensor_context(
+        instance_ref=instance.get_ref(), definitions=defs, resources={"arroyo_store": store}
+    ) as sensed:
+        assert sensor.evaluate_tick(sensed).asset_events
+    assert WANTED in opened
+    opened.clear()
+    schedule = repository.get_schedule_def("arroyo_refresh_schedule")
+    with dg.build_schedule_context(
+        instance_ref=instance.get_ref(),
+        repository_def=repository,
+        resources={"arroyo_store": store},
+    ) as due:
+        schedule.evaluate_tick(due)
+    assert WANTED in opened
+
+
+def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOT_SET", raising=False)
+    store = _store("options-not-set", secret_access_key=dg.EnvVar("NOT_SET"))
+    with pytest.raises(InputError, match=r"NOT_SET, which storage_options\.secret_access_key"):
+        store.reading()
+
+
+def test_numbers_and_truth_values_may_be_text(tmp_path: Path) -> None:
+    options = {"max_retries": "4", "retry_timeout_seconds": "1.5", "backoff_seconds": 1}
+    assert patience_of(options, "u") == Patience(
+        max_retries=4, retry_timeout_seconds=1.5, backoff_seconds=1
+    )
+    for wrong in ("many", "nan", "-1", True, None):
+        with pytest.raises(InputError, match="must be a number of zero or more"):
+            patience_of({"max_retries": wrong}, "u")
+    for sync, synced in {"false": None, "no": None, "true": set(), "flase": set()}.items():
+        store: Any = open_store(str(tmp_path), options={"sync": sync})
+        assert store._synced == synced
+
+
+# ---- what may not be in a field ------------------------------------------------------------------
+
+REFUSED: list[tuple[str, Any]] = [
+    ("storage_options.secret_access_key", {"storage_options": {"secret_access_key": CANARY}}),
+    ("storage_options.AWS_SESSION_TOKEN", {"storage_options": {"AWS_SESSION_TOKEN": CANARY}}),
+    ("storage_options.sas_key", {"storage_options": {"sas_key": CANARY}}),
+    (
+        "storage_options.client_kwargs.aws_secret_access_key",
+        {"storage_options": {"client_kwargs": {"aws_secret_access_key": CANARY}}},
+    ),
+    ("storage_options.endpoint", {"storage_options": {"endpoint": "http://u:KNRsecret@h:9"}}),
+    ("catalogue_options.account_key", {"catalogue_options": {"account_key": CANARY}}),
+    ("arroyo_api_token", {"arroyo_api_token": CANARY}),
+    ("arroyo_api_url", {"arroyo_api_url": "http://user:KNRsecret@127.0.0.1:5115"}),
+    ("arroyo_database", {"arroyo_database": "postgresql://arroyo:KNRsecret@host/arroyo"}),
+    ("arroyo_database", {"arroyo_database": "/x/state.sqlite?key=KNRsecret"}),
+    ("checkpoint_url", {"checkpoint_url": "https://user:KNRsecret@host/bucket"}),
+]
+
+
+@pytest.mark.parametrize(("field", "given"), REFUSED)
+def test_a_secret_in_clear_text_is_refused_in_one_line(field: str, given: dict[str, Any]) -> None:
+    store = ArroyoStateStore(**{"checkpoint_url": "memory://x", **given})
+    with pytest.raises(InputError) as refused:
+        build_arroyo_definitions(store).get_repository_def()
+    line = str(refused.value)
+    assert field in line
+    assert "dg.EnvVar" in line
+    assert "\n" not in line
+    assert_no_canary(line)
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        SparkSessionResource(conf={"spark.hadoop.fs.s3a.secret.key": CANARY}),
+        SparkSessionResource(conf={"spark.driver.extraJavaOptions": "-DtrustStorePassword=KNRx"}),
+        SparkSessionResource(remote_url="sc://host:15002/;token=KNRsecret"),
+        ArroyoDirectory(api_token=CANARY),
+    ],
+)
+def test_other_resources_refuse_secrets_as_well(resource: Any) -> None:
+    with pytest.raises(InputError, match=r"dg\.EnvVar") as refused:
+        resource.get_resource_definition()
+    assert_no_canary(str(refused.value))
+
+
+def test_what_is_no_secret_is_not_refused() -> None:
+    options = {
+        "region": "eu-central-1",
+        "endpoint": "http://minio:9000",
+        "access_key_id": "AKIAEXAMPLE",
+        "profile": "production",
+        "service_account": "/run/key.json",
+        "skip_signature": "true",
+        "max_retries": 3,
+        "config_kwargs": {"signature_version": "s3v4", "max_pool_connections": 5},
+        "token": "anon",
+    }
+    ArroyoStateStore(
+        checkpoint_url="abfss://state@account.dfs.core.windows.net/key",
+        storage_options=options,
+        arroyo_database="/var/lib/arroyo/state.sqlite",
+    ).get_resource_definition()
+    conf = {
+        "spark.hadoop.fs.s3a.aws.credentials.provider": "com.amazonaws.auth.ProfileProvider",
+        "spark.io.encryption.keySizeBits": "256",
+        "spark.hadoop.fs.s3a.access.key": dg.EnvVar("KEY"),
+    }
+    SparkSessionResource(master="k8s://https://host:443", conf=conf).get_resource_definition()
+    ArroyoDirectory(said={"pipeline/token_orders": "stopped"}).get_resource_definition()
+
+
+def test_a_refusal_names_the_variable_that_holds_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_STORE_KEY", CANARY)
+    with pytest.raises(InputError, match=r"dg\.EnvVar\('MY_STORE_KEY'\)"):
+        ArroyoStateStore(
+            checkpoint_url="memory://x", storage_options={"secret_access_key": CANARY}
+        ).get_resource_definition()
+
+
+def test_fields_for_the_launchpad_hold_no_secret_either() -> None:
+    with pytest.raises(InputError, match=r"storage_options\.secret_access_key"):
+        ArroyoStateStore.configure_at_launch(storage_options={"secret_access_key": CANARY})
+    ArroyoStateStore.configure_at_launch(layout="legacy")
+
+
+# ---- the component -------------------------------------------------------------------------------
+
+
+def _of_yaml(attributes: dict[str, Any]) -> dg.Definitions:
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(
+            ArroyoStateComponent,
+            defs_yaml_contents={
+                "type": "arroyo_dagster.ArroyoStateComponent",
+                "attributes": {"checkpoint_url": "memory://of-yaml", **attributes},
+            },
+        )
+        with sandbox.load_component_and_build_defs(path) as (_, defs):
+            defs.get_repository_def()
+            return defs
+
+
+def test_yaml_names_variables_in_three_ways(
+    monkeypatch: pytest.MonkeyPatch, opened: Opened
+) -> None:
+    for number in (1, 2, 3):
+        monkeypatch.setenv(f"KEY_{number}", f"{number}{number}")
+    defs = _of_yaml(
+        {
+            "storage_options": {
+                "secret_access_key": {"env": "KEY_1"},
+                "session_token": "{{ env.KEY_2 }}",
+                "client_kwargs": {"aws_session_token": "{{ env('KEY_3') }}"},
+                "region": "{{ 'eu' }}-central-1",
+                "max_retries": 3,
+            },
+            "catalogue_options": {"secret": "{{ env.KEY_1 }}"},
+            "arroyo_api_token": {"env": "KEY_2"},
+            "arroyo_database": "{{ env.KEY_3 }}",
+        }
+    )
+    with dg.build_resources({"store": defs.resources["arroyo_store"]}) as built:  # type: ignore[index]
+        built.store.writable()
+        assert built.store.arroyo_api_token == "22"
+        assert built.store.arroyo_database == "33"
+    assert opened == [
+        {
+            "secret_access_key": "11",
+            "session_token": "22",
+            "client_kwargs": {"aws_session_token": "33"},
+            "region": "eu-central-1",
+            "max_retries": 3,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "key", ["KNRliteral", "{{ 'KNRlit' ~ 'eral' }}", "{{ env('NO', 'KNRx') }}"]
+)
+def test_a_secret_that_stands_in_the_yaml_is_refused(key: str) -> None:
+    with pytest.raises(InputError, match=r"\{env: NAME\}") as refused:
+        _of_yaml({"storage_options": {"secret_access_key": key}})
+    assert_no_canary(str(refused.value))

@@ -1,0 +1,452 @@
+"""Verdicts by job: no green light over a broken or vanished job, no red over a stopped one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from arroyo_dagster.errors import NotFoundError, StorageError
+from arroyo_dagster.orchestration.checks import (
+    EVERY_JOB_FILES_EXIST,
+    EVERY_JOB_RECENT,
+    EVERY_JOB_RESTORABLE,
+)
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.runners import InProcessRunner
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.local import known_jobs
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state.storage.memory import MemoryStore
+from tests.fleets import SECOND, Written, legacy_job, protocol_job
+
+FLEET_CHECKS = (EVERY_JOB_FILES_EXIST, EVERY_JOB_RESTORABLE, EVERY_JOB_RECENT)
+OLD_JOB = legacy_job("old")
+NOW = time.time_ns() // 1000 - 3600 * SECOND
+
+
+def job_of(deployed: Any, paths: JobPaths, *, epochs: int = 2, start: int | None = None) -> Written:
+    """A job with epochs of just now."""
+    begun = time.time_ns() // 1000 - 60 * SECOND if start is None else start
+    job = Written(deployed.store, paths, start=begun)
+    job.epochs(epochs)
+    return job
+
+
+def break_job(deployed: Any, paths: JobPaths) -> str:
+    path = ParquetBackend(deployed.store, paths).load().paths[-1]
+    deployed.store.delete_many([path])
+    return str(path)
+
+
+def latest(deployed: Any, name: str) -> Any:
+    """The evaluation of a fleet check that the UI shows; None if there was none."""
+    key = dg.AssetCheckKey(dg.AssetKey(["arroyo", "checkpoint"]), name)
+    storage = deployed.instance.event_log_storage
+    records = storage.get_asset_check_execution_history(key, limit=1)
+    return records[0].event.dagster_event.event_specific_data if records else None
+
+
+def lines(evaluation: Any) -> list[dict[str, Any]]:
+    return [dict(one.data) for one in evaluation.metadata["jobs"].records]
+
+
+def fleet(deployed: Any) -> dict[str, Any]:
+    result = deployed.run("arroyo_fleet")
+    found = {one.check_name: one for one in result.get_asset_check_evaluations()}
+    assert found.keys() == set(FLEET_CHECKS)
+    return found
+
+
+# ---- green while broken --------------------------------------------------------------------------
+
+
+def test_a_refresh_of_a_healthy_job_does_not_turn_a_broken_ones_red_away(deployed: Any) -> None:
+    for name in ("bad", "good"):
+        job_of(deployed, protocol_job(name))
+    deployed.tick()
+    path = break_job(deployed, protocol_job("bad"))
+    deployed.run("arroyo_refresh", "bad/main")
+    deployed.run("arroyo_refresh", "good/main")
+    for name in (EVERY_JOB_FILES_EXIST, EVERY_JOB_RESTORABLE):
+        found = latest(deployed, name)
+        assert not found.passed
+        assert found.severity is dg.AssetCheckSeverity.ERROR
+        first = found.description.splitlines()[0]
+        assert first.startswith("1 of 2 jobs: bad/main: ")
+        assert path in first
+        assert "Next: bring the object back" in first
+        bad, good = lines(found)
+        assert (bad["job"], bad["verdict"], bad["epoch"]) == ("bad/main", "failed", 2)
+        assert (good["job"], good["verdict"], good["epoch"]) == ("good/main", "passed", 2)
+        assert all(line["checked at"].startswith("20") for line in (bad, good))
+
+
+def test_a_repaired_job_is_green_once_it_is_refreshed(deployed: Any) -> None:
+    job_of(deployed, protocol_job("bad"))
+    deployed.tick()
+    path = ParquetBackend(deployed.store, protocol_job("bad")).load().paths[-1]
+    data = deployed.store.read(path)
+    break_job(deployed, protocol_job("bad"))
+    deployed.run("arroyo_refresh", "bad/main")
+    deployed.store.put(path, data)
+    deployed.run("arroyo_refresh", "bad/main")
+    found = fleet(deployed)
+    assert all(one.passed for one in found.values())
+    assert found[EVERY_JOB_RESTORABLE].description == "1 job, all passed"
+
+
+def test_a_job_that_was_never_checked_is_not_passed(deployed: Any) -> None:
+    for name in ("one", "two"):
+        job_of(deployed, protocol_job(name))
+    deployed.tick()
+    deployed.run("arroyo_refresh", "one/main")
+    found = latest(deployed, EVERY_JOB_RESTORABLE)
+    assert not found.passed
+    assert found.severity is dg.AssetCheckSeverity.WARN
+    assert "two/main" in found.description
+    assert "arroyo_refresh" in found.description
+    assert [line["verdict"] for line in lines(found)] == ["never checked", "passed"]
+
+
+def test_a_refresh_that_fails_still_evaluates_the_fleet(deployed: Any) -> None:
+    for name in ("bad", "good"):
+        job_of(deployed, protocol_job(name))
+    deployed.tick()
+    deployed.run("arroyo_refresh", "good/main")
+    broken = protocol_job("bad")
+    missing = break_job(deployed, broken)
+    path = f"epoch_catalog/{broken.layout.value}/{broken.root}.parquet"
+    deployed.catalogue.put(StatePath(path), b"no parquet")
+    assert not deployed.run("arroyo_refresh", "bad/main").success
+    assert missing in latest(deployed, EVERY_JOB_RESTORABLE).description
+
+
+def test_two_refreshes_at_once_keep_both_verdicts(deployed: Any) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from arroyo_dagster.state.local.verdicts import JobVerdict, read_verdicts, write_verdict
+    from arroyo_dagster.state.planning.findings import Verdict
+
+    jobs = [protocol_job(f"p{at}") for at in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(
+            pool.map(
+                lambda paths: write_verdict(
+                    deployed.catalogue,
+                    JobVerdict(paths, "restorable", 7, None, Verdict(looked_at=1)),
+                ),
+                jobs,
+            )
+        )
+    assert read_verdicts(deployed.catalogue, "restorable", jobs).keys() == set(jobs)
+
+
+# ---- vanished ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("paths", [protocol_job("gone"), legacy_job("gone")], ids=["new", "legacy"])
+def test_a_vanished_job_is_an_error_with_its_last_epoch_until_it_is_forgotten(
+    deployed: Any, paths: JobPaths
+) -> None:
+    job = job_of(deployed, paths, epochs=3)
+    job_of(deployed, protocol_job("good"))
+    deployed.tick()
+    for key in (paths.root, "good/main"):
+        deployed.run("arroyo_refresh", key)
+    assert all(one.passed for one in fleet(deployed).values())
+    job.vanish()
+    deployed.tick()  # the cursor loses it
+    deployed.run("arroyo_sync_partitions")  # and so do the partitions
+    assert deployed.keys == ["good/main"]
+    for _ in range(2):
+        for name, found in fleet(deployed).items():
+            assert not found.passed, name
+            assert found.severity is dg.AssetCheckSeverity.ERROR
+            assert f"1 of 2 jobs: {paths.root}: " in found.description
+            assert "its last epoch was 3" in found.description
+            assert f"arroyo-state forget {paths.root}" in found.description
+            assert lines(found)[0]["verdict"] == "vanished"
+    config = {"ops": {"arroyo_forget_job_op": {"config": {"job": paths.root}}}}
+    assert deployed.run("arroyo_forget_job", run_config=config).success
+    assert latest(deployed, EVERY_JOB_RECENT).passed
+    assert all(one.passed for one in fleet(deployed).values())
+
+
+def test_a_job_that_only_the_sensor_knew_vanishes_with_its_last_epoch(deployed: Any) -> None:
+    job = job_of(deployed, OLD_JOB, epochs=4)
+    job_of(deployed, protocol_job("good"))
+    deployed.tick()
+    job.vanish()
+    deployed.tick()
+    deployed.run("arroyo_sync_partitions")
+    found = fleet(deployed)[EVERY_JOB_RECENT]
+    assert "old: " in found.description
+    assert "its last epoch was 4" in found.description
+
+
+def test_deleting_every_job_does_not_turn_failed_into_passed(deployed: Any) -> None:
+    jobs = [job_of(deployed, protocol_job(f"p{at}"), start=NOW) for at in range(3)]
+    deployed.tick()
+    assert not fleet(deployed)[EVERY_JOB_RECENT].passed
+    for job in jobs:
+        job.vanish()
+    found = fleet(deployed)
+    for name in FLEET_CHECKS:
+        assert not found[name].passed
+        assert found[name].severity is dg.AssetCheckSeverity.ERROR
+    with pytest.raises((StorageError, NotFoundError)):
+        deployed.evaluate()
+
+
+def test_a_job_that_comes_back_and_vanishes_again_is_an_error_again(deployed: Any) -> None:
+    job_of(deployed, protocol_job("good"))
+    job = job_of(deployed, OLD_JOB)
+    deployed.tick()
+    fleet(deployed)
+    job.vanish()
+    config = {"ops": {"arroyo_forget_job_op": {"config": {"job": "old"}}}}
+    assert deployed.run("arroyo_forget_job", run_config=config).success
+    assert fleet(deployed)[EVERY_JOB_RECENT].passed
+    job = job_of(deployed, OLD_JOB)
+    assert fleet(deployed)[EVERY_JOB_RECENT].passed
+    job.vanish()
+    assert not fleet(deployed)[EVERY_JOB_RECENT].passed
+
+
+def test_your_own_word_that_a_job_is_gone_acknowledges_it(deployed: Any) -> None:
+    job_of(deployed, protocol_job("good"))
+    job = job_of(deployed, OLD_JOB)
+    deployed.tick()
+    job.vanish()
+    assert not fleet(deployed)[EVERY_JOB_RECENT].passed
+    deployed.build(directory=ArroyoDirectory(said={"old": "gone"}))
+    assert fleet(deployed)[EVERY_JOB_RECENT].passed
+
+
+def test_a_job_that_is_there_cannot_be_forgotten(deployed: Any) -> None:
+    job_of(deployed, OLD_JOB)
+    deployed.tick()
+    config = {"ops": {"arroyo_forget_job_op": {"config": {"job": "old"}}}}
+    assert not deployed.run("arroyo_forget_job", run_config=config).success
+    assert deployed.keys == ["old"]
+    assert known_jobs.forgotten(deployed.catalogue) == set()
+
+
+def test_a_job_that_a_collection_of_dead_jobs_removed_is_no_error(
+    deployed: Any, tmp_path: Path
+) -> None:
+    deployed.store = open_store(str(tmp_path))
+    Local(deployed, tmp_path)
+    deployed.build(runner=InProcessRunner())
+    job_of(deployed, protocol_job("good"))
+    job_of(deployed, OLD_JOB, start=1_700_000_000 * SECOND)
+    for path in (tmp_path / "old").rglob("*"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    deployed.tick()
+    assert not fleet(deployed)[EVERY_JOB_RECENT].passed
+    config = {"dry_run": False, "gone": True}
+    run = deployed.run(
+        "arroyo_remove_dead_jobs",
+        "old",
+        run_config={"ops": {"arroyo_dead_jobs": {"config": config}}},
+    )
+    assert run.success
+    assert ParquetBackend(deployed.store, OLD_JOB).epochs() == []
+    found = fleet(deployed)[EVERY_JOB_RECENT]
+    assert found.passed, found.description
+
+
+# ---- a root that is gone -------------------------------------------------------------------------
+
+
+class Local:
+    """A deployment on local disk, whose root can be taken away."""
+
+    def __init__(self, deployed: Any, root: Path) -> None:
+        deployed.resource = ArroyoStateStore(
+            checkpoint_url=str(root), catalogue_url=deployed.catalogue.url
+        )
+        deployed.build()
+        self.deployed, self.root = deployed, root
+
+
+def test_a_missing_root_is_red_on_the_sensor_after_its_first_success(
+    deployed: Any, tmp_path: Path
+) -> None:
+    local = Local(deployed, tmp_path / "root")
+    assert local.deployed.evaluate().skip_message.startswith("nothing there yet")
+    local.root.mkdir()
+    deployed.tick()  # an empty root is a success
+    local.root.rmdir()
+    with pytest.raises(NotFoundError):
+        deployed.evaluate()
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["missing", "empty"])
+def test_a_root_without_a_job_never_passes_a_fleet_check(
+    deployed: Any, tmp_path: Path, made: bool
+) -> None:
+    local = Local(deployed, tmp_path / "root")
+    if made:
+        local.root.mkdir()
+    for name, found in fleet(deployed).items():
+        assert not found.passed, name
+        assert found.severity is dg.AssetCheckSeverity.ERROR
+        assert "Next: check" in found.description
+
+
+# ---- nothing looked at ---------------------------------------------------------------------------
+
+
+def test_a_refresh_of_a_partition_without_a_job_fails(deployed: Any) -> None:
+    job_of(deployed, protocol_job("good"))
+    deployed.tick()
+    deployed.instance.add_dynamic_partitions("arroyo_jobs", ["never/was"])
+    result = deployed.run("arroyo_refresh", "never/was")
+    assert not result.success
+    assert not result.get_asset_materialization_events()
+    found = {one.check_name: one for one in result.get_asset_check_evaluations()}
+    assert found.keys() == {"files_exist", "restorable"}
+    assert not any(one.passed for one in found.values())
+    assert "never/was" in found["restorable"].description
+    assert "Next: " in found["restorable"].description
+
+
+def test_a_job_without_an_epoch_is_a_warning_and_no_pass(deployed: Any) -> None:
+    Written(deployed.store, protocol_job("young"))
+    deployed.tick()
+    result = deployed.run("arroyo_refresh", "young/main")
+    assert result.success
+    for one in result.get_asset_check_evaluations():
+        assert (one.passed, one.severity) == (False, dg.AssetCheckSeverity.WARN)
+        assert "no epoch yet" in one.description
+
+
+# ---- false alarms --------------------------------------------------------------------------------
+
+
+def database(path: Path, states: dict[str, str]) -> str:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE job_configs (id TEXT, pipeline_id INTEGER)")
+        connection.execute("CREATE TABLE job_statuses (id TEXT, state TEXT)")
+        for job, state in states.items():
+            connection.execute("INSERT INTO job_configs VALUES (?, NULL)", (job,))
+            connection.execute("INSERT INTO job_statuses VALUES (?, ?)", (job, state))
+        connection.commit()
+    return str(path)
+
+
+def test_a_job_that_arroyos_database_calls_stopped_does_not_fail(
+    deployed: Any, tmp_path: Path
+) -> None:
+    for name in ("stopped", "finished", "running", "failed"):
+        job_of(deployed, legacy_job(name), start=NOW)
+    states = {name: name.capitalize() for name in ("stopped", "finished", "running", "failed")}
+    where = database(tmp_path / "state.sqlite", states)
+    deployed.build(directory=ArroyoDirectory(database=where))
+    found = fleet(deployed)[EVERY_JOB_RECENT]
+    verdicts = {line["job"]: line["verdict"] for line in lines(found)}
+    assert verdicts == {
+        "failed": "failed in Arroyo",
+        "running": "stands still",
+        "finished": "finished",
+        "stopped": "stopped",
+    }
+    assert found.description.startswith("2 of 4 jobs: ")
+
+
+def test_the_database_of_the_store_is_asked_as_well(deployed: Any, tmp_path: Path) -> None:
+    job_of(deployed, legacy_job("stopped"), start=NOW)
+    where = database(tmp_path / "state.sqlite", {"stopped": "Stopped"})
+    deployed.resource = type(deployed.resource)(
+        checkpoint_url=deployed.store.url,
+        catalogue_url=deployed.catalogue.url,
+        arroyo_database=where,
+    )
+    deployed.build()
+    assert fleet(deployed)[EVERY_JOB_RECENT].passed
+
+
+def test_a_database_that_cannot_be_asked_is_told(deployed: Any, tmp_path: Path) -> None:
+    job_of(deployed, legacy_job("stopped"), start=NOW)
+    deployed.build(directory=ArroyoDirectory(database=str(tmp_path / "none.sqlite")))
+    found = fleet(deployed)[EVERY_JOB_RECENT]
+    assert not found.passed
+    assert "none.sqlite" in found.description
+
+
+# ---- fifty jobs ----------------------------------------------------------------------------------
+
+
+def test_of_fifty_jobs_the_broken_one_stays_red_in_any_order(deployed: Any) -> None:
+    for at in range(47):
+        job_of(deployed, protocol_job(f"p{at:02}"), epochs=1)
+    job_of(deployed, protocol_job("broken"), epochs=1)
+    gone = job_of(deployed, protocol_job("gone"), epochs=1)
+    job_of(deployed, OLD_JOB, epochs=1, start=NOW)
+    deployed.build(directory=ArroyoDirectory(said={"old": "stopped"}))
+    deployed.tick()
+    path = break_job(deployed, protocol_job("broken"))
+    for key in ("broken/main", "old", "gone/main"):
+        deployed.run("arroyo_refresh", key)
+    gone.vanish()
+    refresh_range(deployed, "p00/main", "p46/main")
+    for at in random.Random(50).sample(range(47), 5):
+        deployed.run("arroyo_refresh", f"p{at:02}/main")
+        for name in (EVERY_JOB_FILES_EXIST, EVERY_JOB_RESTORABLE):
+            found = latest(deployed, name)
+            assert not found.passed
+            assert path in found.description
+            assert "gone/main" in found.description
+    shown = {line["job"]: line["verdict"] for line in lines(latest(deployed, name))}
+    assert len(shown) == 50
+    assert list(shown)[:2] == ["broken/main", "gone/main"]
+    assert {
+        verdict for job, verdict in shown.items() if job not in ("broken/main", "gone/main")
+    } == {"passed"}
+    recent = fleet(deployed)[EVERY_JOB_RECENT]
+    assert recent.description.startswith("1 of 50 jobs: gone/main: ")
+    overview = latest_overview(deployed)
+    assert overview["arroyo/jobs"].value == 49
+    assert overview["arroyo/jobs_vanished"].value == 1
+    assert overview["arroyo/jobs_broken"].value == 1
+    assert overview["arroyo/jobs_at_rest"].value == 1
+    states = {one.data["job"]: one.data["state"] for one in overview["jobs"].records}
+    assert list(states.items())[:2] == [("broken/main", "broken"), ("gone/main", "vanished")]
+    assert states["old"] == "stopped"
+
+
+def latest_overview(deployed: Any) -> Any:
+    event = deployed.instance.get_latest_materialization_event(dg.AssetKey(["arroyo", "fleet"]))
+    return event.asset_materialization.metadata
+
+
+def refresh_range(deployed: Any, first: str, last: str) -> None:
+    """Refresh several jobs in one run."""
+    tags = {
+        "dagster/asset_partition_range_start": first,
+        "dagster/asset_partition_range_end": last,
+    }
+    assert deployed.run("arroyo_refresh", tags=tags).success
+
+
+def test_verdicts_live_in_the_catalogue_and_nowhere_else(deployed: Any) -> None:
+    job_of(deployed, OLD_JOB)
+    deployed.tick()
+    before = {info.path for info in deployed.store.list()}
+    deployed.run("arroyo_refresh", "old")
+    fleet(deployed)
+    assert {info.path for info in deployed.store.list()} == before
+    assert isinstance(deployed.catalogue, MemoryStore)
+    assert any(info.path.startswith("verdicts/") for info in deployed.catalogue.list())
