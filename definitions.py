@@ -3,7 +3,7 @@
 | variable | meaning |
 |---|---|
 | `ARROYO__CHECKPOINT_URL` (or `CHECKPOINT_URL`) | the checkpoint URL; read when something runs |
-| `ARROYO_CATALOGUE_URL` | where the catalogue is kept; below `DAGSTER_HOME` by default, on one host |
+| `ARROYO_CATALOGUE_URL` | where the catalogue is kept; on one host below `DAGSTER_HOME` |
 | `ARROYO_LAYOUT` | `auto`, `legacy` or `protocol` |
 | `ARROYO_DEPLOYMENT` | tells several deployments of one Dagster instance apart |
 | `ARROYO_RUNNING` | `1`: sensor and schedules are on from the start |
