@@ -65,6 +65,7 @@ class ArroyoStateStore(NamedSecrets):
     _instance: Any = PrivateAttr(default=None)
     _in_run: bool = PrivateAttr(default=False)
     _checked: bool = PrivateAttr(default=False)
+    _claimed: bool = PrivateAttr(default=False)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Remember the instance: where it keeps its files, and whether it has several hosts."""
@@ -113,7 +114,9 @@ class ArroyoStateStore(NamedSecrets):
 
         self._check_hosts()
         found = self._catalogue()
-        claim_catalogue(found, self._place())
+        if not self._claimed:
+            claim_catalogue(found, self._place())
+            self._claimed = True
         return found
 
     def earlier(self) -> "EarlierCatalogue | None":
