@@ -7,7 +7,7 @@ import inspect
 import json
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,13 @@ def served(instance: dg.DagsterInstance, definitions: Path) -> Iterator[Any]:
         yield process.create_request_context()
 
 
-def answers(context: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def answers(
+    context: Any, arguments: Mapping[str, Any], only: Collection[str] | None = None
+) -> Iterator[tuple[str, str]]:
     """Ask every field of the query type, and in each every type below it once.
 
     Args:
+        only: these fields of the query type; None: all.
         arguments: the value of each required argument, by its name; a field with another is not
             asked. The value of an optional one is given as `field.argument`.
 
@@ -51,6 +54,8 @@ def answers(context: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str, s
     assert schema.query_type is not None
     failing: set[tuple[str, str]] = set()
     for name in schema.query_type.fields:
+        if only is not None and name not in only:
+            continue
         root = _query(schema, name, arguments, failing)
         if root is not None:
             yield name, _asked(schema, context, root, failing)

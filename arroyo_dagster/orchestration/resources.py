@@ -18,7 +18,12 @@ from arroyo_dagster.orchestration.catalogue import (
     require_catalogue_url,
     tell_of_catalogue,
 )
-from arroyo_dagster.orchestration.secrets import NamedSecrets, looked_up
+from arroyo_dagster.orchestration.secrets import (
+    NamedSecrets,
+    looked_up,
+    refuse_secrets,
+    typed_fields,
+)
 from arroyo_dagster.redaction import register_settings
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 
@@ -64,12 +69,17 @@ class ArroyoStateStore(NamedSecrets):
     _stores: dict[str, Any] = PrivateAttr(default_factory=dict)
     _instance: Any = PrivateAttr(default=None)
     _in_run: bool = PrivateAttr(default=False)
+    _typed: Any = PrivateAttr(default_factory=dict)
     _checked: bool = PrivateAttr(default=False)
+    _claimed: bool = PrivateAttr(default=False)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Remember the instance: where it keeps its files, and whether it has several hosts."""
         self._instance = context.instance
         self._in_run = context.run is not None
+        self._typed = typed_fields(
+            type(self), {} if context.run is None else context.run.run_config
+        )
 
     def writable(self) -> "ObjectStore":
         """The store of the checkpoint URL; for maintenance alone.
@@ -113,7 +123,9 @@ class ArroyoStateStore(NamedSecrets):
 
         self._check_hosts()
         found = self._catalogue()
-        claim_catalogue(found, self._place())
+        if not self._claimed:
+            claim_catalogue(found, self._place())
+            self._claimed = True
         return found
 
     def earlier(self) -> "EarlierCatalogue | None":
@@ -205,6 +217,7 @@ class ArroyoStateStore(NamedSecrets):
         """Once in each tick and run: all hosts of the instance see one catalogue."""
         if self._checked or self._instance is None:
             return
+        refuse_secrets("the configuration of this run", self._typed)
         parts = remote_parts(self._instance)
         if parts and not self.catalogue_url:
             require_catalogue_url(parts)

@@ -65,6 +65,16 @@ def _searched(cls: type[NamedSecrets], fields: Mapping[str, Any]) -> dict[str, A
     return {name: value for name, value in fields.items() if name not in cls.plain_fields}
 
 
+def typed_fields(cls: type[NamedSecrets], run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What somebody typed into a launchpad for resources with the fields of `cls`."""
+    resources = [one for one in (run_config.get("resources") or {}).values() if one]
+    configs = [one.get("config") for one in resources if isinstance(one, Mapping)]
+    given = {
+        name: value for one in configs if isinstance(one, Mapping) for name, value in one.items()
+    }
+    return _searched(cls, {name: given[name] for name in given.keys() & cls.model_fields.keys()})
+
+
 # ---- what may not be in a field ------------------------------------------------------------------
 
 

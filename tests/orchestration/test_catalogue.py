@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster._core.launcher import DefaultRunLauncher
+from dagster._core.storage.event_log import SqliteEventLogStorage
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.orchestration import catalogue as places
@@ -202,6 +203,10 @@ class RunsElsewhere(DefaultRunLauncher):
     """A run launcher of another package, as those of Kubernetes and Docker."""
 
 
+class SharedEventLog(SqliteEventLogStorage):
+    """A storage of another package, as that on Postgres."""
+
+
 @contextmanager
 def _instance(folder: Path, *, remote: bool = True) -> Iterator[dg.DagsterInstance]:
     launcher = {"run_launcher": {"module": __name__, "class": "RunsElsewhere"}}
@@ -255,6 +260,17 @@ def test_classes_of_other_packages_may_be_on_other_hosts(tmp_path: Path) -> None
         assert places.remote_parts(one) == []
     with _instance(tmp_path / "two") as two:
         assert places.remote_parts(two) == ["RunsElsewhere"]
+    parts = {
+        "run_storage": ("dagster._core.storage.runs", "SqliteRunStorage"),
+        "event_log_storage": (__name__, "SharedEventLog"),
+        "schedule_storage": ("dagster._core.storage.schedules", "SqliteScheduleStorage"),
+    }
+    overrides = {
+        part: {"module": module, "class": name, "config": {"base_dir": str(tmp_path / part)}}
+        for part, (module, name) in parts.items()
+    }
+    with dg.instance_for_test(overrides=overrides) as three:
+        assert places.remote_parts(three) == ["SharedEventLog"]
 
 
 @pytest.mark.parametrize("way", ["run", "fleet", "sensor", "schedule"])
