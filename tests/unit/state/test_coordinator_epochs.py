@@ -34,6 +34,7 @@ from arroyo_dagster.state.model.compaction import (
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import Layout, is_compacted
 from arroyo_dagster.state.model.tables import TableConfig
+from arroyo_dagster.state.model.types import Field, Primitive, StructOf
 from arroyo_dagster.state.operators import Collector, OperatorContext
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.planning.progress import BatchVerdict
@@ -105,6 +106,23 @@ def test_epoch_is_in_the_store_as_it_is_returned(layout: Layout, sinks: int) -> 
             before = epoch
     assert before is not None
     assert before.epoch == 6
+
+
+def test_tables_of_a_source_say_what_their_keys_and_values_are() -> None:
+    store = MemoryStore()
+    made = job(store)
+    run_on(store, made, 1)
+    lines = every(store, made)[0].operator("lines")
+    assert lines is not None
+    described = {
+        name: (one.config.description, one.key_type, one.value_type)
+        for name, one in lines.configs.items()
+    }
+    mark = StructOf("SourceWatermark", (Field("watermark_micros", Primitive("u64")),))
+    assert described == {
+        "offsets": ("source offsets", Primitive("string"), Primitive("string")),
+        "watermark": ("source watermark", Primitive("u32"), mark),
+    }
 
 
 @LAYOUTS
