@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, StorageError
@@ -32,12 +33,16 @@ from arroyo_dagster.state.model.compaction import (
 )
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import Layout, is_compacted
+from arroyo_dagster.state.model.tables import TableConfig
+from arroyo_dagster.state.model.types import Field, Primitive, StructOf
+from arroyo_dagster.state.operators import Collector, OperatorContext
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.planning.progress import BatchVerdict
 from arroyo_dagster.state.planning.recovery import marker_path
 from arroyo_dagster.state.storage import DeleteOutcome, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.store import Listing
 from arroyo_dagster.state.storage.wrappers import Wrapper
+from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.messages import CompactedData
 from tests.jobs import CountWords, SinkInto, output_of, state_of, word_job, words
 
@@ -101,6 +106,23 @@ def test_epoch_is_in_the_store_as_it_is_returned(layout: Layout, sinks: int) -> 
             before = epoch
     assert before is not None
     assert before.epoch == 6
+
+
+def test_tables_of_a_source_say_what_their_keys_and_values_are() -> None:
+    store = MemoryStore()
+    made = job(store)
+    run_on(store, made, 1)
+    lines = every(store, made)[0].operator("lines")
+    assert lines is not None
+    described = {
+        name: (one.config.description, one.key_type, one.value_type)
+        for name, one in lines.configs.items()
+    }
+    mark = StructOf("SourceWatermark", (Field("watermark_micros", Primitive("u64")),))
+    assert described == {
+        "offsets": ("source offsets", Primitive("string"), Primitive("string")),
+        "watermark": ("source watermark", Primitive("u32"), mark),
+    }
 
 
 @LAYOUTS
@@ -206,6 +228,79 @@ def test_global_tables_list_few_files_and_lose_nothing(layout: Layout) -> None:
     apart = MemoryStore()
     run_on(apart, job(apart, layout, rows=24, merge_files_after=2, parallelism=1), 12)
     assert state_of(apart, made) == state_of(store, made)
+
+
+def test_table_is_merged_once_it_lists_more_fresh_files_than_are_allowed() -> None:
+    store = MemoryStore()
+    run = LocalRun(job(store, rows=16, merge_files_after=2, parallelism=1), store)
+    lengths, told = [], []
+    with contextlib.closing(run.job):
+        before: tuple[StatePath, ...] = ()
+        while (epoch := run.step()) is not None:
+            lines = epoch.operator("lines")
+            assert lines is not None
+            files = lines.tables[TableName("offsets")].paths
+            lengths.append(len(files))
+            compacted = run.job.plan(False).compacted.get(lines.operator, ())
+            mine = [one for one in compacted if one.table == "offsets"]
+            merged = [path for path in files if is_compacted(path) and path not in before]
+            if merged:
+                data = CompactedData(table="offsets", inputs=before, outputs=tuple(merged))
+                assert mine == [data]
+                told.append(int(epoch.epoch))
+            else:
+                assert mine == []
+            before = files
+    assert lengths == [1, 2, 3, 2, 3, 4, 2, 3]
+    assert told == [4, 7]
+
+
+class TwoTables(CountWords):
+    """Writes one table at its first row only, and the other one with each row."""
+
+    def tables(self) -> Sequence[TableConfig]:
+        return [global_table_config(name, key=str, value=int) for name in ("a", "b")]
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        self.of = {n: ctx.table_manager.get_global_keyed_state(n, str, int) for n in ("a", "b")}
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        if self.of["a"].get("first") is None:
+            self.of["a"].insert("first", 1)
+        self.of["b"].insert("rows", (self.of["b"].get("rows") or 0) + batch.num_rows)
+
+
+def test_each_table_of_an_operator_is_merged_by_its_own_files() -> None:
+    store = MemoryStore()
+    made = Pipeline("words", merge_files_after=2)
+    source = TableSource(words(12), rows_per_epoch=2)
+    made.source("lines", source, timestamp="at").key_by("word").apply("two", TwoTables())
+    run_pipeline(made, store)
+    two = every(store, made)[-1].operator("two")
+    assert two is not None
+    assert [len(two.tables[TableName(name)].paths) for name in ("a", "b")] == [1, 4]
+    assert state_of(store, made)["two"] == {"a": {"first": 1}, "b": {"rows": 12}}
+
+
+def test_source_that_stands_still_keeps_its_offset_and_writes_nothing() -> None:
+    store = MemoryStore()
+    made = job(store)
+    run_on(store, made, 6)
+    run = LocalRun(made, store)
+    with contextlib.closing(run.job):
+        before = run.job.base
+        idle = run.step(even_if_idle=True)
+    assert before is not None
+    assert idle is not None
+    assert idle.epoch == 7
+    for epoch in (before, idle):
+        lines = epoch.operator("lines")
+        assert lines is not None
+        assert lines.paths == (before.operator("lines") or lines).paths
+    with contextlib.closing(JobRun(store, made)) as again:
+        assert again.offset(OperatorId("lines")) == {"row": 12}
 
 
 def merged_by_maintenance(
