@@ -101,7 +101,7 @@ def _definitions(way: str, url: str) -> str:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redaction, "_KNOWN", set())
     monkeypatch.setattr(obstore_options, "patience_of", lambda options, url: QUICK)
-    monkeypatch.setattr(failures, "MAX_RETRIES", 1)
+    monkeypatch.setattr(failures, "MAX_RETRIES", 0)
     monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
