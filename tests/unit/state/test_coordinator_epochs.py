@@ -15,7 +15,8 @@ import pytest
 
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, StorageError
 from arroyo_dagster.state.backend import StateBackend
-from arroyo_dagster.state.codec.metadata import encode_manifest
+from arroyo_dagster.state.codec.metadata import decode_operator, encode_manifest
+from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.connectors import TableSource
 from arroyo_dagster.state.coordinator import (
     JobRun,
@@ -118,6 +119,13 @@ def test_epoch_is_in_the_store_as_it_is_returned(
             names = [object_name(made.paths, path) for path in epoch.paths]
             assert {one.kind for one in names} == {ObjectKind.DATA}
             assert {one.worker_generation for one in names} == {epoch.worker_generation}
+            own = made.paths.subtask_metadata(
+                lines.operator, 0, epoch.epoch, epoch.worker_generation
+            )
+            assert decode_operator(store.read(own), own).parallelism == lines.parallelism == 1
+            if layout is PROTOCOL:
+                record = made.paths.epoch_record(epoch.epoch)
+                assert decode_epoch_record(store.read(record), record).created_at_micros == NOW
             parent = before.ref if before and layout is PROTOCOL else None
             assert epoch.parent_ref == parent
             before = epoch
