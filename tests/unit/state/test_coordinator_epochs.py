@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,8 @@ import pytest
 
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, StorageError
 from arroyo_dagster.state.backend import StateBackend
-from arroyo_dagster.state.codec.metadata import encode_manifest
+from arroyo_dagster.state.codec.metadata import decode_operator, encode_manifest
+from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.connectors import TableSource
 from arroyo_dagster.state.coordinator import (
     JobRun,
@@ -22,9 +24,15 @@ from arroyo_dagster.state.coordinator import (
     request_stop,
     requested_stop,
 )
+from arroyo_dagster.state.lease import newest_lease
 from arroyo_dagster.state.local.compaction import compact_job
 from arroyo_dagster.state.local.pipeline import LocalRun, run_pipeline
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, Manifest
+from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
+    CheckpointState,
+    Manifest,
+    StreamProgress,
+)
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
     CompactionRecord,
@@ -33,6 +41,7 @@ from arroyo_dagster.state.model.compaction import (
 )
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import Layout, is_compacted
+from arroyo_dagster.state.model.objects import ObjectKind, object_name
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.model.types import Field, Primitive, StructOf
 from arroyo_dagster.state.operators import Collector, OperatorContext
@@ -83,11 +92,14 @@ def counts(rows: int) -> dict[str, int]:
 
 @LAYOUTS
 @pytest.mark.parametrize("sinks", [0, 1])
-def test_epoch_is_in_the_store_as_it_is_returned(layout: Layout, sinks: int) -> None:
+def test_epoch_is_in_the_store_as_it_is_returned(
+    layout: Layout, sinks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = functools.partial(JobRun, clock=lambda: NOW)
+    monkeypatch.setattr("arroyo_dagster.state.local.pipeline.JobRun", timed)
     store = MemoryStore()
     made = job(store, layout, sinks=sinks)
     run = LocalRun(made, store)
-    run.job.clock = lambda: NOW
     backend = StateBackend(store, made.paths)
     before: Checkpoint | None = None
     with contextlib.closing(run.job):
@@ -101,6 +113,19 @@ def test_epoch_is_in_the_store_as_it_is_returned(layout: Layout, sinks: int) -> 
             assert epoch.start_time_micros == min(starts) > 0
             of = {(one.job, one.epoch) for one in epoch.operators}
             assert of == {(made.paths.job, epoch.epoch)}
+            lines = epoch.operator("lines")
+            assert lines is not None
+            assert (lines.start_time_micros, lines.finish_time_micros) == (NOW, NOW)
+            names = [object_name(made.paths, path) for path in epoch.paths]
+            assert {one.kind for one in names} == {ObjectKind.DATA}
+            assert {one.worker_generation for one in names} == {epoch.worker_generation}
+            own = made.paths.subtask_metadata(
+                lines.operator, 0, epoch.epoch, epoch.worker_generation
+            )
+            assert decode_operator(store.read(own), own).parallelism == lines.parallelism == 1
+            if layout is PROTOCOL:
+                record = made.paths.epoch_record(epoch.epoch)
+                assert decode_epoch_record(store.read(record), record).created_at_micros == NOW
             parent = before.ref if before and layout is PROTOCOL else None
             assert epoch.parent_ref == parent
             before = epoch
@@ -165,6 +190,15 @@ def test_sink_commits_the_data_of_each_epoch_once_it_is_published(
     published = [(one.epoch, one.operator("out")) for one in every(store, made)]
     assert Noting.asked == [(number, out.commit_data()) for number, out in published if out]
     assert [number for number, _ in Noting.asked] == [1, 2, 3]
+    # A start commits what was left, and nothing else.
+    JobRun(store, made).close()
+    assert [number for number, _ in Noting.asked] == [1, 2, 3]
+    newest = every(store, made)[-1]
+    noted = made.paths.commit_note(newest.epoch) if layout is LEGACY else marker_path(newest.ref)
+    store.delete_many([noted])
+    JobRun(store, made).close()
+    assert [number for number, _ in Noting.asked] == [1, 2, 3, 3]
+    assert store.head(noted) is not None
 
 
 def test_batch_is_judged_by_the_progress_of_the_newest_epoch() -> None:
@@ -518,6 +552,43 @@ def test_damaged_newest_epoch_names_the_command_that_goes_back(
         JobRun(store, made)
     assert caught.value.retryable
     assert caught.value.facts == {"epoch": 2}
+
+
+def test_epoch_that_a_live_run_publishes_while_another_starts_is_looked_at_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore()
+    made = job(store)
+    run_on(store, made, 2)
+    accepted: list[int] = []
+
+    def accept(progress: StreamProgress) -> None:
+        accepted.append(progress.batch_id)
+
+    JobRun(store, made, accept=accept).close()
+    assert accepted == [2]
+    start = StateBackend.start
+
+    def late(self: StateBackend) -> Any:
+        monkeypatch.setattr(StateBackend, "start", start)
+        run_on(store, made, 1)
+        return start(self)
+
+    monkeypatch.setattr(StateBackend, "start", late)
+    with contextlib.closing(JobRun(store, made, accept=accept)) as run:
+        assert run.base is not None
+        assert run.base.epoch == 3
+    assert accepted == [2, 2, 3]
+
+
+def test_lease_of_a_legacy_run_tells_it_from_other_runs() -> None:
+    store = MemoryStore()
+    made = job(store, LEGACY)
+    with contextlib.closing(JobRun(store, made)) as run:
+        found = newest_lease(store, made.paths.writers)
+    assert found is not None
+    assert re.fullmatch("run [0-9a-f]{16}", found.description)
+    assert found.token == run.number == 1
 
 
 def test_job_is_finished_once_every_source_has_ended_and_the_commit_is_done() -> None:
