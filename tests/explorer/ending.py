@@ -126,6 +126,11 @@ def _run(setting: Setting, make: Callable[[], Process]) -> Process:
         setting.world.jump(DAY)
         process = make()
         setting.world.run([process])
+    if process.result == "ProtocolError" and setting.ages:
+        # The newest epoch is of a wrong clock: time helps, and a rule that needs no clock.
+        setting.world.jump(15 * DAY)
+        process = setting.expiry(keep=2) if process.name.startswith("expiry") else make()
+        setting.world.run([process])
     if process.result not in ("collected", "moved", "nothing"):
         kept = setting.watch.objects.get(setting.paths.retained)
         if kept is None or not json.loads(kept[0])["pins"]:
