@@ -72,6 +72,16 @@ class Maintenance(dg.Model, dg.Resolvable):
         default=MaintenanceOptions.min_backlog,
         description="Compact a job once so many of its files were never merged.",
     )
+    most_jobs: int = Field(
+        default=MaintenanceOptions.most_jobs,
+        ge=1,
+        description="One run of a schedule serves no more jobs, those that need it most.",
+    )
+    budget_minutes: float = Field(
+        default=MaintenanceOptions.budget_minutes,
+        gt=0,
+        description="A run of a schedule begins no further job after so long.",
+    )
     keep_epochs: int = Field(default=10, description="So many of the newest epochs stay.")
     delete: bool = Field(
         default=False, description="Remove older epochs; without it runs only show what would go."
@@ -93,6 +103,8 @@ class Maintenance(dg.Model, dg.Resolvable):
         """The same for `build_arroyo_definitions`."""
         return MaintenanceOptions(
             min_backlog=self.min_backlog,
+            most_jobs=self.most_jobs,
+            budget_minutes=self.budget_minutes,
             compaction=CompactionConfig(policy=self.policy),
             gc=GcConfig(
                 keep_epochs=self.keep_epochs, dry_run=not self.delete, quarantine=self.quarantine

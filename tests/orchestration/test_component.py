@@ -13,7 +13,7 @@ import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
 import arroyo_dagster
-from arroyo_dagster.orchestration.component import ArroyoStateComponent
+from arroyo_dagster.orchestration.component import ArroyoStateComponent, Maintenance
 
 ROOT = Path(__file__).parents[2]
 ATTRIBUTES: dict[str, Any] = {
@@ -122,3 +122,10 @@ def test_dg_check_defs_accepts_a_project_that_uses_the_component(tmp_path: Path)
 def test_dg_check_defs_accepts_this_project() -> None:
     answer = dg_check(ROOT)
     assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_how_many_jobs_a_run_serves_and_how_long_is_configured() -> None:
+    options = Maintenance(most_jobs=7, budget_minutes=5.0).options()
+    assert (options.most_jobs, options.budget_minutes) == (7, 5.0)
+    with pytest.raises(ValueError, match="most_jobs"):
+        Maintenance(most_jobs=0)
