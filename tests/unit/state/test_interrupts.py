@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from arroyo_dagster.state.interrupts import uninterrupted
+
+
+@pytest.fixture(autouse=True)
+def usual_handlers() -> Iterator[None]:
+    """Those of a process in which nobody else, such as Spark, has set any."""
+    before = [
+        (signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler)),
+        (signal.SIGTERM, signal.signal(signal.SIGTERM, signal.SIG_DFL)),
+    ]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
 
 
 def interrupted(times: int) -> list[str]:
