@@ -15,7 +15,7 @@ from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import schedule_status
 from arroyo_dagster.orchestration.translator import Naming
 
-MOST_JOBS = 100
+MOST_JOBS = 500
 BUDGET_MINUTES = 45.0
 MAX_RUNTIME_SECONDS = 7200
 ROOT_TAG = "arroyo/checkpoint_root"
