@@ -38,7 +38,6 @@ from arroyo_dagster.state.planning.fleet_health import (
 )
 
 if TYPE_CHECKING:
-    from arroyo_dagster.state.local.directory import JobDirectory
     from arroyo_dagster.state.storage.store import ObjectStore
 
 
@@ -76,7 +75,7 @@ class Fleet:
         self._naming = naming
         self._instance = instance
         self._store = store
-        self._directory = directory.directory(store)
+        self._directory = directory
         self._recent = recent
 
     def results(self, names: Collection[str]) -> Iterator[dg.AssetCheckResult]:
@@ -137,7 +136,7 @@ class Fleet:
         """How each of the jobs stands, the job directory's word included; errors as `results`."""
         from arroyo_dagster.state.local.health import survey
 
-        return survey(self._store.reading(), jobs, self._directory)
+        return survey(self._store.reading(), jobs, self._directory.directory(self._store))
 
     def broken(self, jobs: Iterable[JobPaths]) -> set[str]:
         """The jobs whose last verdict of one of the checks is an error, by root."""
@@ -179,7 +178,7 @@ class Fleet:
         expected = known - acknowledged
         gone = set() if problem else expected - present
         gone -= known_jobs.removed_on_purpose(reading, gone)
-        gone -= _said_to_be_gone(self._directory, gone)
+        gone -= self._said_to_be_gone(gone)
         return FleetFacts(
             present=tuple(sorted(present, key=_root)),
             gone=tuple(
@@ -199,6 +198,13 @@ class Fleet:
         except (NotFoundError, InputError) as error:
             return set(), error.message
 
+    def _said_to_be_gone(self, jobs: Collection[JobPaths]) -> set[JobPaths]:
+        """Those of the jobs of which the user's own word says that they are gone."""
+        if not jobs:
+            return set()
+        answers = self._directory.directory(self._store).look_up(list(jobs))
+        return {one.paths for one in answers if one.facts.condition is JobCondition.GONE}
+
     def _last_epoch(self, catalogue: "ObjectStore", paths: JobPaths) -> int | None:
         """The last epoch of a job that the catalogue or an event of the sensor knows of."""
         from arroyo_dagster.state.local.known_jobs import last_epoch
@@ -216,14 +222,6 @@ class Fleet:
 
 def _root(paths: JobPaths) -> str:
     return paths.root
-
-
-def _said_to_be_gone(directory: "JobDirectory", jobs: Collection[JobPaths]) -> set[JobPaths]:
-    """Those of the jobs of which the user's own word says that they are gone."""
-    if not jobs or not directory.sources:
-        return set()
-    answers = directory.look_up(list(jobs))
-    return {one.paths for one in answers if one.facts.condition is JobCondition.GONE}
 
 
 # ---- as Dagster shows it -------------------------------------------------------------------------

@@ -378,6 +378,14 @@ def test_the_database_of_the_store_is_asked_as_well(deployed: Any, tmp_path: Pat
     assert fleet(deployed)[EVERY_JOB_RECENT].passed
 
 
+def test_a_refresh_asks_nobody_what_jobs_are_doing(deployed: Any) -> None:
+    job_of(deployed, OLD_JOB)
+    deployed.tick()
+    deployed.build(directory=ArroyoDirectory(api_url="no address"))
+    assert deployed.run("arroyo_refresh", "old").success
+    assert not deployed.run("arroyo_fleet").success
+
+
 def test_a_database_that_cannot_be_asked_is_told(deployed: Any, tmp_path: Path) -> None:
     job_of(deployed, legacy_job("stopped"), start=NOW)
     deployed.build(directory=ArroyoDirectory(database=str(tmp_path / "none.sqlite")))
