@@ -345,7 +345,7 @@ def build_fleet(naming: Naming) -> dg.AssetsDefinition:
         now = time.time_ns() // 1000
         lines = [_job_line(age, newest.get(age.job), age.job in broken, now) for age in ages]
         lines += [_gone_line(one) for one in facts.gone]
-        return dg.MaterializeResult(metadata=_fleet_shown(lines))
+        return dg.MaterializeResult(metadata=_fleet_metadata(lines))
 
     return arroyo_fleet_overview
 
@@ -353,7 +353,7 @@ def build_fleet(naming: Naming) -> dg.AssetsDefinition:
 _WORST_FIRST = ("broken", "vanished", "unreadable", "failed")
 
 
-def _fleet_shown(lines: "Sequence[Mapping[str, Any]]") -> dict[str, Any]:
+def _fleet_metadata(lines: "Sequence[Mapping[str, Any]]") -> dict[str, Any]:
     there = [line for line in lines if line["state"] != "vanished"]
     moving = [line for line in there if line["seconds since"] is not None and not line["rests"]]
     sizes = [line["bytes"] for line in there if line["bytes"] is not None]

@@ -12,12 +12,11 @@ from pydantic import Field
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.partitions import key_problem
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.schedules import schedule_status
+from arroyo_dagster.orchestration.schedules import MAX_RUNTIME_SECONDS, Backlog, schedule_status
 from arroyo_dagster.orchestration.translator import Naming
 
 MOST_JOBS = 500
 BUDGET_MINUTES = 45.0
-MAX_RUNTIME_SECONDS = 7200
 ROOT_TAG = "arroyo/checkpoint_root"
 """The run tag that tells batches of one checkpoint URL from those of another."""
 
@@ -30,9 +29,6 @@ _UNFINISHED = (
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 )
-
-Backlog = Callable[[ArroyoStateStore], Mapping[str, int]]
-"""How much there is to do, by partition key."""
 
 
 class BatchConfig(dg.Config):

@@ -15,15 +15,12 @@ import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import shown
-from arroyo_dagster.orchestration.batch_requests import (
-    MAX_RUNTIME_SECONDS,
-    BatchKind,
-    chosen,
-)
+from arroyo_dagster.orchestration.batch_requests import BatchKind, chosen
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
+from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
 from arroyo_dagster.redaction import redact_text
 
 JobEvent = dg.MaterializeResult | dg.AssetCheckResult | dg.AssetObservation  # type: ignore[type-arg]
@@ -152,10 +149,7 @@ def build_batch_job(kind: BatchKind) -> dg.JobDefinition:
         name=kind.name,
         description=kind.description,
         executor_def=dg.in_process_executor,
-        tags={
-            "dagster/priority": "-1",
-            dg.MAX_RUNTIME_SECONDS_TAG: str(MAX_RUNTIME_SECONDS),
-        },
+        tags=BACKGROUND_TAGS,
     )
     def batch_job() -> None:
         batch_op()

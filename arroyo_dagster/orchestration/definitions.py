@@ -36,6 +36,7 @@ from arroyo_dagster.orchestration.partitions import build_sync_job, jobs_partiti
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import MaintenanceRunner, SparkRunner
 from arroyo_dagster.orchestration.schedules import (
+    BACKGROUND_TAGS,
     FLEET_CRON,
     REFRESH_CRON,
     SYNC_CRON,
@@ -226,11 +227,10 @@ def _store_of(store: ArroyoStateStore | str, deployment: str | None) -> ArroyoSt
 
 def _in_process(name: str, selection: dg.AssetSelection, description: str) -> Any:
     # One process a run: a step of its own would import everything anew.
-    tags = {"dagster/priority": "-1", dg.MAX_RUNTIME_SECONDS_TAG: "7200"}
     return dg.define_asset_job(
         name,
         selection=selection,
         description=description,
         executor_def=dg.in_process_executor,
-        run_tags=tags,
+        run_tags=BACKGROUND_TAGS,
     )

@@ -86,7 +86,7 @@ class Fleet:
         """
         facts = self.facts()
         for name in names:
-            yield _shown(self._verdict(name, facts), name, self._naming.key(CHECKPOINT))
+            yield _as_result(self._verdict(name, facts), name, self._naming.key(CHECKPOINT))
 
     def report(self, names: Collection[str]) -> None:
         """Evaluate checks and record them with the instance; errors as `results`."""
@@ -227,7 +227,7 @@ def _root(paths: JobPaths) -> str:
 # ---- as Dagster shows it -------------------------------------------------------------------------
 
 
-def _shown(found: FleetVerdict, name: str, asset: dg.AssetKey) -> dg.AssetCheckResult:
+def _as_result(found: FleetVerdict, name: str, asset: dg.AssetKey) -> dg.AssetCheckResult:
     verdict = found.verdict
     lines: list[dict[str, Any]] = [_line(one) for one in found.lines]
     return check_result(

@@ -233,7 +233,7 @@ def _collected_events(
     """
     done: list[GcOutcome] = []
 
-    def shown_of(outcome: "GcOutcome") -> Iterator[Any]:
+    def result_events(outcome: "GcOutcome") -> Iterator[Any]:
         yield dg.MaterializeResult(
             asset_key=key,
             metadata=gc_shown.outcome_metadata(outcome),
@@ -257,10 +257,10 @@ def _collected_events(
         raise
     except BaseException:  # an interrupt
         for finished in done:
-            yield from shown_of(finished)
+            yield from result_events(finished)
         raise
     context.log.info(gc_shown.in_words(outcome))
-    yield from shown_of(outcome)
+    yield from result_events(outcome)
 
 
 def _refused(error: ArroyoStateError, key: dg.AssetKey) -> dg.AssetCheckResult:

@@ -25,6 +25,7 @@ from arroyo_dagster.orchestration.gc import (
     orphans_backlog,
 )
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
 from arroyo_dagster.orchestration.translator import Naming
 
 COMPACTION_CRON = "17 * * * *"
@@ -67,7 +68,7 @@ def build_maintenance_job(name: str, naming: Naming, *assets: dg.AssetsDefinitio
         selection=dg.AssetSelection.assets(*assets),
         config=config,
         executor_def=dg.in_process_executor,
-        run_tags={"dagster/priority": "-1", dg.MAX_RUNTIME_SECONDS_TAG: "7200"},
+        run_tags=BACKGROUND_TAGS,
     )
 
 

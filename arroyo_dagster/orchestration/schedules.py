@@ -16,6 +16,13 @@ MOST_RUNS = 50
 JOB_TAG = "arroyo/job_id"
 """The run tag whose value is the partition key: for limits on concurrent runs of one job."""
 
+MAX_RUNTIME_SECONDS = 7200
+BACKGROUND_TAGS = {
+    "dagster/priority": "-1",
+    dg.MAX_RUNTIME_SECONDS_TAG: str(MAX_RUNTIME_SECONDS),
+}
+"""Of runs that nobody waits for: others go first, and one that does not end is ended."""
+
 Backlog = Callable[[ArroyoStateStore], Mapping[str, int]]
 """How much there is to do, by partition key."""
 

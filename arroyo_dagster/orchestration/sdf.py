@@ -19,6 +19,7 @@ from arroyo_dagster.orchestration import shown
 from arroyo_dagster.orchestration.checks import RESTORABLE, check_result
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
 from arroyo_dagster.orchestration.sdf_graph import DagsterSdfTranslator, SdfGraph
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.health import Verdict, every_job_recent
@@ -328,5 +329,5 @@ def build_sdf_job(graph: SdfGraph) -> Any:
         selection=dg.AssetSelection.assets(*keys.values()),
         description=f"Look at the states of {graph.name}, and check them.",
         executor_def=dg.in_process_executor,
-        run_tags={"dagster/priority": "-1", dg.MAX_RUNTIME_SECONDS_TAG: "7200"},
+        run_tags=BACKGROUND_TAGS,
     )

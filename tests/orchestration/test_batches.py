@@ -22,7 +22,6 @@ from pydantic import Field
 
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.orchestration.batch_requests import (
-    MAX_RUNTIME_SECONDS,
     MOST_JOBS,
     ROOT_TAG,
     Asked,
@@ -41,6 +40,7 @@ from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.partitions import jobs_partitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
+from arroyo_dagster.orchestration.schedules import MAX_RUNTIME_SECONDS
 from arroyo_dagster.orchestration.translator import DagsterArroyoTranslator, Naming
 
 NAMING = Naming(DagsterArroyoTranslator(), jobs_partitions(None), None)
