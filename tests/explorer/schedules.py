@@ -243,8 +243,7 @@ def _check(scene: Scene, gone: Setting | None, chosen: list[Process]) -> None:
         if setting.watch.fenced:
             check_leases(setting)
     for setting in scene.renamed:
-        # A pin of a copy's epoch holds nothing in the original, whose files that lists.
-        if setting.watch.epochs and not setting.watch.pinned:
+        if setting.watch.epochs:
             check_end(world, setting.watch)
 
 

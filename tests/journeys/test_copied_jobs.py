@@ -11,9 +11,9 @@ from arroyo_dagster.state.local.collecting import collect
 from arroyo_dagster.state.local.gc import to_keep
 from arroyo_dagster.state.local.pipeline import run_pipeline
 from arroyo_dagster.state.local.quarantine import purge
-from arroyo_dagster.state.local.retained import read_retained
+from arroyo_dagster.state.local.retained import pin_epoch, read_retained
 from arroyo_dagster.state.local.undelete import undelete
-from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
+from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.pipeline import Pipeline
 from arroyo_dagster.state.storage import MemoryStore
@@ -71,3 +71,19 @@ def test_the_quarantine_of_a_copy_under_another_name_is_refused(verb: str) -> No
     with pytest.raises(ProtocolError, match="another job"):
         verbs[verb]()
     assert objects_below(store, original.paths) == before
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_a_pin_in_a_copy_that_would_hold_nothing_is_refused(layout: Layout) -> None:
+    store = MemoryStore()
+    original = pipeline_of(store, "words", layout, 24)
+    run_pipeline(original, store)
+    copy = pipeline_of(store, "words2", layout, 24).paths
+    copied_under(store, original.paths, copy)
+    before = objects_below(store, copy)
+    newest = Epoch(12)
+    with pytest.raises(ProtocolError, match="another job|out of its job"):
+        pin_epoch(store, copy, newest)
+    assert objects_below(store, copy) == before
+    pin_epoch(store, original.paths, newest)
+    assert read_retained(store, original.paths).pinned == {newest}

@@ -14,6 +14,7 @@ from arroyo_dagster.state.codec.collecting import encode_retained
 from arroyo_dagster.state.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
 from arroyo_dagster.state.local.gc_plans import Clock
 from arroyo_dagster.state.local.roots import newest_root
+from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.collecting import Pin, Retained
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -48,12 +49,13 @@ def pin_epoch(
     what the job has sent to the store has arrived, and it is proven once more.
 
     Raises:
-        NotFoundError: there is no such epoch. FormatError: it cannot be restored any more; neither
-            is pinned.
+        NotFoundError: there is no such epoch. FormatError: it cannot be restored any more. It is
+            not pinned in either case.
+        ProtocolError: the epoch is of another job, from which this one was copied.
         ConflictError: somebody else maintains the job, or removed the epoch meanwhile.
     """
     backend = ParquetBackend(store, paths)
-    backend.load_checkpoint_metadata(epoch)
+    _check_own(backend.load_checkpoint_metadata(epoch), paths)
     pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=reason)
 
     def add(found: Retained) -> Retained:
@@ -70,6 +72,20 @@ def pin_epoch(
         unpin_epochs(store, paths, [epoch], owner=owner, clock=clock)
         raise
     return found
+
+
+def _check_own(checkpoint: Checkpoint, paths: JobPaths) -> None:
+    """A pin holds the files of its own job alone: nobody who maintains the original reads it."""
+    others = [path for path in checkpoint.paths if not path.startswith(f"{paths.root}/")]
+    if others:
+        raise ProtocolError(
+            f"epoch {checkpoint.epoch} lists files of another job, from which this one was copied: "
+            "a pin here does not hold them",
+            job=paths.root,
+            epoch=checkpoint.epoch,
+            found=others[0],
+            next_step="pin the epoch in the job that it was copied from; nothing was pinned",
+        )
 
 
 def may_be_going(store: ObjectStore, paths: JobPaths, epoch: Epoch = ANY) -> bool:
