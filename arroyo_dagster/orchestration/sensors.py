@@ -42,7 +42,7 @@ class SensorOptions:
         interval_seconds: between two ticks, at least.
         epochs_per_job: newest epochs of a job told of one by one; the first of them says how many
             older ones it stands for.
-        events: at most so many; other jobs come first the next time.
+        events: at most so many; other jobs are not read, and come first the next time.
         budget_seconds: nothing is begun after it; a tick is cut off at 60.
         files_per_job: of a job with more files, bytes and rows are left out.
     """
@@ -124,6 +124,7 @@ class _Tick:
                 cursor,
                 deadline=self.deadline,
                 newest=min(self.options.epochs_per_job, self.options.events),
+                most=self.options.events,
                 layout=layout,
             )
         except NotFoundError as error:

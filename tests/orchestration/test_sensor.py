@@ -51,14 +51,18 @@ def test_each_new_epoch_is_an_event_and_the_first_tick_tells_the_newest(
 
 def test_an_event_says_what_the_epoch_holds(deployed: Any) -> None:
     run_word_job(deployed.store, sinks=0)
-    (event,) = deployed.evaluate().asset_events
+    (first,) = deployed.evaluate().asset_events
+    assert "arroyo/new_files" not in first.metadata  # the epoch before it is not read
+    deployed.tick()
+    run_word_job(deployed.store, sinks=0, rows=48)
+    (*_, event) = deployed.evaluate().asset_events
     found = {name: value.value for name, value in event.metadata.items()}
-    assert found["arroyo/epoch"] == 6
+    assert found["arroyo/epoch"] == 12
     assert (found["arroyo/job"], found["arroyo/pipeline"]) == ("main", "words")
     assert found["arroyo/operators"] == 4
     for name in ("files", "new_files", "bytes", "new_bytes", "rows", "checkpoint_seconds"):
         assert found[f"arroyo/{name}"] > 0, name
-    assert found["arroyo/path"].endswith("checkpoint-0000006/checkpoint-manifest.pb")
+    assert found["arroyo/path"].endswith("checkpoint-0000012/checkpoint-manifest.pb")
     kinds = {type(event.metadata[f"arroyo/{name}"]) for name in ("finished_at", "watermark")}
     assert kinds == {dg.TimestampMetadataValue}
 

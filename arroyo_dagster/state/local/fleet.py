@@ -3,11 +3,13 @@
 A look costs one listing of the root, at most one more for each known job, and for what is new as
 much as there is of it: the directories of pipelines are listed, so that new jobs are found at once,
 and a known job is asked by three small requests whether it may have a newer epoch. No data file is
-ever listed. Jobs that the deadline does not reach come first the next time.
+ever listed, and no metadata is read twice: jobs that the deadline or the number of epochs asked for
+leaves out are not read, and come first the next time.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -72,7 +74,8 @@ class JobNews:
 
     Attributes:
         checkpoints: newly ready epochs, oldest first.
-        before: the epoch before the first of them; None if it is gone, or cannot be read.
+        before: the epoch before the first of them; None if it is gone, or cannot be read, or if
+            the job is seen for the first time.
         passed_over: how many older new epochs are not told of one by one.
         problems: why the job, or an epoch of it, cannot be read.
         seen: how far it was looked at now; None if it could not be read and is not known.
@@ -95,7 +98,7 @@ class FleetNews:
     Attributes:
         jobs: those with something to tell, in the order they were looked at.
         vanished: known jobs that are certainly gone.
-        left: how many jobs the deadline did not reach.
+        left: how many jobs were not looked at: the deadline, or the most epochs, came first.
         known: how many jobs there are, as far as one knows.
         problems: directories that could not be listed; what is below is as it was.
         cursor: what to keep.
@@ -118,6 +121,7 @@ def look(
     *,
     deadline: float | None = None,
     newest: int = NEWEST_EPOCHS,
+    most: int | None = None,
     layout: Layout | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FleetNews:
@@ -130,6 +134,8 @@ def look(
     Args:
         deadline: on `clock`; nothing is begun after it. None = none.
         newest: how many new epochs of a job are read at most.
+        most: no further job is looked at once this many new epochs were found; those that are being
+            looked at then (up to 16) still count. None = all jobs.
         layout: look at jobs of this layout only.
 
     Raises:
@@ -139,17 +145,18 @@ def look(
             taken for vanished, and the cursor stays as it is.
     """
     known = {paths: seen for paths, seen in cursor.seen.items() if _wanted(paths, layout)}
-    late = _Deadline(deadline, clock)
+    late = _Limits(deadline, clock, most)
     found = _find_jobs(store, known, late)
     jobs = sorted((paths for paths in found.jobs if _wanted(paths, layout)), key=_root)
     _refuse_an_empty_root(store, known, jobs, found)
     order = _from(jobs, cursor.start_from)
-    answers = concurrently(
-        lambda paths: (
-            None if late.passed else _look_at(store, paths, known.get(paths), found.levels, newest)
-        ),
-        order,
-    )
+
+    def answer(paths: JobPaths) -> JobNews | _Gone | None:
+        if late.passed or late.full:
+            return None
+        return late.counted(_look_at(store, paths, known.get(paths), found.levels, newest))
+
+    answers = concurrently(answer, order)
     return _news(known, found, list(zip(order, answers, strict=True)))
 
 
@@ -161,14 +168,32 @@ def _root(paths: JobPaths) -> str:
     return paths.root
 
 
-class _Deadline:
-    def __init__(self, at: float | None, clock: Callable[[], float]) -> None:
+class _Limits:
+    """When a look ends before it has looked at all jobs."""
+
+    def __init__(self, at: float | None, clock: Callable[[], float], most: int | None) -> None:
         self._at = at
         self._clock = clock
+        self._most = most
+        self._epochs = 0
+        self._lock = threading.Lock()
 
     @property
     def passed(self) -> bool:
+        """Whether the deadline has passed."""
         return self._at is not None and self._clock() > self._at
+
+    @property
+    def full(self) -> bool:
+        """Whether as many new epochs were found as were asked for."""
+        return self._most is not None and self._epochs >= self._most
+
+    def counted(self, answer: JobNews | _Gone) -> JobNews | _Gone:
+        """The answer, its new epochs counted."""
+        if isinstance(answer, JobNews):
+            with self._lock:
+                self._epochs += len(answer.checkpoints)
+        return answer
 
 
 def _from(jobs: Sequence[JobPaths], start: str | None) -> list[JobPaths]:
@@ -209,7 +234,7 @@ class _Found:
     problems: list[ArroyoStateError]
 
 
-def _find_jobs(store: ObjectStore, known: Mapping[JobPaths, Seen], late: _Deadline) -> _Found:
+def _find_jobs(store: ObjectStore, known: Mapping[JobPaths, Seen], late: _Limits) -> _Found:
     levels: dict[str, Level] = {"": list_level(store, "")}
     # What a listing of a known job's own directory would say, without listing it.
     assumed = {str(paths.root): _assumed(paths) for paths in known}
@@ -235,7 +260,7 @@ def _assumed(paths: JobPaths) -> Level:
 
 
 def _list_all(
-    store: ObjectStore, paths: Iterable[str], late: _Deadline
+    store: ObjectStore, paths: Iterable[str], late: _Limits
 ) -> list[Level | ArroyoStateError | None]:
     def one(path: str) -> Level | ArroyoStateError | None:
         if late.passed:
@@ -465,13 +490,11 @@ def _told_first(store: ObjectStore, paths: JobPaths, new: _New) -> JobNews:
         if len(unreadable) == NEWEST_EPOCHS:
             break
     ready = None if told is None else told.epoch
-    older = [epoch for epoch in new.epochs if ready is not None and epoch < ready]
     reached = max(filter(None, [ready, *unreadable]), default=_NO_EPOCH)
     return JobNews(
         paths=paths,
         seen=replace(new.seen, epoch=reached),
         checkpoints=() if told is None else (told,),
-        before=_before(store, paths, older[-1]) if older else None,
         problems=tuple(unreadable.values()),
         appeared=True,
     )
