@@ -82,7 +82,7 @@ def test_a_pin_in_a_copy_that_would_hold_nothing_is_refused(layout: Layout) -> N
     copied_under(store, original.paths, copy)
     before = objects_below(store, copy)
     newest = Epoch(12)
-    with pytest.raises(ProtocolError, match="another job|out of its job"):
+    with pytest.raises(ProtocolError, match=r"another job|out of its job"):
         pin_epoch(store, copy, newest)
     assert objects_below(store, copy) == before
     pin_epoch(store, original.paths, newest)
