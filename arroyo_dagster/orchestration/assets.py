@@ -13,7 +13,7 @@ from arroyo_dagster.orchestration.checks import (
     EVERY_JOB_CHECKS,
     check_result,
     epoch_check_specs,
-    job_verdict,
+    kept_verdict,
     no_job,
     not_looked_at,
 )
@@ -157,20 +157,14 @@ class _Refresh:
 
     def verdict(self, name: str, jobs: Sequence[JobPaths]) -> Verdict:
         """The verdict of a check on all of the jobs; that on each is kept in the catalogue."""
-        from arroyo_dagster.state.local.verdicts import write_verdict
-
-        store, catalogue = self._store.reading(), self._store.catalogue()
         found: list[Verdict] = []
         for paths in jobs:
             try:
-                one = job_verdict(name, store, paths)
-                write_verdict(catalogue, one)
+                found.append(kept_verdict(name, self._store, paths))
             except ArroyoStateError as error:
                 self._fail(paths, error)
                 found.append(not_looked_at(paths, error))
-            else:
-                found.append(one.verdict)
-        return merged(found) if found else no_job(store.url)
+        return merged(found) if found else no_job(self._store.reading().url)
 
     def _fail(self, paths: JobPaths, error: ArroyoStateError) -> None:
         self._context.log.error(f"{paths.root}: {error}")

@@ -1,7 +1,7 @@
 """Checks: each shows the verdict of one pure function of `planning/health.py`."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +10,10 @@ import dagster as dg
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration.shown import known, table
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.planning.findings import Finding, Verdict, error, merged
+from arroyo_dagster.state.planning.findings import Finding, Verdict, error
 
 if TYPE_CHECKING:
+    from arroyo_dagster.orchestration.resources import ArroyoStateStore
     from arroyo_dagster.state.local.verdicts import JobVerdict
     from arroyo_dagster.state.model.checkpoints import Checkpoint
     from arroyo_dagster.state.storage.store import ObjectStore
@@ -40,18 +41,20 @@ def epoch_check_specs(asset: dg.AssetKey) -> list[dg.AssetCheckSpec]:
     ]
 
 
-def epoch_verdict(name: str, store: "ObjectStore", jobs: Iterable[JobPaths]) -> Verdict:
-    """The verdict of one of these checks over the newest epochs of some jobs.
-
-    It never passes without a job: then nothing was looked at.
+def kept_verdict(name: str, resource: "ArroyoStateStore", paths: JobPaths) -> Verdict:
+    """The verdict of one of these checks over the newest epoch of a job, kept in the catalogue,
+    where the checks over all jobs find it.
 
     Raises:
         NotFoundError: the root does not exist.
-        StorageError: the store failed.
+        StorageError: a store failed.
         ConflictError: epochs expire faster than they can be looked at.
     """
-    found = [job_verdict(name, store, paths).verdict for paths in jobs]
-    return merged(found) if found else no_job(store.url)
+    from arroyo_dagster.state.local.verdicts import write_verdict
+
+    found = job_verdict(name, resource.reading(), paths)
+    write_verdict(resource.catalogue(), found)
+    return found.verdict
 
 
 def job_verdict(name: str, store: "ObjectStore", paths: JobPaths) -> "JobVerdict":
@@ -123,6 +126,8 @@ def check_result(
 
 
 def _words(verdict: Verdict) -> str:
+    if not verdict.findings and not verdict.looked_at:
+        return "nothing to look at: no file is listed"
     if not verdict.findings:
         return f"{verdict.looked_at} looked at, nothing found"
     first = (verdict.errors or verdict.findings)[0]

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import shown
-from arroyo_dagster.orchestration.checks import RESTORABLE, check_result, epoch_verdict
+from arroyo_dagster.orchestration.checks import RESTORABLE, check_result, kept_verdict
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure, of_selected
 from arroyo_dagster.orchestration.partitions import job_of
@@ -204,7 +204,7 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
                 )
                 yield from of_selected(context, events)
             if dg.AssetCheckKey(key, RESTORABLE) in context.selected_asset_check_keys:
-                verdict = epoch_verdict(RESTORABLE, arroyo_store.reading(), [paths])
+                verdict = kept_verdict(RESTORABLE, arroyo_store, paths)
                 yield check_result(verdict, RESTORABLE, key)
 
     return arroyo_compacted_state

@@ -117,7 +117,9 @@ class Maintenance(dg.Model, dg.Resolvable):
 class Window(dg.Model, dg.Resolvable):
     """When running jobs of Arroyo's may be stopped to be rewritten; opt-in, job by job."""
 
-    jobs: list[str] = Field(description="As job or pipeline/job; no other is touched.")
+    jobs: list[str] = Field(
+        min_length=1, description="As job or pipeline/job, one at least; no other is touched."
+    )
     between: str = Field(description="HH:MM-HH:MM, every day.")
     time_zone: str = Field(default="UTC", description="Of these times: a name of the tz database.")
 

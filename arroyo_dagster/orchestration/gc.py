@@ -14,7 +14,7 @@ from pydantic import Field
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.orchestration import gc_shown
-from arroyo_dagster.orchestration.checks import FILES_EXIST, check_result, epoch_verdict
+from arroyo_dagster.orchestration.checks import FILES_EXIST, check_result, kept_verdict
 from arroyo_dagster.orchestration.failures import as_failure, failure_of, of_selected
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
@@ -184,7 +184,7 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
                     ),
                 )
             if dg.AssetCheckKey(key, FILES_EXIST) in context.selected_asset_check_keys:
-                verdict = epoch_verdict(FILES_EXIST, arroyo_store.reading(), [paths])
+                verdict = kept_verdict(FILES_EXIST, arroyo_store, paths)
                 yield check_result(verdict, FILES_EXIST, key)
 
     return arroyo_collection

@@ -115,18 +115,9 @@ class _Tick:
         self.store: ObjectStore = self.resource.reading()
 
     def result(self, layout: Layout | None) -> dg.SensorResult:
-        from arroyo_dagster.state.local import fleet
-
         cursor = self._cursor()
         try:
-            news = fleet.look(
-                self.store,
-                cursor,
-                deadline=self.deadline,
-                newest=min(self.options.epochs_per_job, self.options.events),
-                most=self.options.events,
-                layout=layout,
-            )
+            news = self._news(cursor, layout)
         except NotFoundError as error:
             # What was there once must not go unnoticed; a root that never was may come later.
             if self.context.cursor or self._keys():
@@ -136,13 +127,39 @@ class _Tick:
             self._tell(job)
         self._tell_states()
         self._warn(news)
-        self._remember_vanished(cursor, news)
+        self._remember(cursor, news.vanished)
         return dg.SensorResult(
             asset_events=[*self.events, *self.told],
             cursor=self._next_cursor(cursor, news),
             dynamic_partitions_requests=self._requests(news),
             skip_reason=dg.SkipReason(self._words(news)),
         )
+
+    def _news(self, cursor: "FleetCursor", layout: Layout | None) -> "FleetNews":
+        from arroyo_dagster.state.local.fleet import FleetCursor, NothingLeft, look
+
+        options: Any = {
+            "deadline": self.deadline,
+            "newest": min(self.options.epochs_per_job, self.options.events),
+            "most": self.options.events,
+            "layout": layout,
+        }
+        try:
+            return look(self.store, cursor, **options)
+        except NothingLeft:
+            if not self._all_acknowledged(cursor):
+                raise
+            return look(self.store, FleetCursor(), **options)
+
+    def _all_acknowledged(self, cursor: "FleetCursor") -> bool:
+        """Whether all jobs that were known may be gone; their last epochs are kept."""
+        from arroyo_dagster.state.local import known_jobs
+
+        catalogue = self.resource.catalogue()
+        gone = known_jobs.acknowledged(self.store, catalogue, cursor.seen)
+        others = [paths for paths in cursor.seen if paths not in gone]
+        self._remember(cursor, others)
+        return not others
 
     def _cursor(self) -> "FleetCursor":
         try:
@@ -252,14 +269,13 @@ class _Tick:
     def _keys(self) -> set[str]:
         return set(self.context.instance.get_dynamic_partitions(str(self.naming.jobs.name)))
 
-    def _remember_vanished(self, before: "FleetCursor", news: "FleetNews") -> None:
-        """Keep the last epochs of jobs that vanished: the cursor loses them with this tick."""
+    def _remember(self, cursor: "FleetCursor", gone: Iterable[JobPaths]) -> None:
+        """Keep the last epochs of jobs that vanished: the next cursor does not hold them."""
         from arroyo_dagster.state.local.known_jobs import remember
 
-        if not news.vanished:
-            return
-        gone = [(paths, before.seen[paths].epoch or None) for paths in news.vanished]
-        remember(self.resource.catalogue(), gone, time.time_ns() // 1000)
+        last = [(paths, cursor.seen[paths].epoch or None) for paths in gone]
+        if last:
+            remember(self.resource.catalogue(), last, time.time_ns() // 1000)
 
     def _warn(self, news: "FleetNews") -> None:
         for job in news.jobs:

@@ -137,6 +137,7 @@ def build_window_job(naming: Naming) -> dg.JobDefinition:
         arroyo_runner: MaintenanceRunner,
     ) -> None:
         ends: dict[str, Any] = {}
+        _check_named(config)
         for name in config.jobs:
             try:
                 ends[name] = _one(
@@ -158,6 +159,17 @@ def build_window_job(naming: Naming) -> dg.JobDefinition:
         arroyo_window()
 
     return arroyo_maintenance_window
+
+
+def _check_named(config: WindowConfig) -> None:
+    """Refuse a window for no job: its run would be green, and nothing was looked at."""
+    with as_failure():
+        if not config.jobs:
+            raise InputError(
+                "no job is named, and no other is touched",
+                field="jobs",
+                next_step="name the jobs that may be stopped, as job or pipeline/job",
+            )
 
 
 def _one(

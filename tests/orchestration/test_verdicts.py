@@ -24,11 +24,13 @@ from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.local import known_jobs
+from arroyo_dagster.state.local.verdicts import JobVerdict, read_verdicts
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage import open_store
 from arroyo_dagster.state.storage.memory import MemoryStore
 from tests.fleets import SECOND, Written, legacy_job, protocol_job
+from tests.jobs import run_word_job
 
 FLEET_CHECKS = (EVERY_JOB_FILES_EXIST, EVERY_JOB_RESTORABLE, EVERY_JOB_RECENT)
 OLD_JOB = legacy_job("old")
@@ -66,6 +68,29 @@ def fleet(deployed: Any) -> dict[str, Any]:
     found = {one.check_name: one for one in result.get_asset_check_evaluations()}
     assert found.keys() == set(FLEET_CHECKS)
     return found
+
+
+# ---- what other runs found -----------------------------------------------------------------------
+
+
+def test_what_a_compaction_and_a_gc_find_is_the_last_verdict(deployed: Any) -> None:
+    deployed.build(runner=InProcessRunner())
+    run_word_job(deployed.store, sinks=0)
+    paths = protocol_job("words")
+    deployed.tick()
+    deployed.run("arroyo_refresh", "words/main")
+    before = verdicts_of(deployed, paths)
+    assert deployed.run("arroyo_compaction", "words/main").success
+    assert deployed.run("arroyo_gc", "words/main").success
+    after = verdicts_of(deployed, paths)
+    for kind in ("files_exist", "restorable"):
+        assert after[kind].at_micros > before[kind].at_micros
+        assert after[kind].verdict.passed
+
+
+def verdicts_of(deployed: Any, paths: JobPaths) -> dict[str, JobVerdict]:
+    kinds = ("files_exist", "restorable")
+    return {kind: read_verdicts(deployed.catalogue, kind, [paths])[paths] for kind in kinds}
 
 
 # ---- green while broken --------------------------------------------------------------------------
@@ -265,6 +290,48 @@ def test_a_job_that_a_collection_of_dead_jobs_removed_is_no_error(
     assert ParquetBackend(deployed.store, OLD_JOB).epochs() == []
     found = fleet(deployed)[EVERY_JOB_RECENT]
     assert found.passed, found.description
+
+
+@pytest.mark.parametrize("quarantine", [False, True])
+def test_a_root_whose_only_job_was_removed_is_a_root_without_jobs(
+    deployed: Any, tmp_path: Path, quarantine: bool
+) -> None:
+    deployed.store = open_store(str(tmp_path))
+    Local(deployed, tmp_path)
+    deployed.build(runner=InProcessRunner())
+    job_of(deployed, OLD_JOB, start=1_700_000_000 * SECOND)
+    for path in (tmp_path / "old").rglob("*"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    deployed.tick()
+    config = {"dry_run": False, "gone": True, "quarantine": quarantine}
+    run = deployed.run(
+        "arroyo_remove_dead_jobs",
+        "old",
+        run_config={"ops": {"arroyo_dead_jobs": {"config": config}}},
+    )
+    assert run.success
+    assert deployed.evaluate().skip_message.startswith("0 new epochs of 0 of 0 jobs")
+    found = fleet(deployed)
+    assert not any(one.passed for one in found.values())
+    assert "there is no job below the checkpoint URL" in found[EVERY_JOB_RECENT].description
+
+
+def test_once_every_job_is_forgotten_the_sensor_goes_on(deployed: Any) -> None:
+    jobs = [job_of(deployed, protocol_job(f"p{at}")) for at in range(2)]
+    deployed.tick()
+    fleet(deployed)
+    for job in jobs:
+        job.vanish()
+    for at in range(2):
+        with pytest.raises(StorageError, match="nothing is left of the 2 jobs"):
+            deployed.evaluate()
+        config = {"ops": {"arroyo_forget_job_op": {"config": {"job": f"p{at}/main"}}}}
+        assert deployed.run("arroyo_forget_job", run_config=config).success
+    assert deployed.tick() == {}
+    assert deployed.evaluate().skip_message == "0 new epochs of 0 of 0 jobs"
+    assert known_jobs.last_epoch(deployed.catalogue, protocol_job("p0")) == 2
+    job_of(deployed, protocol_job("p0"))
+    assert deployed.tick().keys() == {"p0/main"}
 
 
 # ---- a root that is gone -------------------------------------------------------------------------

@@ -184,11 +184,15 @@ def test_a_window_stops_rewrites_and_starts_a_job_and_tells_of_it(
     assert content(model.job.store, model.job.paths) == before
 
 
-def test_a_job_that_is_not_named_is_not_touched(deployed: Deployment, model: ModelArroyo) -> None:
+def test_a_window_that_names_no_job_touches_none_and_is_not_green(
+    deployed: Deployment, model: ModelArroyo
+) -> None:
     with arroyo(model) as server:
         known(deployed, directory=ArroyoDirectory(api_url=server.url))
-        assert open_window(deployed, jobs=[]).success
+        result = open_window(deployed, jobs=[])
         assert server.asked == []
+    assert not result.success
+    assert "no job is named" in failure(result).description
 
 
 def test_outside_of_the_window_no_job_is_stopped(deployed: Deployment, model: ModelArroyo) -> None:

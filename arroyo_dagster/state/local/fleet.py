@@ -39,6 +39,10 @@ _FAR_AHEAD = 1_000_000
 _STEPS = 16
 
 
+class NothingLeft(StorageError):
+    """The root holds none of the jobs that were known."""
+
+
 # ---- values --------------------------------------------------------------------------------------
 
 
@@ -141,8 +145,9 @@ def look(
     Raises:
         NotFoundError: the root does not exist.
         InputError: the root holds something, none of it a job.
-        StorageError: the root cannot be listed, or holds none of the jobs known: they are not
-            taken for vanished, and the cursor stays as it is.
+        NothingLeft: the root holds none of the jobs known: they are not taken for vanished, and the
+            cursor stays as it is.
+        StorageError: the root cannot be listed.
     """
     known = {paths: seen for paths, seen in cursor.seen.items() if _wanted(paths, layout)}
     late = _Limits(deadline, clock, most)
@@ -287,14 +292,14 @@ def _refuse_an_empty_root(
     if jobs or found.problems:
         return
     if known:
-        raise StorageError(
+        raise NothingLeft(
             f"nothing is left of the {len(known)} jobs that were known: a listing so empty is "
             "taken for a failure, not for the truth",
             url=store.url,
-            next_step="check the URL and the store; if they are really gone, acknowledge that with "
-            "the job arroyo_forget_job, and reset the sensor's cursor",
+            next_step="check the URL and the store; if they are really gone, acknowledge that for "
+            "each of them with the job arroyo_forget_job",
         )
-    check_root(found.levels[""], jobs_in(found.levels), store.url)
+    check_root(found.levels, store.url)
 
 
 # ---- one job -------------------------------------------------------------------------------------

@@ -77,9 +77,8 @@ def list_jobs(store: ObjectStore) -> list[JobPaths]:
     while wanted := directories_to_list(known):
         levels = concurrently(lambda path: list_level(store, path), wanted)
         known.update(zip(wanted, levels, strict=True))
-    jobs = jobs_in(known)
-    check_root(known[""], jobs, store.url)
-    return jobs
+    check_root(known, store.url)
+    return jobs_in(known)
 
 
 def list_level(store: ObjectStore, path: str) -> Level:

@@ -126,6 +126,14 @@ def removed_on_purpose(store: ObjectStore, jobs: Collection[JobPaths]) -> set[Jo
     return {paths for paths, removed in answers if removed}
 
 
+def acknowledged(
+    store: ObjectStore, catalogue: ObjectStore, jobs: Collection[JobPaths]
+) -> set[JobPaths]:
+    """Those of the jobs that may be gone: somebody said so, or removed them as dead."""
+    said = forgotten(catalogue).intersection(jobs)
+    return said | removed_on_purpose(store, set(jobs) - said)
+
+
 def find_known_job(catalogue: ObjectStore, name: str) -> JobPaths:
     """Find a job that the catalogue knows, by `job` or `pipeline/job`.
 

@@ -95,15 +95,21 @@ def _is_checkpoint(name: str) -> bool:
     return parse_checkpoint_dir(name) is not None
 
 
-def check_root(root: Level, jobs: Sequence[JobPaths], url: str) -> None:
+def check_root(known: Mapping[str, Level], url: str) -> None:
     """Refuse a directory that holds something, none of it a job.
+
+    A directory in which only the records of this package are left counts as a job that was removed.
+
+    Args:
+        known: the levels of which `directories_to_list` wants no more.
 
     Raises:
         InputError: not a checkpoint root; the facts say what was found.
     """
-    strangers = [f"{name}/" for name in sorted(_candidates(root))]
+    root = known[""]
+    strangers = [f"{name}/" for name in sorted(_candidates(root)) if not _was_job(name, known)]
     strangers += sorted(name for name in root.objects if not name.startswith(_ARROYO_DATABASE))
-    if jobs or not strangers:
+    if not strangers or jobs_in(known):
         return
     more = f" and {len(strangers) - 10} more" if len(strangers) > 10 else ""
     raise InputError(
@@ -113,6 +119,12 @@ def check_root(root: Level, jobs: Sequence[JobPaths], url: str) -> None:
         next_step="give the directory that holds `{job}/checkpoints/checkpoint-…` or "
         "`{pipeline}/{job}/current-generation.json`",
     )
+
+
+def _was_job(directory: str, known: Mapping[str, Level]) -> bool:
+    """Whether our records are left of a job in a directory, or in one directly below it."""
+    levels = [level for path, level in known.items() if f"{path}/".startswith(f"{directory}/")]
+    return any(OUR_DIRECTORY in level.directories for level in levels)
 
 
 def choose_job(name: str, jobs: Sequence[JobPaths], url: str) -> JobPaths:
