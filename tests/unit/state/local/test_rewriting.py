@@ -150,6 +150,28 @@ def test_only_a_job_that_may_not_be_rewritten_gets_a_forecast_in_place_of_an_err
     assert not rewrite(store, job).plan.tables
 
 
+def test_the_epoch_that_would_be_rewritten_is_checked_first_not_the_newest() -> None:
+    """Merged, nobody could tell any more that rows of it came twice."""
+    job = begun(Layout.LEGACY, epochs=2)
+    listed = job.files["tumbling_1", "t"]
+    twice = replace(
+        listed[0],
+        path=StatePath(f"{listed[0].path}-compacted"),
+        compaction_generation=1,
+        epoch=Epoch(2),
+    )
+    job.store.put(twice.path, job.store.read(listed[0].path))
+    listed.append(twice)
+    job.write({})
+    listed.remove(twice)
+    job.write({})
+    was = arroyos(job.store)
+    named = facts_of(job.paths, JobCondition.STOPPED, newest_ready_epoch=Epoch(3))
+    with pytest.raises(ProtocolError, match="epoch 3 does not pass"):
+        rewrite(job.store, job, directory=JobDirectory([Telling(named)]))
+    assert arroyos(job.store) == was
+
+
 # ---- parts ---------------------------------------------------------------------------------------
 
 
