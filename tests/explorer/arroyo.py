@@ -54,7 +54,7 @@ class Controller:
         rows: the `checkpoints` table of its database: epoch to state (legacy layout).
         keep, every: how many epochs its own cleanup leaves, and how often it runs.
         retention: of the expiring table, in epochs.
-        ignored: whether a run has ignored the state: then names of old epochs are given again.
+        afresh: the first epoch of the last run that ignored the state.
     """
 
     paths: JobPaths
@@ -67,7 +67,7 @@ class Controller:
     run_id: int = 0
     rows: dict[int, str] = field(default_factory=dict)
     min_epoch: int = 0
-    ignored: bool = False
+    afresh: int = 0
     source: str = "the model"
 
     def copied(self) -> Controller:
@@ -76,6 +76,14 @@ class Controller:
     @property
     def newest(self) -> int | None:
         return max((e for e, s in self.rows.items() if s in ("ready", "committing")), default=None)
+
+    @property
+    def gives_again(self) -> bool:
+        """Whether its next cleaning up takes names that a run which ignored the state gave again.
+
+        The first one after such a run reads what the epoch before it listed under these names.
+        """
+        return self.min_epoch < self.afresh
 
     def look_up(self, jobs: Any, *, checkpoints: bool = False) -> list[SourceWord]:
         """Answer as the REST API does."""
@@ -463,8 +471,8 @@ class LegacyRun:
         job = self.job
         if ignore_state:
             threshold = max(job.rows, default=0) + 1
-            job.rows, job.ignored = dict.fromkeys(job.rows, "failed"), True
-            job.min_epoch = threshold - 1
+            job.rows = dict.fromkeys(job.rows, "failed")
+            job.min_epoch, job.afresh = threshold - 1, threshold
             return threshold - 1, {}, 0
         newest = job.newest
         if newest is None:

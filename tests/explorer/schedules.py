@@ -310,7 +310,7 @@ def _setting_of(base: Base, world: World, chance: random.Random, url: str = "") 
         watch.trap = 10
     if controller is not None and not protocol:
         watch.restorable = lambda: controller.newest
-        watch.gives_again = lambda: controller.ignored
+        watch.gives_again = lambda: controller.gives_again
     return Setting(world, watch, job, controller, chance, url=url)
 
 
@@ -344,6 +344,9 @@ def _rewriters(setting: Setting) -> list[Process]:
     chance = setting.chance
     assert setting.controller is not None
     setting.controller.condition = JobCondition.STOPPED
+    if chance.random() < 0.4:
+        # The first is the one that may be paused: a run that is rewritten behind its back.
+        return [setting.writer(14, fresh=False), setting.rewriting()]
     some = [chance.choice((setting.rewriting, setting.putting_back))(fault=chance.random() < 0.3)]
     others = (setting.orphans, setting.expiry, setting.putting_back, setting.rewriting)
     while len(some) < 4 and chance.random() < 0.7:

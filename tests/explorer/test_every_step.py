@@ -28,16 +28,25 @@ def _machinery() -> Iterator[None]:
 
 
 def abandoned(
-    layout: str, whose: str, epochs: int = 5, *, at: str | None = None, merged: bool = False
+    layout: str,
+    whose: str,
+    epochs: int = 5,
+    *,
+    at: str | None = None,
+    merged: bool = False,
+    retention: int = 3,
 ) -> Setting:
     """A job with some epochs, and the files of an attempt that died days ago.
 
     Args:
         at: just before it wrote an object with this in its path.
         merged: whether a compaction waits for the writer.
+        retention: of an expiring table of Arroyo's, in epochs.
     """
     paths = LAYOUTS[layout]
-    controller = Controller(paths, keep=10, every=4) if whose == "arroyo" else None
+    controller = None
+    if whose == "arroyo":
+        controller = Controller(paths, keep=10, every=4, retention=retention)
     world = World(dict(SIBLINGS), START, random.Random(layout + whose))
     ours.inhabit(world)
     watch = Watch(world.objects, paths.root, layout == "protocol", controller is None)
@@ -118,6 +127,23 @@ def test_a_job_that_starts_and_publishes_between_any_two_calls_loses_nothing(
     )
     assert places > 20
     assert collected or whose == "arroyo"
+
+
+def test_a_run_that_would_be_rewritten_between_any_two_of_its_calls_loses_nothing() -> None:
+    """It lists what it had in memory; its cleaning up compares that with what was rewritten."""
+    begun = abandoned("legacy", "arroyo", 8, retention=12)
+
+    def places() -> int:
+        found, _ = at_every_call(
+            begun,
+            lambda one: one.writer(14, stop=False, fresh=False),
+            lambda one: [one.rewriting()],
+        )
+        return found
+
+    assert places() > 100
+    with MUTANTS["a rewrite goes on whatever the job does"](), pytest.raises(Violation):
+        places()
 
 
 def test_what_a_start_would_claim_stays_although_no_epoch_lists_it() -> None:
