@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,6 +64,7 @@ from arroyo_dagster.state.model.collecting import (
 )
 from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.dead_jobs import UNREADABLE
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -106,9 +107,7 @@ def _plan_options(command: _F) -> _F:
         click.option(
             "--older-than",
             type=Duration(),
-            default=GRACE_MICROS,
-            show_default="3d",
-            help="orphans, dead-job: what is younger stays; at least 1h.",
+            help="orphans, dead-job: what is younger stays; at least 1h. [default: 3d]",
         ),
         click.option(
             "--unreadable",
@@ -139,25 +138,37 @@ def _asked(
     kind: str,
     keep: int | None,
     keep_for: int | None,
-    older_than: int,
+    older_than: int | None,
     unreadable: bool,
     api: str | None,
     database: str | None,
     say: tuple[str, ...],
+    plan: GcPlan | None = None,
 ) -> GcRequest:
+    """What the options ask for; what they leave out is as the stored plan was asked for."""
     chosen = PlanKind(kind)
     if chosen is not PlanKind.EXPIRE and (keep is not None or keep_for is not None):
         raise click.UsageError("--keep and --keep-for are for `expire`")
+    if plan is not None and plan.kind is not chosen:
+        raise InputError(
+            f"the stored plan is of the kind {plan.kind.value}",
+            job=plan.paths.root,
+            next_step=f"`gc run {plan.kind.value} {plan.paths.root} --plan FILE` carries it out",
+        )
+    rule: Mapping[str, Any] = {} if plan is None else plan.rule
     retention = None
     if chosen is PlanKind.EXPIRE:
+        if keep is None and keep_for is None:
+            keep, keep_for = rule.get("keep_epochs"), rule.get("keep_micros")
         retention = Retention(keep_epochs=keep, keep_micros=keep_for)
+    grace = rule.get("grace_micros", GRACE_MICROS) if older_than is None else older_than
     directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
     return GcRequest(
         kind=chosen,
         retention=retention,
-        grace_micros=older_than,
+        grace_micros=grace,
         directory=directory,
-        unreadable=unreadable,
+        unreadable=unreadable or UNREADABLE in rule,
     )
 
 
@@ -191,7 +202,8 @@ def plan_command(
     "--plan",
     "plan_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Carry out this stored plan, if everything in it may still go.",
+    help="Carry out this stored plan, by the rule that it was made by, if everything in it may "
+    "still go.",
 )
 @click.option("--quarantine", is_flag=True, help="Move aside instead; `gc undelete` brings back.")
 @click.option("--spark", is_flag=True, help="Let Spark's workers delete where there is much.")
@@ -214,14 +226,16 @@ def run_command(
     """Collect: data first, then records, then metadata, read back and journalled."""
     store = open_url(url) if yes else open_to_read(url)
     paths = _job(store, job)
+    plan = None if plan_file is None else _stored_plan(plan_file, paths)
     options: dict[str, Any] = {
         "yes": yes,
-        "plan": None if plan_file is None else _stored_plan(plan_file, paths),
+        "plan": plan,
         "aside": quarantine,
         "pace": Pace(batches_per_second=rate),
         "progress": show_progress(as_json=as_json),
     }
-    outcome = _carried_out(store, paths, _asked(kind, **_renamed(asked)), options, spark and yes)
+    request = _asked(kind, **_renamed(asked), plan=plan)
+    outcome = _carried_out(store, paths, request, options, spark and yes)
     if as_json:
         print_json(outcome_json(outcome))
     else:

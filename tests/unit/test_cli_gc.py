@@ -58,7 +58,10 @@ def test_a_plan_is_shown_stored_and_carried_out(
     assert json.loads(file.read_text())["digest"] == plan["digest"]
     assert "nothing was deleted, --yes does it" in run(url, *args).stdout
     assert listing(store) == before
-    stored = ("gc", "run", "expire", "main", "--keep", "3", "--plan", str(file))
+    other = run(url, "gc", "run", "orphans", "main", "--plan", str(file), "--yes")
+    assert other.exit_code == 1
+    assert "the stored plan is of the kind expire" in other.output
+    stored = ("gc", "run", "expire", "main", "--plan", str(file))
     assert "would go" in run(url, *stored).stdout
     done = document(url, *stored, "--yes")
     assert (done["done"], done["deleted"]) == (True, plan["objects"])
