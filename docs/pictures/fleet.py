@@ -18,11 +18,12 @@ import os
 import shutil
 import signal
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from tests.fleets import Written, legacy_job, protocol_job  # noqa: E402
 PORT = 3201
 URL = f"http://127.0.0.1:{PORT}"
 PATIENCE_SECONDS = 420
+FRESH_SECONDS = 8
 SECONDS_BETWEEN_EPOCHS = 30
 HEALTHY = 40
 BROKEN = protocol_job("payments", "job_payments")
@@ -74,7 +76,7 @@ PAGES = {
 }
 EVALUATIONS = """{ assetNodes(assetKeys: [{path: ["arroyo", "fleet"]}]) {
   assetChecksOrError { ... on AssetChecks { checks { name executionForLatestMaterialization {
-    evaluation { success severity description } } } } } } }"""
+    evaluation { timestamp description } } } } } } }"""
 
 
 def healthy_jobs() -> list[JobPaths]:
@@ -163,23 +165,40 @@ def dagster(folder: Path) -> Iterator[Jobs]:
 
 
 def checks() -> dict[str, dict[str, Any]]:
-    """The last evaluation of each check over all jobs, by its name."""
+    """The evaluations of the checks over all jobs, by name, as they are shown; none while a run
+    evaluates them, nor if the last such run is so long ago that the next one may begin."""
     nodes = asked(URL, EVALUATIONS)["assetNodes"]
     found = nodes[0]["assetChecksOrError"]["checks"]
     done = {one["name"]: one["executionForLatestMaterialization"] for one in found}
-    # While a run of it goes on, a check has no evaluation.
-    found = {name: one["evaluation"] for name, one in done.items() if one and one["evaluation"]}
-    return found if found.keys() >= set(CHECKS) else {}
+    shown = {name: one["evaluation"] for name, one in done.items() if one and one["evaluation"]}
+    recent = shown.get("every_job_recent", {"timestamp": 0})["timestamp"]
+    return shown if shown.keys() >= set(CHECKS) and time.time() - recent < FRESH_SECONDS else {}
 
 
-def await_checks(what: str, wanted: Callable[[dict[str, dict[str, Any]]], bool]) -> None:
-    """Wait until the checks say what is wanted."""
+def await_checks(what: str, wanted: Mapping[str, str]) -> None:
+    """Wait until the checks say what is wanted.
+
+    Args:
+        wanted: how the description of each begins.
+    """
     until = time.monotonic() + PATIENCE_SECONDS
-    while not wanted(checks()):
+    told: dict[str, dict[str, Any]] = {}
+    while not told or any(not told[name]["description"].startswith(wanted[name]) for name in told):
         if time.monotonic() > until:
-            raise SystemExit(f"{what}: not seen; the checks say {checks()}")
-        time.sleep(3)
-    print(f"{what}: seen", flush=True)
+            raise SystemExit(f"{what}: not seen; the checks say {told}")
+        time.sleep(2)
+        told = checks()
+    print(f"{what}:", flush=True)
+    for name, one in told.items():
+        print(f"  {name}: {one['description']}", flush=True)
+
+
+def forget(folder: Path) -> None:
+    """Acknowledge that a job is gone, as the failed checks say."""
+    (catalogue,) = (folder / "dagster" / "arroyo_catalogue" / "default").iterdir()
+    command = str(Path(sys.executable).with_name("arroyo-state"))
+    arguments = ["forget", str(VANISHED.root), "--catalogue", str(catalogue)]
+    subprocess.run([command, *arguments], check=True, cwd=PROJECT)
 
 
 def main() -> int:
@@ -195,26 +214,20 @@ def main() -> int:
         folder.mkdir(parents=True)
         with dagster(folder) as jobs:
             print(f"{URL}, below {folder}", flush=True)
-            await_checks(
-                "43 healthy jobs",
-                lambda found: bool(found) and all(found[name]["success"] for name in CHECKS),
-            )
+            await_checks("nothing is wrong", dict.fromkeys(CHECKS, "43 jobs, all passed"))
             jobs.harm()
-            await_checks(
-                "an object lost, and a job",
-                lambda found: (
-                    bool(found)
-                    and not any(found[name]["success"] for name in CHECKS)
-                    and "2 of 43" in found[CHECKS[0]]["description"]
-                ),
-            )
-            for name, one in checks().items():
-                print(f"{name}: {one['severity']} {one['description']}", flush=True)
+            files, restorable, recent = CHECKS
+            bad = dict.fromkeys((files, restorable), "2 of 43 jobs: payments/job_payments: ")
+            gone = {recent: "1 of 43 jobs: returns/job_returns: "}
+            await_checks("an object is lost, and a job", {**bad, **gone})
+            for name, (page, size) in {} if options.keep else PAGES.items():
+                where = page.format(check=restorable, location="/locations/fleet.py")
+                picture(f"{URL}{where}", PICTURES / name, size)
+            forget(folder)
+            bad = dict.fromkeys((files, restorable), "1 of 42 jobs: payments/job_payments: ")
+            await_checks("the job is forgotten", {**bad, recent: "42 jobs, all passed"})
             while options.keep:
                 time.sleep(1)
-            for name, (page, size) in PAGES.items():
-                where = page.format(check=CHECKS[1], location="/locations/fleet.py")
-                picture(f"{URL}{where}", PICTURES / name, size)
     return 0
 
 
