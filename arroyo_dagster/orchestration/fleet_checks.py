@@ -25,7 +25,7 @@ from arroyo_dagster.orchestration.checks import (
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.partitions import known_keys
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.shown import table, time_of_day
+from arroyo_dagster.orchestration.shown import TABLE_ROWS, table, time_of_day
 from arroyo_dagster.orchestration.translator import CHECKPOINT, FLEET, Naming
 from arroyo_dagster.state.model.directory import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
@@ -251,7 +251,7 @@ def _root(paths: JobPaths) -> str:
 
 def _as_result(found: FleetVerdict, name: str, asset: dg.AssetKey) -> dg.AssetCheckResult:
     verdict = found.verdict
-    lines: list[dict[str, Any]] = [_line(one) for one in found.lines]
+    when = "epoch finished at" if name == EVERY_JOB_RECENT else "checked at"
     return check_result(
         verdict,
         name,
@@ -261,23 +261,30 @@ def _as_result(found: FleetVerdict, name: str, asset: dg.AssetKey) -> dg.AssetCh
         metadata={
             "arroyo/jobs_passed": len(found.lines) - len(found.offenders),
             "arroyo/jobs_vanished": sum(line.word == "vanished" for line in found.lines),
-            "arroyo/found": None,  # the lines say it
-            "jobs": table(lines),
+            "arroyo/found": None,  # what is said of the offenders
+            "offenders": _offenders(found),
+            "jobs": table(_line(one, when) for one in found.lines),
         },
     )
 
 
-def _line(line: JobLine) -> dict[str, Any]:
-    finding = line.finding
+def _line(line: JobLine, when: str) -> dict[str, Any]:
+    """A row. Few and short columns: Dagster makes the page as wide as the table, and the
+    description above it as wide as the page."""
     return {
         "job": line.job,
         "verdict": line.word,
-        "checked at": time_of_day(line.at_micros),
         "epoch": line.epoch,
-        "object": "" if finding is None else finding.object,
-        "what": "" if finding is None else f"{finding.evidence} ({finding.code})",
-        "next step": "" if finding is None else finding.next_step,
+        when: time_of_day(line.at_micros),
     }
+
+
+def _offenders(found: FleetVerdict) -> Any:
+    """Of up to 50 jobs what was found, and what to do; None for none."""
+    told = [
+        f"- **{line.job}** ({line.word}): {line.finding}" for line in found.offenders[:TABLE_ROWS]
+    ]
+    return dg.MetadataValue.md("\n".join(told)) if told else None
 
 
 def fleet_check_specs(naming: Naming, recent: timedelta = RECENT) -> list[dg.AssetCheckSpec]:

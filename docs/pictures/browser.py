@@ -34,7 +34,7 @@ def asked(url: str, query: str) -> Any:
 
 
 def picture(url: str, path: Path, size: str) -> None:
-    """Take a picture of a page, in 128 colours where ImageMagick is there.
+    """Take a picture of a page.
 
     Args:
         size: of the window, WIDTH,HEIGHT.
@@ -50,8 +50,4 @@ def picture(url: str, path: Path, size: str) -> None:
         stderr=subprocess.DEVNULL,
         timeout=180,
     )
-    convert = shutil.which("convert")
-    if convert is not None:
-        small = ["-strip", "-colors", "128", f"PNG8:{path}"]
-        subprocess.run([convert, str(path), *small], check=True)
     print(f"took {path}", flush=True)

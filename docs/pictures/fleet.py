@@ -6,8 +6,7 @@ vanished, one was stopped.
 
 Starts Dagster over jobs that are written for the pictures, with sensor and schedules on, waits for
 what they find, and lets a headless Chromium look. `--keep` leaves the UI open until Ctrl-C, and
-takes no picture. Needs the command `chromium` (Debian: apt-get install chromium); ImageMagick, if
-it is there, makes the pictures smaller.
+takes no picture. Needs the command `chromium` (Debian: apt-get install chromium).
 """
 
 from __future__ import annotations
@@ -69,10 +68,9 @@ maintenance: {{engine: in-process, keep_epochs: 3, delete: true}}
 '''))
 """
 PAGES = {
-    "fleet-checks.png": ("/assets/arroyo/fleet?view=checks&checkDetail={check}", "1400,1000"),
-    "fleet-overview.png": ("/assets/arroyo/fleet?view=overview", "1400,1300"),
-    "fleet-sensor.png": ("{location}/sensors/arroyo_checkpoint_sensor", "1400,900"),
-    "fleet-runs.png": ("/runs", "1400,900"),
+    "fleet-checks.png": ("/assets/arroyo/fleet?view=checks&checkDetail={check}", "1300,800"),
+    "fleet-overview.png": ("/assets/arroyo/fleet?view=overview", "1300,1000"),
+    "fleet-runs.png": ("/runs", "1300,700"),
 }
 EVALUATIONS = """{ assetNodes(assetKeys: [{path: ["arroyo", "fleet"]}]) {
   assetChecksOrError { ... on AssetChecks { checks { name executionForLatestMaterialization {

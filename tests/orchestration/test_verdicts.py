@@ -96,6 +96,10 @@ def test_a_refresh_of_a_healthy_job_does_not_turn_a_broken_ones_red_away(deploye
         assert (bad["job"], bad["verdict"], bad["epoch"]) == ("bad/main", "failed", 2)
         assert (good["job"], good["verdict"], good["epoch"]) == ("good/main", "passed", 2)
         assert all(line["checked at"].startswith("20") for line in (bad, good))
+        # A wider table pushes the description out of sight.
+        assert bad.keys() == {"job", "verdict", "epoch", "checked at"}
+        assert path in found.metadata["offenders"].value
+        assert "good/main" not in found.metadata["offenders"].value
 
 
 def test_new_epochs_do_not_make_a_red_check_one_that_was_never_evaluated(deployed: Any) -> None:
