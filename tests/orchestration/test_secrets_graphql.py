@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,14 +141,31 @@ def test_graphql_and_the_database_hold_no_secret(
         assert_no_canary(text)
 
 
-def _ran(instance: dg.DagsterInstance, file: Path) -> str:
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_a_step_that_is_retried_tells_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "MAX_RETRIES", 1)
+    file = tmp_path / "canaries.py"
+    with echoing(status=503) as port, dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
+        file.write_text(_definitions("python", f"s3::http://127.0.0.1:{port}/bucket/k"))
+        run = _ran(instance, file, ASKED_JOBS[:1])
+        with served(instance, file) as context:
+            told = dict(answers(context, _arguments(run), ("logsForRun", "runOrError")))
+    retried = ("ExecutionStepUpForRetryEvent", "ExecutionStepRestartEvent")
+    assert all(kind in told["logsForRun"] for kind in retried)
+    for text in (*told.values(), *_stored(tmp_path)):
+        assert_no_canary(text)
+
+
+def _ran(instance: dg.DagsterInstance, file: Path, jobs: Sequence[str] = ASKED_JOBS) -> str:
     """Run some jobs and ticks; the id of the run of the first job."""
     import runpy
 
     defs = runpy.run_path(str(file))["defs"]
     instance.add_dynamic_partitions("arroyo_jobs", [KEY])
     found = ""
-    for name in ASKED_JOBS:
+    for name in jobs:
         job = defs.resolve_job_def(name)
         partition = KEY if job.partitions_def is not None else None
         result = job.execute_in_process(
