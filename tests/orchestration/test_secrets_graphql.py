@@ -18,6 +18,7 @@ from arroyo_dagster.state.storage import MemoryStore, obstore_options
 from tests.graphql_walk import REPOSITORY, Word, answers, served
 from tests.jobs import run_word_job
 from tests.journeys.test_secrets import QUICK, SENT, echoing
+from tests.orchestration.terminating import events_of
 from tests.secrets import CANARY, assert_no_canary
 
 KEY = "words/main"
@@ -49,7 +50,7 @@ from arroyo_dagster.orchestration.component import ArroyoStateComponent
 
 defs = dg.build_defs_for_component(ArroyoStateComponent.resolve_from_yaml('''
 checkpoint_url: {url}
-catalogue_url: memory://canaries-catalogue
+catalogue_url: {catalogue}
 storage_options:
   region: here
   access_key_id: somebody
@@ -75,7 +76,7 @@ defs = build_arroyo_definitions(
         }},
         arroyo_api_url="http://127.0.0.1:9",
         arroyo_api_token=dg.EnvVar("CANARY_API"),
-        catalogue_url="memory://canaries-catalogue",
+        catalogue_url="{catalogue}",
         catalogue_options={{"secret": dg.EnvVar("CANARY_CATALOGUE")}},
     ),
     spark=SparkSessionResource(
@@ -88,13 +89,15 @@ defs = build_arroyo_definitions(
 
 
 def _definitions(way: str, url: str) -> str:
+    # One each: a catalogue of another checkpoint URL is refused, and nothing else happens then.
+    catalogue = f"memory://canaries-{zlib.crc32(url.encode())}"
     if way == "python":
-        return PYTHON.format(url=url)
+        return PYTHON.format(url=url, catalogue=catalogue)
     if way == "template":
         names = {"s3": "'{{ env.CANARY_S3 }}'", "session": "\"{{ env('CANARY_SESSION') }}\""}
     else:
         names = {"s3": "{env: CANARY_S3}", "session": "{env: CANARY_SESSION}"}
-    return COMPONENT.format(url=url, **names)
+    return COMPONENT.format(url=url, catalogue=catalogue, **names)
 
 
 @pytest.fixture(autouse=True)
@@ -150,10 +153,9 @@ def test_a_step_that_is_retried_tells_no_secret(
     with echoing(status=503) as port, dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
         file.write_text(_definitions("python", f"s3::http://127.0.0.1:{port}/bucket/k"))
         run = _ran(instance, file, ASKED_JOBS[:1])
+        assert {"STEP_UP_FOR_RETRY", "STEP_RESTARTED"} <= set(events_of(instance, run))
         with served(instance, file) as context:
             told = dict(answers(context, _arguments(run), ("logsForRun", "runOrError")))
-    retried = ("ExecutionStepUpForRetryEvent", "ExecutionStepRestartEvent")
-    assert all(kind in told["logsForRun"] for kind in retried)
     for text in (*told.values(), *_stored(tmp_path)):
         assert_no_canary(text)
 
