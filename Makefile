@@ -29,8 +29,9 @@ demo: $(VENV)/ready ## run the main job on real data: killed, restarted, compact
 ui: $(VENV)/ready ## open Dagster's UI on a job that goes on, compacted as you watch
 	@$(BIN)/python examples/flights/ui.py
 
-pictures: $(VENV)/ready ## take the README's pictures again (needs Chromium; Debian: chromium)
+pictures: $(VENV)/ready ## take the pictures of the docs again (needs Chromium; Debian: chromium)
 	@$(BIN)/python docs/pictures/take.py
+	@$(BIN)/python docs/pictures/fleet.py
 
 test: $(VENV)/ready ## run all tests
 	@$(BIN)/python -m pytest -m "not soak" --ignore=tests/benchmarks \

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
@@ -49,6 +49,9 @@ class Written:
     Args:
         files: whether the data files themselves are written.
         keep: how many of its newest files an epoch lists.
+        start: an epoch is finished so many microseconds after 1970, and a second for each epoch
+            before it.
+        now: when an epoch is finished, in microseconds since 1970, in place of that.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Written:
         files: bool = True,
         keep: int = 3,
         start: int = START,
+        now: Callable[[], int] | None = None,
     ) -> None:
         self.store = store
         self.paths = paths
@@ -68,6 +72,7 @@ class Written:
         self._files = files
         self._keep = keep
         self._start = start
+        self._now = now
         self._listed: list[StatePath] = []
         self._ref: StatePath | None = None
         if paths.layout is Layout.PROTOCOL:
@@ -139,7 +144,7 @@ class Written:
 
     def _operator(self, committing: bool = False) -> OperatorCheckpoint:
         config = global_table_config(TABLE, key=str, value=str, two_phase_commit=committing)
-        at = self._start + self.epoch * SECOND
+        at = self._now() if self._now else self._start + self.epoch * SECOND
         return OperatorCheckpoint(
             job=self.paths.job,
             operator=OPERATOR,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -11,6 +12,7 @@ from arroyo_dagster.errors import ArroyoStateError, NotFoundError
 from arroyo_dagster.orchestration import shown
 from arroyo_dagster.orchestration.checks import (
     EVERY_JOB_CHECKS,
+    RECENT,
     check_result,
     epoch_check_specs,
     kept_verdict,
@@ -18,8 +20,8 @@ from arroyo_dagster.orchestration.checks import (
     not_looked_at,
 )
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.fleet_checks import Fleet
+from arroyo_dagster.orchestration.failures import as_failure, fail
+from arroyo_dagster.orchestration.fleet_checks import Fleet, fleet_check_specs
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import (
@@ -316,32 +318,57 @@ def _table_lines(files: "Sequence[FileRow]") -> Iterator[Mapping[str, Any]]:
 # ---- the fleet -----------------------------------------------------------------------------------
 
 
-def build_fleet(naming: Naming) -> dg.AssetsDefinition:
-    """All jobs at a glance. Not partitioned, so that its numbers are plotted over time."""
+def build_fleet(naming: Naming, *, recent: timedelta = RECENT) -> dg.AssetsDefinition:
+    """All jobs at a glance, and the checks over them, made by one step.
+
+    Not partitioned, so that its numbers are plotted over time. The checks are told whatever becomes
+    of the overview.
+    """
 
     @dg.multi_asset(
         name="arroyo_fleet_overview",
         specs=[naming.spec(FLEET, deps=[CHECKPOINT], partitioned=False)],
+        check_specs=fleet_check_specs(naming, recent),
+        can_subset=True,
     )
     def arroyo_fleet_overview(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext,
         arroyo_store: ArroyoStateStore,
         arroyo_directory: ArroyoDirectory,
     ):
-        from arroyo_dagster.state.local.history import newest_rows
-
+        names = sorted(key.name for key in context.selected_asset_check_keys)
+        fleet = Fleet(naming, context.instance, arroyo_store, arroyo_directory, recent)
+        problem: ArroyoStateError | None = None
         with as_failure():
-            jobs = arroyo_store.jobs()
-            fleet = Fleet(naming, context.instance, arroyo_store, arroyo_directory)
-            facts, ages = fleet.facts(), fleet.ages(jobs)
-            broken = fleet.broken(jobs)
-            newest = newest_rows(arroyo_store.catalogue(), jobs)
-        now = time.time_ns() // 1000
-        lines = [_job_line(age, newest.get(age.job), age.job in broken, now) for age in ages]
-        lines += [_gone_line(one) for one in facts.gone]
-        return dg.MaterializeResult(metadata=_fleet_metadata(lines))
+            facts = fleet.facts()
+            results = list(fleet.results(names, facts))
+        if context.selected_asset_keys:
+            try:
+                lines = _fleet_lines(fleet, arroyo_store, facts.gone)
+            except ArroyoStateError as error:
+                problem = error
+            else:
+                # Before the checks: what a refresh reports meanwhile is of this one, too.
+                key = naming.key(FLEET)
+                yield dg.MaterializeResult(asset_key=key, metadata=_fleet_metadata(lines))
+        yield from results
+        if problem is not None:
+            fail(problem)
 
     return arroyo_fleet_overview
+
+
+def _fleet_lines(
+    fleet: Fleet, store: ArroyoStateStore, gone: Sequence[GoneJob]
+) -> list[dict[str, Any]]:
+    from arroyo_dagster.state.local.history import newest_rows
+
+    jobs = store.jobs()
+    broken = fleet.broken(jobs)
+    newest = newest_rows(store.catalogue(), jobs)
+    ages, now = fleet.ages(jobs), time.time_ns() // 1000
+    lines = [_job_line(age, newest.get(age.job), age.job in broken, now) for age in ages]
+    return lines + [_gone_line(one) for one in gone]
 
 
 _WORST_FIRST = ("broken", "vanished", "unreadable", "failed")

@@ -20,7 +20,6 @@ from arroyo_dagster.orchestration.checks import RECENT
 from arroyo_dagster.orchestration.compaction import build_compacted_state
 from arroyo_dagster.orchestration.compaction_fleet import build_compaction_sensor
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.fleet_checks import build_fleet_checks
 from arroyo_dagster.orchestration.forget import build_forget_job
 from arroyo_dagster.orchestration.gc import build_collection, build_gc_journal
 from arroyo_dagster.orchestration.maintenance import (
@@ -131,14 +130,13 @@ def build_arroyo_definitions(
     )
     resource = _store_of(store, deployment)
     clock = schedules or ScheduleOptions()
-    catalogue, fleet = build_catalogue(naming), build_fleet(naming)
-    fleet_checks = build_fleet_checks(naming, recent=recent)
+    catalogue, fleet = build_catalogue(naming), build_fleet(naming, recent=recent)
     refresh_job = _in_process(
         "arroyo_refresh", dg.AssetSelection.assets(catalogue), "Catalogue new epochs of a job."
     )
     fleet_job = _in_process(
         "arroyo_fleet",
-        dg.AssetSelection.assets(fleet) | dg.AssetSelection.checks(fleet_checks),
+        dg.AssetSelection.assets(fleet),
         "Look at all jobs at once.",
     )
     sync_job = build_sync_job(naming)
@@ -182,7 +180,6 @@ def build_arroyo_definitions(
             *(retained, orphans, dead_jobs, journal),
             *(asset for graph in graphs for asset in build_sdf_assets(graph, sdf)),
         ],
-        asset_checks=[fleet_checks],
         jobs=[
             *(refresh_job, fleet_job, sync_job, compaction_job, gc_job),
             build_forget_job(naming, recent=recent),

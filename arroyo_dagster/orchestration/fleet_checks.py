@@ -11,6 +11,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData,
+)
 
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.orchestration.checks import (
@@ -20,11 +23,10 @@ from arroyo_dagster.orchestration.checks import (
     check_result,
 )
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.partitions import known_keys
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.shown import table, time_of_day
-from arroyo_dagster.orchestration.translator import CHECKPOINT, Naming
+from arroyo_dagster.orchestration.shown import TABLE_ROWS, table, time_of_day
+from arroyo_dagster.orchestration.translator import CHECKPOINT, FLEET, Naming
 from arroyo_dagster.state.model.directory import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning import fleet_health
@@ -78,29 +80,49 @@ class Fleet:
         self._directory = directory
         self._recent = recent
 
-    def results(self, names: Collection[str]) -> Iterator[dg.AssetCheckResult]:
+    def results(
+        self, names: Collection[str], facts: FleetFacts | None = None
+    ) -> Iterator[dg.AssetCheckResult]:
         """Evaluate checks, by their names.
+
+        Args:
+            facts: as `facts()` gives them; gathered here by default.
 
         Raises:
             StorageError: a store failed.
         """
-        facts = self.facts()
+        facts = facts or self.facts()
         for name in names:
-            yield _as_result(self._verdict(name, facts), name, self._naming.key(CHECKPOINT))
+            yield _as_result(self._verdict(name, facts), name, self._naming.key(FLEET))
 
     def report(self, names: Collection[str]) -> None:
         """Evaluate checks and record them with the instance; errors as `results`."""
-        for result in self.results(names):
+        results = list(self.results(names))
+        target = self._newest_overview()
+        for result in results:
             self._instance.report_runless_asset_event(
                 dg.AssetCheckEvaluation(
-                    asset_key=self._naming.key(CHECKPOINT),
+                    asset_key=self._naming.key(FLEET),
                     check_name=str(result.check_name),
                     passed=result.passed,
                     severity=result.severity,
                     description=result.description,
                     metadata=result.metadata,
+                    target_materialization_data=target,
                 )
             )
+
+    def _newest_overview(self) -> AssetCheckEvaluationTargetMaterializationData | None:
+        """What the checks are of. Dagster shows only those of the newest materialisation of their
+        asset, and would else compare times, which SQLite keeps in seconds."""
+        found = self._instance.fetch_materializations(self._naming.key(FLEET), limit=1).records
+        if not found:
+            return None
+        return AssetCheckEvaluationTargetMaterializationData(
+            storage_id=found[0].storage_id,
+            run_id=found[0].event_log_entry.run_id,
+            timestamp=found[0].timestamp,
+        )
 
     def _verdict(self, name: str, facts: FleetFacts) -> FleetVerdict:
         if name == EVERY_JOB_RECENT:
@@ -229,7 +251,7 @@ def _root(paths: JobPaths) -> str:
 
 def _as_result(found: FleetVerdict, name: str, asset: dg.AssetKey) -> dg.AssetCheckResult:
     verdict = found.verdict
-    lines: list[dict[str, Any]] = [_line(one) for one in found.lines]
+    when = "epoch finished at" if name == EVERY_JOB_RECENT else "checked at"
     return check_result(
         verdict,
         name,
@@ -239,31 +261,40 @@ def _as_result(found: FleetVerdict, name: str, asset: dg.AssetKey) -> dg.AssetCh
         metadata={
             "arroyo/jobs_passed": len(found.lines) - len(found.offenders),
             "arroyo/jobs_vanished": sum(line.word == "vanished" for line in found.lines),
-            "arroyo/found": None,  # the lines say it
-            "jobs": table(lines),
+            "arroyo/found": None,  # what is said of the offenders
+            "offenders": _offenders(found),
+            "jobs": table(_line(one, when) for one in found.lines),
         },
     )
 
 
-def _line(line: JobLine) -> dict[str, Any]:
-    finding = line.finding
+def _line(line: JobLine, when: str) -> dict[str, Any]:
+    """A row. Few and short columns: Dagster makes the page as wide as the table, and the
+    description above it as wide as the page."""
     return {
         "job": line.job,
         "verdict": line.word,
-        "checked at": time_of_day(line.at_micros),
         "epoch": line.epoch,
-        "object": "" if finding is None else finding.object,
-        "what": "" if finding is None else f"{finding.evidence} ({finding.code})",
-        "next step": "" if finding is None else finding.next_step,
+        when: time_of_day(line.at_micros),
     }
 
 
-def build_fleet_checks(naming: Naming, *, recent: timedelta = RECENT) -> dg.AssetChecksDefinition:
+def _offenders(found: FleetVerdict) -> Any:
+    """Of up to 50 jobs what was found, and what to do; None for none."""
+    told = [
+        f"- **{line.job}** ({line.word}): {line.finding}" for line in found.offenders[:TABLE_ROWS]
+    ]
+    return dg.MetadataValue.md("\n".join(told)) if told else None
+
+
+def fleet_check_specs(naming: Naming, recent: timedelta = RECENT) -> list[dg.AssetCheckSpec]:
     """The checks over all jobs: the last verdict of each, and whether each wrote an epoch lately.
 
     A job that was there and is not fails all of them, until somebody acknowledges that it is gone.
+    They are checks of `fleet`: Dagster shows a check as not evaluated once its asset is newer, as
+    `checkpoint` is after every tick of the sensor.
     """
-    asset = naming.key(CHECKPOINT)
+    asset = naming.key(FLEET)
     specs = [
         dg.AssetCheckSpec(
             name,
@@ -280,18 +311,4 @@ def build_fleet_checks(naming: Naming, *, recent: timedelta = RECENT) -> dg.Asse
             f"last {recent}.",
         )
     )
-
-    @dg.multi_asset_check(name="arroyo_fleet_checks", specs=specs, can_subset=True)
-    def arroyo_fleet_checks(  # type: ignore[no-untyped-def]
-        context: dg.AssetCheckExecutionContext,
-        arroyo_store: ArroyoStateStore,
-        arroyo_directory: ArroyoDirectory,
-    ):
-        selected = {key.name for key in context.selected_asset_check_keys}
-        names = [spec.name for spec in specs if spec.name in selected]
-        with as_failure():
-            fleet = Fleet(naming, context.instance, arroyo_store, arroyo_directory, recent)
-            results = list(fleet.results(names))
-        yield from results
-
-    return arroyo_fleet_checks
+    return specs

@@ -126,7 +126,7 @@ class _Tick:
         for job in news.jobs:
             self._tell(job)
         self._tell_states()
-        self._warn(news)
+        self._warn(cursor, news)
         self._remember(cursor, news.vanished)
         return dg.SensorResult(
             asset_events=[*self.events, *self.told],
@@ -277,12 +277,18 @@ class _Tick:
         if last:
             remember(self.resource.catalogue(), last, time.time_ns() // 1000)
 
-    def _warn(self, news: "FleetNews") -> None:
+    def _warn(self, before: "FleetCursor", news: "FleetNews") -> None:
         for job in news.jobs:
             for problem in job.problems:
                 self.context.log.warning(f"{job.paths.root} cannot be read: {problem}")
         for problem in news.problems:
             self.context.log.warning(str(problem))
+        for paths in news.vanished[:_NAMED]:
+            self.context.log.warning(
+                f"{paths.root} was there and is not any more; its last epoch was "
+                f"{before.seen[paths].epoch or 'none'}. Next: bring its objects back; if it was "
+                "removed on purpose, run the job arroyo_forget_job"
+            )
 
     def _words(self, news: "FleetNews") -> str:
         appeared = [job.paths.root for job in news.jobs if job.appeared]

@@ -8,15 +8,14 @@ look. Needs the command `chromium` (Debian: apt-get install chromium).
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
+
+from browser import asked, chromium, picture
 
 PICTURES = Path(__file__).resolve().parent
 PROJECT = PICTURES.parents[1]
@@ -42,45 +41,17 @@ REFRESH = """mutation { launchRun(executionParams: {
   { __typename ... on LaunchRunSuccess { run { runId } } } }"""
 
 
-def _query(text: str) -> dict[str, object]:
-    request = urllib.request.Request(
-        f"{URL}/graphql",
-        json.dumps({"query": text}).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        data: dict[str, object] = json.load(answer)["data"]
-        return data
-
-
 def _compacted() -> bool:
     try:
-        nodes = _query(MATERIALISED)["assetNodes"]
-        return nodes[0]["latestMaterializationByPartition"][0] is not None  # type: ignore[index]
+        nodes = asked(URL, MATERIALISED)["assetNodes"]
+        return nodes[0]["latestMaterializationByPartition"][0] is not None
     except (OSError, KeyError, IndexError, TypeError):
         return False
 
 
-def _take(chromium: str, name: str, page: str, size: str) -> None:
-    subprocess.run(
-        [
-            chromium,
-            *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-            *(f"--window-size={size}", "--virtual-time-budget=30000"),
-            *(f"--screenshot={PICTURES / name}", f"{URL}{page}"),
-        ],
-        check=True,
-        stderr=subprocess.DEVNULL,
-        timeout=180,
-    )
-
-
 def main() -> int:
     """Take every picture. Returns the exit code."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        print("the command `chromium` is missing (Debian: apt-get install chromium)")
-        return 1
+    chromium()  # a missing one is told before anything is started
     command = [sys.executable, "examples/flights/ui.py", "--port", str(PORT)]
     ui = subprocess.Popen(command, cwd=PROJECT, start_new_session=True)
     try:
@@ -90,11 +61,10 @@ def main() -> int:
                 print("no compaction was seen; look at .demo/live/dagster.log")
                 return 1
             time.sleep(2)
-        print(_query(REFRESH))
+        print(asked(URL, REFRESH))
         time.sleep(25)
         for name, (page, size) in PAGES.items():
-            _take(chromium, name, page, size)
-            print(f"took {PICTURES / name}")
+            picture(f"{URL}{page}", PICTURES / name, size)
     finally:
         os.kill(ui.pid, signal.SIGTERM)
         ui.wait(60)

@@ -77,7 +77,7 @@ class Live:
 
 
 @contextmanager
-def _running(
+def running(
     command: list[str], environment: dict[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process and all it starts, ended on leaving."""
@@ -113,7 +113,7 @@ def _free_port(wanted: int) -> int:
     raise SystemExit(f"no free port from {wanted} on; say another with --port")
 
 
-def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def await_url(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     until = time.monotonic() + STARTED_SECONDS
     while time.monotonic() < until:
         if process.poll() is not None:
@@ -162,12 +162,12 @@ def main() -> int:
     dagster = [sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml"]
     dagster += ["-h", "127.0.0.1", "-p", str(port)]
     with (
-        _running(paced, environment, logs[0]) as writer,
-        _running(states, environment, logs[1]),
-        _running(dagster, environment, logs[2]) as ui,
+        running(paced, environment, logs[0]) as writer,
+        running(states, environment, logs[1]),
+        running(dagster, environment, logs[2]) as ui,
     ):
         print("Dagster starts (some 15 seconds) …", flush=True)
-        _await(url, ui, logs[2])
+        await_url(url, ui, logs[2])
         print(
             f"Open {url}/asset-groups\n"
             f"An epoch every {SECONDS_BETWEEN_EPOCHS} seconds (log: {logs[0]}); the sensor looks "

@@ -114,8 +114,12 @@ class Situation:
 
 
 @contextlib.contextmanager
-def echoing() -> Iterator[int]:
-    """A server that refuses everything and repeats whatever it was sent, and the canary."""
+def echoing(status: int = 403) -> Iterator[int]:
+    """A server that refuses everything and repeats whatever it was sent, and the canary.
+
+    Args:
+        status: of its answers.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def _refuse(self) -> None:
@@ -124,10 +128,11 @@ def echoing() -> Iterator[int]:
                 body = json.dumps({"error": f"{self.headers['Authorization']} {heard}"}).encode()
             else:
                 heard += f" {CANARY} {quote(CANARY)} {CANARY!r}"
-                code = "<Error><Code>InvalidToken</Code><Message>%s</Message></Error>"
+                name = "InvalidToken" if status == 403 else "SlowDown"
+                code = f"<Error><Code>{name}</Code><Message>%s</Message></Error>"
                 body = (code % escape(heard)).encode()
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            self.send_response(403)
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if self.command != "HEAD":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from arroyo_dagster.state.storage import MemoryStore, obstore_options
 from tests.graphql_walk import REPOSITORY, Word, answers, served
 from tests.jobs import run_word_job
 from tests.journeys.test_secrets import QUICK, SENT, echoing
+from tests.orchestration.terminating import events_of
 from tests.secrets import CANARY, assert_no_canary
 
 KEY = "words/main"
@@ -49,7 +50,7 @@ from arroyo_dagster.orchestration.component import ArroyoStateComponent
 
 defs = dg.build_defs_for_component(ArroyoStateComponent.resolve_from_yaml('''
 checkpoint_url: {url}
-catalogue_url: memory://canaries-catalogue
+catalogue_url: {catalogue}
 storage_options:
   region: here
   access_key_id: somebody
@@ -75,7 +76,7 @@ defs = build_arroyo_definitions(
         }},
         arroyo_api_url="http://127.0.0.1:9",
         arroyo_api_token=dg.EnvVar("CANARY_API"),
-        catalogue_url="memory://canaries-catalogue",
+        catalogue_url="{catalogue}",
         catalogue_options={{"secret": dg.EnvVar("CANARY_CATALOGUE")}},
     ),
     spark=SparkSessionResource(
@@ -88,13 +89,15 @@ defs = build_arroyo_definitions(
 
 
 def _definitions(way: str, url: str) -> str:
+    # One each: a catalogue of another checkpoint URL is refused, and nothing else happens then.
+    catalogue = f"memory://canaries-{zlib.crc32(url.encode())}"
     if way == "python":
-        return PYTHON.format(url=url)
+        return PYTHON.format(url=url, catalogue=catalogue)
     if way == "template":
         names = {"s3": "'{{ env.CANARY_S3 }}'", "session": "\"{{ env('CANARY_SESSION') }}\""}
     else:
         names = {"s3": "{env: CANARY_S3}", "session": "{env: CANARY_SESSION}"}
-    return COMPONENT.format(url=url, **names)
+    return COMPONENT.format(url=url, catalogue=catalogue, **names)
 
 
 @pytest.fixture(autouse=True)
@@ -141,14 +144,30 @@ def test_graphql_and_the_database_hold_no_secret(
         assert_no_canary(text)
 
 
-def _ran(instance: dg.DagsterInstance, file: Path) -> str:
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_a_step_that_is_retried_tells_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "MAX_RETRIES", 1)
+    file = tmp_path / "canaries.py"
+    with echoing(status=503) as port, dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
+        file.write_text(_definitions("python", f"s3::http://127.0.0.1:{port}/bucket/k"))
+        run = _ran(instance, file, ASKED_JOBS[:1])
+        assert {"STEP_UP_FOR_RETRY", "STEP_RESTARTED"} <= set(events_of(instance, run))
+        with served(instance, file) as context:
+            told = dict(answers(context, _arguments(run), ("logsForRun", "runOrError")))
+    for text in (*told.values(), *_stored(tmp_path)):
+        assert_no_canary(text)
+
+
+def _ran(instance: dg.DagsterInstance, file: Path, jobs: Sequence[str] = ASKED_JOBS) -> str:
     """Run some jobs and ticks; the id of the run of the first job."""
     import runpy
 
     defs = runpy.run_path(str(file))["defs"]
     instance.add_dynamic_partitions("arroyo_jobs", [KEY])
     found = ""
-    for name in ASKED_JOBS:
+    for name in jobs:
         job = defs.resolve_job_def(name)
         partition = KEY if job.partitions_def is not None else None
         result = job.execute_in_process(

@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.instigation_logger import InstigationLogger
 
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.orchestration.sensors import (
@@ -181,6 +182,22 @@ def test_a_vanished_job_leaves_the_cursor_and_keeps_its_key(deployed: Any) -> No
     assert result.skip_message == "0 new epochs of 0 of 1 job; vanished: old"
     assert json.loads(result.cursor)["s"].keys() == {ONE.root}
     assert deployed.keys == [OLD.root, ONE.root]
+
+
+def test_the_log_of_a_tick_tells_of_a_vanished_job(
+    deployed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(InstigationLogger, "warning", lambda self, text: said.append(text))
+    Written(deployed.store, ONE).epochs(1)
+    gone = Written(deployed.store, OLD)
+    gone.epochs(3)
+    deployed.tick()
+    gone.vanish()
+    deployed.tick()
+    (line,) = said
+    assert "old was there and is not any more; its last epoch was 3" in line
+    assert "arroyo_forget_job" in line
 
 
 def test_an_unreadable_job_is_told_by_name_and_stops_nobody(deployed: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -12,6 +13,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.loader import LoadingContextForTest
 
 from arroyo_dagster.errors import NotFoundError, StorageError
 from arroyo_dagster.orchestration.checks import (
@@ -53,10 +55,14 @@ def break_job(deployed: Any, paths: JobPaths) -> str:
 
 def latest(deployed: Any, name: str) -> Any:
     """The evaluation of a fleet check that the UI shows; None if there was none."""
-    key = dg.AssetCheckKey(dg.AssetKey(["arroyo", "checkpoint"]), name)
+    key = dg.AssetCheckKey(dg.AssetKey(["arroyo", "fleet"]), name)
     storage = deployed.instance.event_log_storage
     records = storage.get_asset_check_execution_history(key, limit=1)
-    return records[0].event.dagster_event.event_specific_data if records else None
+    if not records or not asyncio.run(
+        records[0].targets_latest_materialization(LoadingContextForTest(deployed.instance))
+    ):
+        return None  # as the UI says: not evaluated
+    return records[0].event.dagster_event.event_specific_data
 
 
 def lines(evaluation: Any) -> list[dict[str, Any]]:
@@ -115,6 +121,42 @@ def test_a_refresh_of_a_healthy_job_does_not_turn_a_broken_ones_red_away(deploye
         assert (bad["job"], bad["verdict"], bad["epoch"]) == ("bad/main", "failed", 2)
         assert (good["job"], good["verdict"], good["epoch"]) == ("good/main", "passed", 2)
         assert all(line["checked at"].startswith("20") for line in (bad, good))
+        # A wider table pushes the description out of sight.
+        assert bad.keys() == {"job", "verdict", "epoch", "checked at"}
+        assert path in found.metadata["offenders"].value
+        assert "good/main" not in found.metadata["offenders"].value
+
+
+def test_new_epochs_do_not_make_a_red_check_one_that_was_never_evaluated(deployed: Any) -> None:
+    written = [job_of(deployed, protocol_job(name)) for name in ("bad", "good")]
+    deployed.tick()
+    fleet(deployed)
+    break_job(deployed, protocol_job("bad"))
+    for refreshed in (False, True):
+        if refreshed:
+            deployed.run("arroyo_refresh", "bad/main")
+        else:
+            deployed.run("arroyo_fleet")
+        written[1].write()
+        assert deployed.tick().keys() == {"good/main"}
+        for name in FLEET_CHECKS:
+            assert latest(deployed, name) is not None, name
+    assert not latest(deployed, EVERY_JOB_RESTORABLE).passed
+
+
+def test_the_fleets_checks_can_be_run_alone(deployed: Any) -> None:
+    job_of(deployed, protocol_job("good"))
+    deployed.tick()
+    fleet(deployed)
+    asset = dg.AssetKey(["arroyo", "fleet"])
+    only = dg.AssetSelection.checks(dg.AssetCheckKey(asset, EVERY_JOB_RECENT))
+    job = dg.define_asset_job("only_recent", selection=only)
+    deployed.defs = dg.Definitions.merge(deployed.defs, dg.Definitions(jobs=[job]))
+    result = deployed.run("only_recent")
+    assert result.success
+    assert not result.get_asset_materialization_events()
+    assert [one.check_name for one in result.get_asset_check_evaluations()] == [EVERY_JOB_RECENT]
+    assert None not in [latest(deployed, name) for name in FLEET_CHECKS]
 
 
 def test_a_repaired_job_is_green_once_it_is_refreshed(deployed: Any) -> None:

@@ -20,6 +20,7 @@ from arroyo_dagster.state.planning.findings import (
 )
 
 _OFFENDERS_IN_WORDS = 3
+_PARAGRAPH = "\n\n"
 _RESTING = {
     JobCondition.STOPPED: "stopped",
     JobCondition.FINISHED: "finished",
@@ -151,7 +152,7 @@ class FleetVerdict:
         if rest:
             shown = ", ".join(rest[:10]) + (", …" if len(rest) > 10 else "")
             told.append(f"{len(rest)} more: {shown}")
-        return f"{len(self.offenders)} of {jobs}: {'; '.join(told)}"
+        return f"{len(self.offenders)} of {jobs}: {_PARAGRAPH.join(told)}"
 
 
 def _beside(job: str, finding: Finding) -> str:

@@ -98,8 +98,8 @@ def test_offenders_come_first_and_the_first_three_in_words() -> None:
     found = every_job_checked(["a", "b", *sorted(checked)[2:]], checked, (), root=None, forget="")
     assert [line.job for line in found.lines] == ["z0", "z1", "z2", "z3", "b", "a"]
     assert str(found) == (
-        "5 of 6 jobs: z0: z0/f: lost (e). Next: bring; z1: z1/f: lost (e). Next: bring; "
-        "z2: z2/f: lost (e). Next: bring; 2 more: z3, b"
+        "5 of 6 jobs: z0: z0/f: lost (e). Next: bring\n\nz1: z1/f: lost (e). Next: bring\n\n"
+        "z2: z2/f: lost (e). Next: bring\n\n2 more: z3, b"
     )
     assert [line.word for line in found.lines[3:]] == ["failed", "warning", "passed"]
 

@@ -1,0 +1,206 @@
+"""Runs as Dagster's webserver starts and terminates them: a code server in a process of its own,
+the default run launcher, and GraphQL. A run can be held at a chosen call of its store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import graphql
+from dagster._core.storage.tags import GRPC_INFO_TAG
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import PythonFileTarget
+from dagster._daemon.monitoring.run_monitoring import execute_run_monitoring_iteration
+from dagster._grpc.client import DagsterGrpcClient
+from dagster._grpc.types import CanCancelExecutionRequest, CanCancelExecutionResult
+from dagster._serdes import deserialize_value
+from dagster_graphql.schema import create_schema
+
+from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.runners import InProcessRunner
+from arroyo_dagster.state.storage.store import ObjectStore
+from tests.orchestration.terminating import PATIENCE_SECONDS, Blocking, Phase, Setting
+
+PROJECT = Path(__file__).parents[2]
+LOCATION = "launched"
+DEFINITIONS = """
+from tests.orchestration.launching import definitions
+defs = definitions({url!r}, {catalogue!r})
+"""
+LAUNCH = """mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) {
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
+  ... on RunConfigValidationInvalid { errors { message } } } }"""
+TERMINATE = """mutation ($run: String!) { terminateRun(runId: $run) {
+  __typename ... on TerminateRunFailure { message } ... on PythonError { message } } }"""
+
+
+@dataclass(frozen=True)
+class FileEvent:
+    """An event between processes that share nothing but a disk."""
+
+    path: Path
+
+    def set(self) -> None:
+        """Let it happen."""
+        self.path.touch()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for it; whether it happened."""
+        until = time.monotonic() + seconds
+        while not self.path.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        return self.path.exists()
+
+
+class PhasedStore(ArroyoStateStore):
+    """The resource of the code server: its store blocks where a file beside the root says so."""
+
+    def writable(self) -> ObjectStore:
+        """The store, which blocks at a phase."""
+        folder = Path(self.checkpoint_url).parent
+        if not (folder / "phase.json").exists():
+            return super().writable()
+        if "blocking" not in self._stores:
+            phase = Phase(**json.loads((folder / "phase.json").read_text()))
+            store = Blocking(super().writable())
+            store.setting = Setting("", "", phase, *_events(folder))
+            store.left = phase.number
+            self._stores["blocking"] = store
+        found: ObjectStore = self._stores["blocking"]
+        return found
+
+
+def _events(folder: Path) -> tuple[FileEvent, FileEvent]:
+    return FileEvent(folder / "there"), FileEvent(folder / "release")
+
+
+def definitions(url: str, catalogue: str) -> dg.Definitions:
+    """The definitions of the code server."""
+    store = PhasedStore(checkpoint_url=url, catalogue_url=catalogue)
+    return build_arroyo_definitions(store, runner=InProcessRunner())
+
+
+class Webserver:
+    """What the webserver and the daemon do with runs.
+
+    Args:
+        folder: the root of the jobs is `checkpoints` in it.
+    """
+
+    def __init__(
+        self, instance: dg.DagsterInstance, process: WorkspaceProcessContext, folder: Path
+    ) -> None:
+        self.instance = instance
+        self._process = process
+        self._schema = create_schema().graphql_schema
+        self.folder = folder
+
+    def ask(self, text: str, **variables: Any) -> Any:
+        """The answer to a mutation, which has one field."""
+        document = graphql.parse(text)
+        context = self._process.create_request_context()
+
+        async def answer() -> Any:
+            found: Any = graphql.execute(
+                self._schema, document, context_value=context, variable_values=variables
+            )
+            return await found if hasattr(found, "__await__") else found
+
+        found = asyncio.run(answer())
+        assert not found.errors, found.errors
+        return next(iter(found.data.values()))
+
+    def launch(self, job: str, config: Any, **tags: str) -> str:
+        """Launch a run; its id."""
+        params = {
+            "selector": {
+                "repositoryLocationName": LOCATION,
+                "repositoryName": "__repository__",
+                "jobName": job,
+            },
+            "runConfigData": config,
+            "executionMetadata": {
+                "tags": [{"key": f"dagster/{name}", "value": one} for name, one in tags.items()]
+            },
+        }
+        found = self.ask(LAUNCH, params=params)
+        assert found["__typename"] == "LaunchRunSuccess", found
+        return str(found["run"]["runId"])
+
+    @contextmanager
+    def held(self, job: str, config: Any, phase: Phase, **tags: str) -> Iterator[str]:
+        """Launch a run that is held at a phase, and goes on when the block is left."""
+        there, release = _events(self.folder)
+        for event in (there, release):
+            event.path.unlink(missing_ok=True)
+        (self.folder / "phase.json").write_text(json.dumps(dataclasses.asdict(phase)))
+        run = self.launch(job, config, **tags)
+        try:
+            assert there.wait(PATIENCE_SECONDS), f"{phase} never came"
+            yield run
+        finally:
+            (self.folder / "phase.json").unlink()
+            release.set()
+
+    def here(self, job: str, config: Any) -> dg.ExecuteInProcessResult:
+        """Run a job in this process."""
+        url, catalogue = str(self.folder / "checkpoints"), str(self.folder / "catalogue")
+        found = definitions(url, catalogue).resolve_job_def(job)
+        return found.execute_in_process(run_config=config, instance=self.instance)
+
+    def terminate(self, run: str) -> None:
+        """Terminate a run, as its page does."""
+        found = self.ask(TERMINATE, run=run)
+        assert found["__typename"] == "TerminateRunSuccess", found
+
+    def monitor(self) -> None:
+        """Look at all runs once, as the daemon does."""
+        logger = logging.getLogger("monitoring")
+        assert not any(execute_run_monitoring_iteration(self._process, logger))
+
+    def ended(self, run: str) -> dg.DagsterRun:
+        """The run, once it has ended, and its process with it."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < until:
+            found = self.instance.get_run_by_id(run)
+            assert found is not None
+            if found.is_finished and not self._alive(found):
+                return found
+            time.sleep(0.1)
+        raise AssertionError(f"{found.status} after {PATIENCE_SECONDS} seconds")
+
+    def _alive(self, run: dg.DagsterRun) -> bool:
+        server = json.loads(run.tags[GRPC_INFO_TAG])
+        client = DagsterGrpcClient(socket=server.get("socket"), port=server.get("port"))
+        answer = client.can_cancel_execution(CanCancelExecutionRequest(run_id=run.run_id))
+        return deserialize_value(answer, CanCancelExecutionResult).can_cancel
+
+
+@contextmanager
+def webserver(folder: Path, settings: Mapping[str, Any]) -> Iterator[Webserver]:
+    """An instance with a code server over the jobs in `folder`.
+
+    Args:
+        settings: of the instance, as in dagster.yaml.
+    """
+    file = folder / "launched.py"
+    root, catalogue = str(folder / "checkpoints"), str(folder / "catalogue")
+    file.write_text(DEFINITIONS.format(url=root, catalogue=catalogue))
+    target = PythonFileTarget(str(file), "defs", str(PROJECT), LOCATION)
+    queue = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}
+    with (
+        dg.instance_for_test(overrides={"run_coordinator": queue, **settings}) as instance,
+        WorkspaceProcessContext(instance, target) as process,
+    ):
+        yield Webserver(instance, process, folder)

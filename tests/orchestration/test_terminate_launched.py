@@ -1,0 +1,131 @@
+"""Terminate, and a maximum runtime, as users have them: through code server and run launcher."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.lease import lease
+from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.model.ids import JobId, PipelineId
+from arroyo_dagster.state.model.layout import JobPaths, is_compacted
+from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.store import ObjectStore
+from tests.jobs import run_word_job, state_of, word_job
+from tests.orchestration.launching import Webserver, webserver
+from tests.orchestration.terminating import Phase, events_of
+
+OPTIONS: dict[str, Any] = {
+    "rows": 24,
+    "rows_per_epoch": 2,
+    "keep_epochs": None,
+    "merge_files_after": 99,
+    "sinks": 0,
+    "parallelism": 1,
+}
+JOBS = [JobPaths(JobId(name), PipelineId("words")) for name in ("a", "b", "c")]
+KEYS = [paths.root for paths in JOBS]
+MERGING = Phase("put", "words/b/.*-compacted$", 2, done=True)
+DELETING = Phase("delete_many", "words/b/.*table-", done=True)
+MONITORING = {"run_monitoring": {"enabled": True, "poll_interval_seconds": 1}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webserver]:
+    folder = tmp_path_factory.mktemp("launched")
+    with webserver(folder, MONITORING) as found:
+        found.instance.add_dynamic_partitions("arroyo_jobs", KEYS)
+        yield found
+
+
+@pytest.fixture
+def store(server: Webserver) -> ObjectStore:
+    """Three jobs at rest, of eight epochs each."""
+    root = server.folder / "checkpoints"
+    shutil.rmtree(root, ignore_errors=True)
+    found = open_store(str(root))
+    for paths in JOBS:
+        run_word_job(found, **OPTIONS, job=paths.job, max_epochs=8)
+    return found
+
+
+def batch(kind: str, **settings: Any) -> dict[str, Any]:
+    config = {"jobs": KEYS, "settings": settings}
+    return {"ops": {f"arroyo_{kind}_fleet_op": {"config": config}}}
+
+
+def assert_free_and_clean(store: ObjectStore) -> None:
+    for paths in JOBS:
+        with lease(store, paths, "the test"):
+            pass
+        verdict = verify_job(store, paths, level=4).verdict
+        assert verdict.passed, verdict.errors
+
+
+def states(store: ObjectStore) -> list[dict[str, Any]]:
+    found = [dict(state_of(store, word_job(store, **OPTIONS, job=paths.job))) for paths in JOBS]
+    for one in found:
+        one.pop("")
+    return found
+
+
+def compacted(store: ObjectStore) -> list[bool]:
+    return [any(map(is_compacted, ParquetBackend(store, paths).load().paths)) for paths in JOBS]
+
+
+def partitions(server: Webserver, run: str) -> set[str | None]:
+    """The jobs that a run told of."""
+    logs = [entry.dagster_event for entry in server.instance.all_logs(run)]
+    return {one.partition for one in logs if one and one.is_step_materialization}
+
+
+def launched(server: Webserver, kind: str, config: Any, phase: Phase, how: str) -> str:
+    """Launch a batch and end it at a phase; its id."""
+    tags = {} if how == "terminate" else {"max_runtime": "1"}
+    with server.held(f"arroyo_{kind}_fleet", config, phase, **tags) as run:
+        if how == "terminate":
+            server.terminate(run)
+        else:
+            time.sleep(1.1)
+            server.monitor()
+        time.sleep(0.5)  # a thread that waits at the phase must not go on before
+    found = server.ended(run)
+    assert found.status.value == ("CANCELED" if how == "terminate" else "FAILURE")
+    assert not {"STEP_UP_FOR_RETRY", "STEP_RESTARTED"} & set(events_of(server.instance, run))
+    return run
+
+
+@pytest.mark.parametrize("how", ["terminate", "max_runtime"])
+def test_a_batch_of_compactions_is_ended_for_good(
+    how: str, server: Webserver, store: ObjectStore
+) -> None:
+    before = states(store)
+    config = batch("compaction", policy="full", wait_seconds=0.0)
+    run = launched(server, "compaction", config, MERGING, how)
+    assert_free_and_clean(store)
+    assert compacted(store) == [True, False, False]
+    assert partitions(server, run) == {KEYS[0]}
+    assert server.here("arroyo_compaction_fleet", config).success
+    assert compacted(store) == [True, True, True]
+    assert_free_and_clean(store)
+    assert states(store) == before
+
+
+def test_a_batch_of_expiries_is_ended_for_good(server: Webserver, store: ObjectStore) -> None:
+    before = states(store)
+    config = batch("gc", keep_epochs=3, dry_run=False)
+    launched(server, "gc", config, DELETING, "terminate")
+    assert_free_and_clean(store)
+    assert ParquetBackend(store, JOBS[0]).epochs() == [6, 7, 8]
+    assert ParquetBackend(store, JOBS[2]).epochs() == list(range(1, 9))
+    following = server.launch("arroyo_gc_fleet", config)
+    assert server.ended(following).is_success
+    for paths in JOBS:
+        assert ParquetBackend(store, paths).epochs() == [6, 7, 8]
+    assert_free_and_clean(store)
+    assert states(store) == before
