@@ -31,6 +31,7 @@ from arroyo_dagster.state.model.checkpoints import (
     CommitNote,
     CommittedMarker,
     CurrentGeneration,
+    EpochRecord,
     GenerationManifest,
     LegacyCheckpoint,
     Manifest,
@@ -293,10 +294,22 @@ class ParquetBackend(BackendReader):
                 continue
             if not isinstance(found, recovery.Claim):
                 return found
+            self._check_own(found.record)
             # A newer run may have claimed this epoch long ago, and let it expire since.
             self.check_fence()
             self._create_once(found.record_path, records.encode_epoch_record(found.record))
             del facts[found.record_path]
+
+    def _check_own(self, record: EpochRecord) -> None:
+        """A copy of a job under another name refers to the original's epochs: it claims none."""
+        if not record.checkpoint_ref.startswith(f"{self.paths.root}/"):
+            raise ProtocolError(
+                f"the epoch to continue from, {record.epoch}, is listed below another job",
+                job=self.paths.root,
+                path=record.checkpoint_ref,
+                next_step="run the job under the name that its metadata gives; a copy keeps that "
+                "name below a URL of its own. Nothing was published",
+            )
 
     def _asked(
         self,

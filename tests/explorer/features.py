@@ -251,7 +251,8 @@ def _nested_root(scene: Scene) -> None:
     root = scene.bases[0].root
     url = chance.choice(("sub/dir/", "sub/", "pl_1/", "job_10/", f"{root}/", f"{root}/sub/"))
     place = f"{url}{base.root}/"
-    if world.below(place):
+    taken = {one.watch.place for one in scene.settings}
+    if world.below(place) or place in taken:
         return
     its = {path: one for path, one in base.objects.items() if path.startswith(f"{base.root}/")}
     world.add({url + path: one for path, one in its.items()})
@@ -265,7 +266,10 @@ def _nested_root(scene: Scene) -> None:
 def _sweeps(scene: Scene) -> None:
     """Somebody collects every job that is found below the outer URL."""
     world, chance = scene.world, scene.chance
-    known = {one.watch.root: one for one in scene.settings if not one.url}
+
+    def known() -> dict[str, Setting]:
+        return {one.watch.root: one for one in (*scene.renamed, *scene.settings) if not one.url}
+
     for _ in range(chance.choice((1, 1, 2))):
         kind = chance.choice(("expiry", "orphans", "removal", "removal"))
         work = ours.sweep(world, known, kind, chance)

@@ -569,14 +569,13 @@ class _Server:
 
 
 def sweep(
-    world: World, known: Mapping[str, Any], kind: str, chance: random.Random
+    world: World, known: Callable[[], Mapping[str, Any]], kind: str, chance: random.Random
 ) -> Callable[[Process], str]:
     """The product's collector for every job that is found below a URL, one after the other.
 
     Args:
-        known: the settings of the jobs that somebody knows of, by root.
+        known: the settings of the jobs that somebody knows of then, by root.
     """
-    server = _Server({root: one.controller for root, one in known.items() if one.controller})
 
     def work(process: Process) -> str:
         try:
@@ -587,8 +586,9 @@ def sweep(
         return "collected" if "collected" in results else "nothing"
 
     def asked(process: Process, jobs: Sequence[JobPaths]) -> Iterator[Any]:
+        server = _Server({root: one.controller for root, one in known().items() if one.controller})
         for paths in jobs:
-            setting = known.get(str(paths.root))
+            setting = known().get(str(paths.root))
             process.root = process.url + paths.root
             ownerless = Watch(world.objects, str(paths.root), paths.pipeline is not None, False)
             watch = ownerless if setting is None else setting.watch

@@ -108,9 +108,15 @@ def oldest_staying(
     """The oldest epoch that stays, pinned ones aside, and the parent of one that a rollback
     published.
 
-    Epochs that were rolled back do not count: so many stay that the job can be restored from.
+    Epochs that were rolled back do not count: so many stay that the job can be restored from. With
+    fewer of these, those that were rolled back stay while they are among the newest by number, as
+    they do in the job's own retention.
     """
     keeping = [one.epoch for one in roots.current[: retention.keep_epochs or 0]]
+    if retention.keep_epochs is not None:
+        lowest = roots.epochs[0].epoch - retention.keep_epochs + 1
+        readable = (one.epoch for one in roots.epochs if one.unreadable is None)
+        keeping += [epoch for epoch in readable if epoch >= lowest]
     if retention.keep_micros is not None:
         since = now_micros - retention.keep_micros
         pinned = roots.retained.pinned

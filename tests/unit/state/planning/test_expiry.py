@@ -127,6 +127,15 @@ def test_epochs_that_were_rolled_back_are_not_counted_and_the_restored_one_stays
     assert expired(rolled_back(10, 4), keep=3) == [1, 2]
 
 
+def test_rolled_back_epochs_stay_among_the_newest_by_number_where_few_are_left() -> None:
+    roots = rolled_back(10, 8)
+    # The job's own retention has let 8 and all before it expire.
+    few = replace(roots, epochs=roots.epochs[:2])
+    assert [one.epoch for one in few.epochs] == [10, 9]
+    assert expired(few, keep=3) == []
+    assert expired(few, micros=1) == [9]
+
+
 def test_epoch_that_was_rolled_back_and_cannot_be_read_goes_and_never_stays() -> None:
     roots = rolled_back(10, 4)
     lone = roots.epochs[5]
