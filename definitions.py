@@ -25,7 +25,8 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from arroyo_dagster.orchestration.compaction import CompactionConfig
+from arroyo_dagster.orchestration.catalog.sensor import SensorOptions
+from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
 from arroyo_dagster.orchestration.definitions import ScheduleOptions, build_arroyo_definitions
 from arroyo_dagster.orchestration.maintenance import (
     GcConfig,
@@ -33,7 +34,6 @@ from arroyo_dagster.orchestration.maintenance import (
 )
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import InProcessRunner
-from arroyo_dagster.orchestration.sensors import SensorOptions
 
 
 def _build(given: Mapping[str, str]) -> dg.Definitions:

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from arroyo_dagster.state.sdf.context import Accessor, env, key, sql, state, window
-from arroyo_dagster.state.sdf.converters import Record
-from arroyo_dagster.state.sdf.frames import col, lit
+from arroyo_dagster.dataflow.runtime.context import Accessor, env, key, sql, state, window
+from arroyo_dagster.dataflow.runtime.converters import Record
+from arroyo_dagster.dataflow.views.frames import col, lit
 
 __all__ = ["Record", "col", "env", "key", "lit", "sql", "state", "window"]
 

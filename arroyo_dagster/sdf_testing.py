@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arroyo_dagster.state.local.dataflow_trial import DataflowTrial
-from arroyo_dagster.state.sdf.loading import load_package
-from arroyo_dagster.state.sdf.package_tests import PackageTest, read_tests, run_test
-from arroyo_dagster.state.sdf.trials import Trial
+from arroyo_dagster.dataflow.definition.loading import load_package
+from arroyo_dagster.dataflow.testing.in_process import DataflowTrial
+from arroyo_dagster.dataflow.testing.package_tests import PackageTest, read_tests, run_test
+from arroyo_dagster.dataflow.testing.runner import Trial
 
 __all__ = ["DataflowTrial", "OnePackageTest", "Trial", "load_trial", "package_tests"]
 

@@ -10,18 +10,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.digest import digest_rows
-from arroyo_dagster.state.codec.hashing import key_hashes
+from arroyo_dagster.state.codec.hashing.routing import key_hashes
 from arroyo_dagster.state.codec.parquet import (
     GLOBAL_KEY_VALUE_SCHEMA,
     encode_pairs,
     encode_rows,
 )
 from arroyo_dagster.state.codec.schema import file_schema, memory_schema
-from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
-from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import (
     CheckpointState,
     CurrentGeneration,
@@ -32,7 +30,6 @@ from arroyo_dagster.state.model.checkpoints import (
     OperatorCheckpoint,
 )
 from arroyo_dagster.state.model.compaction import RowsDigest
-from arroyo_dagster.state.model.directory import JobCondition, JobFacts, SourceWord
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
@@ -42,6 +39,7 @@ from arroyo_dagster.state.model.ids import (
     TableName,
     WorkerGeneration,
 )
+from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts, SourceWord
 from arroyo_dagster.state.model.keys import range_for_server
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import (
@@ -53,7 +51,9 @@ from arroyo_dagster.state.model.tables import (
     TableFiles,
     TimeFile,
 )
-from arroyo_dagster.state.planning.recovery import Restore
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, SaidJobs
+from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.planning.restore.recovery import Restore
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config

@@ -10,14 +10,14 @@ from unittest import mock
 
 import pytest
 
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
-from arroyo_dagster.state.local.gc_plans import GcRequest
-from arroyo_dagster.state.local.verify import verify_job
-from arroyo_dagster.state.model.collecting import GRACE_MICROS, PlanKind, Retention
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.garbage import GRACE_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, SaidJobs
+from arroyo_dagster.state.operations.gc.plan import GcRequest
+from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from arroyo_dagster import redaction
-from arroyo_dagster.state import lease
+from arroyo_dagster.state.metadata import lease
 from tests import quick_spark
 from tests.s3_servers import SERVERS
 from tests.seeds import run_seed

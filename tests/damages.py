@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.parquet import (
     GLOBAL_KEY_VALUE_SCHEMA,
@@ -17,6 +16,7 @@ from arroyo_dagster.state.codec.parquet import (
     encode_rows,
     read_facts,
 )
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.compaction import CompactionRecord, MergedPairs
 from arroyo_dagster.state.model.ids import (

@@ -14,17 +14,17 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from arroyo_dagster.state.local.pipeline import LocalRun
+from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.definition.reading import parse_document
+from arroyo_dagster.dataflow.runtime.service import Bindings, RunOptions, build_dataflow
+from arroyo_dagster.dataflow.storage.boundary import topic_schema
+from arroyo_dagster.dataflow.storage.engine_tables import METRICS, Metric, MetricKey, total
+from arroyo_dagster.dataflow.views.view import Views
 from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.operators import Collector, Offset, OperatorContext, Sink, Source
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.sdf.boundary import topic_schema
-from arroyo_dagster.state.sdf.definition import Dataflow
-from arroyo_dagster.state.sdf.engine_tables import METRICS, Metric, MetricKey, total
-from arroyo_dagster.state.sdf.reading import parse_document
-from arroyo_dagster.state.sdf.service import Bindings, RunOptions, build_dataflow
-from arroyo_dagster.state.sdf.view import Views
+from arroyo_dagster.state.runtime.in_process import LocalRun
+from arroyo_dagster.state.runtime.operators import Collector, Offset, OperatorContext, Sink, Source
+from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 
@@ -240,7 +240,7 @@ class Flow:
 def _metrics_in(
     store: ObjectStore, operator: Any, files: Any
 ) -> Iterator[tuple[MetricKey, Metric]]:
-    from arroyo_dagster.state.codec.bincode import codec_for
+    from arroyo_dagster.state.codec.bincode.codec import codec_for
     from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
 
     table = GlobalKeyedTable(operator.configs[TableName(METRICS)], store)

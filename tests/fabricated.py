@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.codec.hashing import key_hashes
+from arroyo_dagster.state.codec.hashing.routing import key_hashes
 from arroyo_dagster.state.codec.operations import INSERT
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Manifest, OperatorCheckpoint, StreamProgress
 from arroyo_dagster.state.model.compaction import MergedRows, RowsMerge
 from arroyo_dagster.state.model.ids import (
@@ -31,8 +31,8 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
-from arroyo_dagster.state.tables.merging_rows import merge_rows
-from arroyo_dagster.state.tables.range_files import routes
+from arroyo_dagster.state.tables.merge.range_files import routes
+from arroyo_dagster.state.tables.merge.rows import merge_rows
 from arroyo_dagster.state.tables.time_files import write_time_file
 
 PATHS = JobPaths(JobId("made"), PipelineId("tests"))

@@ -16,10 +16,8 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.parquet import decode_file
-from arroyo_dagster.state.connectors import ParquetSink, TableSource
-from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.keys import range_for_server
@@ -28,9 +26,11 @@ from arroyo_dagster.state.model.tables import (
     GlobalKeyedFiles,
     TableConfig,
 )
-from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.planning.checkpoint import cutoff_micros
+from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
+from arroyo_dagster.state.runtime.connectors import ParquetSink, TableSource
+from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
+from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,

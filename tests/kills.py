@@ -20,10 +20,10 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.pipeline import run_pipeline
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests import s3_servers
 from tests.run_words import ROWS, ROWS_PER_EPOCH, pipeline_in

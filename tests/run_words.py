@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from arroyo_dagster.state.local.pipeline import run_pipeline
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage.remote.open import open_store
 from tests.words import random_words, words_pipeline
 
 ROWS = 1200

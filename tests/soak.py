@@ -24,11 +24,11 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main as arroyo_state
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.pipeline import run_pipeline
-from arroyo_dagster.state.local.verify import verify_job
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage.remote.open import open_store
 from tests.words import newest, output_of, random_words, tables_of, words_pipeline
 
 ROWS_PER_EPOCH = 20

@@ -11,16 +11,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.definition.reading import parse_document
+from arroyo_dagster.dataflow.in_process import DataflowOutcome, run_dataflow
+from arroyo_dagster.dataflow.runtime.service import RunOptions, build_dataflow
+from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
+from arroyo_dagster.dataflow.topics.wiring import wire
+from arroyo_dagster.dataflow.views.namespaces import Namespaces
+from arroyo_dagster.dataflow.views.view import service_paths
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.dataflow import DataflowOutcome, run_dataflow
-from arroyo_dagster.state.sdf.definition import Dataflow
-from arroyo_dagster.state.sdf.namespaces import Namespaces
-from arroyo_dagster.state.sdf.reading import parse_document
-from arroyo_dagster.state.sdf.service import RunOptions, build_dataflow
-from arroyo_dagster.state.sdf.topics.bindings import BindingsText, parse_binding
-from arroyo_dagster.state.sdf.topics.wiring import wire
-from arroyo_dagster.state.sdf.view import service_paths
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.storage.store import ObjectStore
 
 STORY = """

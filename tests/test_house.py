@@ -1,8 +1,9 @@
-"""The import table of the house (`style.md`), and what may be loaded when."""
+"""The import table of CONTRIBUTING, the size of folders, import cycles, and what is loaded when."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import subprocess
 import sys
@@ -15,47 +16,45 @@ from arroyo_dagster import state
 
 PACKAGE = Path(__file__).parents[1] / "arroyo_dagster"
 OURS = "arroyo_dagster"
+MOST_MODULES = 25
 
-# Room -> (rooms it may import, third parties it may import). The longest matching name counts.
-CORE = {"errors", "redaction", "user_modules", "lazy", "state.model"}
-LOW = CORE | {"state.planning", "state.codec", "state.storage"}
-SUBTASK = {
-    *("state.tables", "state.backend", "state.backend_reader", "state.operators"),
-    *("state.pipeline", "state.exchange"),
-    *("state.task", "state.coordinator", "state.connectors"),
-    *("state.lease", "state.lease_records"),
+# Floor -> (floors it may import, third parties it may import). The longest matching name counts.
+BASE = {"errors", "redaction", "user_modules", "lazy"}
+ROWS = {"pyarrow", "numpy", "polars"}
+STATE: dict[str, tuple[set[str], set[str]]] = {
+    "state.model": (BASE, set()),
+    "state.planning": (BASE | {"state.model"}, set()),
+    "state.codec": (BASE | {"state.model"}, {"google", "pyarrow", "numpy"}),
+    "state.storage": (BASE | {"state.model"}, set()),
+    "state.storage.remote": (
+        BASE | {"state.model", "state.storage"},
+        {"obstore", "fsspec", "s3fs", "botocore", "aiobotocore", "pyarrow"},
+    ),
+    "state.storage.arroyo.postgres": (BASE | {"state.model", "state.storage"}, {"psycopg"}),
 }
-STATE = LOW | SUBTASK | {"state.local", "state"}
-ROOMS: dict[str, tuple[set[str], set[str]]] = {
+LOW = BASE | {"state.model", "state.planning", "state.codec", "state.storage"}
+FLOORS: dict[str, tuple[set[str], set[str]]] = {
     "": ({"*"}, set()),  # __init__: public names, each loaded when asked for
     "errors": (set(), set()),
     "lazy": (set(), set()),
     "user_modules": ({"errors"}, set()),
     "redaction": ({"errors"}, set()),  # what every message goes through
     "state": ({"*"}, set()),
-    "state.model": (CORE, set()),
-    "state.planning": (CORE | {"state.planning"}, set()),
-    "state.codec": (CORE | {"state.codec"}, {"google", "pyarrow", "numpy"}),
-    "state.storage": (CORE | {"state.storage"}, set()),
-    "state.storage.fsspec_store": (CORE | {"state.storage"}, {"fsspec"}),
-    "state.storage.s3_store": (CORE | {"state.storage"}, {"s3fs"}),
-    "state.storage.obstore_store": (CORE | {"state.storage"}, {"obstore"}),
-    "state.storage.arroyo_postgres": (CORE | {"state.storage"}, {"psycopg"}),
-    "state.storage.obstore_listing": (CORE | {"state.storage"}, {"pyarrow"}),
-    "state.storage.credentials": (CORE | {"state.storage"}, {"botocore"}),
-    "state.storage.fsspec_options": (CORE | {"state.storage"}, {"aiobotocore", "botocore"}),
-    **{room: (LOW | SUBTASK, {"pyarrow", "numpy"}) for room in SUBTASK},
-    "state.sdf": (LOW | SUBTASK | {"state.sdf"}, {"pyarrow", "polars", "numpy"}),
-    "state.tables.key_index": (LOW | SUBTASK, {"pyarrow", "numpy", "polars"}),
-    "state.sdf.yaml_tree": (CORE | {"state.sdf"}, {"ruamel"}),
-    "state.local": (STATE, {"pyarrow", "numpy", "polars"}),
-    "spark": (STATE | {"spark"}, {"py4j", "pyspark", "pyarrow"}),
+    **STATE,
+    "state.tables": (LOW, ROWS),
+    "state.metadata": (LOW | {"state.tables"}, ROWS),
+    "state.runtime": (LOW | {"state.tables", "state.metadata"}, ROWS),
+    "state.operations": (LOW | {"state.tables", "state.metadata", "state.runtime"}, ROWS),
+    "dataflow": (BASE | {"state"}, ROWS | {"ruamel"}),
+    "sdf": ({"dataflow"}, set()),
+    "sdf_testing": ({"dataflow"}, set()),
+    "spark": (BASE | {"state", "dataflow"}, {"pyspark", "py4j", "pyarrow"}),
     "orchestration": (
-        {"errors", "redaction", "lazy", "state", "spark", "orchestration"},
-        {"dagster", "pendulum", "pydantic"},
+        BASE | {"state", "dataflow", "spark"},
+        {"dagster", "pydantic", "pendulum"},
     ),
     "orchestration.resources": (  # a session over Spark Connect
-        {"errors", "redaction", "lazy", "state", "spark", "orchestration"},
+        BASE | {"state", "dataflow", "spark", "orchestration"},
         {"dagster", "pydantic", "pyspark"},
     ),
     "cli": ({"*"}, {"click", "rich", "pyarrow", "pendulum"}),
@@ -65,6 +64,7 @@ MODULES = sorted(
     for path in PACKAGE.rglob("*.py")
     if not path.name.endswith("_pb2.py") and path.parent.name != "proto"
 )
+FOLDERS = sorted({path.parent for path in MODULES})
 
 
 def _name(path: Path) -> str:
@@ -72,47 +72,104 @@ def _name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _room(module: str) -> str:
-    while module not in ROOMS:
+def _floor(module: str) -> str:
+    while module not in FLOORS:
         module = module.rpartition(".")[0]
     return module
 
 
+def _is_for_the_type_checker(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _import_nodes(node: ast.AST, *, types: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif types or not _is_for_the_type_checker(child):
+            yield from _import_nodes(child, types=types)
+
+
 def _imports(path: Path) -> Iterator[str]:
     """Everything a module imports, inside its functions too, types for the checker included."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _import_nodes(ast.parse(path.read_text()), types=True):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: relative import"
             assert node.module is not None
             yield node.module
 
 
 @pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_a_room_imports_what_its_row_of_the_table_allows(path: Path) -> None:
-    rooms, parties = ROOMS[_room(_name(path))]
+def test_a_module_imports_what_its_row_of_the_table_allows(path: Path) -> None:
+    floor = _floor(_name(path))
+    floors, parties = FLOORS[floor]
+    own = STATE.get(floor) and floor.rpartition(".")[0] != "state"
+    allowed_floors = floors | ({floor} if floor and not own else set())
     for imported in _imports(path):
         top, _, rest = imported.partition(".")
         if top == OURS:
-            allowed = "*" in rooms or any(
-                rest == room or rest.startswith(f"{room}.") for room in rooms
+            allowed = "*" in floors or any(
+                rest == one or rest.startswith(f"{one}.") for one in allowed_floors
             )
             assert allowed, f"{_name(path)} imports {imported}"
         elif top not in sys.stdlib_module_names:
             assert top in parties, f"{_name(path)} imports {imported}"
 
 
+@functools.cache
+def _graph() -> dict[str, set[str]]:
+    """Which module of ours imports which, inside its functions too."""
+    names = {f"{OURS}.{_name(path)}".rstrip("."): path for path in MODULES}
+    graph: dict[str, set[str]] = {name: set() for name in names}
+    for name, path in names.items():
+        for node in _import_nodes(ast.parse(path.read_text()), types=False):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                below = {f"{node.module}.{alias.name}" for alias in node.names}
+                found = {one if one in names else node.module for one in below}
+                graph[name] |= found & names.keys() - {name}
+    return graph
+
+
+def test_no_modules_import_each_other() -> None:
+    graph, done = _graph(), set[str]()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join((*above[above.index(name) :], name))
+        if name not in done:
+            for imported in sorted(graph[name]):
+                visit(imported, (*above, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_no_folder_is_too_full_to_read(folder: Path) -> None:
+    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= MOST_MODULES
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_every_package_says_what_is_in_it(folder: Path) -> None:
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    first = text.partition("\n\n")[0]
+    assert first[:1].isupper() or first[:1] == "`"
+    assert first.endswith(".")
+
+
 @pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_only_the_doors_read_the_environment(path: Path) -> None:
+def test_only_few_modules_read_the_environment(path: Path) -> None:
     # The session writes PYSPARK_PYTHON, for the workers; clients' own credentials lie there.
-    doors = {
-        *("cli.gc", "cli.looking", "orchestration.resources"),
-        *("spark.session", "state.storage.credentials"),
+    allowed = {
+        *("cli.gc", "cli.inspect", "orchestration.resources"),
+        *("spark.session", "state.storage.remote.credentials"),
         "redaction",  # the values to hide
         "orchestration.secrets",  # the values of variables that resources name
     }
-    if _name(path) not in doors:
+    if _name(path) not in allowed:
         text = path.read_text()
         assert "os.environ" not in text
         assert "getenv" not in text
@@ -124,7 +181,7 @@ def test_only_the_doors_read_the_environment(path: Path) -> None:
         ("arroyo_dagster", {"dagster", "pyspark", "pyarrow", "polars"}),
         ("arroyo_dagster.state", {"dagster", "pyspark"}),
         ("arroyo_dagster.cli", {"dagster", "pyspark"}),
-        ("arroyo_dagster.state.coordinator", {"dagster", "pyspark", "pandas"}),
+        ("arroyo_dagster.state.runtime.coordinator", {"dagster", "pyspark", "pandas"}),
         ("arroyo_dagster.spark.pipeline", {"dagster", "pyspark"}),
         ("definitions", {"pyspark", "pyarrow", "polars", "pandas", "fsspec", "s3fs", "obstore"}),
     ],

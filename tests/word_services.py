@@ -10,19 +10,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.codec.bincode import codec_for
-from arroyo_dagster.state.connectors import TableSource
-from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.definition.reading import parse_document
+from arroyo_dagster.dataflow.runtime.service import Bindings, RunOptions, build_dataflow
+from arroyo_dagster.dataflow.topics.records import RECORDS, Found, record_batches
+from arroyo_dagster.dataflow.views.view import Views, service_paths
+from arroyo_dagster.state.codec.bincode.codec import codec_for
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
-from arroyo_dagster.state.operators import Collector, OperatorContext, Sink
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.sdf.definition import Dataflow
-from arroyo_dagster.state.sdf.reading import parse_document
-from arroyo_dagster.state.sdf.service import Bindings, RunOptions, build_dataflow
-from arroyo_dagster.state.sdf.topics.records import RECORDS, Found, record_batches
-from arroyo_dagster.state.sdf.view import Views, service_paths
+from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.operators import Collector, OperatorContext, Sink
+from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 

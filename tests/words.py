@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.connectors import ParquetSink, TableSource
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.keys import range_for_server
 from arroyo_dagster.state.model.tables import (
@@ -19,8 +18,9 @@ from arroyo_dagster.state.model.tables import (
     GlobalKeyedFiles,
     TableConfig,
 )
-from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.runtime.connectors import ParquetSink, TableSource
+from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
+from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,

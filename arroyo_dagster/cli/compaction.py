@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
+from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.directory import directory_of
-from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
-from arroyo_dagster.cli.rewriting import (
+from arroyo_dagster.cli.rendering import bytes_words, print_json, print_table, report
+from arroyo_dagster.cli.rewrite import (
     arroyo_options,
     rewrite_json,
     runner,
@@ -20,17 +21,10 @@ from arroyo_dagster.cli.rewriting import (
     show_rewrite,
     undo,
 )
-from arroyo_dagster.cli.shown import bytes_words, print_json, print_table, report
 from arroyo_dagster.cli.window import window
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.plans import plan_to_json
-from arroyo_dagster.state.lease import wall_clock
-from arroyo_dagster.state.local.compaction import CompactionOutcome, compact_job, plan_job
-from arroyo_dagster.state.local.directory import JobDirectory
-from arroyo_dagster.state.local.jobs import find_job, list_jobs
-from arroyo_dagster.state.local.merges import OnProgress, Progress
-from arroyo_dagster.state.local.rewriting import plan_rewrite_of, rewrite_job
-from arroyo_dagster.state.local.rewriting_scene import ListedJob, is_arroyos, list_objects
+from arroyo_dagster.state.metadata.lease import wall_clock
 from arroyo_dagster.state.model.compaction import (
     MEBIBYTE,
     Budget,
@@ -42,8 +36,18 @@ from arroyo_dagster.state.model.compaction import (
     SortOrder,
 )
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.rewriting import RewriteOutcome, RewritePlan
-from arroyo_dagster.state.planning.compaction import most_outputs
+from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
+from arroyo_dagster.state.operations.compaction.execute import OnProgress, Progress
+from arroyo_dagster.state.operations.compaction.job import CompactionOutcome, compact_job, plan_job
+from arroyo_dagster.state.operations.compaction.rewrite import plan_rewrite_of, rewrite_job
+from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
+    ListedJob,
+    is_arroyos,
+    list_objects,
+)
+from arroyo_dagster.state.planning.compaction.plan import most_outputs
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 

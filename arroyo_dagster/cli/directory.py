@@ -9,9 +9,13 @@ from typing import Any, TypeVar
 import click
 
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.state.local.directory import JobDirectory, open_directory, read_said
-from arroyo_dagster.state.model.directory import JobAnswer
+from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.catalog.job_directory import (
+    JobDirectory,
+    open_directory,
+    read_said,
+)
 
 API_VARIABLE = "ARROYO_API_URL"
 TOKEN_VARIABLE = "ARROYO_API_TOKEN"

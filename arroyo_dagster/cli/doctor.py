@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
-from arroyo_dagster.cli.shown import print_json
-from arroyo_dagster.cli.verifying import EXIT_FINDINGS
-from arroyo_dagster.state.local.doctor import CheckStatus, StoreCheck, check_store
+from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.rendering import print_json
+from arroyo_dagster.cli.verify import EXIT_FINDINGS
+from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck, check_store
 
 
 @main.command()

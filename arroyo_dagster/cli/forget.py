@@ -7,11 +7,11 @@ import time
 
 import click
 
-from arroyo_dagster.cli.grammar import main, open_to_read, store_options
-from arroyo_dagster.cli.shown import print_json
-from arroyo_dagster.state.lease_records import owner_here
-from arroyo_dagster.state.local.known_jobs import check_gone, find_known_job, forget
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.cli.common import main, open_to_read, store_options
+from arroyo_dagster.cli.rendering import print_json
+from arroyo_dagster.state.metadata.lease_records import owner_here
+from arroyo_dagster.state.operations.catalog.known_jobs import check_gone, find_known_job, forget
+from arroyo_dagster.state.storage.remote.open import open_store
 
 
 @main.command("forget")

@@ -14,14 +14,15 @@ from typing import Any, TypeVar
 
 import click
 
+from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory_options
-from arroyo_dagster.cli.fate_shown import (
+from arroyo_dagster.cli.fate_rendering import (
     directory_fate_json,
     fate_json,
     print_directory_fate,
     print_fate,
 )
-from arroyo_dagster.cli.gc_shown import (
+from arroyo_dagster.cli.gc_rendering import (
     check_json,
     entry_json,
     moved_json,
@@ -33,29 +34,12 @@ from arroyo_dagster.cli.gc_shown import (
     retained_json,
     show_progress,
 )
-from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
-from arroyo_dagster.cli.shown import bytes_words, clock, print_json, print_table
-from arroyo_dagster.cli.verifying import EXIT_FINDINGS
+from arroyo_dagster.cli.rendering import bytes_words, clock, print_json, print_table
+from arroyo_dagster.cli.verify import EXIT_FINDINGS
 from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.state.codec.collecting import decode_gc_plan, gc_plan_to_json
+from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
-from arroyo_dagster.state.local.collecting import GcOutcome, collect
-from arroyo_dagster.state.local.collecting_steps import Pace
-from arroyo_dagster.state.local.explain import explain_directory, explain_object, job_of_path
-from arroyo_dagster.state.local.fate import (
-    fate_of_directory,
-    fate_of_object,
-    job_of_object,
-    path_of_object,
-)
-from arroyo_dagster.state.local.gc_plans import GcRequest
-from arroyo_dagster.state.local.jobs import find_job, list_jobs
-from arroyo_dagster.state.local.journal import read_journal
-from arroyo_dagster.state.local.journal_check import check_journal
-from arroyo_dagster.state.local.quarantine import list_quarantines, purge
-from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
-from arroyo_dagster.state.local.undelete import undelete
-from arroyo_dagster.state.model.collecting import (
+from arroyo_dagster.state.model.garbage import (
     GRACE_MICROS,
     PURGE_MICROS,
     GcPlan,
@@ -64,7 +48,27 @@ from arroyo_dagster.state.model.collecting import (
 )
 from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.planning.dead_jobs import UNREADABLE
+from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
+from arroyo_dagster.state.operations.gc.execute import GcOutcome, collect
+from arroyo_dagster.state.operations.gc.explain import (
+    explain_directory,
+    explain_object,
+    job_of_path,
+)
+from arroyo_dagster.state.operations.gc.fate import (
+    fate_of_directory,
+    fate_of_object,
+    job_of_object,
+    path_of_object,
+)
+from arroyo_dagster.state.operations.gc.journal import read_journal
+from arroyo_dagster.state.operations.gc.journal_check import check_journal
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.operations.gc.plan import GcRequest
+from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
+from arroyo_dagster.state.operations.gc.steps import Pace
+from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
-from arroyo_dagster.cli.shown import clock, print_json, print_table, report
-from arroyo_dagster.state.lease import wall_clock
-from arroyo_dagster.state.local.jobs import find_job, list_jobs
-from arroyo_dagster.state.local.leases import KINDS, JobLease, break_lease, list_leases
+from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.rendering import clock, print_json, print_table, report
+from arroyo_dagster.state.metadata.lease import wall_clock
 from arroyo_dagster.state.model.leases import LeaseRecord
+from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
+from arroyo_dagster.state.operations.catalog.leases import KINDS, JobLease, break_lease, list_leases
 
 _COLUMNS = ("job", "kind", "token", "state", "holder", "renewed", "age", "expires in")
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import click
 
-from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
-from arroyo_dagster.cli.shown import bytes_words, print_json
-from arroyo_dagster.state.codec.collecting import gc_plan_to_json
-from arroyo_dagster.state.local.gc import expire_job
-from arroyo_dagster.state.local.jobs import (
-    find_job,
-)
+from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.rendering import bytes_words, print_json
+from arroyo_dagster.state.codec.gc import gc_plan_to_json
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.gc.expire import expire_job
 
 
 @main.command()

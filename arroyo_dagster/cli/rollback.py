@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator, Mapping
 
 import click
 
-from arroyo_dagster.cli.grammar import main, open_to_read, open_url, store_options
-from arroyo_dagster.cli.shown import clock, print_json, print_table
+from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.rendering import clock, print_json, print_table
 from arroyo_dagster.state.codec.plans import plan_to_json
-from arroyo_dagster.state.local.jobs import find_job
-from arroyo_dagster.state.local.rollback import (
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.rollback import RollbackOutcome, RollbackPlan
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.restore.rollback import (
     plan_rollback,
     restorable_epochs,
     rollback_done,
     run_rollback,
 )
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.rollback import RollbackOutcome, RollbackPlan
-from arroyo_dagster.state.planning.rollback import ranges, rollback_command
+from arroyo_dagster.state.planning.restore.rollback import ranges, rollback_command
 from arroyo_dagster.state.storage.store import ObjectStore
 
 FILES_SHOWN = 10

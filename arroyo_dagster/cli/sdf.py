@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.grammar import json_option, main
-from arroyo_dagster.cli.shown import print_json, print_table
-from arroyo_dagster.cli.verifying import EXIT_FINDINGS
-from arroyo_dagster.state.sdf.definition import Dataflow, Package, StateDef
-from arroyo_dagster.state.sdf.durations import format_duration
-from arroyo_dagster.state.sdf.json_schema import ROOTS, shipped_schema
-from arroyo_dagster.state.sdf.loading import load_document
-from arroyo_dagster.state.sdf.mistakes import InvalidDefinition, Mistake
+from arroyo_dagster.cli.common import json_option, main
+from arroyo_dagster.cli.rendering import print_json, print_table
+from arroyo_dagster.cli.verify import EXIT_FINDINGS
+from arroyo_dagster.dataflow.definition.definition import Dataflow, Package, StateDef
+from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition, Mistake
+from arroyo_dagster.dataflow.definition.durations import format_duration
+from arroyo_dagster.dataflow.definition.json_schema import ROOTS, shipped_schema
+from arroyo_dagster.dataflow.definition.loading import load_document
 
 
 class _OnDemand(click.Group):
@@ -33,7 +33,7 @@ class _OnDemand(click.Group):
         return super().get_command(ctx, cmd_name)
 
 
-_MODULES = ("sdf_looking", "sdf_running", "sdf_testing")
+_MODULES = ("sdf_inspect", "sdf_run", "sdf_test")
 
 
 @main.group(cls=_OnDemand)

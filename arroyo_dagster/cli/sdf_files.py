@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.state.sdf import loading
-from arroyo_dagster.state.sdf.definition import Dataflow, Package
+from arroyo_dagster.dataflow.definition import loading
+from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
 from arroyo_dagster.user_modules import open_folders
 
 _F = TypeVar("_F", bound=Callable[..., Any])

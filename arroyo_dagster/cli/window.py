@@ -8,37 +8,31 @@ from typing import Any, TypeVar
 
 import click
 
+from arroyo_dagster.cli.common import open_to_read, open_url, show_error, store_options
 from arroyo_dagster.cli.directory import API_VARIABLE
-from arroyo_dagster.cli.grammar import open_to_read, open_url, show_error, store_options
-from arroyo_dagster.cli.rewriting import (
-    in_words,
-    rewrite_json,
-    runner,
-    show_plan,
-    token_option,
-)
-from arroyo_dagster.cli.shown import clock, print_json
+from arroyo_dagster.cli.rendering import clock, print_json
+from arroyo_dagster.cli.rewrite import in_words, rewrite_json, runner, show_plan, token_option
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.orchestration.window_times import DailyWindow, micros_of
+from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
 from arroyo_dagster.state.codec.plans import plan_to_json
-from arroyo_dagster.state.local.directory import JobDirectory
-from arroyo_dagster.state.local.jobs import find_job
-from arroyo_dagster.state.local.maintenance_window import (
-    WindowOptions,
-    read_window_record,
-    recover_window,
-    run_window,
-)
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.window import (
+from arroyo_dagster.state.model.maintenance_window import (
     WindowEnd,
     WindowLimits,
     WindowOutcome,
     WindowRecord,
     WindowStep,
 )
-from arroyo_dagster.state.storage.arroyo_api import ArroyoControl
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.compaction.maintenance_window import (
+    WindowOptions,
+    read_window_record,
+    recover_window,
+    run_window,
+)
+from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from arroyo_dagster.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from arroyo_dagster.orchestration.compaction import CompactionConfig
+    from arroyo_dagster.orchestration.catalog.sensor import SensorOptions, build_checkpoint_sensor
+    from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
+    from arroyo_dagster.orchestration.compaction.maintenance_window import (
+        MaintenanceWindow,
+        WindowConfig,
+    )
     from arroyo_dagster.orchestration.component import ArroyoStateComponent
     from arroyo_dagster.orchestration.definitions import (
         ScheduleOptions,
@@ -16,7 +21,7 @@ if TYPE_CHECKING:
     )
     from arroyo_dagster.orchestration.directory import ArroyoDirectory
     from arroyo_dagster.orchestration.failures import as_failure
-    from arroyo_dagster.orchestration.gc import DeadJobsConfig, GcConfig, OrphansConfig
+    from arroyo_dagster.orchestration.gc.assets import DeadJobsConfig, GcConfig, OrphansConfig
     from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
     from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
     from arroyo_dagster.orchestration.runners import (
@@ -25,9 +30,7 @@ if TYPE_CHECKING:
         SparkRunner,
     )
     from arroyo_dagster.orchestration.schedules import build_due_schedule
-    from arroyo_dagster.orchestration.sensors import SensorOptions, build_checkpoint_sensor
     from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
-    from arroyo_dagster.orchestration.window import MaintenanceWindow, WindowConfig
 
 __all__ = [
     "ArroyoDirectory",
@@ -60,22 +63,22 @@ _MODULES = {
     "ArroyoStateStore": "resources",
     "ArroyoTableProps": "translator",
     "DagsterArroyoTranslator": "translator",
-    "CompactionConfig": "compaction",
-    "DeadJobsConfig": "gc",
-    "GcConfig": "gc",
-    "OrphansConfig": "gc",
+    "CompactionConfig": "compaction.assets",
+    "DeadJobsConfig": "gc.assets",
+    "GcConfig": "gc.assets",
+    "OrphansConfig": "gc.assets",
     "InProcessRunner": "runners",
     "MaintenanceOptions": "maintenance",
     "MaintenanceRunner": "runners",
-    "MaintenanceWindow": "window",
+    "MaintenanceWindow": "compaction.maintenance_window",
     "ScheduleOptions": "definitions",
-    "SensorOptions": "sensors",
+    "SensorOptions": "catalog.sensor",
     "SparkRunner": "runners",
     "SparkSessionResource": "resources",
-    "WindowConfig": "window",
+    "WindowConfig": "compaction.maintenance_window",
     "as_failure": "failures",
     "build_arroyo_definitions": "definitions",
-    "build_checkpoint_sensor": "sensors",
+    "build_checkpoint_sensor": "catalog.sensor",
     "build_due_schedule": "schedules",
 }
 

@@ -14,7 +14,7 @@ from typing import Any
 import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.orchestration import shown
+from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.batch_requests import BatchKind, chosen
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure

@@ -6,15 +6,15 @@ import dagster as dg
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from pydantic import Field
 
-from arroyo_dagster.orchestration.compaction import CompactionConfig
+from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
+from arroyo_dagster.orchestration.compaction.maintenance_window import MaintenanceWindow
 from arroyo_dagster.orchestration.definitions import ScheduleOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.gc import DeadJobsConfig, GcConfig, OrphansConfig
+from arroyo_dagster.orchestration.gc.assets import DeadJobsConfig, GcConfig, OrphansConfig
 from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.orchestration.secrets import as_variable, named_in_template
 from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
-from arroyo_dagster.orchestration.window import MaintenanceWindow
 
 
 def _resolve_options(context: dg.ResolutionContext, options: Any) -> Any:

@@ -9,19 +9,33 @@ from typing import Any
 
 import dagster as dg
 
-from arroyo_dagster.orchestration.assets import (
+from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.orchestration.batch_requests import build_batch_schedule
+from arroyo_dagster.orchestration.batches import build_batch_job
+from arroyo_dagster.orchestration.catalog.assets import (
     build_catalogue,
     build_fleet,
     checkpoint_spec,
 )
-from arroyo_dagster.orchestration.batch_requests import build_batch_schedule
-from arroyo_dagster.orchestration.batches import build_batch_job
-from arroyo_dagster.orchestration.checks import RECENT
-from arroyo_dagster.orchestration.compaction import build_compacted_state
-from arroyo_dagster.orchestration.compaction_fleet import build_compaction_sensor
+from arroyo_dagster.orchestration.catalog.checks import RECENT
+from arroyo_dagster.orchestration.catalog.forget import build_forget_job
+from arroyo_dagster.orchestration.catalog.sensor import SensorOptions, build_checkpoint_sensor
+from arroyo_dagster.orchestration.compaction.assets import build_compacted_state
+from arroyo_dagster.orchestration.compaction.maintenance_window import (
+    MaintenanceWindow,
+    build_window_definitions,
+)
+from arroyo_dagster.orchestration.compaction.sensor import build_compaction_sensor
+from arroyo_dagster.orchestration.dataflow.assets import (
+    SdfOptions,
+    StatesTold,
+    build_sdf_assets,
+    build_sdf_job,
+    load_graph,
+)
+from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.forget import build_forget_job
-from arroyo_dagster.orchestration.gc import build_collection, build_gc_journal
+from arroyo_dagster.orchestration.gc.assets import build_collection, build_gc_journal
 from arroyo_dagster.orchestration.maintenance import (
     COMPACTION_CRON,
     DEAD_JOBS_CRON,
@@ -41,22 +55,11 @@ from arroyo_dagster.orchestration.schedules import (
     SYNC_CRON,
     build_clock_schedule,
 )
-from arroyo_dagster.orchestration.sdf import (
-    SdfOptions,
-    StatesTold,
-    build_sdf_assets,
-    build_sdf_job,
-    load_graph,
-)
-from arroyo_dagster.orchestration.sdf_graph import SdfGraph
-from arroyo_dagster.orchestration.sensors import SensorOptions, build_checkpoint_sensor
 from arroyo_dagster.orchestration.translator import (
     DagsterArroyoTranslator,
     Naming,
 )
-from arroyo_dagster.orchestration.window import MaintenanceWindow, build_window_definitions
-from arroyo_dagster.state.model.collecting import PlanKind
-from arroyo_dagster.state.sdf.definition import Dataflow
+from arroyo_dagster.state.model.garbage import PlanKind
 
 STORE = "arroyo_store"
 SPARK = "arroyo_spark"

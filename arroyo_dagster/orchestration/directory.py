@@ -9,8 +9,8 @@ from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.secrets import NamedSecrets
 
 if TYPE_CHECKING:
-    from arroyo_dagster.state.local.directory import JobDirectory
-    from arroyo_dagster.state.storage.arroyo_api import ArroyoControl
+    from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+    from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
 
 
 class ArroyoDirectory(NamedSecrets):
@@ -43,7 +43,7 @@ class ArroyoDirectory(NamedSecrets):
         Raises:
             InputError: one of them cannot be used.
         """
-        from arroyo_dagster.state.local.directory import open_directory
+        from arroyo_dagster.state.operations.catalog.job_directory import open_directory
 
         if self.api_url is None and self.database is None:
             return store.directory(self.said)
@@ -57,7 +57,7 @@ class ArroyoDirectory(NamedSecrets):
         Raises:
             InputError: there is none.
         """
-        from arroyo_dagster.state.storage.arroyo_api import ArroyoControl
+        from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
 
         url, token = self.api_url, self.api_token
         if url is None:

@@ -7,7 +7,6 @@ from typing import Any
 import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.orchestration.assets import CatalogConfig, new_epochs
 from arroyo_dagster.orchestration.batch_requests import (
     BUDGET_MINUTES,
     MOST_JOBS,
@@ -16,8 +15,9 @@ from arroyo_dagster.orchestration.batch_requests import (
     BatchRequests,
 )
 from arroyo_dagster.orchestration.batches import asset_events
-from arroyo_dagster.orchestration.compaction import CompactionConfig
-from arroyo_dagster.orchestration.gc import (
+from arroyo_dagster.orchestration.catalog.assets import CatalogConfig, new_epochs
+from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
+from arroyo_dagster.orchestration.gc.assets import (
     DeadJobsConfig,
     GcConfig,
     OrphansConfig,
@@ -214,14 +214,14 @@ def _over_jobs(store: ArroyoStateStore, backlog: Callable[[Any, Any], int]) -> M
 
 def compaction_backlogs(store: ArroyoStateStore) -> Mapping[str, int]:
     """How many files of each job were never merged; by its root."""
-    from arroyo_dagster.state.local.compaction import compaction_backlog
+    from arroyo_dagster.state.operations.compaction.job import compaction_backlog
 
     return _over_jobs(store, compaction_backlog)
 
 
 def _expiry_backlog(keep_epochs: int) -> Callable[[Any, Any], int]:
     def backlog(store: Any, paths: Any) -> int:
-        from arroyo_dagster.state.local.gc import expiry_backlog
+        from arroyo_dagster.state.operations.gc.expire import expiry_backlog
 
         return expiry_backlog(store, paths, keep_epochs)
 

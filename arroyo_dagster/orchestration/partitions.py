@@ -107,7 +107,7 @@ def build_sync_job(naming: Naming) -> dg.JobDefinition:
         name="arroyo_sync_partitions_op", description="Partition keys follow the jobs there are."
     )
     def sync_partitions(context: dg.OpExecutionContext, arroyo_store: ArroyoStateStore) -> None:
-        from arroyo_dagster.state.local import known_jobs
+        from arroyo_dagster.state.operations.catalog import known_jobs
 
         with as_failure():
             want = [job.root for job in arroyo_store.jobs()]

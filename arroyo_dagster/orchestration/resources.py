@@ -10,7 +10,7 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.catalogue import (
+from arroyo_dagster.orchestration.catalog.location import (
     CATALOGUE_DIRECTORY,
     check_catalogue,
     local_catalogue,
@@ -30,8 +30,8 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from arroyo_dagster.state.local.directory import JobDirectory
-    from arroyo_dagster.state.local.history import EarlierCatalogue
+    from arroyo_dagster.state.operations.catalog.epochs import EarlierCatalogue
+    from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
     from arroyo_dagster.state.storage.store import ObjectStore
 
 OPTIONS = (
@@ -103,7 +103,7 @@ class ArroyoStateStore(NamedSecrets):
         Args:
             said: the user's own word, by job.
         """
-        from arroyo_dagster.state.local.directory import open_directory
+        from arroyo_dagster.state.operations.catalog.job_directory import open_directory
 
         return open_directory(
             api=self.arroyo_api_url,
@@ -119,7 +119,7 @@ class ArroyoStateStore(NamedSecrets):
             InputError: it is of another checkpoint URL, would lie below this one, nobody said
                 where it lies, or the hosts of Dagster have none in common.
         """
-        from arroyo_dagster.state.local.catalogue_owner import claim_catalogue
+        from arroyo_dagster.state.operations.catalog.owner import claim_catalogue
 
         self._check_hosts()
         found = self._catalogue()
@@ -133,9 +133,9 @@ class ArroyoStateStore(NamedSecrets):
 
         It is only read. None: there is none, or `catalogue_url` was given.
         """
-        from arroyo_dagster.state.local.catalogue_owner import OWNER
-        from arroyo_dagster.state.local.history import EPOCH_CATALOG, EarlierCatalogue
-        from arroyo_dagster.state.storage.open import open_store
+        from arroyo_dagster.state.operations.catalog.epochs import EPOCH_CATALOG, EarlierCatalogue
+        from arroyo_dagster.state.operations.catalog.owner import OWNER
+        from arroyo_dagster.state.storage.remote.open import open_store
 
         if self.catalogue_url:
             return None
@@ -164,14 +164,14 @@ class ArroyoStateStore(NamedSecrets):
 
     def jobs(self) -> list[JobPaths]:
         """The jobs there are now, by path. Errors as `list_jobs`."""
-        from arroyo_dagster.state.local.jobs import list_jobs
+        from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 
         layout = self.chosen_layout()
         found = list_jobs(self.reading())
         return [paths for paths in found if layout is None or paths.layout is layout]
 
     def _opened(self, field: str, url: str) -> "ObjectStore":
-        from arroyo_dagster.state.storage.open import open_store
+        from arroyo_dagster.state.storage.remote.open import open_store
 
         if url not in self._stores:
             options = looked_up(field, getattr(self, field))
@@ -181,7 +181,7 @@ class ArroyoStateStore(NamedSecrets):
 
     def _place(self) -> str:
         """Where the checkpoints lie, without credentials."""
-        from arroyo_dagster.state.local.catalogue_owner import checkpoint_place
+        from arroyo_dagster.state.operations.catalog.owner import checkpoint_place
 
         options = looked_up("storage_options", self.storage_options)
         return checkpoint_place(_absolute(self.checkpoint_url), options)
@@ -198,7 +198,7 @@ class ArroyoStateStore(NamedSecrets):
         return found
 
     def _local_catalogue(self) -> Path:
-        from arroyo_dagster.state.local.catalogue_owner import place_digest
+        from arroyo_dagster.state.operations.catalog.owner import place_digest
 
         return local_catalogue(self._home(), self.deployment, place_digest(self._place()))
 
@@ -231,7 +231,7 @@ class ArroyoStateStore(NamedSecrets):
             raise
 
     def _prove_catalogue(self) -> None:
-        from arroyo_dagster.state.local.catalogue_owner import claim_catalogue
+        from arroyo_dagster.state.operations.catalog.owner import claim_catalogue
 
         catalogue, place = self._catalogue(), self._place()
         if self._in_run:

@@ -11,10 +11,10 @@ from arroyo_dagster.state.model.compaction import CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
 
 if TYPE_CHECKING:
-    from arroyo_dagster.state.local.collecting import GcOutcome
-    from arroyo_dagster.state.local.compaction import CompactionOutcome
-    from arroyo_dagster.state.local.gc_plans import GcRequest
-    from arroyo_dagster.state.local.rewriting import RunRewrites
+    from arroyo_dagster.state.operations.compaction.job import CompactionOutcome
+    from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites
+    from arroyo_dagster.state.operations.gc.execute import GcOutcome
+    from arroyo_dagster.state.operations.gc.plan import GcRequest
     from arroyo_dagster.state.storage.store import ObjectStore
 
 
@@ -29,21 +29,21 @@ class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
         settings: CompactionSettings,
         **options: Any,
     ) -> "CompactionOutcome":
-        """Compact a job; `options` as of `state.local.compaction.compact_job`."""
+        """Compact a job; `options` as of `state.operations.compaction.job.compact_job`."""
 
     def collect(
         self, store: "ObjectStore", paths: JobPaths, asked: "GcRequest", **options: Any
     ) -> "GcOutcome":
         """Carry out a collection, in this process unless overridden; `options` as of
-        `state.local.collecting.collect`.
+        `state.operations.gc.execute.collect`.
         """
-        from arroyo_dagster.state.local.collecting import collect
+        from arroyo_dagster.state.operations.gc.execute import collect
 
         return collect(store, paths, asked, **options)
 
     def rewrites(self) -> "RunRewrites":
         """Who writes the new files of Arroyo's jobs; the process of the step unless overridden."""
-        from arroyo_dagster.state.local.rewriting import rewrite_here
+        from arroyo_dagster.state.operations.compaction.rewrite import rewrite_here
 
         return rewrite_here
 
@@ -83,7 +83,7 @@ class SparkRunner(MaintenanceRunner):
         return collect_on_spark(lambda: self.spark.session, store, paths, asked, **options)
 
     def rewrites(self) -> "RunRewrites":
-        from arroyo_dagster.spark.rewriting import rewrites_on_spark
+        from arroyo_dagster.spark.rewrite import rewrites_on_spark
 
         return rewrites_on_spark(lambda: self.spark.session)
 
@@ -98,6 +98,6 @@ class InProcessRunner(MaintenanceRunner):
         settings: CompactionSettings,
         **options: Any,
     ) -> "CompactionOutcome":
-        from arroyo_dagster.state.local.compaction import compact_job
+        from arroyo_dagster.state.operations.compaction.job import compact_job
 
         return compact_job(store, paths, settings, **options)

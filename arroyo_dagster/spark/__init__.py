@@ -1,0 +1,1 @@
+"""The same work on Spark: pipelines, compaction, gc, queries and dataflows."""

@@ -7,17 +7,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.spark.tasks import run_items
-from arroyo_dagster.state.local.compaction import CompactionOutcome, compact_job
-from arroyo_dagster.state.local.merges import merge_here
 from arroyo_dagster.state.model.compaction import MEBIBYTE, CompactionSettings, MergeOutcome
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.compaction.execute import merge_here
+from arroyo_dagster.state.operations.compaction.job import CompactionOutcome, compact_job
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.merging import MergeTask, combined, parts, run_part
+from arroyo_dagster.state.tables.merge.task import MergeTask, combined, parts, run_part
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from arroyo_dagster.state.tables.merging_rows import OnBytes
+    from arroyo_dagster.state.tables.merge.rows import OnBytes
 
 IN_PROCESS_BYTES = 64 * MEBIBYTE
 _BYTES_OF_A_FILE = 4096
@@ -33,7 +33,7 @@ def compact_job_on_spark(
     in_process_bytes: int = IN_PROCESS_BYTES,
     **options: Any,
 ) -> CompactionOutcome:
-    """As `state.local.compaction.compact_job`, each merge, or part of one, an item of a Spark task.
+    """As `operations.compaction.job.compact_job`; each merge, or part of one, is an item of a task.
 
     Args:
         session: gives the session; called only if there is enough to merge.

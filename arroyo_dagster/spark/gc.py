@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.spark.orphans import plan_orphans_on_spark
 from arroyo_dagster.spark.tasks import run_items
-from arroyo_dagster.state.lease import Leased
-from arroyo_dagster.state.local.collecting import GcOutcome, collect
-from arroyo_dagster.state.local.collecting_steps import Delete, Pace, delete_here
-from arroyo_dagster.state.local.gc import ExpireOutcome, expire_job
-from arroyo_dagster.state.local.gc_plans import GcRequest
-from arroyo_dagster.state.model.collecting import PlanKind
+from arroyo_dagster.state.metadata.lease import Leased
+from arroyo_dagster.state.model.garbage import PlanKind
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.gc.execute import GcOutcome, collect
+from arroyo_dagster.state.operations.gc.expire import ExpireOutcome, expire_job
+from arroyo_dagster.state.operations.gc.plan import GcRequest
+from arroyo_dagster.state.operations.gc.steps import Delete, Pace, delete_here
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def collect_on_spark(
     pace: Pace | None = None,
     **options: Any,
 ) -> GcOutcome:
-    """As `state.local.collecting.collect`, the data files deleted by Spark's workers.
+    """As `state.operations.gc.execute.collect`, the data files deleted by Spark's workers.
 
     Args:
         session: gives the session; called only if there is enough to delete.
@@ -69,7 +69,7 @@ def expire_job_on_spark(
     pace: Pace | None = None,
     **options: Any,
 ) -> ExpireOutcome:
-    """As `state.local.gc.expire_job`, the data files deleted as by `collect_on_spark`."""
+    """As `operations.gc.expire.expire_job`; data files are deleted as by `collect_on_spark`."""
     delete = deleting_on_spark(session, from_objects)
     return expire_job(store, paths, delete=delete, pace=_wide(pace), **options)
 

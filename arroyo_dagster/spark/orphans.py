@@ -12,23 +12,28 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from arroyo_dagster.spark.tasks import run_items
-from arroyo_dagster.state.lease import wall_clock
-from arroyo_dagster.state.local.gc_plans import GcRequest, needed_answer
-from arroyo_dagster.state.local.roots import newest_root
-from arroyo_dagster.state.local.roots_read import NO_EPOCH, Progress, untold
-from arroyo_dagster.state.local.survey import Survey, directories_of, list_job, read_listed
-from arroyo_dagster.state.model.collecting import GcPlan
+from arroyo_dagster.state.metadata.lease import wall_clock
+from arroyo_dagster.state.model.garbage import GcPlan
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import NOTHING, Packed
-from arroyo_dagster.state.planning.orphans import (
+from arroyo_dagster.state.operations.gc.inventory import (
+    Survey,
+    directories_of,
+    list_job,
+    read_listed,
+)
+from arroyo_dagster.state.operations.gc.plan import GcRequest, needed_answer
+from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH, Progress, untold
+from arroyo_dagster.state.operations.gc.roots import newest_root
+from arroyo_dagster.state.planning.gc.orphans import (
     Judged,
     Standing,
     judge_below,
     plan_orphans,
     standing_of,
 )
-from arroyo_dagster.state.planning.reachable import check_aliases, refuse
+from arroyo_dagster.state.planning.gc.reachability import check_aliases, refuse
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:

@@ -32,21 +32,21 @@ from arroyo_dagster.spark.worker import (
     TaskReport,
     chunk_batches,
 )
-from arroyo_dagster.state.coordinator import JobRun, finished
-from arroyo_dagster.state.exchange import WATERMARK, Chunk
-from arroyo_dagster.state.local.pipeline import IN_PROCESS, OnEpoch, RunOutcome
 from arroyo_dagster.state.model.checkpoints import StreamProgress, SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.operators import Offset
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.planning.progress import (
+from arroyo_dagster.state.planning.restore.batch_identity import (
     ADOPT,
     BatchVerdict,
     another_query,
     carried_progress,
 )
+from arroyo_dagster.state.runtime.coordinator import JobRun, finished
+from arroyo_dagster.state.runtime.exchange import WATERMARK, Chunk
+from arroyo_dagster.state.runtime.in_process import IN_PROCESS, OnEpoch, RunOutcome
+from arroyo_dagster.state.runtime.operators import Offset
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.task import EpochPlan, merged_marks
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.task import EpochPlan, merged_marks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

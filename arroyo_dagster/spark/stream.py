@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from arroyo_dagster.spark.worker import CHUNK_DDL, PackedPipeline, read_source
 from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.operators import Offset
+from arroyo_dagster.state.runtime.operators import Offset
 
 
 class SplitPartition(InputPartition):

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
-from arroyo_dagster.state.exchange import Chunk, arrived, read_split, source_chunks
 from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.runtime.exchange import Chunk, arrived, read_split, source_chunks
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.task import EpochPlan, LevelTask
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.task import EpochPlan, LevelTask
 
 CHUNK_DDL = "level int, subtask int, edge int, ord bigint, payload binary"
 CHUNK_SCHEMA = pa.schema(

@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING
 from arroyo_dagster.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from arroyo_dagster.state.backend import (
-        BackingStore,
-        ParquetBackend,
-        StateBackend,
-    )
-    from arroyo_dagster.state.codec.bincode import (
-        Codec,
-        codec_for,
-    )
-    from arroyo_dagster.state.codec.hashing import (
+    from arroyo_dagster.state.codec.bincode.codec import Codec, codec_for
+    from arroyo_dagster.state.codec.hashing.routing import (
         HashVariant,
         hash_key,
         hash_keys,
@@ -36,70 +28,13 @@ if TYPE_CHECKING:
         Insert,
     )
     from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA
-    from arroyo_dagster.state.connectors import (
-        ParquetReplay,
-        ParquetSink,
-        TableSource,
-    )
-    from arroyo_dagster.state.coordinator import request_stop
-    from arroyo_dagster.state.local.collecting import (
-        collect,
-    )
-    from arroyo_dagster.state.local.gc_plans import (
-        GcRequest,
-        plan_collection,
-    )
-    from arroyo_dagster.state.local.hashes import (
-        HashEvidence,
-        find_hash_variant,
-    )
-    from arroyo_dagster.state.local.jobs import (
-        find_job,
-        list_epochs,
-        list_jobs,
-        summarise_jobs,
-    )
-    from arroyo_dagster.state.local.maintenance_window import (
-        WindowOptions,
-        recover_window,
-        run_window,
-    )
-    from arroyo_dagster.state.local.pipeline import (
-        RunOutcome,
-        run_pipeline,
-    )
-    from arroyo_dagster.state.local.query import (
-        describe_epoch,
-        read_rows,
-    )
-    from arroyo_dagster.state.local.retained import (
-        pin_epoch,
-        unpin_epochs,
-    )
-    from arroyo_dagster.state.local.rewriting import (
-        plan_rewrite_of,
-        rewrite_job,
-    )
-    from arroyo_dagster.state.local.rewriting_undo import (
-        undo_rewrite,
-    )
-    from arroyo_dagster.state.local.rollback import (
-        plan_rollback,
-        run_rollback,
-    )
-    from arroyo_dagster.state.local.verify import (
-        JobVerdict,
-        verify_job,
-    )
+    from arroyo_dagster.state.metadata.backend import BackingStore, ParquetBackend, StateBackend
     from arroyo_dagster.state.model.checkpoints import (
         Checkpoint,
         CheckpointState,
         OperatorCheckpoint,
     )
-    from arroyo_dagster.state.model.collecting import (
-        PlanKind,
-        Retention,
-    )
+    from arroyo_dagster.state.model.garbage import PlanKind, Retention
     from arroyo_dagster.state.model.ids import (
         Epoch,
         JobId,
@@ -118,10 +53,8 @@ if TYPE_CHECKING:
         JobPaths,
         Layout,
     )
-    from arroyo_dagster.state.model.rewriting import (
-        RewriteOutcome,
-        RewritePlan,
-    )
+    from arroyo_dagster.state.model.maintenance_window import WindowLimits, WindowOutcome
+    from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
     from arroyo_dagster.state.model.rollback import (
         RollbackOutcome,
         RollbackPlan,
@@ -130,21 +63,37 @@ if TYPE_CHECKING:
         TableConfig,
         TableKind,
     )
-    from arroyo_dagster.state.model.window import (
-        WindowLimits,
-        WindowOutcome,
+    from arroyo_dagster.state.operations.catalog.hash_variant import HashEvidence, find_hash_variant
+    from arroyo_dagster.state.operations.catalog.jobs import (
+        find_job,
+        list_epochs,
+        list_jobs,
+        summarise_jobs,
     )
-    from arroyo_dagster.state.operators import (
+    from arroyo_dagster.state.operations.catalog.query import describe_epoch, read_rows
+    from arroyo_dagster.state.operations.compaction.maintenance_window import (
+        WindowOptions,
+        recover_window,
+        run_window,
+    )
+    from arroyo_dagster.state.operations.compaction.rewrite import plan_rewrite_of, rewrite_job
+    from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
+    from arroyo_dagster.state.operations.gc.execute import collect
+    from arroyo_dagster.state.operations.gc.pins import pin_epoch, unpin_epochs
+    from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+    from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
+    from arroyo_dagster.state.operations.verify.job import JobVerdict, verify_job
+    from arroyo_dagster.state.runtime.connectors import ParquetReplay, ParquetSink, TableSource
+    from arroyo_dagster.state.runtime.coordinator import request_stop
+    from arroyo_dagster.state.runtime.in_process import RunOutcome, run_pipeline
+    from arroyo_dagster.state.runtime.operators import (
         Collector,
         Operator,
         OperatorContext,
         Sink,
         Source,
     )
-    from arroyo_dagster.state.pipeline import (
-        Pipeline,
-        Stream,
-    )
+    from arroyo_dagster.state.runtime.pipeline import Pipeline, Stream
     from arroyo_dagster.state.storage import (
         MemoryStore,
         ObjectStore,
@@ -153,15 +102,7 @@ if TYPE_CHECKING:
         get_storage_provider,
         open_store,
     )
-    from arroyo_dagster.state.storage.arroyo_api import (
-        ArroyoControl,
-    )
-    from arroyo_dagster.state.tables.catalogue import (
-        Catalogue,
-        KnownTable,
-        default_catalogue,
-        register_table,
-    )
+    from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
     from arroyo_dagster.state.tables.expiring_time_key import (
         ExpiringTimeKeyTable,
         timestamp_table_config,
@@ -174,6 +115,12 @@ if TYPE_CHECKING:
         VersionInfo,
         global_table_config,
         global_table_config_with_version,
+    )
+    from arroyo_dagster.state.tables.known.catalogue import (
+        Catalogue,
+        KnownTable,
+        default_catalogue,
+        register_table,
     )
     from arroyo_dagster.state.tables.manager import TableManager
     from arroyo_dagster.state.tables.messages import (
@@ -302,12 +249,12 @@ __all__ = [
 ]
 
 _PUBLIC: dict[str, tuple[str, ...]] = {
-    "backend": ("BackingStore", "ParquetBackend", "StateBackend"),
-    "codec.bincode": (
+    "metadata.backend": ("BackingStore", "ParquetBackend", "StateBackend"),
+    "codec.bincode.codec": (
         "Codec",
         "codec_for",
     ),
-    "codec.hashing": (
+    "codec.hashing.routing": (
         "HashVariant",
         "hash_key",
         "hash_keys",
@@ -323,46 +270,46 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "Insert",
     ),
     "codec.parquet": ("GLOBAL_KEY_VALUE_SCHEMA",),
-    "connectors": (
+    "runtime.connectors": (
         "ParquetReplay",
         "ParquetSink",
         "TableSource",
     ),
-    "coordinator": ("request_stop",),
-    "local.collecting": ("collect",),
-    "local.gc_plans": (
+    "runtime.coordinator": ("request_stop",),
+    "operations.gc.execute": ("collect",),
+    "operations.gc.plan": (
         "GcRequest",
         "plan_collection",
     ),
-    "local.hashes": (
+    "operations.catalog.hash_variant": (
         "HashEvidence",
         "find_hash_variant",
     ),
-    "local.jobs": (
+    "operations.catalog.jobs": (
         "find_job",
         "list_epochs",
         "list_jobs",
         "summarise_jobs",
     ),
-    "local.pipeline": (
+    "runtime.in_process": (
         "RunOutcome",
         "run_pipeline",
     ),
-    "local.query": (
+    "operations.catalog.query": (
         "describe_epoch",
         "read_rows",
     ),
-    "local.rewriting": (
+    "operations.compaction.rewrite": (
         "plan_rewrite_of",
         "rewrite_job",
     ),
-    "local.rewriting_undo": ("undo_rewrite",),
-    "local.maintenance_window": (
+    "operations.compaction.rewrite_undo": ("undo_rewrite",),
+    "operations.compaction.maintenance_window": (
         "WindowOptions",
         "recover_window",
         "run_window",
     ),
-    "model.rewriting": (
+    "model.rewrite": (
         "RewriteOutcome",
         "RewritePlan",
     ),
@@ -370,20 +317,20 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "RollbackOutcome",
         "RollbackPlan",
     ),
-    "model.window": (
+    "model.maintenance_window": (
         "WindowLimits",
         "WindowOutcome",
     ),
-    "storage.arroyo_api": ("ArroyoControl",),
-    "local.retained": (
+    "storage.arroyo.api": ("ArroyoControl",),
+    "operations.gc.pins": (
         "pin_epoch",
         "unpin_epochs",
     ),
-    "local.rollback": (
+    "operations.restore.rollback": (
         "plan_rollback",
         "run_rollback",
     ),
-    "local.verify": (
+    "operations.verify.job": (
         "JobVerdict",
         "verify_job",
     ),
@@ -392,7 +339,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "CheckpointState",
         "OperatorCheckpoint",
     ),
-    "model.collecting": (
+    "model.garbage": (
         "PlanKind",
         "Retention",
     ),
@@ -418,14 +365,14 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "TableConfig",
         "TableKind",
     ),
-    "operators": (
+    "runtime.operators": (
         "Collector",
         "Operator",
         "OperatorContext",
         "Sink",
         "Source",
     ),
-    "pipeline": (
+    "runtime.pipeline": (
         "Pipeline",
         "Stream",
     ),
@@ -437,7 +384,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "get_storage_provider",
         "open_store",
     ),
-    "tables.catalogue": (
+    "tables.known.catalogue": (
         "Catalogue",
         "KnownTable",
         "default_catalogue",

@@ -35,9 +35,9 @@ from browser import asked, picture  # noqa: E402
 from home import dagster_home  # noqa: E402
 from ui import await_url, running  # noqa: E402
 
-from arroyo_dagster.state.backend import ParquetBackend  # noqa: E402
+from arroyo_dagster.state.metadata.backend import ParquetBackend  # noqa: E402
 from arroyo_dagster.state.model.layout import JobPaths  # noqa: E402
-from arroyo_dagster.state.storage.open import open_store  # noqa: E402
+from arroyo_dagster.state.storage.remote.open import open_store  # noqa: E402
 from tests.fleets import Written, legacy_job, protocol_job  # noqa: E402
 
 PORT = 3201

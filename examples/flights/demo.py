@@ -33,9 +33,9 @@ from upkeep import Upkeep
 from verify import FLIGHTS, JOB, Proof, explain, prove
 
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError
-from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.remote.open import open_store
 
 PROJECT = Path(__file__).resolve().parents[2]
 FOLDER = PROJECT / ".demo" / "flights"

@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from home import PROJECT
 
+from arroyo_dagster.dataflow.definition.loading import load_document
+from arroyo_dagster.dataflow.views.view import Views
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.state.sdf.loading import load_document
-from arroyo_dagster.state.sdf.view import Views
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.remote.open import open_store
 
 SDF = PROJECT / "examples" / "sdf"
 WORDS = SDF / "words" / "dataflow.yaml"

@@ -23,11 +23,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
-from arroyo_dagster.state.backend import ParquetBackend
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore, read_many
 from arroyo_dagster.state.tables.manager import TableManager
 from arroyo_dagster.state.tables.table import TaskInfo

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.codec.hashing import key_hashes
+from arroyo_dagster.state.codec.hashing.routing import key_hashes
 from arroyo_dagster.state.codec.parquet import MAX_ROW_GROUP_ROWS
 from arroyo_dagster.state.codec.schema import file_schema
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import (
     JobId,
     OperatorId,

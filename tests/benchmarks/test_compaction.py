@@ -27,16 +27,16 @@ import pytest
 
 from arroyo_dagster.spark.compaction import compact_job_on_spark
 from arroyo_dagster.spark.session import get_session
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pair_columns
-from arroyo_dagster.state.local.compaction import compact_job, plan_job
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.operations.compaction.job import compact_job, plan_job
+from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
-from arroyo_dagster.state.tables.merging import MergeTask, run_merge
+from arroyo_dagster.state.tables.merge.task import MergeTask, run_merge
 from tests.benchmarks.slow_s3 import slow_s3
 from tests.fabricated import PATHS, publish, stored_rows, time_files
 
@@ -180,8 +180,8 @@ def _ours(session: Any, url: str) -> Callable[[], float]:
 
 BARE = """
 import pickle, sys, time
-from arroyo_dagster.state.storage.open import open_store
-from arroyo_dagster.state.tables.merging import run_merge
+from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state.tables.merge.task import run_merge
 url, tasks, warm = pickle.loads(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))
 store = open_store(url)
 run_merge(store, warm)
@@ -417,8 +417,8 @@ def test_bytes_out_beside_an_uncompressed_file(
 
 MEMORY = """
 import pickle, re, sys
-from arroyo_dagster.state.storage.open import open_store
-from arroyo_dagster.state.tables.merging import run_merge
+from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state.tables.merge.task import run_merge
 url, task = pickle.loads(sys.stdin.buffer.read())
 run_merge(open_store(url), task)
 # Not ru_maxrss: that begins with what the parent had.
@@ -479,7 +479,7 @@ import os, statistics, sys, time
 os.sched_setaffinity(0, range(int(sys.argv[2])))  # what is started from here inherits it
 from arroyo_dagster.spark.compaction import compact_job_on_spark
 from arroyo_dagster.spark.session import get_session
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.remote.open import open_store
 from tests.benchmarks.test_compaction import FULL, PATHS, _undone
 url, workers = sys.argv[1:3]
 session, _ = get_session(f"local-cluster[{workers},1,1024]")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.state.local.collecting import collect
-from arroyo_dagster.state.local.collecting_steps import GcProgress
-from arroyo_dagster.state.local.gc_plans import GcRequest
-from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS, PlanKind
+from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, PlanKind
+from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.plan import GcRequest
+from arroyo_dagster.state.operations.gc.steps import GcProgress
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Slow
 from tests.collecting import PATHS, Clock, begun
@@ -24,9 +24,9 @@ SECONDS = 600
 
 _PLAN = """
 import json, sys, time
-from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
-from arroyo_dagster.state.local.telling import told_again
-from arroyo_dagster.state.model.collecting import PlanKind, Retention
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+from arroyo_dagster.state.operations.gc.telling import told_again
+from arroyo_dagster.state.model.garbage import PlanKind, Retention
 from tests.epochs import PATHS, MadeUpJob
 what, epochs = sys.argv[1], int(sys.argv[2])
 expiry = what == "expire"

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.codec.hashing import key_hashes
+from arroyo_dagster.state.codec.hashing.routing import key_hashes
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
 from arroyo_dagster.state.codec.schema import file_schema
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
@@ -54,8 +54,8 @@ _LOOK = """
 import json, resource, sys
 import pyarrow.parquet as pq
 from arroyo_dagster.state import *
-from arroyo_dagster.state.local.verify import verify_job
-from arroyo_dagster.state.local.query import describe_epoch, read_rows
+from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.operations.catalog.query import describe_epoch, read_rows
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.ids import JobId
 store, paths, what = open_store(sys.argv[1]), JobPaths(JobId("big")), sys.argv[2]

@@ -16,11 +16,11 @@ from arroyo_dagster.spark.pipeline import SparkRun
 from arroyo_dagster.spark.session import get_session
 from arroyo_dagster.spark.stream import open_streams
 from arroyo_dagster.spark.worker import PackedPipeline
-from arroyo_dagster.state.connectors import ParquetReplay
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.runtime.connectors import ParquetReplay
+from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from tests.benchmarks.conftest import Comparison
 

@@ -12,10 +12,10 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.connectors import TableSource
-from arroyo_dagster.state.local.pipeline import run_pipeline
-from arroyo_dagster.state.sdf.boundary import topic_schema
-from arroyo_dagster.state.sdf.view import StateView
+from arroyo_dagster.dataflow.storage.boundary import topic_schema
+from arroyo_dagster.dataflow.views.view import StateView
+from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state.runtime.in_process import run_pipeline
 from tests.benchmarks.conftest import Comparison
 from tests.dataflows import Flow, builder, definition, row_of
 

@@ -12,23 +12,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.spark.pipelines import run_pipelines
+from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.definition.reading import parse_document
+from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW
+from arroyo_dagster.dataflow.runtime.service import RunOptions, build_dataflow
+from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
+from arroyo_dagster.dataflow.topics.wiring import wire
+from arroyo_dagster.dataflow.views.snapshots import STATES
+from arroyo_dagster.dataflow.views.view import Views
+from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
 from arroyo_dagster.spark.session import get_session
-from arroyo_dagster.state.local.pipeline import run_pipeline
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, TableName, WorkerGeneration
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.sdf.definition import Dataflow
-from arroyo_dagster.state.sdf.reading import parse_document
-from arroyo_dagster.state.sdf.service import RunOptions, build_dataflow
-from arroyo_dagster.state.sdf.snapshots import STATES
-from arroyo_dagster.state.sdf.topics.bindings import BindingsText, parse_binding
-from arroyo_dagster.state.sdf.topics.wiring import wire
-from arroyo_dagster.state.sdf.view import Views
-from arroyo_dagster.state.sdf.windows import GLOBAL_WINDOW
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.task import EpochPlan, OperatorSubtask
+from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.task import EpochPlan, OperatorSubtask
 from tests.benchmarks.conftest import Comparison
 from tests.dataflows import builder, definition, row_of
 

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.codec.bincode import Codec, codec_for
-from arroyo_dagster.state.codec.hashing import HashVariant, hash_key, hash_keys, key_hashes
+from arroyo_dagster.state.codec.bincode.codec import Codec, codec_for
+from arroyo_dagster.state.codec.hashing.routing import HashVariant, hash_key, hash_keys, key_hashes
 from arroyo_dagster.state.model.types import I64, U32, U64, SystemTimeNanos
-from arroyo_dagster.state.tables.known_operators import ExpressionWatermarkState
-from arroyo_dagster.state.tables.known_sources import KafkaState
+from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
+from arroyo_dagster.state.tables.known.sources import KafkaState
 from tests.benchmarks.conftest import Comparison
 
 VALUES = 1_000_000

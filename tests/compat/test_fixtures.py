@@ -10,9 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.parquet import decode_file
-from arroyo_dagster.state.local.jobs import find_job, list_epochs, list_jobs
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
@@ -21,7 +20,8 @@ from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
 )
-from arroyo_dagster.state.planning.recovery import Restore, resolve
+from arroyo_dagster.state.operations.catalog.jobs import find_job, list_epochs, list_jobs
+from arroyo_dagster.state.planning.restore.recovery import Restore, resolve
 from arroyo_dagster.state.storage import Counting, ObjectStore, WriteProtected, open_store
 from tests.compat.arroyo import ARCHIVES, description, unpack
 

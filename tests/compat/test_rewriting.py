@@ -10,23 +10,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
-from arroyo_dagster.state.local.directory import JobDirectory
-from arroyo_dagster.state.local.jobs import find_job, list_jobs
-from arroyo_dagster.state.local.query import read_rows
-from arroyo_dagster.state.local.rewriting import plan_rewrite_of, rewrite_job
-from arroyo_dagster.state.local.rewriting_undo import undo_rewrite
-from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.keys import range_for_server
 from arroyo_dagster.state.model.layout import JobPaths, Layout, is_rewritten
-from arroyo_dagster.state.model.rewriting import RewriteOutcome
+from arroyo_dagster.state.model.rewrite import RewriteOutcome
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.planning.query import restore_plan
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
+from arroyo_dagster.state.operations.catalog.query import read_rows
+from arroyo_dagster.state.operations.compaction.rewrite import plan_rewrite_of, rewrite_job
+from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
+from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import content, stopped

@@ -20,15 +20,16 @@ from typing import Any
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
-from arroyo_dagster.state.local import history, known_jobs
-from arroyo_dagster.state.local.catalogue_owner import claim_catalogue
-from arroyo_dagster.state.local.jobs import find_job, list_jobs
-from arroyo_dagster.state.local.pipeline import run_pipeline
-from arroyo_dagster.state.local.verdicts import JobVerdict, write_verdict
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.planning.findings import Verdict, error
+from arroyo_dagster.state.operations.catalog import epochs as history
+from arroyo_dagster.state.operations.catalog import known_jobs
+from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
+from arroyo_dagster.state.operations.catalog.owner import claim_catalogue
+from arroyo_dagster.state.operations.catalog.verdicts import JobVerdict, write_verdict
+from arroyo_dagster.state.planning.verify.findings import Verdict, error
+from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import ObjectStore, open_store
 from tests.compat.arroyo import unpack
 from tests.jobs import word_job

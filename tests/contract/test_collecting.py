@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.collecting import collect
-from arroyo_dagster.state.local.journal import read_journal
-from arroyo_dagster.state.local.undelete import undelete
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName, WorkerGeneration
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.journal import read_journal
+from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.collecting import expiry, orphans, whole, without_ours
 from tests.fleets import Written, protocol_job

@@ -13,7 +13,7 @@ import pytest
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage import ObjectStore
-from arroyo_dagster.state.storage.obstore_store import ObstoreStore
+from arroyo_dagster.state.storage.remote.obstore_store import ObstoreStore
 from arroyo_dagster.state.storage.store import PIECE_BYTES
 from tests.contract.conftest import open_s3
 from tests.contract.faulty import (
@@ -220,7 +220,7 @@ class TestWhatDoesNotPass:
 
         server.in_turn(script)
         monkeypatch.setattr(
-            "arroyo_dagster.state.storage.obstore_store._CREATE_PAUSE_SECONDS", 0.001
+            "arroyo_dagster.state.storage.remote.obstore_store._CREATE_PAUSE_SECONDS", 0.001
         )
         with pytest.raises(StorageError) as caught:
             hasty.create(P("a"), b"x")

@@ -34,7 +34,7 @@ from arroyo_dagster.state.storage import (
     encode_path,
     read_many,
 )
-from arroyo_dagster.state.storage.obstore_store import ObstoreStore
+from arroyo_dagster.state.storage.remote.obstore_store import ObstoreStore
 from arroyo_dagster.state.storage.store import PIECE_BYTES, read_in_pieces
 from tests.contract import servers
 from tests.contract.conftest import BUCKET, MOTO_BACKENDS, open_s3

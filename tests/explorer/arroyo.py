@@ -16,13 +16,8 @@ import pyarrow as pa
 from arroyo_dagster.errors import NotFoundError, StorageError
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, Manifest, OperatorCheckpoint
-from arroyo_dagster.state.model.directory import (
-    CheckpointFacts,
-    JobCondition,
-    JobFacts,
-    SourceWord,
-)
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName, WorkerGeneration
+from arroyo_dagster.state.model.job_facts import CheckpointFacts, JobCondition, JobFacts, SourceWord
 from arroyo_dagster.state.model.keys import range_for_server
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.lease import LEASE_SECONDS, ON_ITS_WAY_SECONDS, lease
+from arroyo_dagster.state.metadata.lease import LEASE_SECONDS, ON_ITS_WAY_SECONDS, lease
 from tests.explorer.oracle import TakenByArroyo, Watch, listed, manifest_facts, restored
 from tests.explorer.setting import Setting
 from tests.explorer.world import DAY, REQUEST, SECOND, Hands, Process, Violation, World

@@ -11,26 +11,42 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from arroyo_dagster.state import lease as lease_module
-from arroyo_dagster.state.codec import collecting as codec
-from arroyo_dagster.state.local import (
-    collecting,
-    collecting_steps,
-    gc_plans,
-    rewriting,
-    rewriting_publish,
-    rewriting_scene,
-    roots_protocol,
-    roots_read,
-    survey,
-)
+from arroyo_dagster.state.codec import gc as codec
+from arroyo_dagster.state.metadata import lease as lease_module
 from arroyo_dagster.state.model import objects
 from arroyo_dagster.state.model.aliases import ReferencedPaths
-from arroyo_dagster.state.model.collecting import Retained
+from arroyo_dagster.state.model.garbage import Retained
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.objects import ObjectKind, Packed
-from arroyo_dagster.state.planning import dead_jobs, expiry, orphans
-from arroyo_dagster.state.planning.orphans import Reason
+from arroyo_dagster.state.operations.compaction import (
+    rewrite as rewriting,
+)
+from arroyo_dagster.state.operations.compaction import (
+    rewrite_preconditions as rewriting_scene,
+)
+from arroyo_dagster.state.operations.compaction import (
+    rewrite_publish as rewriting_publish,
+)
+from arroyo_dagster.state.operations.gc import (
+    execute as collecting,
+)
+from arroyo_dagster.state.operations.gc import (
+    inventory as survey,
+)
+from arroyo_dagster.state.operations.gc import (
+    plan as gc_plans,
+)
+from arroyo_dagster.state.operations.gc import (
+    root_reader as roots_read,
+)
+from arroyo_dagster.state.operations.gc import (
+    roots_protocol,
+)
+from arroyo_dagster.state.operations.gc import (
+    steps as collecting_steps,
+)
+from arroyo_dagster.state.planning.gc import dead_jobs, expiry, orphans
+from arroyo_dagster.state.planning.gc.orphans import Reason
 from tests.explorer import world
 from tests.explorer.remembering import NAMES
 

@@ -21,22 +21,8 @@ from unittest import mock
 import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError
-from arroyo_dagster.state import backend as backend_module
-from arroyo_dagster.state import lease as lease_module
-from arroyo_dagster.state.coordinator import JobRun
-from arroyo_dagster.state.local import rollback as rollback_module
-from arroyo_dagster.state.local.collecting import collect
-from arroyo_dagster.state.local.collecting_steps import Pace
-from arroyo_dagster.state.local.compaction import compact_job
-from arroyo_dagster.state.local.directory import JobDirectory
-from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
-from arroyo_dagster.state.local.jobs import list_jobs
-from arroyo_dagster.state.local.quarantine import purge
-from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
-from arroyo_dagster.state.local.rewriting import rewrite_job
-from arroyo_dagster.state.local.rewriting_undo import undo_rewrite
-from arroyo_dagster.state.local.rollback import plan_rollback, run_rollback
-from arroyo_dagster.state.local.undelete import undelete
+from arroyo_dagster.state.metadata import backend as backend_module
+from arroyo_dagster.state.metadata import lease as lease_module
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
@@ -44,7 +30,6 @@ from arroyo_dagster.state.model.checkpoints import (
     StreamProgress,
     SubtaskCheckpoint,
 )
-from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
     CompactionSettings,
@@ -53,25 +38,40 @@ from arroyo_dagster.state.model.compaction import (
     MergeOutcome,
     PairsMerge,
 )
-from arroyo_dagster.state.model.directory import Absence, SourceWord
+from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.model.job_facts import Absence, SourceWord
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.rewriting import RewrittenPart
+from arroyo_dagster.state.model.rewrite import RewrittenPart
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     TableConfig,
     TimeFile,
 )
-from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.planning.checkpoint import cutoff_micros
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.rewrite import rewrite_job
+from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
+from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+from arroyo_dagster.state.operations.gc.quarantine import purge
+from arroyo_dagster.state.operations.gc.steps import Pace
+from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.operations.restore import rollback as rollback_module
+from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
+from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
+from arroyo_dagster.state.runtime.coordinator import JobRun
+from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
+from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import concurrency, conditional_create
 from arroyo_dagster.state.storage.wrappers import Crash
-from arroyo_dagster.state.tables import merging as merging_module
-from arroyo_dagster.state.tables import rewriting as rewriting_module
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
+from arroyo_dagster.state.tables.merge import rewrite as rewriting_module
+from arroyo_dagster.state.tables.merge import task as merging_module
 from tests.explorer.oracle import LEGACY_HEAD, RECORD, Watch
 from tests.explorer.remembering import remembering
 from tests.explorer.world import HOUR, SECOND, Hands, Process, Violation, World, refused

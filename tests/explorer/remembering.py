@@ -13,19 +13,26 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
-from arroyo_dagster.state.codec import collecting, metadata, records, references
-from arroyo_dagster.state.local import (
-    collecting_steps,
-    quarantine,
-    roots_read,
-    survey,
-    undelete,
-)
-from arroyo_dagster.state.model import collecting as model
+from arroyo_dagster.state.codec import gc as collecting
+from arroyo_dagster.state.codec import metadata, records, references
+from arroyo_dagster.state.model import garbage as model
 from arroyo_dagster.state.model import ids, objects
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.planning import dead_jobs, orphans
+from arroyo_dagster.state.operations.gc import (
+    inventory as survey,
+)
+from arroyo_dagster.state.operations.gc import (
+    quarantine,
+    undelete,
+)
+from arroyo_dagster.state.operations.gc import (
+    root_reader as roots_read,
+)
+from arroyo_dagster.state.operations.gc import (
+    steps as collecting_steps,
+)
+from arroyo_dagster.state.planning.gc import dead_jobs, orphans
 
 MOST = 50_000
 

@@ -7,15 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
-from arroyo_dagster.state.local.gc_plans import GcRequest
-from arroyo_dagster.state.model.collecting import (
-    GRACE_FLOOR_MICROS,
-    GRACE_MICROS,
-    PlanKind,
-    Retention,
-)
+from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, GRACE_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, SaidJobs
+from arroyo_dagster.state.operations.gc.plan import GcRequest
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller, Leader, LegacyRun
 from tests.explorer.oracle import Watch

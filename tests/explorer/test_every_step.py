@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from arroyo_dagster.state.model.directory import JobCondition
+from arroyo_dagster.state.model.job_facts import JobCondition
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller
 from tests.explorer.ending import check_end

@@ -18,8 +18,8 @@ PEAK = """
 QUARANTINE = """
     import os, sys, time
     from pathlib import Path
-    from arroyo_dagster.state.local.collecting import collect
-    from arroyo_dagster.state.local.undelete import undelete
+    from arroyo_dagster.state.operations.gc.execute import collect
+    from arroyo_dagster.state.operations.gc.undelete import undelete
     from arroyo_dagster.state.storage import open_store
     from tests.collecting import orphans
     from tests.contract.test_collecting import LOST, PATHS, STOPPED
@@ -78,12 +78,12 @@ GIANT = """
     import os, resource, sys, time
     from pathlib import Path
     from arroyo_dagster.errors import ArroyoStateError, FormatError
-    from arroyo_dagster.state.backend import ParquetBackend
-    from arroyo_dagster.state.lease import lease
-    from arroyo_dagster.state.local.gc_plans import plan_collection
-    from arroyo_dagster.state.local.jobs import list_epochs, summarise_jobs
-    from arroyo_dagster.state.local.retained import pin_epoch
-    from arroyo_dagster.state.local.verify import verify_job
+    from arroyo_dagster.state.metadata.backend import ParquetBackend
+    from arroyo_dagster.state.metadata.lease import lease
+    from arroyo_dagster.state.operations.gc.plan import plan_collection
+    from arroyo_dagster.state.operations.catalog.jobs import list_epochs, summarise_jobs
+    from arroyo_dagster.state.operations.gc.pins import pin_epoch
+    from arroyo_dagster.state.operations.verify.job import verify_job
     from arroyo_dagster.state.storage import open_store
     from tests.collecting import JOB, orphans
     from tests.fleets import Written, legacy_job

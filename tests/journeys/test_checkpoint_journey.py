@@ -7,10 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.parquet import decode_file
-from arroyo_dagster.state.connectors import TableSource
-from arroyo_dagster.state.local.pipeline import LocalRun, run_pipeline
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -23,9 +21,11 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.keys import range_for_server
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.planning.checkpoint import merge_operator
+from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
+from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
+from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
+from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import Counting, MemoryStore
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.manager import TableManager

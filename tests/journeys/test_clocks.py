@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state.local.collecting import collect
-from arroyo_dagster.state.local.collecting_steps import Pace
-from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
-from arroyo_dagster.state.local.jobs import list_jobs
-from arroyo_dagster.state.local.undelete import undelete
-from arroyo_dagster.state.model.collecting import GcPlan
+from arroyo_dagster.state.model.garbage import GcPlan
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+from arroyo_dagster.state.operations.gc.steps import Pace
+from arroyo_dagster.state.operations.gc.undelete import undelete
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected, open_store
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Counting, Wrapper

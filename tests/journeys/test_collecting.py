@@ -12,18 +12,18 @@ import pytest
 from arroyo_dagster.errors import (
     StorageError,
 )
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.collecting import collect
-from arroyo_dagster.state.local.collecting_steps import Pace
-from arroyo_dagster.state.local.gc_plans import plan_collection
-from arroyo_dagster.state.local.jobs import list_jobs
-from arroyo_dagster.state.local.journal import list_runs, read_journal
-from arroyo_dagster.state.local.roots import read_roots
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, WorkerGeneration
 from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.planning.reachable import referenced_by
+from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.journal import list_runs, read_journal
+from arroyo_dagster.state.operations.gc.plan import plan_collection
+from arroyo_dagster.state.operations.gc.roots import read_roots
+from arroyo_dagster.state.operations.gc.steps import Pace
+from arroyo_dagster.state.planning.gc.reachability import referenced_by
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, WriteProtected
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.wrappers import Counting
 from tests.collecting import (
     PATHS,

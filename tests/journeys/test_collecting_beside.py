@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, ProtocolError
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.lease import lease
-from arroyo_dagster.state.local.collecting import collect
-from arroyo_dagster.state.local.collecting_steps import Pace
-from arroyo_dagster.state.local.compaction import compact_job
-from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
-from arroyo_dagster.state.local.pipeline import LocalRun
-from arroyo_dagster.state.local.retained import pin_epoch
-from arroyo_dagster.state.local.roots import read_roots
-from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.planning import recovery
+from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.pins import pin_epoch
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+from arroyo_dagster.state.operations.gc.roots import read_roots
+from arroyo_dagster.state.operations.gc.steps import Pace
+from arroyo_dagster.state.planning.restore import recovery
+from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.collecting import (

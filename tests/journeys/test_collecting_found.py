@@ -17,19 +17,19 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.state import backend as backend_module
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import operator_references
-from arroyo_dagster.state.local.collecting import collect
-from arroyo_dagster.state.local.collecting_steps import Pace
-from arroyo_dagster.state.local.directory import JobDirectory
-from arroyo_dagster.state.local.gc_plans import plan_collection
-from arroyo_dagster.state.local.quarantine import list_quarantines
-from arroyo_dagster.state.local.retained import pin_epoch, read_retained, unpin_epochs
-from arroyo_dagster.state.local.undelete import undelete
+from arroyo_dagster.state.metadata import backend as backend_module
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.operations.gc.plan import plan_collection
+from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
+from arroyo_dagster.state.operations.gc.steps import Pace
+from arroyo_dagster.state.operations.gc.undelete import undelete
 from arroyo_dagster.state.storage import (
     Crash,
     FaultInjecting,

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.local.collecting import collect
-from arroyo_dagster.state.local.collecting_steps import Pace
-from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
-from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
-from arroyo_dagster.state.local.roots import read_roots
-from arroyo_dagster.state.model.collecting import GRACE_FLOOR_MICROS, PlanKind, Retention
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, SaidJobs
+from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+from arroyo_dagster.state.operations.gc.roots import read_roots
+from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.storage import MemoryStore, WriteProtected
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper

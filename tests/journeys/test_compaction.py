@@ -11,12 +11,8 @@ from typing import Any, Literal
 import pytest
 
 from arroyo_dagster.errors import ConflictError, FormatError, ProtocolError, StorageError
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.lease import lease
-from arroyo_dagster.state.local.compaction import compact_job, plan_job
-from arroyo_dagster.state.local.jobs import list_jobs
-from arroyo_dagster.state.local.merges import merge_here
-from arroyo_dagster.state.local.pipeline import LocalRun
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
     CompactionSettings,
@@ -24,12 +20,16 @@ from arroyo_dagster.state.model.compaction import (
     RowsDigest,
 )
 from arroyo_dagster.state.model.layout import is_compacted
-from arroyo_dagster.state.planning.compaction import NOT_OURS
+from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+from arroyo_dagster.state.operations.compaction.execute import merge_here
+from arroyo_dagster.state.operations.compaction.job import compact_job, plan_job
+from arroyo_dagster.state.planning.compaction.plan import NOT_OURS
+from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.wrappers import Counting, WriteProtected
-from arroyo_dagster.state.tables.merging import MergeTask
-from arroyo_dagster.state.tables.merging_rows import OnBytes
+from arroyo_dagster.state.tables.merge.rows import OnBytes
+from arroyo_dagster.state.tables.merge.task import MergeTask
 from tests.compat.arroyo import unpack
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
 from tests.shares import EITHER_OR_BOTH, either_or_both

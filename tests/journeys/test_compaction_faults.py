@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import ArroyoStateError, StorageError
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.operations import INSERT, DeleteKey, encode_operation
-from arroyo_dagster.state.local.compaction import compact_job
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings, SortOrder
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TableConfig
+from arroyo_dagster.state.operations.compaction.job import compact_job
 from arroyo_dagster.state.storage import Crash, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config

@@ -7,15 +7,15 @@ import time
 import pytest
 
 from arroyo_dagster.errors import InputError, ProtocolError
-from arroyo_dagster.state.local.collecting import collect
-from arroyo_dagster.state.local.gc import to_keep
-from arroyo_dagster.state.local.pipeline import run_pipeline
-from arroyo_dagster.state.local.quarantine import purge
-from arroyo_dagster.state.local.retained import pin_epoch, read_retained
-from arroyo_dagster.state.local.undelete import undelete
 from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.expire import to_keep
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained
+from arroyo_dagster.state.operations.gc.quarantine import purge
+from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import MemoryStore
 from tests.jobs import word_job
 

@@ -9,15 +9,15 @@ from typing import Any, Literal
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, ProtocolError, StorageError
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.lease import lease
-from arroyo_dagster.state.local.compaction import compact_job
-from arroyo_dagster.state.local.gc import expire_job
-from arroyo_dagster.state.local.jobs import list_jobs
-from arroyo_dagster.state.local.pipeline import LocalRun
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.gc.expire import expire_job
+from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.wrappers import Counting, WriteProtected
 from tests.compat.arroyo import unpack
 from tests.jobs import copied, listing, output_of, run_word_job, state_of, word_job

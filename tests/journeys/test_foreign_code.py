@@ -152,10 +152,10 @@ def test_run_of_a_pipeline_imports_its_file_and_its_neighbours(folder: Path, tar
 PACK = """
 import sys
 from arroyo_dagster.spark.worker import PackedPipeline
-from arroyo_dagster.state.sdf.loading import load_dataflow
-from arroyo_dagster.state.sdf.service import build_dataflow
-from arroyo_dagster.state.sdf.topics.bindings import BindingsText, parse_binding
-from arroyo_dagster.state.sdf.topics.wiring import wire
+from arroyo_dagster.dataflow.definition.loading import load_dataflow
+from arroyo_dagster.dataflow.runtime.service import build_dataflow
+from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
+from arroyo_dagster.dataflow.topics.wiring import wire
 from arroyo_dagster.state.storage import open_store
 from arroyo_dagster.user_modules import open_folders
 

@@ -21,14 +21,19 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
-from arroyo_dagster.state.local.jobs import find_job, list_epochs, list_jobs, summarise_jobs
-from arroyo_dagster.state.local.query import describe_epoch, read_rows
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import EpochRecord
 from arroyo_dagster.state.model.ids import Epoch, StatePath, path_problem
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.operations.catalog.jobs import (
+    find_job,
+    list_epochs,
+    list_jobs,
+    summarise_jobs,
+)
+from arroyo_dagster.state.operations.catalog.query import describe_epoch, read_rows
 from arroyo_dagster.state.storage import (
     Counting,
     MemoryStore,

@@ -13,20 +13,20 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError, StorageError
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
-from arroyo_dagster.state.coordinator import JobRun, request_stop, requested_stop
-from arroyo_dagster.state.lease import lease
-from arroyo_dagster.state.local.compaction import compact_job
-from arroyo_dagster.state.local.gc import expire_job
-from arroyo_dagster.state.local.jobs import list_epochs, list_jobs
-from arroyo_dagster.state.local.pipeline import LocalRun, run_pipeline
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.checkpoints import CheckpointState, LegacyCheckpoint
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.operations.catalog.jobs import list_epochs, list_jobs
+from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.gc.expire import expire_job
+from arroyo_dagster.state.runtime.coordinator import JobRun, request_stop, requested_stop
+from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
+from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import (
     Crash,
     FaultInjecting,

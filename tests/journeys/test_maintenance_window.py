@@ -12,30 +12,30 @@ from typing import Any, Literal
 import pytest
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.parquet import encode_rows
-from arroyo_dagster.state.lease import lease
-from arroyo_dagster.state.local import maintenance_window
-from arroyo_dagster.state.local.maintenance_window import (
-    WindowOptions,
-    interrupted_windows,
-    recover_window,
-    run_window,
-)
-from arroyo_dagster.state.local.rewriting import rewrite_here
-from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
     CompactionSettings,
     LeftOut,
 )
 from arroyo_dagster.state.model.layout import Layout, is_rewritten
-from arroyo_dagster.state.model.rewriting import RewrittenPart
-from arroyo_dagster.state.model.window import WindowEnd, WindowLimits, WindowOutcome
+from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits, WindowOutcome
+from arroyo_dagster.state.model.rewrite import RewrittenPart
+from arroyo_dagster.state.operations.compaction import maintenance_window
+from arroyo_dagster.state.operations.compaction.maintenance_window import (
+    WindowOptions,
+    interrupted_windows,
+    recover_window,
+    run_window,
+)
+from arroyo_dagster.state.operations.compaction.rewrite import rewrite_here
+from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore
-from arroyo_dagster.state.storage.arroyo_api import ArroyoControl
+from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
 from arroyo_dagster.state.storage.wrappers import WriteProtected
-from arroyo_dagster.state.tables.rewriting import RewriteTask
+from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, window_config
 from tests.arroyo_server import DyingControl, Faults, ModelArroyo, arroyo
 from tests.shares import Share, everywhere

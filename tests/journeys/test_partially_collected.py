@@ -11,12 +11,12 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.jobs import EpochSummary, find_job, list_epochs
-from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.operations.catalog.jobs import EpochSummary, find_job, list_epochs
+from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore, open_store
 from tests.compat.arroyo import unpack
 from tests.jobs import copied, word_job

@@ -14,16 +14,10 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.state import storage
-from arroyo_dagster.state.local.jobs import (
-    find_job,
-)
-from arroyo_dagster.state.local.query import (
-    OperatorSummary,
-    describe_epoch,
-    read_rows,
-)
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.catalog.query import OperatorSummary, describe_epoch, read_rows
 from arroyo_dagster.state.storage import WriteProtected, open_store
-from arroyo_dagster.state.tables.catalogue import Catalogue
+from arroyo_dagster.state.tables.known.catalogue import Catalogue
 from tests.compat.arroyo import ARCHIVES, description, unpack
 
 Archive = Callable[[str], str]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.pipeline import RunOutcome, run_pipeline
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.objects import ObjectKind, object_name
+from arroyo_dagster.state.runtime.in_process import RunOutcome, run_pipeline
 from arroyo_dagster.state.storage import DeleteOutcome, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.contract import servers

@@ -11,28 +11,32 @@ from typing import Any, Literal
 import pytest
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
-from arroyo_dagster.state.lease import lease
-from arroyo_dagster.state.local.collecting import collect
-from arroyo_dagster.state.local.directory import JobDirectory, SaidJobs
-from arroyo_dagster.state.local.rewriting import plan_rewrite_of, rewrite_here, rewrite_job
-from arroyo_dagster.state.local.rewriting_scene import ListedJob, list_objects
-from arroyo_dagster.state.local.rewriting_undo import undo_rewrite
-from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
     CompactionSettings,
     LeftOut,
     RowsDigest,
 )
-from arroyo_dagster.state.model.directory import CheckpointFacts, JobCondition
 from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath
+from arroyo_dagster.state.model.job_facts import CheckpointFacts, JobCondition
 from arroyo_dagster.state.model.layout import Layout, is_rewritten
-from arroyo_dagster.state.model.rewriting import RewriteOutcome, RewrittenPart
+from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewrittenPart
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, SaidJobs
+from arroyo_dagster.state.operations.compaction.rewrite import (
+    plan_rewrite_of,
+    rewrite_here,
+    rewrite_job,
+)
+from arroyo_dagster.state.operations.compaction.rewrite_preconditions import ListedJob, list_objects
+from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
+from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
-from arroyo_dagster.state.tables.rewriting import RewriteTask
+from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from tests.arroyo_jobs import (
     EVENTS,
     SECOND,

@@ -19,33 +19,33 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state import lease as leases
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.plans import plan_to_json
-from arroyo_dagster.state.coordinator import JobRun
-from arroyo_dagster.state.local import rollback
-from arroyo_dagster.state.local.collecting import collect
-from arroyo_dagster.state.local.compaction import compact_job
-from arroyo_dagster.state.local.fleet import FleetCursor, look
-from arroyo_dagster.state.local.gc_plans import GcRequest, plan_collection
-from arroyo_dagster.state.local.history import refresh
-from arroyo_dagster.state.local.jobs import list_epochs
-from arroyo_dagster.state.local.pipeline import LocalRun, run_pipeline
-from arroyo_dagster.state.local.retained import pin_epoch, read_retained
-from arroyo_dagster.state.local.rollback import (
+from arroyo_dagster.state.metadata import lease as leases
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.checkpoints import CheckpointState, StreamProgress
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.model.garbage import DAY_MICROS, PlanKind, Retention
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.rollback import RollbackOutcome
+from arroyo_dagster.state.operations.catalog.changes import FleetCursor, look
+from arroyo_dagster.state.operations.catalog.epochs import refresh
+from arroyo_dagster.state.operations.catalog.jobs import list_epochs
+from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+from arroyo_dagster.state.operations.restore import rollback
+from arroyo_dagster.state.operations.restore.rollback import (
     plan_rollback,
     restorable_epochs,
     rollback_done,
     run_rollback,
 )
-from arroyo_dagster.state.local.verify import verify_job
-from arroyo_dagster.state.model.checkpoints import CheckpointState, StreamProgress
-from arroyo_dagster.state.model.collecting import DAY_MICROS, PlanKind, Retention
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.rollback import RollbackOutcome
-from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.runtime.coordinator import JobRun
+from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
+from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from tests.damages import Scene, parent_out_of_the_job
 from tests.jobs import copied, listing, output_of, state_of, word_job

@@ -12,10 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.local.compaction import compact_job
-from arroyo_dagster.state.local.pipeline import LocalRun
-from arroyo_dagster.state.local.query import load_epoch, read_rows
-from arroyo_dagster.state.local.verify import verify_job
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.keys import range_for_server
@@ -24,9 +20,19 @@ from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     TableConfig,
 )
-from arroyo_dagster.state.operators import Collector, Offset, Operator, OperatorContext, Source
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.planning.evolution import changed_in
+from arroyo_dagster.state.operations.catalog.query import load_epoch, read_rows
+from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.planning.restore.schema_evolution import changed_in
+from arroyo_dagster.state.runtime.in_process import LocalRun
+from arroyo_dagster.state.runtime.operators import (
+    Collector,
+    Offset,
+    Operator,
+    OperatorContext,
+    Source,
+)
+from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import MemoryStore, WriteProtected
 from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,

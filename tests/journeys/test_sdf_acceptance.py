@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.sdf.faults import SqlError, StateAccessError
-from arroyo_dagster.state.sdf.frames import Frame
-from arroyo_dagster.state.sdf.sql import Tables
+from arroyo_dagster.dataflow.errors import SqlError, StateAccessError
+from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.sql import Tables
 from tests.dataflows import SECOND, Clock, Flow, builder, definition, reader, row_of, sent
 
 WORDS = ["apple", "orange", "banana", "orange", "grape", "orange", "banana"]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from arroyo_dagster.state.sdf.topics import segments
+from arroyo_dagster.dataflow.topics import segments
 from arroyo_dagster.state.storage import Crash, MemoryStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.kills import kill_and_finish_story

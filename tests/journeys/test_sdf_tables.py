@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.compaction import compact_job
-from arroyo_dagster.state.local.gc import expire_job
-from arroyo_dagster.state.local.query import read_rows
-from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.operations.catalog.query import read_rows
+from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.gc.expire import expire_job
+from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from tests.dataflows import Flow, definition, row_of
 from tests.journeys.test_sdf_acceptance import event, windowed

@@ -23,8 +23,9 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster import cli, redaction
-from arroyo_dagster.state.storage import MemoryStore, configure, fsspec_options, obstore_options
-from arroyo_dagster.state.storage.options import Patience
+from arroyo_dagster.state.storage import MemoryStore, configure
+from arroyo_dagster.state.storage.remote import fsspec_options, obstore_options
+from arroyo_dagster.state.storage.remote.options import Patience
 from tests.compat.arroyo import DATA, unpack
 from tests.jobs import run_word_job
 from tests.secrets import CANARY, PIECE, assert_no_canary

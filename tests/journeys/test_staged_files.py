@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.connectors import FolderSink
-from arroyo_dagster.state.local.collecting import collect
-from arroyo_dagster.state.local.gc_plans import plan_collection
-from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.dataflow.topics.cells import JsonLines
+from arroyo_dagster.dataflow.topics.sinks import KeptSink, LinesFolderSink
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.objects import ObjectKind, object_name
-from arroyo_dagster.state.sdf.topics.cells import JsonLines
-from arroyo_dagster.state.sdf.topics.sinks import KeptSink, LinesFolderSink
+from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.plan import plan_collection
+from arroyo_dagster.state.runtime.connectors import FolderSink
+from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from tests.collecting import DAY, Clock, clock_of_all, orphans
 from tests.reading import read_on
-from tests.unit.state.sdf.topics.test_ways_out import LINES, appended, between, job
+from tests.unit.dataflow.topics.test_ways_out import LINES, appended, between, job
 
 
 def staged(store: MemoryStore) -> list[StatePath]:
@@ -54,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def store(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     found = MemoryStore(uuid.uuid4().hex, clock=clock)
     monkeypatch.setattr(
-        "arroyo_dagster.state.sdf.topics.sinks.get_storage_provider", lambda url: found
+        "arroyo_dagster.dataflow.topics.sinks.get_storage_provider", lambda url: found
     )
     return found
 

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.collecting import collect
-from arroyo_dagster.state.local.collecting_steps import HEADS, Pace
-from arroyo_dagster.state.local.journal import read_journal
-from arroyo_dagster.state.local.quarantine import list_quarantines
-from arroyo_dagster.state.local.undelete import undelete
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.journal import read_journal
+from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
+from arroyo_dagster.state.operations.gc.steps import HEADS, Pace
+from arroyo_dagster.state.operations.gc.undelete import undelete
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.connectors import TableSource
-from arroyo_dagster.state.local.pipeline import run_pipeline
-from arroyo_dagster.state.local.query import read_rows
-from arroyo_dagster.state.local.verify import verify_job
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.operations.catalog.query import read_rows
+from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
+from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import MemoryStore, WriteProtected
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from tests.jobs import TIMED, SinkInto, output_of, words

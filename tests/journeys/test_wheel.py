@@ -44,7 +44,9 @@ print(json.dumps({
     "version": importlib.metadata.version("arroyo-dagster"),
     "assets": len(defs.resolve_asset_graph().get_all_asset_keys()),
     "registered": hasattr(point.load(), "ArroyoStateComponent"),
-    "schema": json.loads((root / "state/sdf/dataflow.schema.json").read_text())["$schema"],
+    "schema": json.loads((root / "dataflow/definition/dataflow.schema.json").read_text())[
+        "$schema"
+    ],
     "logging": (root / "spark/log4j2.properties").is_file(),
     "typed": (root / "py.typed").is_file(),
 }))

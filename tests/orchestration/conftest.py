@@ -9,9 +9,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from arroyo_dagster.orchestration.catalog.sensor import SensorOptions
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.sensors import SensorOptions
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.store import ObjectStore
 

@@ -1,6 +1,8 @@
 """What the processes of terminated runs are forked from: all of it imported, the jobs built."""
 
-from arroyo_dagster.state.local import collecting, compaction, verify
+from arroyo_dagster.state.operations.compaction import job as compaction
+from arroyo_dagster.state.operations.gc import execute as collecting
+from arroyo_dagster.state.operations.verify import job as verify
 from tests.orchestration.terminating import arroyo_compaction, arroyo_gc
 
 assert collecting

@@ -7,9 +7,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.history import read_history
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.operations.catalog.epochs import read_history
 from arroyo_dagster.state.storage import open_store
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.fleets import Written, legacy_job, protocol_job

@@ -16,12 +16,12 @@ from dagster._core.launcher import DefaultRunLauncher
 from dagster._core.storage.event_log import SqliteEventLogStorage
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.orchestration import catalogue as places
+from arroyo_dagster.orchestration.catalog import location as places
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.state.local.catalogue_owner import OWNER, checkpoint_place
-from arroyo_dagster.state.local.history import EPOCH_CATALOG, read_history, refresh
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.catalog.epochs import EPOCH_CATALOG, read_history, refresh
+from arroyo_dagster.state.operations.catalog.owner import OWNER, checkpoint_place
 from arroyo_dagster.state.storage import open_store
 from tests.fleets import Written, protocol_job
 from tests.secrets import CANARY, assert_no_canary

@@ -197,7 +197,10 @@ def test_outside_of_a_step_nothing_is_retried() -> None:
 
 
 def test_no_next_step_of_maintenance_names_an_option_of_the_command_line() -> None:
-    from arroyo_dagster.state.planning import dead_jobs, permission, query, rewriting
+    from arroyo_dagster.state.planning.compaction import rewrite as rewriting
+    from arroyo_dagster.state.planning.gc import dead_jobs
+    from arroyo_dagster.state.planning.gc import safety_checks as permission
+    from arroyo_dagster.state.planning.restore import reads as query
 
     for module in (dead_jobs, permission, rewriting, query):
         text = failures.in_dagsters_words(inspect.getsource(module))

@@ -10,12 +10,12 @@ import pytest
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-from arroyo_dagster.orchestration.gc import dead_jobs_backlog, orphans_backlog
+from arroyo_dagster.orchestration.gc.assets import dead_jobs_backlog, orphans_backlog
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.undelete import undelete
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.collecting import restorable, without_ours

@@ -11,18 +11,18 @@ import pytest
 
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.orchestration import failures
-from arroyo_dagster.orchestration.compaction import CompactionConfig
+from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-from arroyo_dagster.orchestration.gc import GcConfig
+from arroyo_dagster.orchestration.gc.assets import GcConfig
 from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRunner
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.compaction import compact_job
-from arroyo_dagster.state.local.merges import merge_here
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import RowsDigest
 from arroyo_dagster.state.model.layout import is_compacted
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.operations.compaction.execute import merge_here
+from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.jobs import listing, run_word_job, state_of, word_job
 

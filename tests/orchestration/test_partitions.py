@@ -16,8 +16,8 @@ from arroyo_dagster.orchestration.partitions import (
     key_problem,
     plan_sync,
 )
+from arroyo_dagster.orchestration.rendering import sparkline, table, timestamp
 from arroyo_dagster.orchestration.schedules import build_due_schedule
-from arroyo_dagster.orchestration.shown import sparkline, table, timestamp
 from arroyo_dagster.orchestration.translator import DagsterArroyoTranslator, Naming
 from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths

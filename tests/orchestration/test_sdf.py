@@ -7,24 +7,24 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-from arroyo_dagster.orchestration.gc import GcConfig
-from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
-from arroyo_dagster.orchestration.sdf import (
+from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
+from arroyo_dagster.dataflow.definition.loading import load_with_packages
+from arroyo_dagster.dataflow.runtime.service import build_dataflow
+from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
+from arroyo_dagster.dataflow.topics.wiring import wire
+from arroyo_dagster.orchestration.dataflow.assets import (
     SdfOptions,
     load_graph,
     observe_states,
     sdf_dataflow_assets,
 )
-from arroyo_dagster.orchestration.sdf_graph import SdfGraph
-from arroyo_dagster.state.local.pipeline import run_pipeline
+from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
+from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.gc.assets import GcConfig
+from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.sdf.definition import Dataflow
-from arroyo_dagster.state.sdf.loading import load_with_packages
-from arroyo_dagster.state.sdf.mistakes import InvalidDefinition
-from arroyo_dagster.state.sdf.service import build_dataflow
-from arroyo_dagster.state.sdf.topics.bindings import BindingsText, parse_binding
-from arroyo_dagster.state.sdf.topics.wiring import wire
+from arroyo_dagster.state.runtime.in_process import run_pipeline
 from tests.word_services import WORDS, random_words, run_words, words_dataflow, words_services
 
 FLOW = "tests.words"

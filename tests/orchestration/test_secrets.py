@@ -11,13 +11,14 @@ from dagster._serdes import serialize_value
 
 from arroyo_dagster import redaction
 from arroyo_dagster.orchestration import failures
+from arroyo_dagster.orchestration.compaction.maintenance_window import MaintenanceWindow
 from arroyo_dagster.orchestration.component import ArroyoStateComponent
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import InProcessRunner
-from arroyo_dagster.orchestration.window import MaintenanceWindow
-from arroyo_dagster.state.storage import MemoryStore, obstore_options
+from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state.storage.remote import obstore_options
 from tests.jobs import run_word_job
 from tests.journeys.test_secrets import DATAFLOW, QUICK, SENT, echoing
 from tests.secrets import CANARY, assert_no_canary

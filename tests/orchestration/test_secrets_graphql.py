@@ -14,7 +14,8 @@ import pytest
 
 from arroyo_dagster import redaction
 from arroyo_dagster.orchestration import failures
-from arroyo_dagster.state.storage import MemoryStore, obstore_options
+from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state.storage.remote import obstore_options
 from tests.graphql_walk import REPOSITORY, Word, answers, served
 from tests.jobs import run_word_job
 from tests.journeys.test_secrets import QUICK, SENT, echoing

@@ -11,14 +11,10 @@ import pytest
 from dagster._core.definitions.instigation_logger import InstigationLogger
 
 from arroyo_dagster.errors import InputError, StorageError
-from arroyo_dagster.orchestration.sensors import (
-    SensorOptions,
-    decode_cursor,
-    encode_cursor,
-)
-from arroyo_dagster.state.local.fleet import FleetCursor, Seen
+from arroyo_dagster.orchestration.catalog.sensor import SensorOptions, decode_cursor, encode_cursor
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.catalog.changes import FleetCursor, Seen
 from arroyo_dagster.state.storage import Counting
 from arroyo_dagster.state.storage.wrappers import Slow
 from tests.fleets import START, Written, legacy_job, protocol_job

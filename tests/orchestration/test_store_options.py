@@ -16,8 +16,8 @@ from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.state.storage import MemoryStore, open_store
-from arroyo_dagster.state.storage import open as opening
-from arroyo_dagster.state.storage.options import Patience, patience_of
+from arroyo_dagster.state.storage.remote import open as opening
+from arroyo_dagster.state.storage.remote.options import Patience, patience_of
 from tests.fleets import Written, protocol_job
 from tests.secrets import CANARY, assert_no_canary
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.lease import lease
-from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths, is_compacted
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.jobs import run_word_job, state_of, word_job
 from tests.orchestration.launching import Webserver, webserver

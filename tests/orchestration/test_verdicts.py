@@ -16,7 +16,7 @@ import pytest
 from dagster._core.loader import LoadingContextForTest
 
 from arroyo_dagster.errors import NotFoundError, StorageError
-from arroyo_dagster.orchestration.checks import (
+from arroyo_dagster.orchestration.catalog.checks import (
     EVERY_JOB_FILES_EXIST,
     EVERY_JOB_RECENT,
     EVERY_JOB_RESTORABLE,
@@ -24,11 +24,11 @@ from arroyo_dagster.orchestration.checks import (
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local import known_jobs
-from arroyo_dagster.state.local.verdicts import JobVerdict, read_verdicts
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.catalog import known_jobs
+from arroyo_dagster.state.operations.catalog.verdicts import JobVerdict, read_verdicts
 from arroyo_dagster.state.storage import open_store
 from arroyo_dagster.state.storage.memory import MemoryStore
 from tests.fleets import SECOND, Written, legacy_job, protocol_job
@@ -202,8 +202,12 @@ def test_a_refresh_that_fails_still_evaluates_the_fleet(deployed: Any) -> None:
 def test_two_refreshes_at_once_keep_both_verdicts(deployed: Any) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from arroyo_dagster.state.local.verdicts import JobVerdict, read_verdicts, write_verdict
-    from arroyo_dagster.state.planning.findings import Verdict
+    from arroyo_dagster.state.operations.catalog.verdicts import (
+        JobVerdict,
+        read_verdicts,
+        write_verdict,
+    )
+    from arroyo_dagster.state.planning.verify.findings import Verdict
 
     jobs = [protocol_job(f"p{at}") for at in range(40)]
     with ThreadPoolExecutor(8) as pool:

@@ -10,13 +10,16 @@ import pytest
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration import failures
+from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
+from arroyo_dagster.orchestration.compaction.maintenance_window import (
+    MaintenanceWindow,
+    WindowConfig,
+)
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.runners import InProcessRunner
-from arroyo_dagster.orchestration.window import MaintenanceWindow, WindowConfig
-from arroyo_dagster.orchestration.window_times import DailyWindow, micros_of
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local import maintenance_window
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.layout import Layout, is_rewritten
+from arroyo_dagster.state.operations.compaction import maintenance_window
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, window_config
 from tests.arroyo_server import Faults, ModelArroyo, arroyo

@@ -13,7 +13,6 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.operations import (
     INSERT,
     DeleteKey,
@@ -23,7 +22,7 @@ from arroyo_dagster.state.codec.operations import (
     encode_operation,
 )
 from arroyo_dagster.state.codec.schema import memory_schema
-from arroyo_dagster.state.local.compaction import compact_job, plan_job
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
     CompactionSettings,
@@ -37,6 +36,7 @@ from arroyo_dagster.state.model.tables import (
     TableConfig,
     TimeFile,
 )
+from arroyo_dagster.state.operations.compaction.job import compact_job, plan_job
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,

@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.codec.hashing import (
+from arroyo_dagster.state.codec.hashing.routing import (
     HashVariant,
     hash_key,
     hash_keys,

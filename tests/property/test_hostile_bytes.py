@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec import bounded, metadata, records
-from arroyo_dagster.state.codec.collecting import decode_gc_plan, decode_retained
 from arroyo_dagster.state.codec.control import decode_control
+from arroyo_dagster.state.codec.gc import decode_gc_plan, decode_retained
 from arroyo_dagster.state.codec.journal import ArchivedRun, decode_archive, encode_archive
 from arroyo_dagster.state.codec.operations import decode_operation
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows, read_facts

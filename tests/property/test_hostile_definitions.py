@@ -11,12 +11,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.sdf.dumping import dump
-from arroyo_dagster.state.sdf.emitting import emit
-from arroyo_dagster.state.sdf.mistakes import KIND_OF_NUMBER, InvalidDefinition, Mistakes
-from arroyo_dagster.state.sdf.reading import parse_document, read_states
-from arroyo_dagster.state.sdf.topics.bindings import read_bindings
-from arroyo_dagster.state.sdf.yaml_tree import read_tree
+from arroyo_dagster.dataflow.definition.diagnostics import (
+    KIND_OF_NUMBER,
+    InvalidDefinition,
+    Mistakes,
+)
+from arroyo_dagster.dataflow.definition.dumping import dump
+from arroyo_dagster.dataflow.definition.emitting import emit
+from arroyo_dagster.dataflow.definition.reading import parse_document, read_states
+from arroyo_dagster.dataflow.definition.yaml_tree import read_tree
+from arroyo_dagster.dataflow.topics.bindings import read_bindings
 
 DATA = Path(__file__).parents[1] / "unit" / "state" / "sdf" / "data"
 TEXTS = [path.read_text() for path in sorted(DATA.glob("*.yaml"))]

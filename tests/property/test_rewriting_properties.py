@@ -12,9 +12,7 @@ import pyarrow.parquet as pq
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.rewriting import rewrite_job
-from arroyo_dagster.state.local.verify import verify_job
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.keys import KeyRange, range_for_server
 from arroyo_dagster.state.model.layout import Layout
@@ -24,6 +22,8 @@ from arroyo_dagster.state.model.tables import (
     TableConfig,
     TimeFile,
 )
+from arroyo_dagster.state.operations.compaction.rewrite import rewrite_job
+from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import (
     EVENTS,

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.local.compaction import compact_job
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.operations.compaction.job import compact_job
 from tests.dataflows import Flow, definition, reader, row_of
 
 Event = dict[str, Any]

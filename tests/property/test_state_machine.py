@@ -18,24 +18,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from arroyo_dagster.state.local.compaction import compact_job
-from arroyo_dagster.state.local.gc import expire_job
-from arroyo_dagster.state.local.pipeline import LocalRun
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.operators import (
+from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.gc.expire import expire_job
+from arroyo_dagster.state.runtime.in_process import LocalRun
+from arroyo_dagster.state.runtime.operators import (
     Collector,
     Offset,
     Operator,
     OperatorContext,
     Source,
 )
-from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.task import LevelTask
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
-from arroyo_dagster.state.task import LevelTask
 from tests.jobs import SinkInto, output_of, state_of
 
 COMMANDS = pa.schema(

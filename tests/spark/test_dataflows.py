@@ -13,15 +13,15 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.dataflow.runtime.service import Bindings, RunOptions, build_service
+from arroyo_dagster.dataflow.views.view import Views, service_paths
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.spark.pipelines import run_pipelines
-from arroyo_dagster.spark.states import for_spark, register_states, state_frame
-from arroyo_dagster.state.connectors import TableSource
-from arroyo_dagster.state.coordinator import request_stop
-from arroyo_dagster.state.local.pipeline import run_pipeline
-from arroyo_dagster.state.sdf.service import Bindings, RunOptions, build_service
-from arroyo_dagster.state.sdf.view import Views, service_paths
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
+from arroyo_dagster.spark.dataflow.states import for_spark, register_states, state_frame
+from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state.runtime.coordinator import request_stop
+from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.storage.remote.open import open_store
 from tests.seeds import soak_seeds
 from tests.word_services import (
     Kept,

@@ -12,16 +12,16 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.spark.pipelines import run_pipelines
-from arroyo_dagster.state.local.pipeline import run_pipeline
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.sdf.definition import Dataflow
-from arroyo_dagster.state.sdf.loading import load_with_packages
-from arroyo_dagster.state.sdf.service import RunOptions, build_dataflow
-from arroyo_dagster.state.sdf.topics.bindings import BindingsText, parse_binding
-from arroyo_dagster.state.sdf.topics.wiring import wire
-from arroyo_dagster.state.sdf.view import Views
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.definition.loading import load_with_packages
+from arroyo_dagster.dataflow.runtime.service import RunOptions, build_dataflow
+from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
+from arroyo_dagster.dataflow.topics.wiring import wire
+from arroyo_dagster.dataflow.views.view import Views
+from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
+from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 
 PROJECT = Path(__file__).parents[2]

@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.dataflow.topics.cells import Shape
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
-from arroyo_dagster.spark.landing import (
+from arroyo_dagster.spark.staging import (
     LandedSource,
     Landing,
     SparkTopic,
@@ -18,8 +19,7 @@ from arroyo_dagster.spark.landing import (
     list_path,
 )
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.sdf.topics.cells import Shape
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.remote.open import open_store
 
 DIRECTORY = StatePath("landed/words")
 

@@ -16,19 +16,19 @@ import pytest
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
 from arroyo_dagster.spark.compaction import compact_job_on_spark
 from arroyo_dagster.spark.gc import collect_on_spark, expire_job_on_spark
-from arroyo_dagster.spark.rewriting import rewrites_on_spark
+from arroyo_dagster.spark.rewrite import rewrites_on_spark
 from arroyo_dagster.spark.tasks import assigned, run_items
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.local.compaction import compact_job
-from arroyo_dagster.state.local.merges import Progress
-from arroyo_dagster.state.local.pipeline import run_pipeline
-from arroyo_dagster.state.local.rewriting import rewrite_job
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.pipeline import Pipeline
+from arroyo_dagster.state.operations.compaction.execute import Progress
+from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.rewrite import rewrite_job
+from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import FaultInjecting
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.arroyo_jobs import ArroyoJob, begun, content, expect_whole, stopped
 from tests.collecting import orphans, whole

@@ -11,13 +11,13 @@ import pytest
 
 from arroyo_dagster.errors import ConflictError, InputError
 from arroyo_dagster.spark.pipeline import run_pipeline
-from arroyo_dagster.state.connectors import TableSource
-from arroyo_dagster.state.coordinator import JobRun, request_stop
-from arroyo_dagster.state.local.pipeline import run_pipeline as run_in_process
-from arroyo_dagster.state.local.rollback import plan_rollback, run_rollback
-from arroyo_dagster.state.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.pipeline import Pipeline
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
+from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state.runtime.coordinator import JobRun, request_stop
+from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
+from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage.remote.open import open_store
 from tests.seeds import soak_seeds
 from tests.words import (
     Count,

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.errors import InputError
-from arroyo_dagster.spark.landing import landed_batches
-from arroyo_dagster.spark.pipelines import run_pipelines
-from arroyo_dagster.spark.topics import SparkTopics
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.sdf.service import RunOptions, build_dataflow
-from arroyo_dagster.state.sdf.topics.bindings import (
+from arroyo_dagster.dataflow.runtime.service import RunOptions, build_dataflow
+from arroyo_dagster.dataflow.topics.bindings import (
     BindingsText,
     TopicBinding,
     parse_binding,
     read_bindings,
 )
-from arroyo_dagster.state.sdf.topics.cells import Shape
-from arroyo_dagster.state.sdf.topics.wiring import wire
-from arroyo_dagster.state.storage.open import open_store
+from arroyo_dagster.dataflow.topics.cells import Shape
+from arroyo_dagster.dataflow.topics.wiring import wire
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
+from arroyo_dagster.spark.dataflow.topics import SparkTopics
+from arroyo_dagster.spark.staging import landed_batches
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.remote.open import open_store
 from tests.word_services import random_words, states_of, words_dataflow
 
 

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
+from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
+from arroyo_dagster.dataflow.errors import StateValueError, UnboundOperatorError
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.sdf_testing import DataflowTrial, OnePackageTest, load_trial, package_tests
-from arroyo_dagster.state.sdf.faults import StateValueError, UnboundOperatorError
-from arroyo_dagster.state.sdf.mistakes import InvalidDefinition
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sdf"
 TEXT = EXAMPLES / "packages" / "text"

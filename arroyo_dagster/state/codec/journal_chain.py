@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arroyo_dagster.state.codec.collecting import VERSION, known_fields, number_of
+from arroyo_dagster.state.codec.gc import VERSION, known_fields, number_of
 from arroyo_dagster.state.codec.records import encode_json
-from arroyo_dagster.state.model.collecting import digest_of
+from arroyo_dagster.state.model.garbage import digest_of
 from arroyo_dagster.state.model.ids import StatePath
 
 FOLLOWS, PREVIOUS, PARTS = "follows", "previous", "parts"

@@ -15,8 +15,8 @@ from arroyo_dagster.state.model.ids import (
     StatePath,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.rewriting import RewriteRecord
-from arroyo_dagster.state.model.window import WindowRecord
+from arroyo_dagster.state.model.maintenance_window import WindowRecord
+from arroyo_dagster.state.model.rewrite import RewriteRecord
 
 
 def encode_rewrite_record(record: RewriteRecord) -> bytes:

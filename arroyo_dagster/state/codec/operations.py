@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec.bincode import Codec, codec_for
+from arroyo_dagster.state.codec.bincode.codec import Codec, codec_for
 from arroyo_dagster.state.model.types import (
     BOOL,
     BYTES,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from arroyo_dagster.state.model.compaction import CompactionPlan
-from arroyo_dagster.state.model.rewriting import RewritePlan
+from arroyo_dagster.state.model.rewrite import RewritePlan
 from arroyo_dagster.state.model.rollback import RollbackPlan
 
 

@@ -13,7 +13,7 @@ from arroyo_dagster.state.codec.metadata import table_kind
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from arroyo_dagster.state.codec.wire import decoded, part
 from arroyo_dagster.state.model.checkpoints import ROLLBACK
-from arroyo_dagster.state.model.collecting import References
+from arroyo_dagster.state.model.garbage import References
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,

@@ -1,0 +1,1 @@
+"""Frozen values: epochs, checkpoints, tables, plans and paths. Standard library only."""

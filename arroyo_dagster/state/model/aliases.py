@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from arroyo_dagster.state.model.collecting import PathsDigest
+from arroyo_dagster.state.model.garbage import PathsDigest
 from arroyo_dagster.state.model.ids import StatePath
 
 _FOLDED = re.compile(r"[a-z0-9_\-<>=/]*")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from arroyo_dagster.state.storage.memory import MemoryStore
 from arroyo_dagster.state.storage.names import StoredName, decode_path, encode_path
-from arroyo_dagster.state.storage.open import configure, get_storage_provider, open_store
+from arroyo_dagster.state.storage.remote.open import configure, get_storage_provider, open_store
 from arroyo_dagster.state.storage.store import (
     DeleteOutcome,
     Listing,

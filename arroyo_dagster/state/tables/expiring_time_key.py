@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.codec.hashing import key_hashes
+from arroyo_dagster.state.codec.hashing.routing import key_hashes
 from arroyo_dagster.state.codec.schema import file_schema, memory_schema, stored_schema
 from arroyo_dagster.state.model.checkpoints import ExpiringTimeKeyReport
 from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.keys import KeyRange
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig, TimeFile
-from arroyo_dagster.state.planning.checkpoint import cutoff_micros, files_to_carry
+from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros, files_to_carry
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.live_rows import LiveRows, RowForm, StoredRows, not_older
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData

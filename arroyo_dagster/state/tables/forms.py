@@ -10,7 +10,7 @@ from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, REMOVAL_SCHEMA
 from arroyo_dagster.state.codec.schema import file_schema, schema_to_json
 from arroyo_dagster.state.model.tables import GlobalKeyedConfig, TableConfig
-from arroyo_dagster.state.planning.health import Column, Columns
+from arroyo_dagster.state.planning.verify.checks import Column, Columns
 
 
 def stored_form(schema: pa.Schema) -> str | None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arroyo_dagster.errors import InputError, ProtocolError
-from arroyo_dagster.state.codec.bincode import Codec, codec_for
+from arroyo_dagster.state.codec.bincode.codec import Codec, codec_for
 from arroyo_dagster.state.codec.operations import DeleteKey, encode_operation
 from arroyo_dagster.state.codec.parquet import (
     GLOBAL_KEY_VALUE_SCHEMA,
@@ -32,7 +32,7 @@ from arroyo_dagster.state.model.types import Type, describe, without_classes
 from arroyo_dagster.state.storage.store import ObjectStore, read_many
 from arroyo_dagster.state.tables.last_writes import REMOVED as REMOVED_VERSION
 from arroyo_dagster.state.tables.last_writes import last_writes
-from arroyo_dagster.state.tables.merging_pairs import merge_pairs
+from arroyo_dagster.state.tables.merge.pairs import merge_pairs
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData, TableData
 from arroyo_dagster.state.tables.pair_files import decode_pair_columns
 from arroyo_dagster.state.tables.table import EpochFiles

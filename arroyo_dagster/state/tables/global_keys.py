@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.hashing import key_hashes
+from arroyo_dagster.state.codec.hashing.routing import key_hashes
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, REMOVAL_SCHEMA
 from arroyo_dagster.state.codec.row_groups import DataFile
 from arroyo_dagster.state.model.ids import StatePath

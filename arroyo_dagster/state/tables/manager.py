@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from arroyo_dagster.errors import InputError, ProtocolError
-from arroyo_dagster.state.backend import StateBackend
+from arroyo_dagster.state.metadata.backend import StateBackend
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     OperatorCheckpoint,
@@ -29,7 +29,7 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 from arroyo_dagster.state.model.types import describe, without_classes
-from arroyo_dagster.state.planning.checkpoint import files_to_carry
+from arroyo_dagster.state.planning.restore.checkpoint import files_to_carry
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.global_keyed import (

@@ -11,7 +11,7 @@ from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig, TableKind
 from arroyo_dagster.state.model.types import Type, same_layout
-from arroyo_dagster.state.planning.evolution import evolution, noted
+from arroyo_dagster.state.planning.restore.schema_evolution import evolution, noted
 
 
 def as_stored(

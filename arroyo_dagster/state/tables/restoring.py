@@ -17,7 +17,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
 from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
-from arroyo_dagster.state.planning.query import ReadPlan, plan_read
+from arroyo_dagster.state.planning.restore.reads import ReadPlan, plan_read
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.generational import (

@@ -20,7 +20,7 @@ from arroyo_dagster.state.codec.schema import file_schema, schema_to_json
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.keys import KeyRange
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
-from arroyo_dagster.state.planning.evolution import changed_in, how_to_read
+from arroyo_dagster.state.planning.restore.schema_evolution import changed_in, how_to_read
 from arroyo_dagster.state.storage.concurrency import ahead, concurrently, read_ahead
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows

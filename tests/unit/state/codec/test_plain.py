@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.codec.bincode import codec_for
+from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.plain import iso_micros, plain_rows, plain_scalar, plain_value
 from arroyo_dagster.state.model.types import (
     U32,

@@ -23,7 +23,7 @@ from arroyo_dagster.state.model.tables import (
     TableConfig,
     TimeFile,
 )
-from arroyo_dagster.state.planning.checkpoint import files_to_carry, merge_operator
+from arroyo_dagster.state.planning.restore.checkpoint import files_to_carry, merge_operator
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec.hashing import key_hashes
+from arroyo_dagster.state.codec.hashing.routing import key_hashes
 from arroyo_dagster.state.codec.operations import decode_operation
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.keys import KeyRange, range_for_server
 from arroyo_dagster.state.model.tables import TableConfig, TimeFile
-from arroyo_dagster.state.planning.checkpoint import cutoff_micros
+from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, StorageError
-from arroyo_dagster.state.codec.bincode import codec_for
+from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.parquet import (
     GLOBAL_KEY_VALUE_SCHEMA,
     decode_file,

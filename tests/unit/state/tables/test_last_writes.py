@@ -19,7 +19,7 @@ from arroyo_dagster.state.tables.last_writes import (
     LastWrites,
     SharedHash,
 )
-from arroyo_dagster.state.tables.merging_pairs import merge_pairs
+from arroyo_dagster.state.tables.merge.pairs import merge_pairs
 from tests.fabricated import pair_files
 
 Writes = list[tuple[bytes, bytes]]

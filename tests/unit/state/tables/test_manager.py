@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
-from arroyo_dagster.state.backend import ParquetBackend
 from arroyo_dagster.state.codec.metadata import decode_operator
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint, SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -25,7 +25,7 @@ from arroyo_dagster.state.model.ids import (
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TableConfig
-from arroyo_dagster.state.planning.checkpoint import merge_operator
+from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
 from arroyo_dagster.state.storage import Counting, FaultInjecting, MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import (

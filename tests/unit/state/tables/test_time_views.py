@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.backend import ParquetBackend
-from arroyo_dagster.state.codec.hashing import key_hashes, subtasks_for_hashes
+from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -28,7 +28,7 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.keys import KeyRange, range_for_server
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TableConfig
-from arroyo_dagster.state.planning.checkpoint import merge_operator
+from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,

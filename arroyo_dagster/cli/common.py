@@ -1,0 +1,132 @@
+"""The grammar all subcommands share: options, the store they open, errors as one message."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from arroyo_dagster import __version__
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.redaction import (
+    redact_text,
+    redacted_cause,
+    register_url,
+    without_secrets,
+)
+from arroyo_dagster.state.storage.remote.open import configure, get_storage_provider
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+
+URL_VARIABLES = ["ARROYO__CHECKPOINT_URL", "CHECKPOINT_URL"]
+
+
+_JSON = "arroyo_dagster.json"
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class _Commands(click.Group):
+    """Shows the errors of this package as one message on stderr, without a traceback.
+
+    No message, nor the traceback of any other error, holds a secret.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        # A URL in place of a command is among the protected ones, by which click means the first.
+        for given in [*getattr(ctx, "_protected_args", ()), *ctx.args]:
+            if "://" in given:
+                register_url(given)
+        try:
+            return super().invoke(ctx)
+        except ArroyoStateError as error:
+            show_error(error)
+            ctx.exit(1)
+        except click.ClickException as error:
+            error.message = redact_text(error.message)  # type: ignore[misc] # who else may say it
+            raise
+        except (click.exceptions.Exit, click.Abort):
+            raise  # an exit code, no error: what it was raised beside is nobody's business
+        except Exception as error:
+            shown = redacted_cause(error)
+            if shown is error:
+                raise
+            raise shown  # noqa: B904 - what it stands for holds a secret
+
+
+def show_error(error: ArroyoStateError) -> None:
+    if _wants_json():
+        click.echo(json.dumps({"error": _error_json(error)}, ensure_ascii=False), err=True)
+    else:
+        click.echo(without_secrets(f"{type(error).__name__}: {error}"), err=True)
+
+
+def _error_json(error: ArroyoStateError) -> dict[str, Any]:
+    facts = {
+        name: value if isinstance(value, int | float | None) else without_secrets(str(value))
+        for name, value in error.facts.items()
+    }
+    return {
+        "type": type(error).__name__,
+        "message": without_secrets(error.message),
+        "facts": facts,
+        "next_step": error.next_step and without_secrets(error.next_step),
+        "retryable": error.retryable,
+    }
+
+
+def _wants_json() -> bool:
+    return bool(click.get_current_context().meta.get(_JSON))
+
+
+def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+    ctx.meta[_JSON] = value  # shared with the group, which shows errors
+    return value
+
+
+def json_option(command: _F) -> _F:
+    """Add `--json`, as every subcommand that lists something has it."""
+    option = click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        is_eager=True,
+        callback=_remember_json,
+        help="Print one JSON document.",
+    )
+    return option(command)
+
+
+def store_options(command: _F) -> _F:
+    """Add `--url` and `--json`, as every subcommand about a checkpoint URL has them."""
+    url_option = click.option(
+        "--url",
+        envvar=URL_VARIABLES,
+        help="The checkpoint URL, in any form Arroyo takes; else from ARROYO__CHECKPOINT_URL.",
+    )
+    return url_option(json_option(command))
+
+
+def open_url(url: str | None) -> ObjectStore:
+    if url is not None:
+        if ":" not in url:
+            url = os.path.abspath(url)  # what a shell calls a path may be relative
+        configure(url)
+    return get_storage_provider(url)
+
+
+def open_to_read(url: str | None) -> ObjectStore:
+    return WriteProtected(open_url(url))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="arroyo-state")
+def main() -> None:
+    """See, keep small and trust the state of streaming jobs.
+
+    JOB is a job's id, or pipeline/job where several pipelines have one of that name.
+    """

@@ -1,0 +1,171 @@
+"""How plans, outcomes, reasons and journals of garbage collection are shown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from arroyo_dagster.cli.rendering import bytes_words, print_table
+from arroyo_dagster.state.codec.gc import gc_plan_to_json
+from arroyo_dagster.state.model.garbage import GcPlan, Moved, PlanKind, Retained
+from arroyo_dagster.state.operations.gc.execute import GcOutcome
+from arroyo_dagster.state.operations.gc.explain import Reasons
+from arroyo_dagster.state.operations.gc.journal import Entry
+from arroyo_dagster.state.operations.gc.journal_check import JournalCheck
+from arroyo_dagster.state.operations.gc.steps import GcProgress
+
+PROGRESS_SECONDS = 5.0
+
+
+def outcome_json(outcome: GcOutcome) -> dict[str, Any]:
+    return {
+        "plan": gc_plan_to_json(outcome.plan),
+        "done": outcome.done,
+        "deleted": outcome.deleted,
+        "size_bytes": outcome.size_bytes,
+        "run": outcome.run,
+        "quarantine": outcome.quarantine,
+    }
+
+
+def print_outcome(outcome: GcOutcome, *, yes: bool) -> None:
+    plan = outcome.plan
+    root = plan.paths.root
+    if plan.stays:
+        print_table(
+            ("stays because", "objects", "bytes"),
+            [(reason, count, bytes_words(size)) for reason, (count, size) in plan.stays.items()],
+        )
+    proof = plan.proof
+    click.echo(
+        f"{root}: {len(proof.roots)} roots of {proof.epochs} epochs read; {proof.referenced} files "
+        f"referenced by what stays, digest {proof.digest}"
+    )
+    for path in plan.foreign[:5]:
+        click.echo(f"foreign, never deleted: {path}")
+    click.echo(f"{root}: {_words(plan, outcome, yes=yes)}")
+
+
+def _words(plan: GcPlan, outcome: GcOutcome, *, yes: bool) -> str:
+    if not plan.objects:
+        return "nothing to collect"
+    epochs = f"{len(plan.epochs)} epochs, " if plan.kind is PlanKind.EXPIRE else ""
+    what = f"{epochs}{outcome.deleted} objects, {bytes_words(outcome.size_bytes)}"
+    if not yes:
+        return f"{what} would go; plan {plan.digest}; nothing was deleted, --yes does it"
+    if outcome.quarantine is not None:
+        return f"{what} were moved aside to {outcome.quarantine}; `gc undelete` brings them back"
+    return f"{what} went; journal {outcome.run}"
+
+
+def show_progress(*, as_json: bool) -> Callable[[GcProgress], None]:
+    """Tell on stderr how far a run has come, every five seconds."""
+    last = time.monotonic()
+
+    def show(state: GcProgress) -> None:
+        nonlocal last
+        if as_json or time.monotonic() - last < PROGRESS_SECONDS:
+            return
+        last = time.monotonic()
+        left = "" if state.left_seconds is None else f", about {state.left_seconds:.0f} s left"
+        of = "" if state.total is None else f" of {state.total}"
+        click.echo(f"{state.step}: {state.done}{of}{left}", err=True)
+
+    return show
+
+
+def reasons_json(reasons: Reasons) -> dict[str, Any]:
+    return {
+        "reasons": {
+            reason.name.lower(): {
+                "objects": count,
+                "size_bytes": size,
+                "deletable": reason.goes,
+            }
+            for reason, (count, size) in reasons.counts.items()
+        },
+        "reclaimable_bytes": reasons.reclaimable_bytes,
+        "undecided": reasons.undecided,
+    }
+
+
+def print_reasons(reasons: Reasons) -> None:
+    print_table(
+        ("", "objects", "bytes", "why"),
+        [
+            ("may go" if reason.goes else "stays", count, bytes_words(size), reason.value)
+            for reason, (count, size) in reasons.counts.items()
+        ],
+    )
+    if reasons.undecided:
+        click.echo(f"not decided: {reasons.undecided}")
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    return {
+        "run": entry.run,
+        "owner": entry.owner,
+        "at_micros": entry.at_micros,
+        "kind": entry.kind,
+        "plan": entry.plan,
+        "path": entry.path,
+        "size_bytes": entry.size_bytes,
+        "etag": entry.etag,
+        "outcome": entry.outcome,
+    }
+
+
+def check_json(found: JournalCheck) -> dict[str, Any]:
+    head = found.head
+    return {
+        "whole": found.whole,
+        "runs": found.runs,
+        "parts": found.parts,
+        "findings": [{"path": one.path, "problem": one.problem} for one in found.findings],
+        "unchained": found.unchained,
+        "unchained_before": found.unchained_before,
+        "open_runs": list(found.open_runs),
+        "head": None if head is None else {"run": head.run, "digest": head.digest},
+    }
+
+
+def print_check(job: str, found: JournalCheck) -> None:
+    counts = f"{found.runs} runs, {found.parts} parts"
+    for one in found.findings[:20]:
+        click.echo(f"{one.path}: {one.problem}")
+    if found.unchained:
+        before = found.unchained_before
+        which = "no run has digests yet" if before is None else f"unchained before {before}"
+        click.echo(f"{which}: {found.unchained} runs cannot be checked")
+    for run in found.open_runs:
+        click.echo(f"not ended: {run} is running, or died; the next run of gc completes it")
+    if found.whole:
+        head = "" if found.head is None else f"; head {found.head.run}, digest {found.head.digest}"
+        click.echo(f"{job}: whole: {counts}{head}")
+    else:
+        click.echo(f"{job}: {len(found.findings)} parts do not fit; {counts} were read")
+
+
+def moved_json(one: Moved) -> dict[str, Any]:
+    return {
+        "path": one.path,
+        "copy": one.copy,
+        "size_bytes": one.size_bytes,
+        "digest": one.digest,
+    }
+
+
+def retained_json(found: Retained) -> list[dict[str, Any]]:
+    return [
+        {
+            "epoch": pin.epoch,
+            "owner": pin.owner,
+            "pinned_at_micros": pin.pinned_at_micros,
+            "reason": pin.reason,
+        }
+        for pin in found.pins
+        if not pin.released
+    ]

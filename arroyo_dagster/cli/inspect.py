@@ -1,0 +1,320 @@
+"""`jobs`, `epochs`, `show`, `rows`: what there is. They write nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import click
+
+from arroyo_dagster.cli.common import main, open_to_read, store_options
+from arroyo_dagster.cli.directory import (
+    TOKEN_VARIABLE,
+    Asked,
+    about,
+    answer_json,
+    ask,
+    directory_of,
+    directory_options,
+    notes,
+)
+from arroyo_dagster.cli.rendering import (
+    age,
+    bytes_words,
+    clock,
+    print_json,
+    print_table,
+    report,
+    seconds,
+    state_words,
+)
+from arroyo_dagster.errors import ArroyoStateError, FormatError
+from arroyo_dagster.state.codec.hashing.routing import HashVariant
+from arroyo_dagster.state.codec.plain import iso_micros
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.job_facts import JobAnswer
+from arroyo_dagster.state.operations.catalog import query
+from arroyo_dagster.state.operations.catalog.hash_variant import HashEvidence, find_hash_variant
+from arroyo_dagster.state.operations.catalog.jobs import (
+    EpochSummary,
+    JobSummary,
+    find_job,
+    list_epochs,
+    summarise_jobs,
+    version_problem,
+)
+from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
+from arroyo_dagster.state.storage import ObjectStore
+
+
+@main.command()
+@directory_options
+@store_options
+def jobs(
+    url: str | None, as_json: bool, api: str | None, database: str | None, say: tuple[str, ...]
+) -> None:
+    """List the jobs below the checkpoint URL, with what Arroyo, if it is asked, knows of them."""
+    directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
+    store = open_to_read(url)
+    found = summarise_jobs(store)
+    asked = ask(directory, [job.paths for job in found])
+    pairs = list(zip(found, asked.answers, strict=True))
+    if as_json:
+        print_json([_job_json(job, answer, asked) for job, answer in pairs])
+    elif not found:
+        click.echo(f"{store.url} holds no jobs.")
+    else:
+        columns = ["job", "pipeline", "layout", "epochs", "newest", "state", "watermark", "written"]
+        columns[2:2] = ["name", "condition"] if asked.anybody else []
+        print_table(columns, [_job_cells(job, answer, asked) for job, answer in pairs])
+        for note in notes(asked):
+            click.echo(note)
+    report([*(job.problem for job in found), *asked.problems])
+
+
+def _job_json(job: JobSummary, answer: JobAnswer, asked: Asked) -> dict[str, Any]:
+    newest = job.newest
+    return {
+        "job": job.paths.job,
+        "pipeline": job.paths.pipeline,
+        "layout": job.paths.layout.value,
+        "epochs": job.epochs,
+        "newest_epoch": job.newest_epoch,
+        "state": None if newest is None else newest.state.value,
+        "watermark": iso_micros(job.watermark_micros),
+        "finished_at": None if newest is None else iso_micros(newest.finish_time_micros),
+        "problem": None if job.problem is None else str(job.problem),
+        **answer_json(answer, asked),
+    }
+
+
+def _job_cells(job: JobSummary, answer: JobAnswer, asked: Asked) -> list[object]:
+    newest = job.newest
+    facts = answer.facts
+    return [
+        job.paths.job,
+        job.paths.pipeline,
+        *([facts.name, facts.condition.value] if asked.anybody else []),
+        job.paths.layout.value,
+        job.epochs,
+        job.newest_epoch,
+        state_words(None if newest is None else newest.state.value, job.problem),
+        clock(job.watermark_micros),
+        None if newest is None else age(newest.finish_time_micros),
+    ]
+
+
+@main.command()
+@click.argument("job")
+@click.option(
+    "--limit", type=click.IntRange(0), default=0, help="Only so many of the newest; 0 = all."
+)
+@store_options
+def epochs(job: str, limit: int, url: str | None, as_json: bool) -> None:
+    """List the epochs of a job, oldest first, with the state of each."""
+    store = open_to_read(url)
+    found = list_epochs(store, find_job(store, job), limit or None)
+    if as_json:
+        print_json([_epoch_json(one) for one in found])
+    elif not found:
+        click.echo(f"{job} has no epoch yet.")
+    else:
+        columns = ["epoch", "generation", "state", "finished", "seconds", "watermark", "files"]
+        columns += ["bytes", "new files", "new bytes"]
+        print_table(columns, [_epoch_cells(one) for one in found])
+    report([one.problem for one in found])
+
+
+def _epoch_json(one: EpochSummary) -> dict[str, Any]:
+    checkpoint = one.checkpoint
+    return {
+        "epoch": one.epoch,
+        "generation": one.worker_generation,
+        "state": None if one.state is None else one.state.value,
+        "started_at": None if checkpoint is None else iso_micros(checkpoint.start_time_micros),
+        "finished_at": None if checkpoint is None else iso_micros(checkpoint.finish_time_micros),
+        "seconds": None if checkpoint is None else seconds(checkpoint),
+        "watermark": _watermark(checkpoint),
+        "operators": None if checkpoint is None else len(checkpoint.operators),
+        "files": one.files,
+        "bytes": one.size_bytes,
+        "new_files": one.new_files,
+        "new_bytes": one.new_size_bytes,
+        "missing": one.missing,
+        "final": bool(checkpoint and checkpoint.progress and checkpoint.progress.final),
+        "problem": None if one.problem is None else str(one.problem),
+    }
+
+
+def _epoch_cells(one: EpochSummary) -> list[object]:
+    checkpoint = one.checkpoint
+    return [
+        one.epoch,
+        one.worker_generation,
+        state_words(None if one.state is None else one.state.value, one.problem),
+        None if checkpoint is None else clock(checkpoint.finish_time_micros),
+        None if checkpoint is None else f"{seconds(checkpoint):.3f}",
+        None if checkpoint is None else clock(job_watermark_micros(checkpoint)),
+        one.files,
+        bytes_words(one.size_bytes),
+        one.new_files,
+        bytes_words(one.new_size_bytes),
+    ]
+
+
+def _watermark(checkpoint: Checkpoint | None) -> str | None:
+    return None if checkpoint is None else iso_micros(job_watermark_micros(checkpoint))
+
+
+@main.command()
+@click.argument("job")
+@click.argument("epoch", type=click.IntRange(0), required=False)
+@directory_options
+@store_options
+def show(
+    job: str,
+    epoch: int | None,
+    url: str | None,
+    as_json: bool,
+    api: str | None,
+    database: str | None,
+    say: tuple[str, ...],
+) -> None:
+    """Show what an epoch of a job holds: operators, tables, files, rows, bytes.
+
+    EPOCH is the newest visible one unless given. Rows are counted as stored.
+    """
+    directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
+    store = open_to_read(url)
+    paths = find_job(store, job)
+    found = query.describe_epoch(store, paths, epoch)
+    hashed, damage = _hashing(store, found.checkpoint)
+    asked = ask(directory, [paths], checkpoints=True)
+    if as_json:
+        hashing = {"key_hash": hashed.variant.value if hashed.variant else None}
+        print_json(_description_json(found) | hashing | answer_json(asked.answers[0], asked))
+    else:
+        _print_description(found, hashed, asked)
+    report([*asked.problems, version_problem(found.checkpoint), damage])
+
+
+def _hashing(
+    store: ObjectStore, checkpoint: Checkpoint
+) -> tuple[HashEvidence, ArroyoStateError | None]:
+    """By which hash rows are routed; a damaged file says nothing, and hides nothing else."""
+    try:
+        return find_hash_variant(store, checkpoint), None
+    except FormatError as error:
+        return HashEvidence(possible=tuple(HashVariant)), error
+
+
+def _print_description(found: query.EpochDescription, hashed: HashEvidence, asked: Asked) -> None:
+    checkpoint = found.checkpoint
+    click.echo(
+        f"{checkpoint.job}  epoch {checkpoint.epoch}  {checkpoint.state.value}  "
+        f"finished {clock(checkpoint.finish_time_micros)}  in {seconds(checkpoint):.3f} s"
+    )
+    for line in [*about(asked), *notes(asked)]:
+        click.echo(line)
+    click.echo(f"routing keys: {hashed.said}")
+    columns = ["operator", "subtasks", "watermark", "table", "kind", "files", "rows", "bytes", "of"]
+    print_table(columns, [row for one in found.operators for row in _operator_cells(one)])
+
+
+def _description_json(found: query.EpochDescription) -> dict[str, Any]:
+    checkpoint = found.checkpoint
+    return {
+        "job": checkpoint.job,
+        "pipeline": checkpoint.pipeline,
+        "epoch": checkpoint.epoch,
+        "state": checkpoint.state.value,
+        "generation": checkpoint.worker_generation,
+        "started_at": iso_micros(checkpoint.start_time_micros),
+        "finished_at": iso_micros(checkpoint.finish_time_micros),
+        "operators": [
+            {
+                "operator_id": operator.operator,
+                "parallelism": operator.parallelism,
+                "watermark": iso_micros(operator.watermark_micros),
+                "tables": [
+                    {
+                        "table": table.table,
+                        "kind": table.kind.name.lower(),
+                        "owner": table.owner,
+                        "files": table.files,
+                        "rows": table.rows,
+                        "bytes": table.size_bytes,
+                    }
+                    for table in operator.tables
+                ],
+            }
+            for operator in found.operators
+        ],
+    }
+
+
+def _operator_cells(operator: query.OperatorSummary) -> list[list[object]]:
+    head: list[object] = [
+        operator.operator,
+        operator.parallelism,
+        clock(operator.watermark_micros),
+    ]
+    return [
+        [
+            *(head if at == 0 else [None] * len(head)),
+            table.table,
+            table.kind.label,
+            table.files,
+            table.rows,
+            bytes_words(table.size_bytes),
+            table.owner,
+        ]
+        for at, table in enumerate(operator.tables)
+    ] or [[*head, *[None] * 6]]
+
+
+@main.command()
+@click.argument("job")
+@click.argument("operator")
+@click.argument("table")
+@click.option("--epoch", type=click.IntRange(0), help="The newest visible one unless given.")
+@click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="0 = all.")
+@click.option("--history", is_flag=True, help="Of generational tables every generation of a row.")
+@store_options
+def rows(
+    job: str,
+    operator: str,
+    table: str,
+    epoch: int | None,
+    limit: int,
+    history: bool,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Print the decoded rows of a table, as a restore at the epoch would load them."""
+    store = open_to_read(url)
+    paths = find_job(store, job)
+    found = query.read_rows(
+        store, paths, operator, table, epoch=epoch, limit=limit or None, history=history
+    )
+    if as_json:
+        print_json(list(found.rows))
+        if found.problem:
+            click.echo(found.problem, err=True)
+        return
+    if found.known:
+        click.echo(f"{found.known.owner}: {found.known.holds}")
+    if found.rows:
+        columns = list(dict.fromkeys(name for row in found.rows for name in row))
+        print_table(columns, [[_cell(row.get(name, "")) for name in columns] for row in found.rows])
+    more = "" if len(found.rows) == found.count else "; --limit 0 shows all"
+    click.echo(f"{len(found.rows)} of {found.count} rows at epoch {found.epoch}{more}")
+    for subtask, left in found.commit_data.items():
+        click.echo(f"subtask {subtask} left for the commit: {_cell(left)}")
+    if found.problem:
+        click.echo(found.problem)
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,208 @@
+"""What the commands show of the state of Arroyo's own jobs being rewritten, and `compact undo`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory_options
+from arroyo_dagster.cli.rendering import bytes_words, print_json, print_table
+from arroyo_dagster.state.codec.plans import plan_to_json
+from arroyo_dagster.state.model.compaction import Forecast, LeftOut
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.compaction.rewrite import (
+    QUIET_SECONDS,
+    RunRewrites,
+    rewrite_here,
+)
+from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def token_option(command: _F) -> _F:
+    """The token of Arroyo's API: from the environment, never shown."""
+    return click.option("--arroyo-token", "token", envvar=TOKEN_VARIABLE, hidden=True)(command)
+
+
+def arroyo_options(command: _F) -> _F:
+    """What only jobs of Arroyo's need: who says that they are stopped, and since when."""
+    quiet = click.option(
+        "--quiet",
+        type=click.FloatRange(0),
+        default=QUIET_SECONDS,
+        show_default=True,
+        metavar="SECONDS",
+        help="Of a job of Arroyo's: for so long nothing of it may change before its metadata is "
+        "written. Its controller cleans up for a while after a stop.",
+    )
+    return quiet(directory_options(token_option(command)))
+
+
+def show_rewrite(
+    outcome: RewriteOutcome, *, yes: bool, as_json: bool, in_full: bool = False
+) -> None:
+    """What was rewritten, or would be.
+
+    Args:
+        in_full: name every table that is left as it is, in place of one summary.
+    """
+    if as_json:
+        print_json(rewrite_json(outcome))
+        return
+    plan = outcome.plan
+    name = JobPaths(plan.job, plan.pipeline).root
+    if in_full:
+        show_plan(plan, outcome.left_out)
+    else:
+        show_tables(plan)
+        show_left_out(name, outcome.left_out)
+    click.echo(f"{name}: {in_words(outcome, yes=yes)}")
+
+
+def show_left_out(job: str, left_out: Sequence[LeftOut]) -> None:
+    """Print one line: how many tables are left as they are, by reason."""
+    if not left_out:
+        return
+    reasons = Counter(one.reason for one in left_out)
+    counts = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
+    click.echo(
+        f"{job}: {len(left_out)} left as they are ({counts}); `arroyo-state compact plan {job}` "
+        "names them"
+    )
+
+
+def runner(*, spark: bool) -> RunRewrites:
+    """Who writes the new files."""
+    if not spark:
+        return rewrite_here
+    from arroyo_dagster.spark.rewrite import rewrites_on_spark
+    from arroyo_dagster.spark.session import get_session
+
+    return rewrites_on_spark(lambda: get_session()[0])
+
+
+def rewrite_json(outcome: RewriteOutcome) -> dict[str, Any]:
+    """The JSON form of a rewrite; the plan alone where nothing was done."""
+    return {
+        "plan": plan_to_json(outcome.plan),
+        "done": outcome.published,
+        "published": "in place" if outcome.published else None,
+        "epoch": outcome.plan.epoch,
+        "after": _forecast_json(outcome.after),
+        "repaired_rows": outcome.repaired,
+        "dropped_rows": _dropped(outcome),
+        "left_out": [
+            {"operator": one.operator, "table": one.table, "reason": one.reason}
+            for one in outcome.left_out
+        ],
+        "unlisted_files": list(outcome.unlisted),
+        "undo_record": outcome.record,
+    }
+
+
+def _forecast_json(one: Forecast) -> dict[str, Any]:
+    return {"files": one.files, "size_bytes": one.size_bytes, "opens": list(one.opens)}
+
+
+def _dropped(outcome: RewriteOutcome) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for part in outcome.parts:
+        for reason, count in part.dropped.items():
+            total[reason] = total.get(reason, 0) + count
+    return total
+
+
+def show_plan(plan: RewritePlan, left_out: Iterable[LeftOut]) -> None:
+    """For people: what is rewritten by which rule, and why the rest is not."""
+    show_tables(plan)
+    for left in left_out:
+        click.echo(f"left: {left.operator or plan.job} {left.table or ''}: {left.reason}")
+
+
+def show_tables(plan: RewritePlan) -> None:
+    """For people: what is rewritten by which rule."""
+    lines = [
+        (
+            one.operator,
+            one.table,
+            len(one.inputs),
+            bytes_words(one.size_bytes),
+            len(one.parts),
+            one.rule.value,
+            f"up to {one.lost_rows} rows" if one.lost_rows else None,
+        )
+        for one in plan.tables
+    ]
+    if lines:
+        columns = ("operator", "table", "files", "bytes", "at most", "keeps", "repairs")
+        print_table(columns, lines)
+
+
+def in_words(outcome: RewriteOutcome, *, yes: bool, started: bool = False) -> str:
+    """One sentence on what was done, or would be.
+
+    Args:
+        started: the job runs again, so that nothing can be put back any more.
+    """
+    plan, after = outcome.plan, outcome.after
+    if not plan.tables:
+        return f"nothing to rewrite at epoch {plan.epoch}"
+    lost = sum(one.lost_rows for one in plan.repairs)
+    if not yes:
+        repairs = f"; up to {lost} rows are repaired that Arroyo would lose" if lost else ""
+        step = f"not now: {plan.why_not}" if plan.why_not else "--yes does it"
+        return (
+            f"{plan.before.files} files would become {plan.after.files} at most, opens "
+            f"{sum(plan.before.opens)} would become {sum(plan.after.opens)}{repairs}; "
+            f"nothing was changed, {step}"
+        )
+    if not outcome.published:
+        return f"nothing could be rewritten at epoch {plan.epoch}"
+    repaired = f"; {outcome.repaired} rows repaired that Arroyo would have lost"
+    undo = "; `arroyo-state compact undo` puts it back as long as the job was not started"
+    return (
+        f"{plan.before.files} files became {after.files}, "
+        f"{bytes_words(plan.before.size_bytes)} became {bytes_words(after.size_bytes)}; epoch "
+        f"{plan.epoch} lists them{repaired if outcome.repaired else ''}{'' if started else undo}"
+    )
+
+
+@click.command()
+@click.argument("job")
+@click.option("--yes", is_flag=True, help="Do it; without it the objects are shown.")
+@directory_options
+@token_option
+@store_options
+def undo(
+    job: str,
+    yes: bool,
+    api: str | None,
+    database: str | None,
+    say: tuple[str, ...],
+    token: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Put the metadata of a stopped job of Arroyo's back as it was before it was rewritten."""
+    store = open_url(url) if yes else open_to_read(url)
+    paths = find_job(store, job)
+    directory = directory_of(api, database, say, token)
+    outcome = undo_rewrite(store, paths, directory, dry_run=not yes)
+    if as_json:
+        print_json({"done": outcome.done, "objects": list(outcome.objects)})
+        return
+    for path in outcome.objects:
+        click.echo(path)
+    if not outcome.objects:
+        click.echo(f"{paths.root}: there is nothing to put back")
+    elif outcome.done:
+        click.echo(f"{paths.root}: put back as it was; no file was deleted")
+    else:
+        click.echo(f"{paths.root}: would be put back; nothing was changed, --yes does it")

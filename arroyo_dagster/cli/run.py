@@ -1,0 +1,214 @@
+"""`run` and `stop`: pipelines of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from arroyo_dagster.cli.common import main, open_url, store_options
+from arroyo_dagster.cli.rendering import bytes_words, print_json, seconds
+from arroyo_dagster.cli.rollback import go_back
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.operations.catalog.jobs import find_job, newest_generation, summarise_job
+from arroyo_dagster.state.planning.restore.reads import is_at_rest
+from arroyo_dagster.state.runtime.coordinator import request_stop
+from arroyo_dagster.state.runtime.in_process import OnEpoch, RunOutcome
+from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
+from arroyo_dagster.state.runtime.loading import load_pipeline
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+
+@main.command()
+@click.argument("pipeline", metavar="MODULE:PIPELINE")
+@click.option("--epochs", type=click.IntRange(1), help="Stop, with a checkpoint, after so many.")
+@click.option("--follow", is_flag=True, help="Wait for more when the sources have nothing new.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="SECONDS",
+    help="The least time between two epochs.",
+)
+@click.option("--adopt", is_flag=True, help="Go on from the offsets recorded with the state.")
+@click.option(
+    "--from-epoch",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Go back to epoch N first, as `rollback` does, unless this was done before.",
+)
+@click.option("--spark", is_flag=True, help="Run on Spark instead of in this process.")
+@click.option("--master", help="With --spark: where it runs; local[*] unless given.")
+@click.option("--spark-checkpoint", help="With --spark: where Spark keeps its log of batches.")
+@store_options
+def run(
+    pipeline: str,
+    epochs: int | None,
+    follow: bool,
+    interval: float,
+    adopt: bool,
+    from_epoch: int | None,
+    spark: bool,
+    master: str | None,
+    spark_checkpoint: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Run a pipeline from its newest checkpoint on.
+
+    MODULE:PIPELINE names a Pipeline, or a function without arguments that gives one;
+    path/to/file.py:PIPELINE works too. Stop it with `arroyo-state stop JOB`, or kill it: the next
+    run goes on where its newest epoch ends.
+    """
+    if not spark and (master or spark_checkpoint):
+        raise click.UsageError("--master and --spark-checkpoint need --spark")
+    store = open_url(url)
+    found = load_pipeline(pipeline)
+    if from_epoch is not None:
+        found.check()
+        go_back(store, found.paths, from_epoch, _plain_line(as_json))
+    with _progress(store, found, as_json=as_json) as on_epoch:
+        if spark:
+            outcome = _run_on_spark(
+                found,
+                store,
+                master=master,
+                checkpoint_location=spark_checkpoint,
+                max_epochs=epochs,
+                follow=follow,
+                interval_seconds=interval,
+                adopt=adopt,
+                on_epoch=on_epoch,
+            )
+        else:
+            outcome = run_in_process(
+                found,
+                store,
+                max_epochs=epochs,
+                follow=follow,
+                interval_seconds=interval,
+                adopt=adopt,
+                on_epoch=on_epoch,
+            )
+    _print_outcome(found, outcome, as_json=as_json)
+
+
+def _run_on_spark(pipeline: Pipeline, store: ObjectStore, **options: Any) -> RunOutcome:
+    from arroyo_dagster.spark.pipeline import run_pipeline
+
+    return run_pipeline(pipeline, store, **options)
+
+
+@contextlib.contextmanager
+def _progress(store: ObjectStore, pipeline: Pipeline, *, as_json: bool) -> Iterator[OnEpoch]:
+    """Show each epoch: a line, and on a terminal what is going on now below it."""
+    from rich.console import Console
+
+    console = Console(stderr=as_json, highlight=False)
+    write = console.print if console.is_terminal else _plain_line(as_json)
+
+    def on_epoch(checkpoint: Checkpoint) -> None:
+        write(_epoch_line(store, pipeline, checkpoint))
+
+    with contextlib.ExitStack() as stack:
+        if console.is_terminal:
+            stack.enter_context(console.status(f"running {pipeline.paths.root}"))
+        yield on_epoch
+
+
+def _plain_line(to_stderr: bool) -> Callable[[str], None]:
+    def write(line: str) -> None:
+        click.echo(line, err=to_stderr)
+        (sys.stderr if to_stderr else sys.stdout).flush()
+
+    return write
+
+
+def _epoch_line(store: ObjectStore, pipeline: Pipeline, checkpoint: Checkpoint) -> str:
+    # What the epoch itself wrote lies in its own directory; the rest it carries forward.
+    own = pipeline.paths.checkpoint(checkpoint.epoch, checkpoint.worker_generation)
+    paths = [path for path in dict.fromkeys(checkpoint.paths) if path.startswith(f"{own}/")]
+    sizes = [info.size_bytes for info in concurrently(store.head, paths) if info is not None]
+    return (
+        f"epoch {checkpoint.epoch}: {len(paths)} files, {bytes_words(sum(sizes))}, "
+        f"{seconds(checkpoint):.2f} s"
+    )
+
+
+def _print_outcome(pipeline: Pipeline, outcome: RunOutcome, *, as_json: bool) -> None:
+    newest = None if outcome.newest is None else outcome.newest.epoch
+    if as_json:
+        print_json(
+            {
+                "job": pipeline.paths.job,
+                "pipeline": pipeline.paths.pipeline,
+                "epochs": outcome.epochs,
+                "newest_epoch": newest,
+                "exhausted": outcome.exhausted,
+                "retention_failures": outcome.retention_failures,
+                "overdue_epochs": outcome.overdue_epochs,
+            }
+        )
+        return
+    wrote = f"wrote {outcome.epochs} epoch{'' if outcome.epochs == 1 else 's'}"
+    why = "the sources have ended" if outcome.exhausted else "it goes on from there next time"
+    click.echo(f"{pipeline.paths.root}: {wrote}, the newest is {newest or 'none'}; {why}")
+    if outcome.overdue_epochs:
+        click.echo(
+            f"{pipeline.paths.root}: {outcome.overdue_epochs} expired epochs could not be removed; "
+            "the next run tries again",
+            err=True,
+        )
+
+
+@main.command()
+@click.argument("job")
+@store_options
+def stop(job: str, url: str | None, as_json: bool) -> None:
+    """Ask a running job of ours to stop with a checkpoint."""
+    store = open_url(url)
+    paths = find_job(store, job)
+    newest = summarise_job(store, paths)
+    theirs = newest.newest is None and paths.layout is Layout.LEGACY
+    if theirs or (newest.newest and newest.newest.progress is None):
+        raise InputError(
+            "this job is Arroyo's, so it cannot be stopped through its state",
+            job=paths.root,
+            next_step="stop it through Arroyo's UI or REST API, with a checkpoint",
+        )
+    started = newest_generation(store, paths)
+    number: int | None = started
+    # In the legacy layout a run leaves no trace before its first epoch: ask, it does no harm.
+    at_rest = (
+        paths.layout is Layout.PROTOCOL
+        and newest.newest is not None
+        and is_at_rest(newest.newest, started)
+    )
+    if not at_rest:
+        number = request_stop(store, paths, time.time_ns() // 1000)
+    if as_json:
+        print_json(
+            {
+                "job": paths.job,
+                "pipeline": paths.pipeline,
+                "at_rest": at_rest,
+                "generation": number,
+                "newest_epoch": newest.newest_epoch,
+            }
+        )
+    elif at_rest:
+        click.echo(f"{paths.root} is at rest: it stopped with epoch {newest.newest_epoch}.")
+    else:
+        click.echo(
+            f"{paths.root}: asked generation {number} to stop. It writes one more epoch, its "
+            "last, then ends; `arroyo-state epochs` shows it. If no run is alive, nothing happens, "
+            "and the next run is not held up."
+        )

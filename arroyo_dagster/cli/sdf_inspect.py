@@ -1,0 +1,180 @@
+"""`sdf show` and `sdf sql`: states looked at. They write nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from arroyo_dagster import __version__
+from arroyo_dagster.cli.common import open_to_read, show_error, store_options
+from arroyo_dagster.cli.rendering import print_json
+from arroyo_dagster.cli.sdf import sdf
+from arroyo_dagster.cli.sdf_files import load_dataflow, loading_options
+from arroyo_dagster.dataflow.views.namespaces import CliError, Namespace, Namespaces
+from arroyo_dagster.dataflow.views.rendering import borderless, frame_text, table_text, window_text
+from arroyo_dagster.dataflow.views.view import Views
+from arroyo_dagster.errors import ArroyoStateError
+
+_COMMANDS = {
+    ".help": "list the commands",
+    ".exit": "leave",
+    ".quit": "leave",
+    "show tables": "list the tables",
+    "anything else": "is SQL over the states, read-only",
+}
+
+
+@sdf.group()
+def show() -> None:
+    """Look at what a dataflow keeps."""
+
+
+@show.command("state")
+@click.argument("file", type=click.Path())
+@click.argument("namespace", required=False)
+@click.option("--key", metavar="KEY", help="Only the row of one key.")
+@click.option(
+    "--filter",
+    "pattern",
+    metavar="REGEX",
+    help="Only namespaces, or with a NAMESPACE keys, in which it is found.",
+)
+@loading_options
+@store_options
+def show_state(
+    file: str,
+    namespace: str | None,
+    key: str | None,
+    pattern: str | None,
+    legacy: bool,
+    extended: bool,
+    prod: bool,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """List the namespaces of a dataflow, or the rows of one.
+
+    A namespace is service/state/state, service/function/metrics, service/topic/topic.offset or
+    service/name/watermark. All of a service is of one epoch, its newest ready one.
+    """
+    dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
+    spaces = Namespaces(open_to_read(url), dataflow)
+    if namespace is None:
+        if key is not None:
+            raise click.UsageError("--key needs a NAMESPACE")
+        _print_list(spaces.all(pattern), as_json)
+    else:
+        _print_rows(spaces.get(namespace), key, pattern, as_json)
+
+
+def _print_list(found: list[Namespace], as_json: bool) -> None:
+    if as_json:
+        print_json(
+            [
+                {"namespace": one.name, "keys": len(one.rows), "type": one.type, "epoch": one.epoch}
+                for one in found
+            ]
+        )
+        return
+    rows = [[one.name, str(len(one.rows)), one.type] for one in found]
+    click.echo(borderless(["Namespace", "Keys", "Type"], rows))
+
+
+def _print_rows(found: Namespace, key: str | None, pattern: str | None, as_json: bool) -> None:
+    if not as_json:
+        click.echo(borderless(found.header, found.lines(key, pattern)))
+        return
+    rows = [
+        {
+            "key": row.key,
+            "window": window_text(row.window),
+            "values": dict(zip(found.names, row.values, strict=True)),
+        }
+        for row in found.select(key, pattern)
+    ]
+    print_plain({"namespace": found.name, "epoch": found.epoch, "type": found.type, "rows": rows})
+
+
+def print_plain(document: Any) -> None:
+    """Print JSON of a document that holds times: they are epoch milliseconds, as in user code."""
+    text = json.dumps(document, default=_plain)
+    print_json(json.loads(text))
+
+
+def _plain(value: Any) -> Any:
+    return round(value.timestamp() * 1000) if hasattr(value, "timestamp") else str(value)
+
+
+# ---- SQL -----------------------------------------------------------------------------------------
+
+
+@sdf.command("sql")
+@click.argument("file", type=click.Path())
+@click.argument("query", required=False)
+@loading_options
+@store_options
+def query_states(
+    file: str,
+    query: str | None,
+    legacy: bool,
+    extended: bool,
+    prod: bool,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Query the arrow-row states of a dataflow.
+
+    Tables are named like the states, with underscores; of a windowed state the window that closed
+    last is seen. Without a QUERY, SQL mode: a query a line, `.help` lists what else there is, and
+    every query sees the newest ready epoch.
+    """
+    dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
+    views = Views(open_to_read(url), dataflow)
+    if query is not None:
+        _print_answer(views, query, as_json)
+        return
+    _sql_mode(views, as_json)
+
+
+def _print_answer(views: Views, query: str, as_json: bool) -> None:
+    frame = views.sql(query)
+    if not as_json:
+        click.echo(frame_text(frame))
+        return
+    columns = [{"name": name, "type": str(kind)} for name, kind in frame.schema.items()]
+    print_plain({"columns": columns, "rows": frame.rows()})
+
+
+def _sql_mode(views: Views, silent: bool) -> None:
+    prompting = sys.stdin.isatty() and not silent
+    if not silent:
+        click.echo(f"arroyo-state {__version__}, SQL over states; .help lists the commands")
+    while True:
+        if prompting:
+            click.echo("sql >> ", nl=False)
+        line = sys.stdin.readline()
+        text = line.strip()
+        if not line or text in (".exit", ".quit"):
+            return
+        try:
+            if text == ".help":
+                click.echo(table_text(["command", "description"], list(_COMMANDS.items())))
+            elif text.startswith("."):
+                raise _unknown_command(text)
+            elif text:
+                views.refresh()
+                _print_answer(views, text, silent)
+        except ArroyoStateError as error:
+            show_error(error)
+
+
+def _unknown_command(text: str) -> CliError:
+    return CliError(
+        f"there is no command `{text}`",
+        number="E47",
+        nearest=".help, .exit, .quit",
+        next_step="`.help` lists the commands",
+    )

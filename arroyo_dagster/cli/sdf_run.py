@@ -1,0 +1,344 @@
+"""`sdf run`: the services of a dataflow, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from arroyo_dagster.cli.common import open_url, store_options
+from arroyo_dagster.cli.rendering import print_json
+from arroyo_dagster.cli.sdf import sdf
+from arroyo_dagster.cli.sdf_files import allow_functions, load_dataflow, loading_options
+from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.in_process import DataflowOutcome, OnEpoch, run_dataflow
+from arroyo_dagster.dataflow.runtime.service import RunOptions, build_dataflow
+from arroyo_dagster.dataflow.topics.bindings import (
+    BindingsText,
+    parse_binding,
+    parse_function,
+    read_bindings,
+)
+from arroyo_dagster.dataflow.topics.wiring import Wired, wire
+from arroyo_dagster.dataflow.views.namespaces import Namespaces
+from arroyo_dagster.dataflow.views.rendering import borderless
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage.store import ObjectStore
+
+if TYPE_CHECKING:
+    from arroyo_dagster.spark.dataflow.topics import SparkTopics
+
+_ENDLESS_INTERVAL = 1.0
+
+
+@sdf.command()
+@click.argument("file", type=click.Path())
+@click.option(
+    "--source", "sources", multiple=True, metavar="TOPIC=KIND:PATH", help="Where records come from."
+)
+@click.option("--sink", "sinks", multiple=True, metavar="TOPIC=KIND:PATH", help="Where records go.")
+@click.option("--bindings", metavar="FILE", help="Sources, sinks, functions and env, as YAML.")
+@click.option(
+    "--bind",
+    "functions",
+    multiple=True,
+    metavar="NAME=MODULE:FUNCTION",
+    help="Python for a function whose body is in another language.",
+)
+@click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="What functions see as env.")
+@click.option("--epochs", type=click.IntRange(1), help="Stop, with a checkpoint, after so many.")
+@click.option("--until-idle", is_flag=True, help="Stop when nothing is new.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="The least time between two epochs; 1 if a source has no end, else 0.",
+)
+@click.option(
+    "--keep-epochs",
+    type=click.IntRange(2),
+    default=10,
+    show_default=True,
+    help="How many epochs of each service stay.",
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(["skip", "fail"]),
+    default="skip",
+    show_default=True,
+    help="What becomes of a record whose function fails: it is skipped, or the run ends.",
+)
+@click.option("--flush-open", is_flag=True, help="Close open windows when every source has ended.")
+@click.option("--migrate", is_flag=True, help="Let states have more columns than were stored.")
+@click.option(
+    "--parallelism",
+    type=click.IntRange(1, 4096),
+    default=1,
+    show_default=True,
+    help="Subtasks of each operator; it may change from run to run.",
+)
+@click.option("--spark", is_flag=True, help="Run on Spark instead of in this process.")
+@click.option("--master", help="With --spark: where it runs; local[*] unless given.")
+@click.option(
+    "--conf", "conf", multiple=True, metavar="NAME=VALUE", help="With --spark: its settings."
+)
+@click.option("--spark-checkpoint", help="With --spark: where Spark keeps its logs of batches.")
+@click.option(
+    "--adopt", is_flag=True, help="With --spark: go on from the offsets recorded with the states."
+)
+@loading_options
+@store_options
+def run(
+    file: str,
+    sources: Sequence[str],
+    sinks: Sequence[str],
+    bindings: str | None,
+    functions: Sequence[str],
+    env: Sequence[str],
+    epochs: int | None,
+    until_idle: bool,
+    interval: float | None,
+    keep_epochs: int,
+    on_error: str,
+    flush_open: bool,
+    migrate: bool,
+    parallelism: int,
+    spark: bool,
+    master: str | None,
+    conf: Sequence[str],
+    spark_checkpoint: str | None,
+    adopt: bool,
+    legacy: bool,
+    extended: bool,
+    prod: bool,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Run the services of a dataflow, in this process or on Spark, each from its newest
+    checkpoint on.
+
+    \b
+    TOPIC=KIND:PATH is one of
+      words=jsonl:FILE      a file or a directory of JSON lines; also csv, parquet
+      words=jsonl:DIR/?follow=true     and what comes later; also rows_per_epoch=N
+      ticks=rate:10?limit=100          numbers, ten a second
+      words=stdin           lines of the standard input, kept in the store before they are used
+      counts=jsonl:FILE     for sinks; a directory where PATH ends with /; also csv, parquet, stdout
+      words=spark:kafka?subscribe=words&kafka.bootstrap.servers=HOST:9092
+                            with --spark: any source or sink of Spark, by format and options;
+                            `schema` gives the columns where the format wants them
+    Topics that services write and read need no binding.
+
+    It ends when every source has ended, on --until-idle when nothing is new, after --epochs, and on
+    Ctrl-C or SIGTERM with a last checkpoint. Kill it at any moment: the next run goes on exactly
+    once.
+    """
+    given = _flags(sources, sinks, functions, env)
+    if bindings is not None:
+        given = given.over(read_bindings(bindings))
+    dataflow, packages = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
+    allow_functions(file)
+    store = open_url(url)
+    stdin = io.FileIO(0, closefd=False) if _is_piped(given) else None
+    outside = _spark_topics(store, spark, spark_checkpoint, (master, conf, adopt))
+    wired = wire(dataflow, given, store, packages=packages, stdin=stdin, outside=outside)
+    for topic in wired.unbound:
+        click.echo(f"topic {topic} goes nowhere: bind it with --sink {topic}=stdout", err=True)
+    pipelines = build_dataflow(
+        dataflow,
+        store,
+        bindings=wired.bindings,
+        options=RunOptions(
+            parallelism=parallelism,
+            keep_epochs=keep_epochs,
+            on_error=on_error,
+            migrate=migrate,
+            flush_open=flush_open,
+        ),
+    )
+    pace = _interval(interval, given)
+    with _stopping() as stop, contextlib.ExitStack() as pipes:
+        for pipe in wired.pipes.values():
+            pipes.callback(pipe.close)
+        if outside is not None:
+            outcome = _run_on_spark(
+                pipelines,
+                store,
+                wired,
+                outside,
+                follow=_is_endless(given) and not until_idle,
+                stop=stop,
+                options={
+                    "master": master,
+                    "conf": dict(_variable(one) for one in conf),
+                    "checkpoint_location": spark_checkpoint,
+                    "interval_seconds": pace,
+                    "adopt": adopt,
+                    "max_epochs": epochs,
+                },
+            )
+        else:
+            outcome = run_dataflow(
+                pipelines,
+                store,
+                between=wired.between,
+                max_rounds=epochs,
+                until_idle=until_idle,
+                interval_seconds=pace,
+                stop=stop,
+                on_epoch=_shown_epoch(),
+            )
+    _print_outcome(dataflow, store, outcome, as_json=as_json)
+
+
+def _spark_topics(
+    store: ObjectStore, spark: bool, location: str | None, others: Sequence[object]
+) -> SparkTopics | None:
+    if not spark:
+        if location or any(others):
+            raise click.UsageError("--master, --conf, --spark-checkpoint and --adopt need --spark")
+        return None
+    from arroyo_dagster.spark.dataflow.topics import SparkTopics
+
+    return SparkTopics(store, location)
+
+
+def _run_on_spark(
+    pipelines: Sequence[Pipeline],
+    store: ObjectStore,
+    wired: Wired,
+    topics: SparkTopics,
+    *,
+    follow: bool,
+    stop: Callable[[], bool],
+    options: Mapping[str, Any],
+) -> DataflowOutcome:
+    from arroyo_dagster.spark.dataflow.pipelines import SparkOptions, run_pipelines
+
+    done = run_pipelines(
+        pipelines,
+        store,
+        options=SparkOptions(**options),
+        follow=follow,
+        topics=topics,
+        between=wired.between,
+        stop=stop,
+        on_epoch=_shown_epoch(),
+    )
+    epochs = {one.paths.job: done[one.paths.root].epochs for one in pipelines}
+    return DataflowOutcome(
+        rounds=max(epochs.values(), default=0),
+        epochs=epochs,
+        ended=all(one.exhausted for one in done.values()),
+    )
+
+
+def _flags(
+    sources: Sequence[str], sinks: Sequence[str], functions: Sequence[str], env: Sequence[str]
+) -> BindingsText:
+    bound = {
+        role: [parse_binding(text, role) for text in texts]
+        for role, texts in (("source", sources), ("sink", sinks))
+    }
+    for role, bindings in bound.items():
+        topics = [one.topic for one in bindings]
+        for topic in topics:
+            if topics.count(topic) > 1:
+                raise InputError(f"two {role}s of one topic", topic=topic)
+    return BindingsText(
+        sources={one.topic: one for one in bound["source"]},
+        sinks={one.topic: one for one in bound["sink"]},
+        functions=dict(parse_function(text) for text in functions),
+        env=dict(_variable(text) for text in env),
+    )
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise InputError("a variable or setting is given as NAME=VALUE, and one is not")
+    return name, value
+
+
+def _is_piped(given: BindingsText) -> bool:
+    return any(one.kind == "stdin" for one in given.sources.values())
+
+
+def _interval(seconds: float | None, given: BindingsText) -> float:
+    if seconds is not None:
+        return seconds
+    rates = (one.kind == "rate" for one in given.sources.values())
+    return _ENDLESS_INTERVAL if _is_endless(given) or any(rates) else 0.0
+
+
+def _is_endless(given: BindingsText) -> bool:
+    """Whether a source goes on until somebody stops it."""
+    return any(
+        one.options.get("follow")
+        or one.kind in ("stdin", "spark")
+        or (one.kind == "rate" and "limit" not in one.options)
+        for one in given.sources.values()
+    )
+
+
+@contextlib.contextmanager
+def _stopping() -> Iterator[Callable[[], bool]]:
+    """Take Ctrl-C and SIGTERM as the wish to stop; the second one kills."""
+    asked: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        asked.append(number)
+        for other in before:
+            signal.signal(other, signal.SIG_DFL)
+        click.echo("stopping with a last checkpoint", err=True)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _shown_epoch() -> OnEpoch:
+    def on_epoch(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
+        click.echo(f"{pipeline.job}: epoch {checkpoint.epoch}", err=True)
+
+    return on_epoch
+
+
+def _print_outcome(
+    dataflow: Dataflow, store: ObjectStore, outcome: DataflowOutcome, *, as_json: bool
+) -> None:
+    """What the run came to: to stderr, since records may go to stdout; as JSON to stdout."""
+    metrics = Namespaces(store, dataflow).metrics()
+    counted = [
+        (one.name.removesuffix("/metrics"), dict(zip(one.names, row.values, strict=True)))
+        for one in metrics
+        for row in one.rows
+    ]
+    if as_json:
+        print_json(
+            {
+                "dataflow": dataflow.name,
+                "rounds": outcome.rounds,
+                "epochs": outcome.epochs,
+                "ended": outcome.ended,
+                "metrics": dict(counted),
+            }
+        )
+        return
+    columns = ("succeeded", "failed", "dropped_late", "expired")
+    lines = [[name, *(str(values.get(one, 0)) for one in columns)] for name, values in counted]
+    click.echo(borderless(["Since the job began", *columns], lines), err=True)
+    why = "every source has ended" if outcome.ended else "it goes on from there next time"
+    epochs = ", ".join(f"{service} {count}" for service, count in outcome.epochs.items())
+    click.echo(f"{dataflow.name}: epochs written: {epochs}; {why}", err=True)

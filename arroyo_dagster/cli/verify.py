@@ -1,0 +1,173 @@
+"""`verify`: whether a job can be restored from an epoch, for people and for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from arroyo_dagster.cli.common import main, open_to_read, store_options
+from arroyo_dagster.cli.rendering import bytes_words, print_json, print_table
+from arroyo_dagster.state.model.keys import MAX_PARALLELISM
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.restore.rollback import way_back
+from arroyo_dagster.state.operations.verify.job import HISTORY, MAX_LEVEL, JobVerdict, verify_job
+from arroyo_dagster.state.planning.restore.rollback import rollback_command
+from arroyo_dagster.state.planning.verify.findings import Finding, Severity
+from arroyo_dagster.state.planning.verify.restore import SubtaskRestore
+
+EXIT_FINDINGS = 3
+"""The exit code where a finding is an error; 1 says that nobody could look."""
+
+_RESTORE_COLUMNS = ("operator", "table", "subtask", "files", "bytes", "rows", "requests")
+_LEVELS = (
+    "every listed file is there",
+    "footers, columns and row counts",
+    "statistics are those of the rows",
+    "every value decodes",
+    "a restore simulated",
+)
+
+
+@main.command()
+@click.argument("job")
+@click.argument("epoch", type=click.IntRange(0), required=False)
+@click.option(
+    "--level",
+    type=click.IntRange(0, MAX_LEVEL),
+    default=MAX_LEVEL,
+    show_default=True,
+    help="0 files there; 1 footers, columns, row counts; 2 statistics against the rows; "
+    "3 every value decodes; 4 a restore simulated. Each holds those before it.",
+)
+@click.option(
+    "--parallelism",
+    type=click.IntRange(1, MAX_PARALLELISM),
+    metavar="P",
+    help="Of the restored job; each operator's own unless given.",
+)
+@click.option(
+    "--history",
+    type=click.IntRange(0),
+    default=HISTORY,
+    show_default=True,
+    metavar="N",
+    help="How many epochs before it are looked at for lost or doubled files.",
+)
+@store_options
+def verify(
+    job: str,
+    epoch: int | None,
+    level: int,
+    parallelism: int | None,
+    history: int,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Say whether a job can be restored from an epoch, and if not, why.
+
+    EPOCH is the newest visible one unless given. Nothing is written.
+
+    Exit codes: 0 passed, 1 could not look, 2 wrong command line, 3 a finding is an error.
+    """
+    store = open_to_read(url)
+    found = verify_job(
+        store,
+        find_job(store, job),
+        epoch,
+        level=level,
+        parallelism=parallelism,
+        history=history,
+    )
+    back = None if found.passed else way_back(store, found.paths, found.epoch)
+    if as_json:
+        print_json(_verdict_json(found) | {"rollback_to": back})
+    else:
+        if cells := _restore_cells(found):
+            print_table(_RESTORE_COLUMNS, cells)
+        for line in _verdict_lines(found):
+            click.echo(line)
+        if back is not None:
+            click.echo(f"To go back to epoch {back}: {rollback_command(found.paths, back)}")
+    if not found.passed:
+        click.get_current_context().exit(EXIT_FINDINGS)
+
+
+# ---- JSON ----------------------------------------------------------------------------------------
+
+
+def _verdict_json(found: JobVerdict) -> dict[str, Any]:
+    """A verdict as one JSON document."""
+    return {
+        "job": found.paths.job,
+        "pipeline": found.paths.pipeline,
+        "epoch": found.epoch,
+        "level": found.level,
+        "parallelism": found.parallelism,
+        "passed": found.passed,
+        "looked_at": found.verdict.looked_at,
+        "epochs": list(found.epochs),
+        "findings": [_finding_json(one) for one in found.verdict.findings],
+        "restore": [_restore_json(one) for one in found.restore],
+    }
+
+
+def _finding_json(one: Finding) -> dict[str, str]:
+    return {
+        "severity": one.severity.value,
+        "code": one.code,
+        "object": one.object,
+        "evidence": one.evidence,
+        "next_step": one.next_step,
+    }
+
+
+def _restore_json(one: SubtaskRestore) -> dict[str, Any]:
+    return {
+        "operator_id": one.operator,
+        "table": one.table,
+        "kind": one.kind.name.lower(),
+        "subtask": one.subtask,
+        "files": list(one.files),
+        "bytes": one.size_bytes,
+        "rows": one.rows,
+        "requests": one.requests,
+    }
+
+
+# ---- for people ----------------------------------------------------------------------------------
+
+
+def _restore_cells(found: JobVerdict) -> list[list[object]]:
+    """A line for each subtask and table that a restore opens files of."""
+    return [
+        [
+            one.operator,
+            one.table,
+            one.subtask,
+            len(one.files),
+            bytes_words(one.size_bytes),
+            one.rows,
+            one.requests,
+        ]
+        for one in found.restore
+        if one.files
+    ]
+
+
+def _verdict_lines(found: JobVerdict) -> Iterator[str]:
+    """The findings, errors first, and the verdict."""
+    findings = found.verdict.findings
+    for severity in Severity:
+        for one in findings:
+            if one.severity is severity:
+                yield f"{severity.value}: {one}"
+    counts = {one: sum(f.severity is one for f in findings) for one in Severity}
+    said = ", ".join(f"{count} {one.value}s" for one, count in counts.items() if count)
+    verdict = "can be restored" if found.passed else "cannot be restored safely"
+    yield (
+        f"{found.paths.root} epoch {found.epoch} {verdict}: {said or 'nothing found'}; "
+        f"{found.verdict.looked_at} objects looked at, level {found.level} "
+        f"({_LEVELS[found.level]})"
+    )

@@ -1,0 +1,1 @@
+"""Definitions in YAML: read, checked, linked and written back. Nothing here runs a service."""

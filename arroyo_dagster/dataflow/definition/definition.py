@@ -1,0 +1,327 @@
+"""What a dataflow or a package declares.
+
+Two definitions are equal when they mean the same: the order of what they list by name, comments,
+spelling (`s32`, `i32`), places in the text and the apiVersion do not count.
+
+Source: sdf-states.md 2.1, 2.4 and 2.13.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from arroyo_dagster.dataflow.definition.diagnostics import Mistake
+from arroyo_dagster.dataflow.definition.types import (
+    Column,
+    KeyedType,
+    NamedType,
+    ScalarType,
+    TypeDef,
+)
+from arroyo_dagster.dataflow.definition.windows import WindowDef
+from arroyo_dagster.state.model.ids import PipelineId
+
+
+@dataclass(frozen=True, slots=True)
+class AsWritten:
+    """A part that is kept but not interpreted here, as JSON with sorted keys."""
+
+    json: str
+
+    @classmethod
+    def of(cls, value: Any) -> AsWritten:
+        """Keep a value of dicts, lists and scalars."""
+        return cls(json.dumps(value, sort_keys=True, ensure_ascii=False))
+
+    @property
+    def value(self) -> Any:
+        """The value, fresh: changing it changes nothing here."""
+        return json.loads(self.json)
+
+
+class StateForm(enum.Enum):
+    """How a state is declared: owned, read from its owner, or the engine's."""
+
+    TYPED = "typed"
+    REFERENCE = "reference"
+    SYSTEM = "system"
+
+
+class ValueKind(enum.Enum):
+    """What a key holds: one scalar, a row of columns, or a document (read, never run)."""
+
+    SCALAR = "scalar"
+    ROW = "row"
+    DOCUMENT = "document"
+
+
+@dataclass(frozen=True, slots=True)
+class StateRef:
+    """`from: service.state`."""
+
+    service: str
+    state: str
+
+    def __str__(self) -> str:
+        return f"{self.service}.{self.state}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateDef:
+    """One state as one service, or package, sees it.
+
+    Attributes:
+        name: its key in the YAML; of a reference possibly another name than the owner's.
+        owner: the service or package that defines it, and alone may change it.
+        key_type: None if the type comes from a package that was not loaded.
+        value_kind: None if the type comes from a package that was not loaded.
+        declared: the type as declared, names not resolved; None unless typed.
+        scalar_type: the type of a scalar value.
+        columns: of a row, sorted by name; `_key` comes before them in a table.
+        ttl_ms: None = rows never expire.
+        ref: of a reference, whom it names.
+        system: of a system state, what it names.
+        accessor: the function user code calls.
+        table: its SQL name; the owner's name with underscores.
+        aliases: other SQL names of it.
+        window: the owner's window, if it has one.
+        package: the package whose function brought it into the service; None if declared there.
+        extended: what goes beyond SDF's own engine: `scalar`, `document`.
+    """
+
+    name: str
+    owner: str
+    form: StateForm
+    key_type: ScalarType | None = None
+    value_kind: ValueKind | None = None
+    scalar_type: ScalarType | None = None
+    columns: tuple[Column, ...] = ()
+    ttl_ms: int | None = None
+    declared: KeyedType | NamedType | None = None
+    ref: StateRef | None = None
+    system: str | None = None
+    accessor: str
+    table: str
+    aliases: tuple[str, ...] = ()
+    window: WindowDef | None = None
+    package: str | None = None
+    extended: frozenset[str] = frozenset()
+    api_version: str = field(compare=False)
+    path: str = field(compare=False)
+    line: int = field(compare=False)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What is stored must fit: key type, kind and columns. The ttl may change freely."""
+        return {
+            "key": None if self.key_type is None else self.key_type.value,
+            "kind": None if self.value_kind is None else self.value_kind.value,
+            "scalar": None if self.scalar_type is None else self.scalar_type.value,
+            "columns": [[column.name, column.type.value] for column in self.columns],
+        }
+
+    @property
+    def schema_hash(self) -> str:
+        """SHA-256 of `schema`, in hexadecimal."""
+        return hashlib.sha256(json.dumps(self.schema, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """An input or the output of a packaged function."""
+
+    name: str | None
+    type: TypeDef
+    is_key: bool = False
+    optional: bool = False
+    is_list: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDef:
+    """A slot for user code.
+
+    Attributes:
+        operator: map, filter, filter-map, flat-map, assign-key, assign-timestamp, update-state
+            or flush.
+        name: the function's; of an inline body the one it defines.
+        language: of an inline body: python, rust.
+        source: the inline body.
+        target: what `uses` names: an imported function, or `module:function`.
+        states: the states it lists.
+        parameters: `with`, as written.
+    """
+
+    operator: str
+    name: str
+    language: str | None = None
+    source: str | None = None
+    target: str | None = None
+    inputs: tuple[Parameter, ...] = ()
+    output: Parameter | None = None
+    states: tuple[str, ...] = ()
+    dependencies: AsWritten | None = None
+    parameters: AsWritten | None = None
+    path: str = field(compare=False)
+    line: int = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A source or a sink. `kind`: topic or schedule; `id`: None where a sink goes nowhere."""
+
+    kind: str
+    id: str | None
+    transforms: tuple[StepDef, ...] = ()
+    line: int = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionDef:
+    """What is done key by key."""
+
+    assign_key: StepDef
+    transforms: tuple[StepDef, ...] = ()
+    update_state: StepDef | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowedDef:
+    """What is done window by window. `flush` None: windows close, nothing is put out."""
+
+    window: WindowDef
+    assign_timestamp: StepDef
+    transforms: tuple[StepDef, ...] = ()
+    partition: PartitionDef | None = None
+    flush: StepDef | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceDef:
+    """One path from sources through operators to sinks, and the states it owns or reads."""
+
+    name: str
+    sources: tuple[Endpoint, ...]
+    sinks: tuple[Endpoint, ...] = ()
+    states: Mapping[str, StateDef] = field(default_factory=dict)
+    transforms: tuple[StepDef, ...] = ()
+    partition: PartitionDef | None = None
+    windowed: WindowedDef | None = None
+
+    @property
+    def steps(self) -> tuple[StepDef, ...]:
+        """Every step, in the order a record meets them (spec 3.1)."""
+        found = [step for source in self.sources for step in source.transforms]
+        found += self.transforms
+        partition = self.partition
+        if self.windowed is not None:
+            found += [self.windowed.assign_timestamp, *self.windowed.transforms]
+            partition = self.windowed.partition
+        if partition is not None:
+            found += [partition.assign_key, *partition.transforms]
+            found += [partition.update_state] if partition.update_state else []
+        if self.windowed is not None and self.windowed.flush is not None:
+            found.append(self.windowed.flush)
+        return (*found, *(step for sink in self.sinks for step in sink.transforms))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDef:
+    """A topic. `settings`: all of it as written; the types are read from there."""
+
+    name: str
+    key: TypeDef | None
+    value: TypeDef | None
+    settings: AsWritten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionImport:
+    """A function of a package, and the name it is used by."""
+
+    name: str
+    alias: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportDef:
+    """What is taken from a package. `path`: the folder it lies in, where it is not installed."""
+
+    package: str
+    path: str | None = None
+    types: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    functions: tuple[FunctionImport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionDef:
+    """A function of a package: its operator and its signature; the body lies elsewhere."""
+
+    name: str
+    operator: str
+    inputs: tuple[Parameter, ...] = ()
+    output: Parameter | None = None
+    states: tuple[str, ...] = ()
+    language: str | None = None
+    source: str | None = None
+    dependencies: AsWritten | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """What dataflows and packages have in common.
+
+    Attributes:
+        kept: parts that are kept as written: config, dev, schedule, packages, tests.
+        warnings: what was accepted but probably not meant.
+    """
+
+    name: str
+    namespace: str
+    version: str
+    types: Mapping[str, TypeDef] = field(default_factory=dict)
+    imports: tuple[ImportDef, ...] = ()
+    kept: Mapping[str, AsWritten] = field(default_factory=dict)
+    api_version: str = field(compare=False)
+    warnings: tuple[Mistake, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataflow(Document):
+    """A dataflow.yaml."""
+
+    services: Mapping[str, ServiceDef]
+    topics: Mapping[str, TopicDef] = field(default_factory=dict)
+
+    @property
+    def pipeline(self) -> PipelineId:
+        """`{namespace}.{name}`: the pipeline that its services are the jobs of."""
+        return PipelineId(f"{self.namespace}.{self.name}")
+
+    @property
+    def states(self) -> tuple[StateDef, ...]:
+        """Every state of every service, by service and name."""
+        return tuple(
+            self.services[service].states[state]
+            for service in sorted(self.services)
+            for state in sorted(self.services[service].states)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package(Document):
+    """An sdf-package.yaml."""
+
+    states: Mapping[str, StateDef] = field(default_factory=dict)
+    functions: Mapping[str, FunctionDef] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """How imports name it."""
+        return f"{self.namespace}/{self.name}@{self.version}"

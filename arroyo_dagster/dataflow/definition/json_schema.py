@@ -1,0 +1,139 @@
+"""JSON Schemas for editors, made from the grammar that the reader checks.
+
+They are shipped beside this module and say what a schema can say: shapes, words, durations. What
+needs two places at once (references, names given twice) is the reader's alone.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any
+
+from arroyo_dagster.dataflow.definition import grammar
+from arroyo_dagster.dataflow.definition.shapes import (
+    ByName,
+    Either,
+    Flag,
+    Judged,
+    Many,
+    Named,
+    Record,
+    Shape,
+    Text,
+    Variants,
+)
+from arroyo_dagster.errors import InputError
+
+ROOTS = {"dataflow": grammar.DATAFLOW, "sdf-package": grammar.PACKAGE}
+
+_PACKAGE = "arroyo_dagster.dataflow.definition"
+
+
+def shipped_schema(kind: str) -> str:
+    """The text of the schema in this distribution; `kind`: `dataflow` or `sdf-package`.
+
+    Raises:
+        InputError: another kind.
+    """
+    if kind not in ROOTS:
+        raise InputError(f"no schema of that kind; expected one of {', '.join(ROOTS)}", given=kind)
+    return (resources.files(_PACKAGE) / f"{kind}.schema.json").read_text("utf-8")
+
+
+def schema_text(kind: str) -> str:
+    """What `shipped_schema` gives, made anew."""
+    return json.dumps(json_schema(kind), indent=1, ensure_ascii=False) + "\n"
+
+
+def json_schema(kind: str) -> dict[str, Any]:
+    """The schema of a kind of document, in the draft that editors know best."""
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": f"{kind}.yaml of Stateful Dataflow",
+        **_of(ROOTS[kind]),
+        "definitions": {name: _of(shape) for name, shape in grammar.GRAMMAR.items()},
+    }
+
+
+def _of(shape: Shape) -> dict[str, Any]:
+    if isinstance(shape, Judged):
+        return _of(shape.shape)
+    if isinstance(shape, Named):
+        return {"$ref": f"#/definitions/{shape.name}"}
+    if isinstance(shape, Text):
+        return _text(shape)
+    if isinstance(shape, Flag):
+        return {"type": "boolean"}
+    if isinstance(shape, Many):
+        least = {"minItems": shape.least} if shape.least else {}
+        return {"type": "array", "items": _of(shape.of), **least}
+    if isinstance(shape, ByName):
+        names = {"propertyNames": {"pattern": shape.names}} if shape.names else {}
+        return {"type": "object", "additionalProperties": _of(shape.of), **names}
+    if isinstance(shape, Record):
+        return _record(shape)
+    if isinstance(shape, Variants):
+        return _variants(shape)
+    return {"anyOf": [_of(one) for one in shape.shapes]} if isinstance(shape, Either) else {}
+
+
+def _text(shape: Text) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": ["string", "null"] if shape.nullable else "string"}
+    if shape.choices:
+        found["enum"] = list(shape.choices)
+    if shape.never:
+        found["not"] = {"enum": list(shape.never)}
+    if shape.pattern is not None:
+        found["pattern"] = shape.pattern
+    return found
+
+
+def _record(shape: Record) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    either: list[dict[str, Any]] = []
+    for name, one in shape.fields.items():
+        inner = _of(one.shape)
+        properties[name] = inner if one.required else _or_null(inner)
+        if one.also is not None:
+            properties[one.also] = properties[name]
+        if one.required and one.also is not None:
+            either.append(_at_least_one((name, one.also)))
+        elif one.required:
+            required.append(name)
+    found: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        found["required"] = required
+    if shape.one_of:
+        either.append(_at_least_one(shape.one_of))
+    if shape.apart:
+        either.append({"not": {"required": list(shape.apart)}})
+    if shape.needed:
+        either.append(_at_least_one(shape.apart))
+    return {**found, "allOf": either} if either else found
+
+
+def _at_least_one(names: tuple[str, ...]) -> dict[str, Any]:
+    return {"anyOf": [{"required": [name]} for name in names]}
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A key with nothing behind it is as good as absent."""
+    kind = schema.get("type")
+    if not schema or (isinstance(kind, list) and "null" in kind):
+        return schema
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _variants(shape: Variants) -> dict[str, Any]:
+    cases = [
+        {
+            "if": {"properties": {"type": {"const": name}}, "required": ["type"]},
+            "then": _of(one),
+        }
+        for name, one in shape.by_type.items()
+    ]
+    known = {"properties": {"type": {"enum": list(shape.by_type)}}, "required": ["type"]}
+    cases.append({"if": {"not": known}, "then": _of(shape.otherwise)})
+    return {"type": "object", "allOf": cases}

@@ -1,0 +1,314 @@
+"""Text to definitions: the door of this room.
+
+`parse_document` reads a dataflow or a package and reports every mistake at once; `read_states`
+reads only the states, of any apiVersion.
+
+Source: sdf-states.md 2.1, 2.11 and 2.12; errors E01, E02, E04, E05.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from arroyo_dagster.dataflow.definition import grammar
+from arroyo_dagster.dataflow.definition.checking import ServiceCheck, check_functions, check_names
+from arroyo_dagster.dataflow.definition.definition import (
+    AsWritten,
+    Dataflow,
+    FunctionDef,
+    Package,
+    ServiceDef,
+    StateDef,
+    TopicDef,
+)
+from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition, Mistakes
+from arroyo_dagster.dataflow.definition.legacy import modernised
+from arroyo_dagster.dataflow.definition.linking import States
+from arroyo_dagster.dataflow.definition.packages import (
+    Imported,
+    ImportReader,
+    brought_states,
+    check_one_owner,
+    inject_states,
+)
+from arroyo_dagster.dataflow.definition.reading_services import (
+    ServiceReader,
+    StepReader,
+    kept,
+    names_of,
+)
+from arroyo_dagster.dataflow.definition.reading_states import Block, StateReader
+from arroyo_dagster.dataflow.definition.reading_types import TypeReader
+from arroyo_dagster.dataflow.definition.scope import Scope
+from arroyo_dagster.dataflow.definition.shapes import Conformity, text_of
+from arroyo_dagster.dataflow.definition.types import NamedType, TypeDef, names_in
+from arroyo_dagster.dataflow.definition.yaml_tree import Node, read_tree
+
+
+def parse_document(
+    text: str,
+    *,
+    legacy: bool = False,
+    extended: bool = False,
+    packages: Mapping[str, Package] | None = None,
+) -> Dataflow | Package:
+    """Read a dataflow.yaml or an sdf-package.yaml; `services` make it a dataflow.
+
+    Args:
+        legacy: read apiVersions before 0.5.0 too. What is wrong with one of those outside its
+            states and types is then a warning.
+        extended: take scalar values that SDF's own engine refuses, such as f64 or string.
+        packages: the packages it imports, by id; None = what imports bring in is believed.
+
+    Raises:
+        InvalidDefinition: with every mistake.
+    """
+    return _Reader(text, legacy=legacy, extended=extended, packages=packages).document()
+
+
+def read_states(text: str) -> tuple[StateDef, ...]:
+    """The states of a dataflow or package of any apiVersion, or none, by owner and name.
+
+    Values of an object type are described too, as documents; nothing runs them.
+
+    Raises:
+        InvalidDefinition: the text is no YAML, or a states block has mistakes.
+    """
+    reader = _Reader(text, legacy=True, extended=True, packages=None, only_states=True)
+    document = reader.document()
+    if isinstance(document, Dataflow):
+        return document.states
+    return tuple(document.states[name] for name in sorted(document.states))
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What dataflows and packages have in common, once read."""
+
+    types: dict[str, TypeDef | None]
+    imported: Imported
+    scope: Scope
+
+
+class _Reader:
+    def __init__(
+        self,
+        text: str,
+        *,
+        legacy: bool,
+        extended: bool,
+        packages: Mapping[str, Package] | None,
+        only_states: bool = False,
+    ) -> None:
+        self._mistakes = Mistakes()
+        root = read_tree(text, self._mistakes)
+        if root is None or not isinstance(root.value, dict):
+            if root is not None:
+                self._mistakes.add(root.mistake("E04", f"expected a mapping, found {root.kind}"))
+            raise InvalidDefinition("document", self._mistakes.found)
+        self._is_dataflow = "services" in root.members or not root.members.keys() & _OF_PACKAGES
+        self._root = modernised(root) if legacy else root
+        self._legacy, self._extended, self._packages = legacy, extended, packages
+        self._version = text_of(root, "apiVersion") or ""
+        supported = grammar.DATAFLOW_VERSIONS if self._is_dataflow else grammar.PACKAGE_VERSIONS
+        self._lenient = only_states or (legacy and self._version not in supported)
+        self._documents = only_states
+        shapes = Conformity({**grammar.GRAMMAR}, self._mistakes)
+        self._shapes = shapes
+        self._types = TypeReader(self._mistakes, shapes, documents=only_states)
+
+    def document(self) -> Dataflow | Package:
+        with self._mistakes.softened(self._lenient):
+            self._check_head()
+            shape = grammar.DATAFLOW if self._is_dataflow else grammar.PACKAGE
+            self._shapes.check(self._root, shape)
+        document = self._dataflow() if self._is_dataflow else self._package()
+        self._mistakes.raise_if_any("dataflow" if self._is_dataflow else "package")
+        return replace(document, warnings=self._mistakes.warnings)
+
+    # ---- head ------------------------------------------------------------------------------------
+
+    def _check_head(self) -> None:
+        root, version = self._root, self._root.members.get("apiVersion")
+        supported = grammar.DATAFLOW_VERSIONS if self._is_dataflow else grammar.PACKAGE_VERSIONS
+        if version is None or version.value not in supported:
+            found = "is missing" if version is None else f"`{version.plain()}` is not supported"
+            message = f"apiVersion {found}; expected one of {', '.join(supported)}"
+            if self._version in grammar.LEGACY_VERSIONS:
+                message += ". Upgrade to 0.5.0, or read it as a legacy document"
+            self._mistakes.add(root.mistake("E01", message, key="apiVersion"))
+        if self._is_dataflow and self._version == "0.5.0" and "schedule" in root.members:
+            message = "`schedule` needs apiVersion 0.6.0, found 0.5.0"
+            self._mistakes.add(root.mistake("E02", message, key="schedule"))
+        meta = root.get("meta")
+        for key in grammar.META.fields:
+            text = text_of(meta, key)
+            if meta is not None and text is not None and not text.strip():
+                self._mistakes.add(meta.mistake("E05", f"{key} cannot be empty", key=key))
+
+    def _head(self) -> dict[str, Any]:
+        meta = self._root.get("meta")
+        head = {key: text_of(meta, key) or "" for key in grammar.META.fields}
+        return {**head, "api_version": self._version}
+
+    def _kept(self, keys: tuple[str, ...]) -> dict[str, AsWritten]:
+        parts = {key: kept(self._root, key) for key in keys}
+        return {key: part for key, part in parts.items() if part is not None}
+
+    # ---- types and imports -----------------------------------------------------------------------
+
+    def _parts(self) -> _Parts:
+        section = self._root.get("types")
+        types = {} if section is None else self._types.declared(section)
+        imports = self._root.get("imports")
+        with self._mistakes.softened(self._lenient):
+            reader = ImportReader(self._mistakes, self._packages, types)
+            imported = reader.read(imports.items if imports else ())
+        scope = Scope.of(types, imported.types)
+        if section is not None:
+            check_names(types, section, scope, self._mistakes)
+        return _Parts(types, imported, scope)
+
+    def _states(
+        self,
+        parts: _Parts,
+        blocks: list[Block],
+        brought: Mapping[str, Mapping[str, StateDef] | None] | None = None,
+    ) -> States:
+        section = self._root.get("types")
+        lines = {} if section is None else {k: v[0] for k, v in section.key_places.items()}
+        reader = StateReader(
+            self._mistakes,
+            self._types,
+            parts.scope,
+            api_version=self._version,
+            type_lines=lines,
+            extended=self._extended,
+            documents=self._documents,
+        )
+        return reader.read(blocks, brought or {})
+
+    # ---- a dataflow ------------------------------------------------------------------------------
+
+    def _dataflow(self) -> Dataflow:
+        parts = self._parts()
+        section = self._root.get("services")
+        nodes = {} if section is None else section.members
+        with self._mistakes.softened(self._lenient):
+            topics = self._topics(parts.scope)
+            reader = ServiceReader(self._mistakes, StepReader(self._mistakes, self._types))
+            services = {name: reader.read(name, node) for name, node in nodes.items()}
+        brought = {name: brought_states(one, parts.imported) for name, one in services.items()}
+        states = self._states(parts, _blocks(services, nodes), brought)
+        with self._mistakes.softened(self._lenient):
+            services = self._completed(parts, services, states, topics, nodes)
+        return Dataflow(
+            **self._head(),
+            types=_whole(parts.types),
+            imports=tuple(sorted(parts.imported.imports, key=lambda one: one.package)),
+            kept=self._kept(grammar.KEPT_BY_DATAFLOWS),
+            services=services,
+            topics=topics,
+        )
+
+    def _completed(
+        self,
+        parts: _Parts,
+        services: Mapping[str, ServiceDef],
+        states: States,
+        topics: Mapping[str, TopicDef],
+        nodes: Mapping[str, Node],
+    ) -> dict[str, ServiceDef]:
+        schedule = self._root.get("schedule")
+        schedules = frozenset({} if schedule is None else schedule.members)
+        check = ServiceCheck(self._mistakes, topics, schedules, parts.scope, parts.imported)
+        done: dict[str, ServiceDef] = {}
+        for name, service in services.items():
+            declared = replace(service, states=states.whole.get(name, {}))
+            done[name] = inject_states(declared, parts.imported, nodes[name], self._mistakes)
+            check.check(done[name], nodes[name])
+        check_one_owner(done, nodes, self._mistakes)
+        return done
+
+    def _topics(self, scope: Scope) -> dict[str, TopicDef]:
+        section = self._root.get("topics")
+        nodes = {} if section is None else section.members
+        return {name: self._topic(name, node, scope) for name, node in nodes.items()}
+
+    def _topic(self, name: str, node: Node, scope: Scope) -> TopicDef:
+        schema = node.get("schema")
+        found: dict[str, TypeDef | None] = {"key": None, "value": None}
+        for key in found:
+            part = None if schema is None else schema.get(key)
+            declared = None if part is None else self._types.read(part)
+            found[key] = declared
+            if part is None or declared is None:
+                continue
+            for inner in sorted(names_in(declared)):
+                if (problem := scope.resolve(NamedType(inner)).problem) is not None:
+                    message = f"{key} of topic `{name}`: {problem}"
+                    self._mistakes.add(part.mistake("E23", message, key="type"))
+        settings = AsWritten.of(node.plain())
+        return TopicDef(name=name, key=found["key"], value=found["value"], settings=settings)
+
+    # ---- a package -------------------------------------------------------------------------------
+
+    def _package(self) -> Package:
+        parts = self._parts()
+        head = self._head()
+        block = self._root.get("states")
+        owner = head["name"]
+        blocks = [] if block is None else [Block(owner=owner, kind="package", node=block)]
+        states = self._states(parts, blocks)
+        known = frozenset(states.named.get(owner, {})) | parts.imported.states
+        section = self._root.get("functions")
+        with self._mistakes.softened(self._lenient):
+            functions = self._functions(section)
+            if section is not None:
+                check_functions(functions, known, section, self._mistakes)
+        return Package(
+            **head,
+            types=_whole(parts.types),
+            imports=tuple(sorted(parts.imported.imports, key=lambda one: one.package)),
+            kept=self._kept(grammar.KEPT_BY_PACKAGES),
+            states=states.whole.get(owner, {}),
+            functions=functions,
+        )
+
+    def _functions(self, section: Node | None) -> dict[str, FunctionDef]:
+        steps = StepReader(self._mistakes, self._types)
+        nodes = {} if section is None else section.members
+        return {name: _function(name, node, steps) for name, node in nodes.items()}
+
+
+_OF_PACKAGES = {"states", "functions"}
+
+
+def _whole(types: Mapping[str, TypeDef | None]) -> dict[str, TypeDef]:
+    return {name: declared for name, declared in types.items() if declared is not None}
+
+
+def _blocks(services: Mapping[str, ServiceDef], nodes: Mapping[str, Node]) -> list[Block]:
+    found: list[Block] = []
+    for name, service in services.items():
+        block = nodes[name].get("states")
+        window = None if service.windowed is None else service.windowed.window
+        if block is not None:
+            found.append(Block(owner=name, kind="service", node=block, window=window))
+    return found
+
+
+def _function(name: str, node: Node, steps: StepReader) -> FunctionDef:
+    operator = text_of(node, "operator") or ""
+    return FunctionDef(
+        name=name,
+        operator="flush" if operator == "aggregate" else operator,
+        inputs=steps.inputs(node),
+        output=steps.parameter(node.get("output")),
+        states=names_of(node, "states"),
+        language=text_of(node, "lang"),
+        source=text_of(node, "run"),
+        dependencies=kept(node, "dependencies"),
+    )

@@ -1,0 +1,310 @@
+"""`states` blocks out of YAML, and what references in them name.
+
+Source: sdf-states.md 2.3 to 2.6, 2.9 to 2.12; errors E10 to E23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.dataflow.definition.definition import StateDef, StateForm, StateRef, ValueKind
+from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.linking import Linking, States
+from arroyo_dagster.dataflow.definition.names import mangled, state_accessor
+from arroyo_dagster.dataflow.definition.reading_types import TypeReader, unsupported_value
+from arroyo_dagster.dataflow.definition.scope import Scope
+from arroyo_dagster.dataflow.definition.types import (
+    KEY_TYPES,
+    CompositeType,
+    KeyedType,
+    NamedType,
+    PlainType,
+    PrimitiveType,
+    RowType,
+    ScalarType,
+    TypeDef,
+    same_name,
+)
+from arroyo_dagster.dataflow.definition.windows import WindowDef
+from arroyo_dagster.dataflow.definition.yaml_tree import Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A `states` block and who declares it. `kind`: service or package."""
+
+    owner: str
+    kind: str
+    node: Node
+    window: WindowDef | None = None
+
+
+class StateReader:
+    """Reads states blocks; what is wrong goes to `mistakes`.
+
+    Args:
+        type_lines: the line of each type of the document, by name.
+        extended: whether values may be scalars that SDF's own engine refuses.
+        only_keyed: whether references and system states are mistakes, as in a package.
+    """
+
+    def __init__(
+        self,
+        mistakes: Mistakes,
+        types: TypeReader,
+        scope: Scope,
+        *,
+        api_version: str,
+        type_lines: Mapping[str, int],
+        extended: bool,
+        documents: bool = False,
+    ) -> None:
+        self._mistakes = mistakes
+        self._types = types
+        self._scope = scope
+        self._api_version = api_version
+        self._type_lines = {same_name(name): line for name, line in type_lines.items()}
+        self._extended = extended
+        self._documents = documents
+
+    def read(
+        self, blocks: list[Block], brought: Mapping[str, Mapping[str, StateDef] | None]
+    ) -> States:
+        """Read all blocks of a document, and link the references to their owners.
+
+        Args:
+            brought: as `States` has it.
+        """
+        states = States({}, {}, brought)
+        for block in blocks:
+            whole = states.whole.setdefault(block.owner, {})
+            named = states.named.setdefault(block.owner, {})
+            for name, node in self._entries(block):
+                self._add(block, name, node, whole, named)
+        Linking(self._mistakes, states).link()
+        return states
+
+    def _add(
+        self,
+        block: Block,
+        name: str,
+        node: Node,
+        whole: dict[str, StateDef],
+        named: dict[str, Node],
+    ) -> None:
+        self._check_name(name, node)
+        state = self._entry(block, name, node)
+        for other, earlier in named.items():
+            if state_accessor(other) != state_accessor(name):
+                continue
+            if other != name or state is None or whole.get(name) != state:
+                message = f"state `{name}` is already defined in line {earlier.line}, as `{other}`"
+                self._mistakes.add(node.mistake("E22", message))
+        named.setdefault(name, node)
+        if state is not None:
+            whole.setdefault(name, state)
+
+    def _check_name(self, name: str, node: Node) -> None:
+        if not name.strip():
+            self._mistakes.add(node.mistake("E21", "the name of a state cannot be empty"))
+        elif (line := self._type_lines.get(same_name(name))) is not None:
+            message = f"state `{name}` has the name of the type in line {line}; rename one"
+            self._mistakes.add(node.mistake("E21", message))
+
+    # ---- one entry -------------------------------------------------------------------------------
+
+    def _entries(self, block: Block) -> Iterator[tuple[str, Node]]:
+        node = block.node
+        if isinstance(node.value, dict):
+            yield from node.members.items()
+            return
+        if not isinstance(node.value, tuple):
+            self._invalid(block, "", node, f"the states are {node.kind}; expected a mapping")
+        for item in node.items:
+            name, origin = item.get("name"), item.get("from")
+            if name is not None and name.text is not None:
+                yield name.text, item
+            elif name is None and origin is not None and origin.text:
+                yield origin.text.rpartition(".")[2], item
+            else:
+                self._invalid(block, "", item, "an entry of a list needs a `name`")
+
+    def _invalid(self, block: Block, name: str, node: Node, why: str) -> None:
+        what = f"state `{name}` of {block.kind} `{block.owner}`" if name else f"`{block.owner}`"
+        self._mistakes.add(node.mistake("E10", f"Invalid state definition: {what}: {why}"))
+
+    def _entry(self, block: Block, name: str, node: Node) -> StateDef | None:
+        if not isinstance(node.value, dict):
+            self._invalid(block, name, node, f"expected a mapping, found {node.kind}")
+            return None
+        forms = [key for key in ("type", "from", "system") if key in node.members]
+        for key in forms:
+            word = node.members[key]
+            if word.value is not None and word.text is None:
+                self._invalid(block, name, word, f"`{key}` is {word.kind}; expected text")
+                return None
+        if len(forms) > 1:
+            both = " and ".join(f"`{key}`" for key in forms)
+            self._invalid(block, name, node, f"{both} contradict each other; keep one")
+            return None
+        if forms in (["from"], ["system"]) and block.kind == "package":
+            self._invalid(block, name, node, f"a package's states are typed, not `{forms[0]}`")
+            return None
+        if forms == ["from"]:
+            return self._reference(block, name, node)
+        return (
+            self._system(block, name, node)
+            if forms == ["system"]
+            else self._typed(block, name, node)
+        )
+
+    def _base(self, block: Block, name: str, node: Node, form: StateForm) -> StateDef:
+        table = mangled(name)
+        return StateDef(
+            name=name,
+            owner=block.owner,
+            form=form,
+            accessor=state_accessor(name),
+            table=table,
+            aliases=() if table == name else (name,),
+            window=block.window if form is StateForm.TYPED else None,
+            api_version=self._api_version,
+            path=node.path,
+            line=node.line,
+        )
+
+    def _reference(self, block: Block, name: str, node: Node) -> StateDef | None:
+        text = node.members["from"].text or ""
+        problem = _reference_problem(text)
+        if problem is not None:
+            said = f"state `{name}` comes from `{text}`: {problem}; expected `<service>.<state>`"
+            self._mistakes.add(node.mistake("E15", said, key="from"))
+            return None
+        if "ttl" in node.members:
+            message = "ttl is misplaced: a reference has that of its owner"
+            self._mistakes.add(node.mistake("E18", message, key="ttl"))
+        service, _, state = text.partition(".")
+        base = self._base(block, name, node, StateForm.REFERENCE)
+        return replace(base, ref=StateRef(service, state))
+
+    def _system(self, block: Block, name: str, node: Node) -> StateDef | None:
+        named = node.members["system"].text or ""
+        if not named.strip():
+            self._mistakes.add(node.mistake("E17", "`system` cannot be empty", key="system"))
+            return None
+        return replace(self._base(block, name, node, StateForm.SYSTEM), system=named)
+
+    # ---- a typed state ---------------------------------------------------------------------------
+
+    def _typed(self, block: Block, name: str, node: Node) -> StateDef | None:
+        base = self._base(block, name, node, StateForm.TYPED)
+        word = node.get("type")
+        kind = "_" if word is None or not word.text else word.text
+        if kind in ("keyed-state", "key-value"):
+            return self._of_halves(base, node, *self._types.halves(node))
+        named = self._scope.resolve(NamedType(kind))
+        if named.problem is None and named.type is None:
+            return replace(base, declared=NamedType(kind))
+        if isinstance(named.type, KeyedType):
+            named_base = replace(base, declared=NamedType(kind))
+            return self._of_halves(named_base, node, named.type.key, named.type.value)
+        message = (
+            f"state `{name}` of {block.kind} `{block.owner}` must be a key value type "
+            f"(`type: keyed-state`), found type `{kind}`"
+        )
+        self._mistakes.add(node.mistake("E11", message, key="type"))
+        return None
+
+    def _of_halves(
+        self, base: StateDef, node: Node, key: TypeDef | None, value: TypeDef | None
+    ) -> StateDef | None:
+        """The state of a key and a value type, each judged even where the other is wrong."""
+        holder = node.get("properties")
+        key_node = (holder and holder.get("key")) or node
+        value_node = (holder and holder.get("value")) or node
+        with_key = None if key is None else self._with_key(base, key, key_node)
+        done = None if value is None else self._with_value(with_key or base, value, value_node)
+        if key is None or value is None or with_key is None or done is None:
+            return None
+        return replace(done, declared=base.declared or KeyedType(key=key, value=value))
+
+    def _with_key(self, base: StateDef, declared: TypeDef, node: Node) -> StateDef | None:
+        resolved = self._scope.resolve(declared)
+        if resolved.problem is not None:
+            message = f"key type of state `{base.name}`: {resolved.problem}"
+            self._mistakes.add(node.mistake("E14", message, key="type"))
+            return None
+        if resolved.type is None:
+            return base
+        if not isinstance(resolved.type, ScalarType) or not resolved.type.can_be_key:
+            message = (
+                f"key type `{_named(declared)}` of state `{base.name}` is not hashable; expected "
+                f"one of {', '.join(KEY_TYPES)}"
+            )
+            self._mistakes.add(node.mistake("E14", message, key="type"))
+            return None
+        return replace(base, key_type=resolved.type)
+
+    def _with_value(self, base: StateDef, declared: TypeDef, node: Node) -> StateDef | None:
+        resolved = self._scope.resolve(declared)
+        if resolved.problem is not None:
+            message = f"value of state `{base.name}`: {resolved.problem}"
+            self._mistakes.add(node.mistake("E23", message, key="type"))
+            return None
+        found = resolved.type
+        if found is None:
+            return base
+        if isinstance(found, RowType):
+            return replace(
+                base, value_kind=ValueKind.ROW, columns=found.columns, ttl_ms=found.ttl_ms
+            )
+        if isinstance(found, CompositeType) and self._documents:
+            extended = base.extended | {"document"}
+            return replace(base, value_kind=ValueKind.DOCUMENT, extended=extended)
+        if isinstance(found, ScalarType | PrimitiveType):
+            return self._with_scalar(base, found, node)
+        self._mistakes.add(node.mistake("E13", unsupported_value(_named(declared)), key="type"))
+        return None
+
+    def _with_scalar(
+        self, base: StateDef, found: ScalarType | PrimitiveType, node: Node
+    ) -> StateDef | None:
+        scalar = found.type if isinstance(found, PrimitiveType) else found
+        documented = isinstance(found, PrimitiveType) and scalar is ScalarType.I32
+        extended = base.extended
+        if scalar is not ScalarType.U32 and not documented:
+            extended = extended | {"scalar"}
+            if not self._extended:
+                message = (
+                    f"unsupported type for value: `{scalar.value}`; SDF takes u32, and a "
+                    "primitive i32. As an extension of ours it is read with extended=True "
+                    "(--extended)"
+                )
+                self._mistakes.add(node.mistake("E13", message, key="type"))
+                return None
+        return replace(base, value_kind=ValueKind.SCALAR, scalar_type=scalar, extended=extended)
+
+
+def _reference_problem(text: str) -> str | None:
+    if not text.strip():
+        return "it is empty"
+    if "." not in text:
+        return "there is no dot"
+    service, _, state = text.partition(".")
+    if "." in state:
+        return "there are more than two segments"
+    missing = [name for name, half in (("service", service), ("state", state)) if not half.strip()]
+    return (
+        f"the {' and the '.join(missing)} before or behind the dot is missing" if missing else None
+    )
+
+
+def _named(declared: TypeDef) -> str:
+    if isinstance(declared, NamedType):
+        return declared.name
+    if isinstance(declared, ScalarType | PlainType):
+        return str(declared.value)
+    if isinstance(declared, CompositeType):
+        return declared.kind
+    return "keyed-state" if isinstance(declared, KeyedType) else "arrow-row"

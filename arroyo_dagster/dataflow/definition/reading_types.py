@@ -1,0 +1,270 @@
+"""Types out of YAML: those of `types`, and the keyed-states of `states`.
+
+A body of a built-in type that does not fit is reported as what it is, never taken for an alias
+(spec L10).
+
+Source: sdf-states.md 2.3 to 2.7, 2.9; errors E04, E12 to E14, E18 to E20.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from arroyo_dagster.dataflow.definition import grammar
+from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.reading_rows import RowReader
+from arroyo_dagster.dataflow.definition.shapes import Anything, Conformity, Field, Record, text_of
+from arroyo_dagster.dataflow.definition.types import (
+    BUILT_IN,
+    COLUMN_TYPES,
+    COMPOSITES,
+    KEY_TYPES,
+    SCALARS,
+    UNSUPPORTED_VALUES,
+    CompositeType,
+    KeyedType,
+    Member,
+    NamedType,
+    PlainType,
+    PrimitiveType,
+    ScalarType,
+    TypeDef,
+)
+from arroyo_dagster.dataflow.definition.yaml_tree import Node
+
+
+class TypeReader:
+    """Reads types; what is wrong goes to `mistakes`, and None comes back.
+
+    Args:
+        documents: whether a value of an object, list or enum is read, rather than refused.
+    """
+
+    def __init__(self, mistakes: Mistakes, shapes: Conformity, *, documents: bool = False) -> None:
+        self._mistakes = mistakes
+        self._shapes = shapes
+        self._rows = RowReader(mistakes, shapes)
+        self._documents = documents
+
+    def wrong(self, node: Node, number: str, message: str, *, key: str | None = None) -> None:
+        """Note a mistake."""
+        self._mistakes.add(node.mistake(number, message, key=key))
+
+    # ---- any type --------------------------------------------------------------------------------
+
+    def read(self, node: Node) -> TypeDef | None:
+        """A type: a mapping with `type`."""
+        if "type" not in node.members:
+            message = "missing `type`" if isinstance(node.value, dict) else f"found {node.kind}"
+            self.wrong(node, "E04", f"expected a mapping with `type`: {message}")
+            return None
+        named = node.members["type"]
+        if named.value is None:
+            return PlainType.NULL
+        if named.text is None:
+            self.wrong(named, "E04", f"expected the name of a type, found {named.kind}")
+            return None
+        return self._of_kind(node, named.text)
+
+    def _of_kind(self, node: Node, kind: str) -> TypeDef | None:
+        special: dict[str, Callable[[Node], TypeDef | None]] = {
+            "keyed-state": self.keyed,
+            "arrow-row": self._rows.read,
+            "primitive": self._primitive,
+            "object": self._object,
+            "key-value": self._key_value,
+            "enum": self._enum,
+            "list": lambda one: self._inner(one, "list", "items"),
+            "option": lambda one: self._inner(one, "option", "value"),
+        }
+        if kind in special:
+            return special[kind](node)
+        if kind in ("bytes", "null"):
+            return PlainType(kind)
+        if not kind.strip():
+            self.wrong(node, "E04", "the name of a type cannot be empty", key="type")
+            return None
+        return SCALARS.get(kind) or NamedType(kind)
+
+    def declared(self, node: Node) -> dict[str, TypeDef | None]:
+        """The types of a `types` section by name; None for one with a mistake."""
+        found: dict[str, TypeDef | None] = {}
+        for name, one in node.members.items():
+            if name in BUILT_IN - {"timestamp"} or not name.strip():
+                what = "the name of a built-in type" if name.strip() else "empty"
+                self.wrong(node, "E04", f"type name `{name}` is {what}; choose another", key=name)
+            found[name] = self.read(one)
+        return found
+
+    # ---- composites ------------------------------------------------------------------------------
+
+    def _composite(self, node: Node, kind: str, members: list[Member | None]) -> TypeDef | None:
+        shape = grammar.COMPOSITE_SHAPES[kind]
+        known = Record(
+            fields={**shape.fields, **grammar.MEMBER_FIELDS}, open="kind" in node.members
+        )
+        self._shapes.unknown_keys(node, known)
+        complete = tuple(member for member in members if member is not None)
+        if len(complete) < len(members):
+            return None
+        return CompositeType(
+            kind=kind,
+            members=complete,
+            untagged=text_of(node, "tagging") == "untagged",
+            type_name=text_of(node, "type-name"),
+        )
+
+    def _named_members(self, node: Node, kind: str, key: str) -> list[Member | None]:
+        holder = node.get(key)
+        if holder is None or not isinstance(holder.value, dict):
+            found = "it is missing" if holder is None else f"found {holder.kind}"
+            self.wrong(node, "E04", f"type {kind} needs a mapping `{key}`; {found}", key=key)
+            return [None]
+        return [self._member(name, one) for name, one in holder.members.items()]
+
+    def _member(self, name: str, node: Node) -> Member | None:
+        declared = PlainType.NULL if node.value is None else self.read(node)
+        if declared is None:
+            return None
+        optional = node.get("optional")
+        if optional is not None and not isinstance(optional.value, bool):
+            self.wrong(optional, "E04", f"expected true or false, found {optional.kind}")
+        return Member(
+            name=name,
+            type=declared,
+            optional=optional is not None and optional.value is True,
+            written_as=text_of(node.get("serialize"), "rename"),
+            read_as=text_of(node.get("deserialize"), "rename"),
+        )
+
+    def _object(self, node: Node) -> TypeDef | None:
+        members = self._named_members(node, "object", "properties")
+        members.sort(key=lambda member: "" if member is None else member.name)
+        return self._composite(node, "object", members)
+
+    def _enum(self, node: Node) -> TypeDef | None:
+        tagging = node.get("tagging")
+        if tagging is not None and tagging.value not in ("externally-tagged", "untagged"):
+            self.wrong(tagging, "E04", "expected one of externally-tagged, untagged")
+        return self._composite(node, "enum", self._named_members(node, "enum", "oneOf"))
+
+    def _inner(self, node: Node, kind: str, key: str) -> TypeDef | None:
+        inner = node.get(key)
+        if inner is None:
+            self.wrong(node, "E04", f"type {kind} needs `{key}`", key=key)
+            return None
+        return self._composite(node, kind, [self._member(key, inner)])
+
+    def _key_value(self, node: Node) -> TypeDef | None:
+        holder = node.get("properties")
+        members: list[Member | None] = []
+        for key in ("key", "value"):
+            inner = None if holder is None else holder.get(key)
+            if inner is None:
+                self.wrong(holder or node, "E04", f"type key-value needs `{key}`", key=key)
+            members.append(None if inner is None else self._member(key, inner))
+        return self._composite(node, "key-value", members)
+
+    # ---- keyed-state -----------------------------------------------------------------------------
+
+    def keyed(self, node: Node) -> KeyedType | None:
+        """The body of a keyed-state."""
+        key, value = self.halves(node)
+        return None if key is None or value is None else KeyedType(key=key, value=value)
+
+    def halves(self, node: Node) -> tuple[TypeDef | None, TypeDef | None]:
+        """Key and value of a keyed-state, each None where it has a mistake."""
+        self._shapes.unknown_keys(node, _with_ttl(grammar.KEYED, "name"))
+        self._misplaced_ttl(node, "it belongs into `properties.value`, beside its `properties`")
+        holder = self._required(node, "properties")
+        if holder is None:
+            return None, None
+        self._misplaced_ttl(holder, "it belongs into `value`, beside its `properties`")
+        key, value = self._required(holder, "key"), self._required(holder, "value")
+        key_type = None if key is None else self._key(key)
+        return key_type, None if value is None else self.value(value)
+
+    def _required(self, node: Node, key: str) -> Node | None:
+        found = node.get(key)
+        if found is None:
+            self.wrong(node, "E12", f"missing `{key}`", key=key)
+        elif not isinstance(found.value, dict):
+            self.wrong(found, "E04", f"expected a mapping, found {found.kind}")
+            return None
+        return found
+
+    def _misplaced_ttl(self, node: Node, belongs: str) -> None:
+        if "ttl" in node.members:
+            text = node.members["ttl"].plain()
+            self.wrong(node, "E18", f"ttl `{text}` is misplaced: {belongs}", key="ttl")
+
+    def _type_word(self, node: Node, number: str, what: str) -> str | None:
+        named = node.get("type")
+        if named is not None and named.text:
+            return named.text
+        found = "missing" if named is None else f"{named.kind}"
+        self.wrong(node, number, f"{what}: `type` is {found}; expected its name", key="type")
+        return None
+
+    def _key(self, node: Node) -> TypeDef | None:
+        word = self._type_word(node, "E14", "key type")
+        if word is None:
+            return None
+        declared = COLUMN_TYPES.get(word)
+        if word in BUILT_IN and (declared is None or not declared.can_be_key):
+            self.wrong(
+                node,
+                "E14",
+                f"key type `{word}` is not hashable; expected one of {', '.join(KEY_TYPES)}",
+                key="type",
+            )
+            return None
+        return declared or NamedType(word)
+
+    def value(self, node: Node) -> TypeDef | None:
+        """What a key of a keyed-state holds."""
+        word = self._type_word(node, "E13", "unsupported type for value")
+        if word == "arrow-row":
+            return self._rows.read(node)
+        self._misplaced_ttl(node, "only an arrow-row value takes one")
+        if word is None:
+            return None
+        if word == "primitive":
+            return self._primitive(node)
+        if self._documents and word in COMPOSITES:
+            return self.read(node)
+        if word in UNSUPPORTED_VALUES or word in ("keyed-state", "timestamp"):
+            self.wrong(node, "E13", unsupported_value(word), key="type")
+            return None
+        return SCALARS.get(word) or NamedType(word)
+
+    def _primitive(self, node: Node) -> TypeDef | None:
+        self._shapes.unknown_keys(node, _with_ttl(grammar.PRIMITIVE))
+        holder = self._required(node, "properties")
+        inner = None if holder is None else holder.get("value")
+        if inner is None:
+            if holder is not None:
+                self.wrong(holder, "E12", "missing `value`", key="value")
+            return None
+        word = text_of(inner, "type") if isinstance(inner.value, dict) else inner.text
+        if word not in SCALARS:
+            self.wrong(inner, "E13", unsupported_value(word or inner.kind))
+            return None
+        declared = SCALARS[word]
+        return declared if declared is ScalarType.U32 else PrimitiveType(type=declared)
+
+
+def _with_ttl(shape: Record, *more: str) -> Record:
+    """The shape with keys that are judged where they are read."""
+    return Record(fields={**shape.fields, **dict.fromkeys(("ttl", *more), _ANY)})
+
+
+_ANY = Field(shape=Anything())
+
+
+def unsupported_value(word: str) -> str:
+    """What is said of a value type that no state can have."""
+    return (
+        f"unsupported type for value: `{word}`; expected an arrow-row, a primitive or a scalar "
+        f"({', '.join(SCALARS)})"
+    )

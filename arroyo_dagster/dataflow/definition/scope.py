@@ -1,0 +1,87 @@
+"""The names that types have in one document, and what an alias stands for in the end.
+
+Source: sdf-states.md 2.9, 5.2 (I1); errors E23, E32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from arroyo_dagster.dataflow.definition.types import NamedType, TypeDef, same_name
+
+if TYPE_CHECKING:
+    from arroyo_dagster.dataflow.definition.definition import Document, Package
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a type stands for.
+
+    Attributes:
+        type: None where it is not known.
+        problem: why not; None too where it is a matter of a package that was not loaded.
+    """
+
+    type: TypeDef | None
+    problem: str | None = None
+
+
+@dataclass(slots=True)
+class Scope:
+    """Types by name. Names compare with `-` and `_` as one."""
+
+    own: dict[str, TypeDef] = field(default_factory=dict)
+    imported: dict[str, TypeDef | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, types: Mapping[str, TypeDef | None], imported: Mapping[str, TypeDef | None]
+    ) -> Scope:
+        """A scope; a type of None is there, but not known."""
+        scope = cls(imported={same_name(name): one for name, one in imported.items()})
+        for name, one in types.items():
+            if one is None:
+                scope.imported[same_name(name)] = None  # wrong, and said so where it stands
+            else:
+                scope.own[same_name(name)] = one
+        return scope
+
+    def resolve(self, declared: TypeDef) -> Resolved:
+        """Follow aliases to a type that is none."""
+        seen: dict[str, str] = {}
+        while isinstance(declared, NamedType):
+            name = same_name(declared.name)
+            if name in seen:
+                chain = " → ".join([*seen.values(), declared.name])
+                return Resolved(
+                    None, f"Referenced type `{declared.name}` not found: the aliases {chain} circle"
+                )
+            seen[name] = declared.name
+            found = self.own.get(name)
+            if found is None and name in self.imported:
+                found = self.imported[name]
+                if found is None:
+                    return Resolved(None)
+            if found is None:
+                return Resolved(None, f"Referenced type `{declared.name}` not found")
+            declared = found
+        return Resolved(declared)
+
+
+def scope_of(document: Document, packages: Mapping[str, Package]) -> Scope:
+    """The types a document can name: its own, those it imports, and what these need.
+
+    Args:
+        packages: by id; of a package that is not there, types are not known.
+    """
+    imported: dict[str, TypeDef | None] = {}
+    for one in document.imports:
+        package = packages.get(one.package)
+        if package is None:
+            imported |= {name: None for name in one.types if name not in imported}
+        else:
+            inner = scope_of(package, packages)
+            imported |= {**inner.imported, **inner.own}
+    return Scope.of(document.types, imported)

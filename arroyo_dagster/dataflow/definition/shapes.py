@@ -1,0 +1,213 @@
+"""Shapes that YAML can have, and the check that it has them.
+
+`grammar` describes the documents of SDF with them; from there come both the check here and the JSON
+Schema for editors.
+
+Source: sdf-states.md 2.2 (L3), 9 (E04).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.yaml_tree import Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """Text: one of `choices` if there are any, none of `never`, by `pattern` if there is one."""
+
+    choices: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    pattern: str | None = None
+    nullable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """Whatever it is, it is kept as written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """A list of at least so many."""
+
+    of: Shape
+    least: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ByName:
+    """A mapping from names, by a pattern if there is one, to one shape."""
+
+    of: Shape
+    names: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A key of a mapping.
+
+    Attributes:
+        also: another spelling of the key.
+        number: of the mistake when it is required and missing, or not of its shape.
+    """
+
+    shape: Shape
+    required: bool = False
+    also: str | None = None
+    number: str = "E04"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A mapping with known keys; unknown ones are ignored with a warning.
+
+    Attributes:
+        one_of: keys of which at least one is there.
+        apart: keys of which at most one is there, and with `needed` exactly one; their readers
+            report it.
+        open: other keys have a meaning too, which we need not know.
+    """
+
+    fields: Mapping[str, Field]
+    one_of: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+    needed: bool = False
+    open: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variants:
+    """A mapping whose `type` says which shape it has; `otherwise` for every other type."""
+
+    by_type: Mapping[str, Record]
+    otherwise: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """One of several shapes that are told apart by being a mapping, a list or text."""
+
+    shapes: tuple[Shape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A shape by its name in the grammar, so that shapes may contain themselves."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A shape that a reader of its own checks, whose mistakes have numbers of their own."""
+
+    shape: Shape
+
+
+Shape: TypeAlias = (
+    "Text | Flag | Anything | Many | ByName | Record | Variants | Either | Named | Judged"
+)
+
+
+@dataclass(slots=True)
+class Conformity:
+    """Checks nodes against shapes."""
+
+    grammar: Mapping[str, Shape]
+    mistakes: Mistakes
+    _warned: set[str] = field(default_factory=set)
+
+    def check(self, node: Node, shape: Shape, number: str = "E04") -> None:
+        """Note everything in `node` that is not of the shape."""
+        if isinstance(shape, Named):
+            shape = self.grammar[shape.name]
+        if isinstance(shape, Text):
+            self._text(node, shape, number)
+        elif isinstance(shape, Flag) and not isinstance(node.value, bool):
+            self._expected(node, "true or false", number)
+        elif isinstance(shape, Many):
+            self._many(node, shape, number)
+        elif isinstance(shape, ByName):
+            self._by_name(node, shape, number)
+        elif isinstance(shape, Record):
+            self._record(node, shape, number)
+
+    def _expected(self, node: Node, expected: str, number: str) -> None:
+        self.mistakes.add(node.mistake(number, f"expected {expected}, found {node.kind}"))
+
+    def _text(self, node: Node, shape: Text, number: str) -> None:
+        if node.text is None:
+            self._expected(node, "text", number)
+        elif shape.choices and node.text not in shape.choices:
+            expected = ", ".join(shape.choices)
+            self.mistakes.add(
+                node.mistake(number, f"expected one of {expected}, found `{node.text}`")
+            )
+
+    def _many(self, node: Node, shape: Many, number: str) -> None:
+        if not isinstance(node.value, tuple):
+            self._expected(node, "a list", number)
+            return
+        if len(node.value) < shape.least:
+            self._expected(node, f"a list of at least {shape.least}", number)
+        for item in node.value:
+            self.check(item, shape.of)
+
+    def _by_name(self, node: Node, shape: ByName, number: str) -> None:
+        if not isinstance(node.value, dict):
+            self._expected(node, "a mapping", number)
+        for member in node.members.values():
+            self.check(member, shape.of)
+
+    def _record(self, node: Node, shape: Record, number: str) -> None:
+        if not isinstance(node.value, dict):
+            self._expected(node, "a mapping", number)
+            return
+        for name, one in shape.fields.items():
+            self._field(node, name, one)
+        if shape.one_of and not any(node.get(name) for name in shape.one_of):
+            keys = " or ".join(f"`{name}`" for name in shape.one_of)
+            self.mistakes.add(node.mistake("E04", f"missing {keys}"))
+        self.unknown_keys(node, shape)
+
+    def _field(self, node: Node, name: str, one: Field) -> None:
+        found, other = node.get(name), node.get(one.also) if one.also else None
+        if found is not None and other is not None:
+            message = f"duplicate key `{name}`, also given as `{one.also}`"
+            self.mistakes.add(other.mistake("E03", message))
+        present = found or other
+        if present is not None:
+            self.check(present, one.shape, one.number)
+        elif one.required and not isinstance(one.shape, Judged):
+            self.mistakes.add(node.mistake(one.number, f"missing `{name}`", key=name))
+
+    def unknown_keys(self, node: Node, shape: Record) -> None:
+        """Warn of the keys that the shape does not know, once a path."""
+        if shape.open or node.path in self._warned:
+            return
+        self._warned.add(node.path)
+        known = set(shape.fields) | {one.also for one in shape.fields.values() if one.also}
+        for key in node.members:
+            if key not in known:
+                self.mistakes.warn(node.mistake("L3", "unknown key, ignored", key=key))
+
+
+def pick(node: Node, name: str) -> Node | None:
+    """The node of a key in either spelling, with dashes or with underscores."""
+    return node.get(name) or node.get(name.replace("-", "_"))
+
+
+def text_of(node: Node | None, name: str) -> str | None:
+    """The text of a key; None if it is absent or no text."""
+    found = None if node is None else node.get(name)
+    return None if found is None else found.text

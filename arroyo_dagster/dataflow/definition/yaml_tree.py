@@ -1,0 +1,324 @@
+"""YAML text to a tree that knows the line of everything in it.
+
+Plain scalars are resolved by the core schema of YAML 1.2 (`yes`, `1:30` and `012` are what they
+look like), duplicate keys and what is too big are mistakes. Built from the parser's events, without
+recursion: no text is deep or self-repeating enough to exhaust the stack or the memory.
+
+Source: sdf-states.md 2.2 (L1, L2); yaml.org/spec/1.2.2, 10.3.2.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+
+from arroyo_dagster.dataflow.definition.core_schema import BY_TAG, TAG_PREFIX, Scalar, core_scalar
+from arroyo_dagster.dataflow.definition.diagnostics import Mistake, Mistakes
+
+MOST_CHARACTERS = 1 << 20
+MOST_NODES = 20_000
+MOST_LEVELS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One value of the document.
+
+    Attributes:
+        path: its YAML path; empty for the root.
+        line, column: where it begins, counted from 1.
+        value: a scalar, the nodes of a sequence, or those of a mapping by key.
+        key_lines: line and column of each key of a mapping.
+    """
+
+    path: str
+    line: int
+    column: int
+    value: Scalar | tuple[Node, ...] | dict[str, Node]
+    key_places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def get(self, key: str) -> Node | None:
+        """The node of a key; None if this is no mapping, the key is absent or its value null."""
+        found = self.value.get(key) if isinstance(self.value, dict) else None
+        return None if found is None or found.value is None else found
+
+    @property
+    def members(self) -> dict[str, Node]:
+        """The nodes of a mapping by key; none of anything else."""
+        return self.value if isinstance(self.value, dict) else {}
+
+    @property
+    def items(self) -> tuple[Node, ...]:
+        """The nodes of a sequence; none of anything else."""
+        return self.value if isinstance(self.value, tuple) else ()
+
+    @property
+    def text(self) -> str | None:
+        """The value if it is text, else None."""
+        return self.value if isinstance(self.value, str) else None
+
+    @property
+    def kind(self) -> str:
+        """What the value is, in words for a message."""
+        return next(word for kinds, word in _KINDS if isinstance(self.value, kinds))
+
+    def plain(self) -> Any:
+        """The value as dicts, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, tuple):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    def mistake(self, number: str, message: str, *, key: str | None = None) -> Mistake:
+        """A mistake here; with `key`, at that key of this mapping, present or not."""
+        if key is None:
+            return Mistake(
+                line=self.line, column=self.column, path=self.path, number=number, message=message
+            )
+        line, column = self.key_places.get(key, (self.line, self.column))
+        path = joined(self.path, key)
+        return Mistake(line=line, column=column, path=path, number=number, message=message)
+
+
+_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (bool, "a boolean"),
+    (int, "an integer"),
+    (float, "a number"),
+    (str, "text"),
+    (dict, "a mapping"),
+    (tuple, "a list"),
+    (type(None), "null"),
+)
+
+
+def joined(path: str, key: str) -> str:
+    """The path of a key below a path; a key that would be misread is quoted."""
+    if not re.fullmatch(r"[^\s.\[\]\"']+", key):
+        key = json.dumps(key, ensure_ascii=False)
+    return f"{path}.{key}" if path else key
+
+
+def read_tree(text: str, mistakes: Mistakes) -> Node | None:
+    """Read one YAML document.
+
+    Returns:
+        Its root; None where nothing can be said of the content, the reason being in `mistakes`.
+    """
+    if len(text) > MOST_CHARACTERS:
+        mistakes.add(_at(1, 1, f"the text is longer than {MOST_CHARACTERS} characters"))
+        return None
+    builder = _Builder()
+    try:
+        root = builder.build(text)
+    except _RefusedError as error:
+        mistakes.add(error.mistake)
+        return None
+    if root is None:
+        mistakes.add(_at(1, 1, "the document is empty; expected a mapping"))
+        return None
+    return _Placing(mistakes).placed(root)
+
+
+@dataclass(slots=True)
+class _Raw:
+    """A node without its path: an alias puts one at several paths."""
+
+    line: int
+    column: int
+    value: Any = None
+    is_list: bool = False
+    pairs: list[tuple[_Raw, _Raw]] | None = None
+    size: int = 1
+    depth: int = 1
+    closed: bool = False
+
+
+class _RefusedError(Exception):
+    def __init__(self, line: int, column: int, message: str) -> None:
+        super().__init__(message)
+        self.mistake = _at(line, column, message)
+
+
+def _at(line: int, column: int, message: str) -> Mistake:
+    return Mistake(line=line, column=column, path="", number="E04", message=message)
+
+
+class _Builder:
+    """Puts the parser's events together, counting what an alias repeats."""
+
+    def __init__(self) -> None:
+        self._open: list[_Raw] = []
+        self._keys: list[_Raw | None] = []
+        self._anchors: dict[str, _Raw] = {}
+        self._root: _Raw | None = None
+        self._documents = 0
+        self._nodes = 0
+
+    def build(self, text: str) -> _Raw | None:
+        for event in _events(text):
+            mark = event.start_mark
+            line, column = mark.line + 1, mark.column + 1
+            if isinstance(event, DocumentStartEvent):
+                self._documents += 1
+                if self._documents > 1:
+                    raise _RefusedError(line, column, "a second document; expected one")
+            elif isinstance(event, MappingEndEvent | SequenceEndEvent):
+                self._end()
+            elif isinstance(event, AliasEvent):
+                self._put(self._aliased(event, line, column))
+            elif isinstance(event, ScalarEvent | MappingStartEvent | SequenceStartEvent):
+                self._begin(event, line, column)
+        return self._root
+
+    def _begin(self, event: Any, line: int, column: int) -> None:
+        self._count(1, line, column)
+        if isinstance(event, ScalarEvent):
+            raw = _Raw(line, column, _resolved(event, line, column), closed=True)
+        else:
+            is_list = isinstance(event, SequenceStartEvent)
+            raw = _Raw(line, column, [], is_list=is_list, pairs=None if is_list else [])
+        if event.anchor is not None:
+            self._anchors[event.anchor] = raw
+        if raw.closed:
+            self._put(raw)
+            return
+        if len(self._open) >= MOST_LEVELS:
+            raise _RefusedError(line, column, f"nested deeper than {MOST_LEVELS} levels")
+        self._open.append(raw)
+        self._keys.append(None)
+
+    def _count(self, more: int, line: int, column: int) -> None:
+        self._nodes += more
+        if self._nodes > MOST_NODES:
+            raise _RefusedError(
+                line, column, f"more than {MOST_NODES} values, each use of an alias counted"
+            )
+
+    def _aliased(self, event: Any, line: int, column: int) -> _Raw:
+        raw = self._anchors.get(event.anchor)
+        if raw is None:
+            raise _RefusedError(line, column, f"alias *{event.anchor} has no anchor before it")
+        if not raw.closed:
+            raise _RefusedError(line, column, f"alias *{event.anchor} lies in its own anchor")
+        if len(self._open) + raw.depth > MOST_LEVELS:
+            raise _RefusedError(line, column, f"nested deeper than {MOST_LEVELS} levels")
+        self._count(raw.size, line, column)
+        return raw
+
+    def _end(self) -> None:
+        raw = self._open.pop()
+        self._keys.pop()
+        raw.closed = True
+        self._put(raw)
+
+    def _put(self, raw: _Raw) -> None:
+        if not self._open:
+            self._root = raw
+            return
+        parent = self._open[-1]
+        parent.size += raw.size
+        parent.depth = max(parent.depth, raw.depth + 1)
+        if parent.pairs is None:
+            parent.value.append(raw)
+        elif (key := self._keys[-1]) is None:
+            self._keys[-1] = raw
+        else:
+            parent.pairs.append((key, raw))
+            self._keys[-1] = None
+
+
+def _events(text: str) -> Iterator[Any]:
+    try:
+        yield from YAML(typ="safe", pure=True).parse(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        said = " ".join(part for part in (error.context, error.problem) if part)
+        raise _RefusedError(line, column, f"not YAML: {said}") from error
+    except (YAMLError, ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+        # The parser lets some of its own slips through on malformed escapes and directives.
+        raise _RefusedError(1, 1, f"not YAML: {str(error).splitlines()[0:1]}") from error
+
+
+def _resolved(event: Any, line: int, column: int) -> Scalar:
+    tag = event.tag
+    if tag is None:
+        return core_scalar(event.value) if event.implicit[0] else str(event.value)
+    convert = BY_TAG.get(str(tag).removeprefix(TAG_PREFIX)) if str(tag) != "!" else str
+    if convert is None:
+        raise _RefusedError(line, column, f"unknown tag {tag}; expected none")
+    try:
+        return convert(event.value)
+    except ValueError:
+        raise _RefusedError(line, column, f"{event.value!r} is no {tag}") from None
+
+
+class _Placing:
+    """Gives every node its path; the levels are bounded by then."""
+
+    def __init__(self, mistakes: Mistakes) -> None:
+        self._mistakes = mistakes
+
+    def placed(self, raw: _Raw, path: str = "") -> Node:
+        if raw.pairs is not None:
+            return self._mapping(raw, raw.pairs, path)
+        node = Node(path, raw.line, raw.column, None)
+        if raw.is_list:
+            items = (self.placed(one, f"{path}[{at}]") for at, one in enumerate(raw.value))
+            return replace(node, value=tuple(items))
+        return replace(node, value=raw.value)
+
+    def _mapping(self, raw: _Raw, pairs: list[tuple[_Raw, _Raw]], path: str) -> Node:
+        members: dict[str, Node] = {}
+        places: dict[str, tuple[int, int]] = {}
+        node = Node(path, raw.line, raw.column, members, places)
+        for key, value in pairs:
+            name = self._key(key, path)
+            if name is None:
+                continue
+            if name in members:
+                first = places[name][0]
+                self._mistakes.add(
+                    Mistake(
+                        line=key.line,
+                        column=key.column,
+                        path=joined(path, name),
+                        number="E03",
+                        message=f"duplicate key `{name}`, first given in line {first}",
+                    )
+                )
+                continue
+            places[name] = (key.line, key.column)
+            members[name] = self.placed(value, joined(path, name))
+        return node
+
+    def _key(self, key: _Raw, path: str) -> str | None:
+        value = None if key.is_list or key.pairs is not None else key.value
+        if isinstance(value, str):
+            return value
+        self._mistakes.add(
+            Mistake(
+                line=key.line,
+                column=key.column,
+                path=path,
+                number="E04",
+                message="expected text as the key of a mapping; put it in quotes",
+            )
+        )
+        return None

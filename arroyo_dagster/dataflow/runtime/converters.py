@@ -1,0 +1,514 @@
+"""Converters: raw records of a topic to Python values and back, by the topic's declared type.
+
+Objects are `Record`s under the names of the YAML; what JSON calls them is the converter's matter.
+
+Source: sdf-states.md 2.9, 6.1 and 7; 2.11 for the names of 0.5.0 in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from arroyo_dagster.dataflow.definition.scope import Scope
+from arroyo_dagster.dataflow.definition.types import (
+    CompositeType,
+    Member,
+    NamedType,
+    PlainType,
+    ScalarType,
+    TypeDef,
+)
+from arroyo_dagster.dataflow.storage.values import check_of, value_error
+from arroyo_dagster.errors import InputError
+
+Convert = Callable[[Any], Any]
+"""Turns one value into another; ValueError (InputError is one) says why it cannot."""
+
+
+class Record(dict[str, Any]):
+    """An object of a record: a dict whose members are attributes too, `-` written as `_`."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        found = self._member(name)
+        if found is None:
+            raise AttributeError(
+                f"the record has no member `{name}`; there are {', '.join(self) or 'none'}"
+            )
+        return self[found]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[self._member(name) or name] = value
+
+    def _member(self, name: str) -> str | None:
+        if name in self:
+            return name
+        return next((one for one in self if one.replace("-", "_") == name), None)
+
+
+def wrapped(value: Any) -> Any:
+    """A value whose dicts, at any depth, are Records."""
+    if isinstance(value, dict):
+        return Record({name: wrapped(one) for name, one in value.items()})
+    return [wrapped(one) for one in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converter:
+    """How the keys and values of one topic are read and written.
+
+    Attributes:
+        name: `json` or `raw`.
+        type, key_type: the declared ones; None = whatever comes.
+        types: the names that the document gives types, and imports.
+        snake_case: whether JSON has the names of 0.5.0: fields in snake_case, variants in
+            UpperCamelCase. A `rename` wins over either.
+    """
+
+    name: str = "json"
+    type: TypeDef | None = None
+    key_type: TypeDef | None = None
+    types: Scope
+    snake_case: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in ("json", "raw"):
+            raise InputError(
+                f"there is no converter {self.name!r}", next_step="choose `json` or `raw`"
+            )
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a value is the text of its record, nothing to convert."""
+        return self.name == "raw" and self._resolved(self.type) is ScalarType.STRING
+
+    def reader(self) -> Convert:
+        """Reads the bytes of a value. ValueError: they do not decode."""
+        if self.name == "raw":
+            return _raw_reader(self._resolved(self.type))
+        convert = self._decoder(self.type) if self.type is not None else wrapped
+        return lambda data: convert(_parsed(data))
+
+    def arrow_reader(self) -> Convert:
+        """Reads a value that came as Arrow gives it in Python: dicts, lists, scalars."""
+        if self.type is None:
+            return wrapped
+        convert = self._decoder(self.type)
+        return lambda value: convert(wrapped(value))
+
+    def writer(self) -> Convert:
+        """Writes a value as bytes. ValueError: it is not of the topic's type."""
+        if self.name == "raw":
+            return _raw_writer(self._resolved(self.type))
+        convert = self._encoder(self.type) if self.type is not None else _plain
+        return lambda value: _json_text(convert(value)).encode()
+
+    def key_reader(self) -> Convert:
+        """Reads a record's key: raw always; text unless another type is declared."""
+        return _raw_reader(self._resolved(self.key_type) or ScalarType.STRING)
+
+    def key_writer(self) -> Convert:
+        """Writes a record's key."""
+        declared = self._resolved(self.key_type)
+        return _raw_key if declared is None else _raw_writer(declared)
+
+    def _resolved(self, declared: TypeDef | None) -> TypeDef | None:
+        return None if declared is None else self.types.resolve(declared).type
+
+    # ---- from JSON -------------------------------------------------------------------------------
+
+    def _decoder(self, declared: TypeDef) -> Convert:
+        if isinstance(declared, NamedType):
+            return self._later(declared, Converter._decoder)
+        if isinstance(declared, ScalarType):
+            return _scalar(declared)
+        if isinstance(declared, CompositeType):
+            return _DECODERS[declared.kind](self, declared)
+        if declared is PlainType.BYTES:
+            return _bytes_of_list
+        return _null if declared is PlainType.NULL else wrapped
+
+    def _later(self, declared: NamedType, make: Callable[[Converter, TypeDef], Convert]) -> Convert:
+        """A named type, made when first needed: it may contain itself."""
+        made: list[Convert] = []
+
+        def convert(value: Any) -> Any:
+            if not made:
+                found = self._resolved(declared)
+                made.append(wrapped if found is None else make(self, found))
+            return made[0](value)
+
+        return convert
+
+    def _object_decoder(self, declared: CompositeType) -> Convert:
+        members = [
+            (one.name, one.read_as or self._field(one.name), self._decoder(one.type), one.optional)
+            for one in declared.members
+        ]
+
+        def convert(value: Any) -> Record:
+            if not isinstance(value, dict):
+                raise ValueError(f"expected an object, found {_kind(value)}")
+            made = Record()
+            for name, written, decode, optional in members:
+                given = value.get(written)
+                if given is None and optional:
+                    made[name] = None
+                elif given is None and written not in value:
+                    raise ValueError(f"member `{written}` is missing")
+                else:
+                    made[name] = _inside(name, decode, given)
+            return made
+
+        return convert
+
+    def _list_decoder(self, declared: CompositeType) -> Convert:
+        decode = self._decoder(declared.members[0].type)
+
+        def convert(value: Any) -> list[Any]:
+            if not isinstance(value, list):
+                raise ValueError(f"expected a list, found {_kind(value)}")
+            return [_inside(str(at), decode, one) for at, one in enumerate(value)]
+
+        return convert
+
+    def _option_decoder(self, declared: CompositeType) -> Convert:
+        decode = self._decoder(declared.members[0].type)
+        return lambda value: None if value is None else decode(value)
+
+    def _pair_decoder(self, declared: CompositeType) -> Convert:
+        members = {one.name: self._decoder(one.type) for one in declared.members}
+
+        def convert(value: Any) -> tuple[Any, ...]:
+            if not isinstance(value, dict) or not members.keys() <= value.keys():
+                raise ValueError("expected an object with `key` and `value`")
+            return tuple(_inside(name, members[name], value[name]) for name in ("key", "value"))
+
+        return convert
+
+    def _enum_decoder(self, declared: CompositeType) -> Convert:
+        if declared.untagged:
+            return _first_fitting([self._decoder(one.type) for one in declared.members])
+        units = {
+            one.read_as or self._variant(one.name): one.name
+            for one in declared.members
+            if self._is_unit(one)
+        }
+        others = {
+            one.read_as or self._variant(one.name): (one.name, self._decoder(one.type))
+            for one in declared.members
+            if not self._is_unit(one)
+        }
+
+        def convert(value: Any) -> Any:
+            if isinstance(value, str) and value in units:
+                return units[value]
+            if isinstance(value, dict) and len(value) == 1:
+                ((written, inner),) = value.items()
+                if written in others:
+                    name, decode = others[written]
+                    return Record({name: _inside(name, decode, inner)})
+            raise ValueError(f"expected one of the variants {', '.join([*units, *others])}")
+
+        return convert
+
+    # ---- to JSON ---------------------------------------------------------------------------------
+
+    def _encoder(self, declared: TypeDef) -> Convert:
+        if isinstance(declared, NamedType):
+            return self._later(declared, Converter._encoder)
+        if isinstance(declared, ScalarType):
+            return _scalar(declared)
+        if isinstance(declared, CompositeType):
+            return _ENCODERS[declared.kind](self, declared)
+        if declared is PlainType.BYTES:
+            return _list_of_bytes
+        return _null if declared is PlainType.NULL else _plain
+
+    def _object_encoder(self, declared: CompositeType) -> Convert:
+        members = [
+            (
+                one.name,
+                one.name.replace("-", "_"),
+                one.written_as or self._field(one.name),
+                self._encoder(one.type),
+                one.optional,
+            )
+            for one in declared.members
+        ]
+        known = {name for one in members for name in one[:2]}
+
+        def convert(value: Any) -> dict[str, Any]:
+            if not isinstance(value, Mapping):
+                raise ValueError(f"expected an object (a dict), found {_kind(value)}")
+            if unknown := [str(name) for name in value if name not in known]:
+                raise ValueError(f"the type has no member `{unknown[0]}`")
+            made: dict[str, Any] = {}
+            for name, attribute, written, encode, optional in members:
+                given = value.get(name, value.get(attribute))
+                if given is None and optional:
+                    continue
+                if given is None and name not in value and attribute not in value:
+                    raise ValueError(f"member `{name}` is missing")
+                made[written] = _inside(name, encode, given)
+            return made
+
+        return convert
+
+    def _list_encoder(self, declared: CompositeType) -> Convert:
+        encode = self._encoder(declared.members[0].type)
+
+        def convert(value: Any) -> list[Any]:
+            if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
+                raise ValueError(f"expected a list, found {_kind(value)}")
+            return [_inside(str(at), encode, one) for at, one in enumerate(value)]
+
+        return convert
+
+    def _option_encoder(self, declared: CompositeType) -> Convert:
+        encode = self._encoder(declared.members[0].type)
+        return lambda value: None if value is None else encode(value)
+
+    def _pair_encoder(self, declared: CompositeType) -> Convert:
+        members = {one.name: self._encoder(one.type) for one in declared.members}
+
+        def convert(value: Any) -> dict[str, Any]:
+            if not isinstance(value, tuple | list) or len(value) != 2:
+                raise ValueError(f"expected a pair of key and value, found {_kind(value)}")
+            pair = zip(("key", "value"), value, strict=True)
+            return {name: _inside(name, members[name], one) for name, one in pair}
+
+        return convert
+
+    def _enum_encoder(self, declared: CompositeType) -> Convert:
+        if declared.untagged:
+            return _first_fitting([self._encoder(one.type) for one in declared.members])
+        variants = {
+            one.name: (
+                one.written_as or self._variant(one.name),
+                None if self._is_unit(one) else self._encoder(one.type),
+            )
+            for one in declared.members
+        }
+
+        def convert(value: Any) -> Any:
+            name, inner = value, None
+            if isinstance(value, Mapping) and len(value) == 1:
+                ((name, inner),) = value.items()
+            written, encode = (
+                variants.get(name, ("", None)) if isinstance(name, str) else ("", None)
+            )
+            if not written or (encode is None) != isinstance(value, str):
+                raise ValueError(f"expected one of the variants {', '.join(variants)}")
+            return written if encode is None else {written: _inside(str(name), encode, inner)}
+
+        return convert
+
+    def _is_unit(self, member: Member) -> bool:
+        return self._resolved(member.type) is PlainType.NULL
+
+    def _field(self, name: str) -> str:
+        return name.replace("-", "_") if self.snake_case else name
+
+    def _variant(self, name: str) -> str:
+        if not self.snake_case:
+            return name
+        return "".join(part[:1].upper() + part[1:] for part in name.replace("_", "-").split("-"))
+
+
+_DECODERS: dict[str, Callable[[Converter, CompositeType], Convert]] = {
+    "object": Converter._object_decoder,
+    "list": Converter._list_decoder,
+    "option": Converter._option_decoder,
+    "key-value": Converter._pair_decoder,
+    "enum": Converter._enum_decoder,
+}
+_ENCODERS: dict[str, Callable[[Converter, CompositeType], Convert]] = {
+    "object": Converter._object_encoder,
+    "list": Converter._list_encoder,
+    "option": Converter._option_encoder,
+    "key-value": Converter._pair_encoder,
+    "enum": Converter._enum_encoder,
+}
+
+
+# ---- JSON ----------------------------------------------------------------------------------------
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON number")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def _parsed(data: bytes | str) -> Any:
+    try:
+        return _JSON.decode(data if isinstance(data, str) else data.decode())
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value of no declared type as JSON. ValueError: JSON has no form for it."""
+    return _json_text(_plain(value)).encode()
+
+
+def _scalar(scalar: ScalarType) -> Convert:
+    check = check_of(scalar)
+
+    def convert(value: Any) -> Any:
+        try:
+            return check(value)
+        except ValueError:
+            raise ValueError(value_error(scalar, value).message) from None
+
+    return convert
+
+
+def _plain(value: Any) -> Any:
+    """A value without a declared type as JSON has it."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is no JSON number")
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    raise ValueError(f"a {type(value).__name__} has no form in JSON")
+
+
+def _inside(name: str, convert: Convert, value: Any) -> Any:
+    try:
+        return convert(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _first_fitting(tries: list[Convert]) -> Convert:
+    def convert(value: Any) -> Any:
+        reasons: list[str] = []
+        for one in tries:
+            try:
+                return one(value)
+            except ValueError as error:
+                reasons.append(str(error))
+        raise ValueError(f"no variant fits: {'; '.join(reasons)}")
+
+    return convert
+
+
+def _bytes_of_list(value: Any) -> bytes:
+    try:
+        return value if isinstance(value, bytes) else bytes(value)
+    except (TypeError, ValueError):
+        raise ValueError("expected bytes, a list of numbers from 0 to 255") from None
+
+
+def _list_of_bytes(value: Any) -> list[int]:
+    if not isinstance(value, bytes | bytearray):
+        raise ValueError(f"expected bytes, found {_kind(value)}")
+    return list(value)
+
+
+def _null(value: Any) -> None:
+    if value is not None:
+        raise ValueError(f"expected null, found {_kind(value)}")
+
+
+_KINDS = {dict: "an object", Record: "an object", list: "a list", str: "text", bool: "a bool"}
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else _KINDS.get(type(value), f"a {type(value).__name__}")
+
+
+# ---- raw -----------------------------------------------------------------------------------------
+
+_FORMATS = {ScalarType.F32: ">f", ScalarType.F64: ">d"}
+
+
+def _raw_reader(declared: TypeDef | None) -> Convert:
+    if declared in (None, PlainType.BYTES):
+        return lambda data: data
+    if declared is ScalarType.STRING:
+        return lambda data: data if isinstance(data, str) else data.decode()
+    if declared is ScalarType.BOOL:
+        return lambda data: bool(data[-1] & 1) if data else False
+    if not isinstance(declared, ScalarType):
+        raise InputError(
+            "the raw converter takes text, bool, numbers and bytes only",
+            next_step="use the converter `json`",
+        )
+    if declared.is_float:
+        return _number_reader(struct.Struct(_FORMATS[declared]))
+    return _integer_reader(declared)
+
+
+def _number_reader(form: struct.Struct) -> Convert:
+    def convert(data: bytes) -> Any:
+        if len(data) != form.size:
+            raise ValueError(f"expected {form.size} bytes, found {len(data)}")
+        return form.unpack(data)[0]
+
+    return convert
+
+
+def _integer_reader(declared: ScalarType) -> Convert:
+    width, signed = _width(declared)
+
+    def convert(data: bytes) -> int:
+        if len(data) != width:
+            raise ValueError(f"expected {width} bytes, found {len(data)}")
+        return int.from_bytes(data, "big", signed=signed)
+
+    return convert
+
+
+def _width(declared: ScalarType) -> tuple[int, bool]:
+    low, high = declared.bounds or (0, 0)
+    return (high - low).bit_length() // 8, low < 0
+
+
+def _raw_writer(declared: TypeDef | None) -> Convert:
+    if declared in (None, PlainType.BYTES):
+        return _raw_key
+    if not isinstance(declared, ScalarType):
+        raise InputError(
+            "the raw converter writes text, bool, numbers and bytes only",
+            next_step="use the converter `json`",
+        )
+    check = _scalar(declared)
+    if declared is ScalarType.STRING:
+        return lambda value: check(value).encode()
+    if declared is ScalarType.BOOL:
+        return lambda value: b"\x01" if check(value) else b"\x00"
+    if declared.is_float:
+        form = struct.Struct(_FORMATS[declared])
+        return lambda value: form.pack(check(value))
+    width, signed = _width(declared)
+    return lambda value: check(value).to_bytes(width, "big", signed=signed)
+
+
+def _raw_key(value: Any) -> bytes:
+    """Text, bytes and what a key may be besides, of no declared type."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    if isinstance(value, str | int):
+        return str(value).encode()
+    raise ValueError(f"expected text, bytes, an int or a bool, found {_kind(value)}")

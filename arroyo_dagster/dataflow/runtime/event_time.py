@@ -1,0 +1,67 @@
+"""How far event time is in a service, and which of its windows are open.
+
+Source: sdf-states.md 3.5, W4 to W8, W13.
+"""
+
+from __future__ import annotations
+
+from arroyo_dagster.dataflow.definition.windows import Window, WindowDef, advanced
+from arroyo_dagster.dataflow.storage.engine_tables import WATERMARK, WINDOWS, WindowBounds
+from arroyo_dagster.state.model.types import I64, U32, U64
+from arroyo_dagster.state.runtime.operators import OperatorContext
+
+
+class EventTime:
+    """The watermark of a service and its open windows, in the order records arrive."""
+
+    def __init__(self, window: WindowDef, ctx: OperatorContext) -> None:
+        tables = ctx.table_manager
+        self._window = window
+        self._subtask = ctx.task_info.task_index
+        self._marks = tables.get_global_keyed_state(WATERMARK, U32, I64)
+        self._stored = tables.get_global_keyed_state(WINDOWS, WindowBounds, U64)
+        marks = self._marks.get_all()
+        self._watermark: int | None = max(marks.values(), default=None)
+        self._open: dict[Window, int] = {
+            key.window: count for key, count in self._stored.get_all().items()
+        }
+        self._told = self._watermark
+        self._changed: set[Window] = set()
+        self._closed: list[Window] = []
+
+    def accept(self, time_ms: int) -> tuple[Window, ...]:
+        """The windows that take a record; it moves the watermark, late or not."""
+        windows = self._window.accepted(time_ms, self._watermark)
+        self._watermark = advanced(self._watermark, time_ms)
+        for window in windows:
+            self._open[window] = self._open.get(window, 0) + 1
+            self._changed.add(window)
+        return windows
+
+    def tick(self, *, idle: bool) -> None:
+        """The engine's clock was read; an idle service goes on to where its windows close."""
+        if idle:
+            self._watermark = self._window.idle_watermark(self._open, self._watermark)
+
+    def close(self) -> tuple[int, tuple[Window, ...]] | None:
+        """How far event time is and which windows close; None = nothing to tell."""
+        if self._watermark is None or self._watermark == self._told:
+            return None
+        closing = self._window.due(self._open, self._watermark)
+        for window in closing:
+            del self._open[window]
+        self._closed.extend(closing)
+        self._told = self._watermark
+        return self._watermark, closing
+
+    def write(self) -> None:
+        """Put what has changed into the tables."""
+        closed = set(self._closed)
+        self._stored.remove_many(WindowBounds(*window) for window in closed)
+        self._stored.insert_many(
+            (WindowBounds(*window), self._open[window]) for window in sorted(self._changed - closed)
+        )
+        if self._watermark is not None and self._watermark != self._marks.get(self._subtask):
+            self._marks.insert(self._subtask, self._watermark)
+        self._closed.clear()
+        self._changed.clear()

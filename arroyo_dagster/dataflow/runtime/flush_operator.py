@@ -1,0 +1,234 @@
+"""Flush: one subtask, once for every window that closes, over all of its keys.
+
+What the last of them held stays, in tables of their own, for readers to look at.
+
+Source: sdf-states.md 3.2, 3.5 (W5, W9 to W11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
+from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
+from arroyo_dagster.dataflow.errors import OperatorResultError
+from arroyo_dagster.dataflow.runtime.keyed_states import closed_schema
+from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan
+from arroyo_dagster.dataflow.runtime.record_batches import (
+    Travel,
+    check_travels,
+    encode,
+    encode_keys,
+)
+from arroyo_dagster.dataflow.runtime.service_source import CLOCK, SOURCE, TICK, epoch_column
+from arroyo_dagster.dataflow.storage.engine_tables import LAST_WINDOW_CONFIG, WINDOWS, WindowBounds
+from arroyo_dagster.dataflow.storage.state_tables import (
+    FLUSHED,
+    GENERATION,
+    VALUE,
+    flushed_config,
+    row_schema,
+)
+from arroyo_dagster.dataflow.storage.values import bincode_type
+from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.snapshots import frame_of_rows
+from arroyo_dagster.dataflow.views.sql import KEY, StateTable, Tables
+from arroyo_dagster.state.model.tables import TableConfig
+from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
+
+LAST = "last"
+
+
+class FlushOperator(ServiceOperator):
+    """Calls flush, and keeps what the last window held."""
+
+    def __init__(self, plan: ServicePlan) -> None:
+        super().__init__(plan)
+        self._travel = Travel(plan.owners)
+        self.output_schema = self._travel.schema
+
+    def tables(self) -> Sequence[TableConfig]:
+        """The last window of each state, and which it was."""
+        states = [flushed_config(state) for state in self.plan.owned.values()]
+        return (*super().tables(), LAST_WINDOW_CONFIG, *states)
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        """Make the function."""
+        super().on_start(ctx)
+        self._flushes = ctx.task_info.task_index == 0
+        self._content: dict[str, pa.Table] = {}
+        self._tables: Tables | None = None
+        owned = self.plan.owned
+        place = self.invocation({name: self._closing(name) for name in owned})
+        place._tables = self._in_scope
+        self._place = place
+        flush = self.plan.flush
+        self._flush = None if flush is None else self.function(flush, place)
+        self._last_view = ctx.table_manager.get_global_keyed_state(WINDOWS, str, WindowBounds)
+        last = self._last_view.get(LAST)
+        self._last: Window | None = None if last is None else last.window
+        self._parts: dict[Window, dict[str, list[pa.Table]]] = {}
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        """Collect what the subtasks held of each window."""
+        assert batch.schema.equals(closed_schema(self.plan.owners))
+        self.see(batch, ctx)
+        for row in batch.to_pylist():
+            parts = self._parts.setdefault(Window(row["window_start"], row["window_end"]), {})
+            if row["state"] is not None:
+                content = pa.ipc.open_stream(row["content"]).read_all()
+                parts.setdefault(row["state"], []).append(content)
+
+    def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
+        """Flush every window that closed, in the order they close; keep the last."""
+        parts, self._parts = self._parts, {}
+        results: list[tuple[Window, Any]] = []
+        order = sorted(parts, key=lambda window: (window.end_ms, window.start_ms))
+        for window in order:
+            self._content = {
+                name: _whole(state, parts[window].get(name, ()))
+                for name, state in self.plan.owned.items()
+            }
+            self._tables = None
+            results.extend(self._flushed(window))
+        if order:
+            self._keep(order[-1], ctx)
+        if results:
+            collector.collect(self._rows(results))
+        self.finish_epoch()
+
+    # ---- the function ----------------------------------------------------------------------------
+
+    def _closing(self, name: str) -> Any:
+        state = self.plan.owned[name]
+
+        def access() -> Any:
+            content = self._content[name]
+            if state.value_kind is not ValueKind.ROW:
+                return list(zip(content[KEY].to_pylist(), content[VALUE].to_pylist(), strict=True))
+            table = self._table(state)
+            return Frame(table.plain, self._in_scope(), table.name)
+
+        return access
+
+    def _in_scope(self) -> Tables:
+        """The closing window's tables in place of those last published; others as they are."""
+        if self._tables is None:
+            tables = self.readers.tables()
+            for state in self.plan.owned.values():
+                if state.value_kind is ValueKind.ROW:
+                    tables = tables.with_table(self._table(state))
+            self._tables = tables
+        return self._tables
+
+    def _table(self, state: StateDef) -> StateTable:
+        from arroyo_dagster.dataflow.storage.state_tables import WINDOW_END, WINDOW_START
+
+        frame = frame_of_rows(state, self._content[state.name]).drop(WINDOW_START, WINDOW_END)
+        return StateTable(state.table, frame, (*state.aliases, state.name))
+
+    def _flushed(self, window: Window) -> Iterable[tuple[Window, Any]]:
+        function = self._flush
+        if function is None:
+            return []
+        self._place.window = window
+        name = function.plan.name
+        try:
+            with self._place.entered():
+                result = function.body()
+            if result is None:
+                raise OperatorResultError(
+                    f"flush `{name}` returned nothing; expected a value",
+                    number="E42",
+                    path=function.plan.path,
+                )
+            check_travels(result)
+        except Exception as error:
+            self.failures.note(name, error, f"window {tuple(window)}", None)
+            return []
+        finally:
+            self._place.window = GLOBAL_WINDOW
+        self.metrics.count(name, succeeded=1)
+        return [(window, result)]
+
+    def _rows(self, results: Sequence[tuple[Window, Any]]) -> pa.RecordBatch:
+        count = len(results)
+        times = [window.end_ms - 1 for window, _ in results]
+        known = self.readers.epochs
+        columns = {
+            **encode([value for _, value in results]),
+            **encode_keys(None, count),
+            "partition": pa.array([0] * count, pa.int32()),
+            "offset": pa.array([-1] * count, pa.int64()),
+            "timestamp": pa.array(times, pa.timestamp("ms")),
+            SOURCE: pa.array([TICK] * count, pa.int32()),
+            CLOCK: pa.array([self.now_ms] * count, pa.timestamp("ms")),
+        }
+        for owner in self.plan.owners:
+            columns[epoch_column(owner)] = pa.array([known.get(owner)] * count, pa.int64())
+        return self._travel.batch(columns)
+
+    # ---- the last window -------------------------------------------------------------------------
+
+    def _keep(self, window: Window, ctx: OperatorContext) -> None:
+        self._last = window
+        self._last_view.insert(LAST, WindowBounds(*window))
+        for name, state in self.plan.owned.items():
+            content = self._content[name]
+            if state.value_kind is ValueKind.ROW:
+                self._keep_rows(name, content, ctx)
+            else:
+                self._keep_cells(state, content, ctx)
+
+    def _keep_rows(self, name: str, content: pa.Table, ctx: OperatorContext) -> None:
+        # What the window before held expires: see `tables_watermark`.
+        view = ctx.table_manager.get_uncached_key_value_view(f"{name}{FLUSHED}")
+        at = content.schema.get_field_index(GENERATION)
+        generations = pa.repeat(pa.scalar(ctx.epoch, pa.uint64()), content.num_rows)
+        view.insert(content.set_column(at, content.schema.field(at), generations))
+
+    def _keep_cells(self, state: StateDef, content: pa.Table, ctx: OperatorContext) -> None:
+        assert state.scalar_type is not None
+        view = ctx.table_manager.get_global_keyed_state(
+            f"{state.name}{FLUSHED}", str, bincode_type(state.scalar_type)
+        )
+        now = dict(zip(content[KEY].to_pylist(), content[VALUE].to_pylist(), strict=True))
+        before = view.get_all()
+        view.remove_many([key for key in before if key not in now])
+        view.insert_many([pair for pair in now.items() if before.get(pair[0]) != pair[1]])
+
+    def tables_watermark(self, watermark_micros: int | None) -> int | None:
+        """Behind every window but the last: what those held has expired.
+
+        Subtasks other than the one that flushes have nothing to keep, and hold nothing back.
+        """
+        if not self._flushes:
+            return _MOST_MICROS
+        if self._last is None:
+            return None
+        micros = self._last.end_ms * 1000 - 1
+        return min(max(micros, 0), _MOST_MICROS)
+
+
+_MOST_MICROS = (2**63 - 1) // 1000
+
+
+def _whole(state: StateDef, parts: Sequence[pa.Table]) -> pa.Table:
+    """What all subtasks held, by key."""
+    if parts:
+        whole = pa.concat_tables(parts)
+        return whole if len(parts) == 1 else whole.sort_by(KEY)
+    if state.value_kind is ValueKind.ROW:
+        generation = pa.field(GENERATION, pa.uint64(), nullable=False)
+        return row_schema(state).append(generation).empty_table()
+    from arroyo_dagster.dataflow.storage.values import arrow_type
+
+    assert state.scalar_type is not None
+    return pa.table(
+        {KEY: pa.array([], pa.string()), VALUE: pa.array([], arrow_type(state.scalar_type))}
+    )

@@ -1,0 +1,205 @@
+"""User functions out of steps: inline Python, an import path, or a binding for other languages.
+
+Source: sdf-states.md 8.1 and 8.2; errors E25 to E27, E42.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from arroyo_dagster.dataflow.definition.bodies import ARITIES, inspect_body
+from arroyo_dagster.dataflow.definition.definition import Dataflow, FunctionDef, Package, StepDef
+from arroyo_dagster.dataflow.definition.types import CompositeType, NamedType, same_name
+from arroyo_dagster.dataflow.errors import OperatorError, UnboundOperatorError
+from arroyo_dagster.user_modules import INLINE, import_named
+
+Body = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionPlan:
+    """Where the body of a step comes from; a value that pickles.
+
+    Attributes:
+        name: the function's, for errors and metrics.
+        operator: the step's.
+        source: Python to compile; None = `target`.
+        target: `module:function`, or the callable itself, which is what Spark's workers get.
+        gives_pair: whether its signature in the YAML says that it returns a key and a value.
+        states: the accessors it may call; None = every one in scope.
+        path: of the step in the YAML.
+    """
+
+    name: str
+    operator: str
+    source: str | None = None
+    target: str | Body | None = None
+    gives_pair: bool = False
+    states: tuple[str, ...] | None = None
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function ready to be called.
+
+    Attributes:
+        takes_key: whether the record's key comes first.
+        gives_pair: whether it returns `(key, value)`.
+    """
+
+    plan: FunctionPlan
+    body: Body
+    takes_key: bool
+    gives_pair: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """What steps may use: bindings, and the functions of imported packages."""
+
+    dataflow: Dataflow
+    functions: Mapping[str, Body | str] = field(default_factory=dict)
+    packages: Mapping[str, Package] = field(default_factory=dict)
+
+    def plan(self, service: str, step: StepDef) -> FunctionPlan:
+        """Find the body of a step.
+
+        A body that was bound wins over what a package has inline; Python in the YAML over both.
+
+        Raises:
+            UnboundOperatorError: there is none (E26).
+            OperatorError: a package's inline body cannot serve (E25, E27).
+        """
+        make: dict[str, Any] = {"name": step.name, "operator": step.operator, "path": step.path}
+        if step.source is not None and step.language == "python":
+            return FunctionPlan(source=step.source, **make)
+        if step.source is None and step.target and ":" in step.target:
+            return FunctionPlan(target=step.target, **make)
+        packaged = self._packaged(step)
+        make["gives_pair"] = _is_pair(packaged)
+        make["states"] = None if packaged is None else packaged.states
+        for name in (step.name, None if packaged is None else packaged.name):
+            if (bound := self._bound(name)) is not None:
+                return FunctionPlan(target=bound, **make)
+        if packaged is not None and packaged.source is not None:
+            language = inspect_body(packaged.source, packaged.language, packaged.operator)
+            if language.language == "python":
+                return FunctionPlan(source=packaged.source, **make)
+        raise UnboundOperatorError(
+            f"service `{service}`: the body of {step.operator} `{step.name}` is "
+            + ("not Python" if step.source else "not in the dataflow")
+            + ", and no Python function is bound to it",
+            number="E26",
+            path=step.path,
+            function=step.name,
+            next_step=f"bind one: `--bind {step.name.replace('_', '-')}=module:function`",
+        )
+
+    def _bound(self, name: str | None) -> Body | str | None:
+        if name is None:
+            return None
+        known = {same_name(one): body for one, body in self.functions.items()}
+        return known.get(same_name(name))
+
+    def _packaged(self, step: StepDef) -> FunctionDef | None:
+        for one in self.dataflow.imports:
+            package = self.packages.get(one.package)
+            for function in one.functions if package else ():
+                if (function.alias or function.name) == step.target:
+                    assert package is not None
+                    return package.functions.get(function.name)
+        return None
+
+
+def _is_pair(function: FunctionDef | None) -> bool:
+    if function is None or function.output is None:
+        return False
+    declared = function.output.type
+    if isinstance(declared, CompositeType):
+        return declared.kind == "key-value"
+    return isinstance(declared, NamedType) and declared.name == "key-value"
+
+
+def load(plan: FunctionPlan, scope: Mapping[str, Any]) -> Function:
+    """Compile or import a function.
+
+    Args:
+        scope: the names that inline code finds beside the built-in ones.
+
+    Raises:
+        OperatorError: it cannot be imported, is no function, or does not fit its step (E27).
+    """
+    body = _compiled(plan, scope) if plan.source is not None else _imported(plan)
+    count = _arity(plan, body)
+    pair = plan.gives_pair or _annotated_pair(body)
+    return Function(plan, body, count > min(ARITIES[plan.operator]), pair)
+
+
+def _compiled(plan: FunctionPlan, scope: Mapping[str, Any]) -> Body:
+    assert plan.source is not None
+    found = inspect_body(plan.source, "python", plan.operator)
+    if found.problems or found.name is None:
+        raise _misfit(plan, "; ".join(message for _, message in found.problems))
+    names: dict[str, Any] = {**scope, "__name__": f"{INLINE}{plan.name}"}
+    try:
+        exec(compile(plan.source, f"<{plan.path}>", "exec", dont_inherit=True), names)
+    except Exception as error:
+        raise _misfit(plan, f"it cannot be loaded: {type(error).__name__}: {error}") from error
+    body: Body = names[found.name]
+    return body
+
+
+def _imported(plan: FunctionPlan) -> Body:
+    if callable(plan.target):
+        return plan.target
+    module, _, name = str(plan.target).partition(":")
+    try:
+        found: Any = import_named(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        said = f"{plan.target} cannot be imported: {type(error).__name__}: {error}"
+        raise _misfit(plan, said) from error
+    if not callable(found):
+        raise _misfit(plan, f"{plan.target} is no function")
+    return typing.cast(Body, found)
+
+
+def _arity(plan: FunctionPlan, body: Body) -> int:
+    expected = " or ".join(str(count) for count in ARITIES[plan.operator])
+    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+        raise _misfit(plan, "it is async; expected a plain `def`")
+    if plan.operator != "flat-map" and inspect.isgeneratorfunction(body):
+        raise _misfit(plan, "it is a generator; return instead")
+    try:
+        parameters = inspect.signature(body).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise _misfit(plan, f"its arguments are not known ({error})") from error
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [one for one in parameters if one.default is inspect.Parameter.empty]
+    if any(one.kind not in positional for one in needed):
+        raise _misfit(plan, f"it takes `*` arguments; expected {expected} positional ones")
+    if len(needed) not in ARITIES[plan.operator]:
+        raise _misfit(plan, f"it takes {len(needed)} arguments; expected {expected}")
+    return len(needed)
+
+
+def _annotated_pair(body: Body) -> bool:
+    annotation = getattr(body, "__annotations__", {}).get("return")
+    if isinstance(annotation, str):
+        return annotation.startswith(("tuple[", "Tuple[", "typing.Tuple["))
+    return annotation is tuple or typing.get_origin(annotation) is tuple
+
+
+def _misfit(plan: FunctionPlan, reason: str) -> OperatorError:
+    return OperatorError(
+        f"function `{plan.name}` cannot serve {plan.operator}: {reason}",
+        number="E27",
+        path=plan.path,
+        next_step="correct the function, or bind another",
+    )

@@ -1,0 +1,422 @@
+"""Rows and cells: what user code changes a state through, one key at a time.
+
+A slot stands between user code and the entries of one state: it hands out handles to the entry of
+the current key, and takes back what they wrote when the function fails.
+
+Source: sdf-states.md 3.2, 6.2 and 6.3; errors E41, E43, E44.
+"""
+
+from __future__ import annotations
+
+import functools
+import keyword
+from collections.abc import Callable
+from sys import getrefcount
+from types import MethodType
+from typing import Any
+
+from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
+from arroyo_dagster.dataflow.definition.types import Column, ScalarType
+from arroyo_dagster.dataflow.errors import StateAccessError, access_error, unknown_name
+from arroyo_dagster.dataflow.runtime.context import Invocation
+from arroyo_dagster.dataflow.storage.values import check_of, value_error
+
+Stored = dict[str, Any]
+"""Entries by the text of their key: a scalar, or the values of a row and when it was updated."""
+
+DELETED: tuple[Any, ...] = ("deleted",)
+"""In place of an entry that was removed; told apart by identity."""
+
+
+class Slot:
+    """Where handles to one owned state come from.
+
+    What a handle writes is there at once, for whoever reads the entry again; when its function
+    fails it is taken back.
+
+    Args:
+        state: whose.
+
+    Attributes:
+        place: says which record is being worked on; set before any is.
+        stored: the entries of the current window, as of the last barrier.
+        fresh: those written since; `DELETED` in place of one that is gone.
+        now_ms: the engine's clock, of which updates are.
+    """
+
+    place: Invocation
+
+    def __init__(self, state: StateDef) -> None:
+        self.state = state
+        self.stored: Stored = {}
+        self.fresh: Stored = {}
+        self.now_ms = 0
+        self._wrote = -1
+        self._before: Any = None
+
+    def access(self) -> Any:
+        """What the accessor gives: a handle to the current key's entry."""
+        raise NotImplementedError
+
+    def write(self, entry: Any) -> None:
+        """Store an entry that was checked; what was written before is kept for `discard`."""
+        place, fresh = self.place, self.fresh
+        key = place.text
+        if self._wrote != place.serial:
+            self._wrote = place.serial
+            self._before = fresh.get(key)
+        fresh[key] = entry
+
+    def discard(self) -> None:
+        """Take back what was written for the current record: its function has failed."""
+        if self._wrote != self.place.serial:
+            return
+        if self._before is None:
+            del self.fresh[self.place.text]
+        else:
+            self.fresh[self.place.text] = self._before
+        self._wrote = -1
+
+    def settle(self) -> None:
+        """Make what was written part of what is stored."""
+        for key, entry in self.fresh.items():
+            if entry is DELETED:
+                self.stored.pop(key, None)
+            else:
+                self.stored[key] = entry
+        self.fresh.clear()
+
+    def outside(self) -> StateAccessError:
+        """The error for a use outside an invocation."""
+        return access_error(
+            "E43",
+            f"state `{self.state.name}` was used outside an invocation, or through a handle of an "
+            "earlier one",
+            state=self.state.name,
+        )
+
+
+def slot_for(state: StateDef) -> Slot:
+    """The slot of an owned state."""
+    return RowSlot(state) if state.value_kind is ValueKind.ROW else CellSlot(state)
+
+
+# ---- primitive values ----------------------------------------------------------------------------
+
+
+class CellSlot(Slot):
+    """Hands out cells."""
+
+    def __init__(self, state: StateDef) -> None:
+        super().__init__(state)
+        assert state.scalar_type is not None
+        self.scalar: ScalarType = state.scalar_type
+        self.default = self.scalar.default
+        self.low, self.high = self.scalar.bounds or (0, 0)
+        self._cell_class = IntegerCell if self.scalar.is_integer else Cell
+        self._cell = self._cell_class(self)
+
+    def access(self) -> Cell:
+        place = self.place
+        if not place.running:
+            raise self.outside()
+        cell = self._cell
+        if getrefcount(cell) > _ALONE:  # somebody keeps the last one, which must not come to life
+            cell = self._cell = self._cell_class(self)
+        cell._serial = place.serial
+        return cell
+
+    def read(self) -> Any:
+        """The value of the current key."""
+        key = self.place.text
+        found = self.fresh.get(key)
+        return self.stored.get(key, self.default) if found is None else found
+
+
+class Cell:
+    """The primitive value of the current key. Writes take effect at once.
+
+    What the type cannot hold is refused (E41), and changes nothing.
+    """
+
+    __slots__ = ("_serial", "_slot")
+
+    def __init__(self, slot: CellSlot) -> None:
+        self._slot = slot
+        self._serial = -1
+
+    def get(self) -> Any:
+        """The value; a key never seen has its type's default."""
+        return self._alive().read()
+
+    def set(self, value: Any) -> None:
+        """Replace the value."""
+        slot = self._alive()
+        slot.write(_checked(slot, slot.scalar, value, None))
+
+    def increment(self, by: int = 1) -> Any:
+        """Add to the value, and give the sum."""
+        slot = self._alive()
+        if slot.scalar is ScalarType.BOOL or slot.scalar is ScalarType.STRING:
+            raise access_error(
+                "E45",
+                f"a {slot.scalar.value} cannot be incremented; use set",
+                state=slot.state.name,
+            )
+        if isinstance(by, bool) or not isinstance(by, int | float):
+            raise value_error(slot.scalar, by, state=slot.state.name, key=slot.place.text)
+        self.set(self.get() + by)
+        return self.get()
+
+    @property
+    def value(self) -> Any:
+        """The value, to read and to assign."""
+        return self.get()
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.set(value)
+
+    def update(self) -> None:
+        """Does nothing: writes take effect at once. Here so that a row's code serves a cell."""
+        self._alive()
+
+    def __repr__(self) -> str:
+        return f"Cell({self.get()!r})"
+
+    def _alive(self) -> CellSlot:
+        slot = self._slot
+        if self._serial != slot.place.serial:
+            raise slot.outside()
+        return slot
+
+
+class IntegerCell(Cell):
+    """A cell of an integer type."""
+
+    __slots__ = ()
+
+    def increment(self, by: int = 1) -> Any:
+        """Add to the value, and give the sum."""
+        slot, serial = self._slot, self._serial
+        place = slot.place
+        if serial == place.serial and type(by) is int:
+            key, fresh = place.text, slot.fresh
+            before = fresh.get(key)
+            value = by + (slot.stored.get(key, 0) if before is None else before)
+            if slot.low <= value <= slot.high:
+                if slot._wrote != serial:
+                    slot._wrote, slot._before = serial, before
+                fresh[key] = value
+                return value
+        return super().increment(by)
+
+
+class _Holder:
+    """Stands in for a slot, to learn how many references an object has that nobody else keeps."""
+
+    def __init__(self) -> None:
+        self._cell = object()
+
+    def references(self) -> int:
+        cell = self._cell
+        return getrefcount(cell)
+
+
+_ALONE = _Holder().references()
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+class RowSlot(Slot):
+    """Hands out copies of rows. A stored row is its values and, last, when it was updated."""
+
+    def __init__(self, state: StateDef) -> None:
+        super().__init__(state)
+        self.columns = state.columns
+        self.defaults = tuple(column.type.default for column in state.columns)
+        self.ttl_ms = state.ttl_ms
+        opened = _row_functions(state.columns, state.ttl_ms is not None)
+        # Called for every record: a method of its own would be one more call each.
+        self.access = MethodType(opened, self)  # type: ignore[method-assign]
+
+
+class Row:
+    """A copy of a row, one attribute a column; `update()` writes it back, `delete()` removes it.
+
+    Columns are items too, under the names of the YAML or of Python: `row["pu-zone"]`. Nothing but
+    a column can be assigned.
+    """
+
+    __slots__ = ("_Row__exists", "_Row__serial", "_Row__slot")
+
+    __slot: RowSlot
+    __serial: int
+    __exists: bool
+
+    @property
+    def exists(self) -> bool:
+        """Whether the key had a row when this copy was made."""
+        return self.__exists
+
+    def to_dict(self) -> dict[str, Any]:
+        """The columns by their names in the YAML."""
+        return {one.name: getattr(self, _slot_name(one)) for one in self.__slot.columns}
+
+    def update(self) -> None:
+        """Write every column back; creates the row if there is none.
+
+        Raises:
+            StateValueError: a value its column cannot hold (E41). Nothing is written then.
+            StateAccessError: a column was taken away (E44), or the invocation is over (E43).
+        """
+        raise NotImplementedError  # written out for each set of columns: see `_row_functions`
+
+    def delete(self) -> None:
+        """Remove the row; a later access starts from defaults."""
+        self.__alive().write(DELETED)
+
+    def __getitem__(self, column: str) -> Any:
+        return getattr(self, self.__attribute(column))
+
+    def __setitem__(self, column: str, value: Any) -> None:
+        setattr(self, self.__attribute(column), value)
+
+    def __attribute(self, name: str) -> str:
+        for column in self.__slot.columns:
+            if name in (column.name, column.attribute):
+                return _slot_name(column)
+        if name == "value" and isinstance(vars(type(self)).get("value"), property):
+            return name
+        known = [column.name for column in self.__slot.columns]
+        raise unknown_name("column", name, known, state=self.__slot.state.name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        slot = self.__slot
+        known = [column.attribute for column in slot.columns]
+        raise unknown_name("column", name, known, state=slot.state.name)
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={value!r}" for name, value in self.to_dict().items())
+        return f"Row({', '.join(shown)})"
+
+    def __alive(self) -> RowSlot:
+        slot = self.__slot
+        if slot.place.serial != self.__serial:
+            raise slot.outside()
+        return slot
+
+    def _refuse(self, slot: RowSlot) -> None:
+        """Raise the error that names what is wrong with a row."""
+        for column in slot.columns:
+            _checked(slot, column.type, getattr(self, _slot_name(column)), column.name)
+
+
+def _slot_name(column: Column) -> str:
+    """The attribute that holds a column; a name no Python has is reached as an item only."""
+    usable = column.attribute.isidentifier() and not keyword.iskeyword(column.attribute)
+    return column.attribute if usable else f"column_{column.name.encode().hex()}"
+
+
+Open = Callable[[RowSlot], Row]
+
+_OPEN = """
+def open_row(slot):
+    place = slot.place
+    if not place.running:
+        raise slot.outside()
+    key, serial = place.text, place.serial
+    values = slot.fresh.get(key)
+    if slot._wrote != serial:
+        slot._before = values
+    if values is None:
+        values = slot.stored.get(key)
+    elif values is deleted:
+        values = None
+    {expires}
+    row = new(row_class)
+    row._Row__slot, row._Row__serial, row._Row__exists = slot, serial, values is not None
+    if values is None:
+        values = slot.defaults
+    {unpacked}
+    return row
+"""
+_EXPIRES = """if values is not None and slot.now_ms - values[-1] >= slot.ttl_ms:
+        values = None"""
+_UPDATE = """
+def update(row):
+    slot = row._Row__slot
+    place = slot.place
+    serial = place.serial
+    if serial != row._Row__serial:
+        raise slot.outside()
+    try:
+        {checked}
+    except (ValueError, AttributeError):
+        row._refuse(slot)
+        raise
+    slot._wrote = serial  # what was there before is known since the row was opened
+    slot.fresh[place.text] = ({values}slot.now_ms,)
+"""
+
+
+@functools.cache
+def _row_functions(columns: tuple[Column, ...], expires: bool) -> Open:
+    """What opens the row of the current key. Rows have an `update` of their own.
+
+    Both are written out for the columns at hand: they are called for every record.
+    """
+    unpacked, checked = [], []
+    scope: dict[str, Any] = {"new": object.__new__, "deleted": DELETED}
+    for at, column in enumerate(columns):
+        name = _slot_name(column)
+        unpacked.append(f"row.{name} = values[{at}]")
+        checked.append(f"v{at} = row.{name}")
+        refused = f"v{at} = check{at}(v{at})"
+        if column.type.bounds is not None:
+            low, high = column.type.bounds
+            refused = f"if type(v{at}) is not int or not {low} <= v{at} <= {high}: {refused}"
+        checked.append(refused)
+        scope[f"check{at}"] = check_of(column.type)
+    exec(
+        _OPEN.format(
+            expires=_EXPIRES if expires else "", unpacked="\n    ".join(unpacked or ["pass"])
+        )
+        + _UPDATE.format(
+            checked="\n        ".join(checked or ["pass"]),
+            values="".join(f"v{at}, " for at in range(len(columns))),
+        ),
+        scope,
+    )
+    scope["update"].__doc__ = Row.update.__doc__
+    scope["row_class"] = _row_class(columns, scope["update"])
+    return scope["open_row"]  # type: ignore[no-any-return]
+
+
+def _row_class(columns: tuple[Column, ...], update: Callable[[Row], None]) -> type[Row]:
+    """The class of a state's rows: `value` is its only column, where that has another name."""
+    names = [_slot_name(column) for column in columns]
+    members: dict[str, Any] = {"__slots__": tuple(names)}
+    if "update" not in names:
+        members["update"] = update
+    if len(names) == 1 and names != ["value"]:
+        only = names[0]
+        members["value"] = property(
+            lambda row: getattr(row, only),
+            lambda row, given: setattr(row, only, given),
+            doc="The only column, as older definitions call it.",
+        )
+    # Python names the class where something is assigned that is no column.
+    return type(f"Row({', '.join(names)})", (Row,), members)
+
+
+def _checked(slot: Slot, scalar: ScalarType, value: Any, column: str | None) -> Any:
+    try:
+        return check_of(scalar)(value)
+    except ValueError:
+        raise value_error(
+            scalar, value, state=slot.state.name, key=slot.place.text, column=column
+        ) from None

@@ -1,0 +1,365 @@
+"""The builder: folds the records of a key over its entries, the only way a state changes.
+
+Source: sdf-states.md 1.5, 1.7, 3.1, 3.2, 3.5; errors E41 to E43, E50.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
+from arroyo_dagster.dataflow.errors import OperatorResultError
+from arroyo_dagster.dataflow.runtime.functions import Function
+from arroyo_dagster.dataflow.runtime.handles import Slot, slot_for
+from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan
+from arroyo_dagster.dataflow.runtime.record_batches import (
+    KIND,
+    MARK,
+    PICKLED,
+    Arrived,
+    Travel,
+    check_travels,
+    column,
+    encode,
+    encode_keys,
+)
+from arroyo_dagster.dataflow.runtime.service_source import CLOCK, SOURCE, epoch_column
+from arroyo_dagster.dataflow.runtime.steps import Step
+from arroyo_dagster.dataflow.runtime.stores import open_store
+from arroyo_dagster.dataflow.storage.engine_tables import (
+    SCHEMAS,
+    SCHEMAS_CONFIG,
+    WATERMARK,
+    WATERMARK_CONFIG,
+    check_schemas,
+    stored_schemas,
+)
+from arroyo_dagster.dataflow.storage.state_tables import state_config, watermark_micros
+from arroyo_dagster.dataflow.views.sql import KEY
+from arroyo_dagster.state.model.tables import TableConfig
+from arroyo_dagster.state.model.types import I64, U32
+from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
+
+
+def closed_schema(owners: Sequence[str]) -> pa.Schema:
+    """What the builder hands on of a window that closes.
+
+    A row that says so, with neither state nor content, and a row with the content (Arrow IPC) of
+    each state, from each subtask that has some.
+    """
+    return pa.schema(
+        [
+            pa.field("window_start", pa.int64(), nullable=False),
+            pa.field("window_end", pa.int64(), nullable=False),
+            pa.field("state", pa.string()),
+            pa.field("content", pa.binary()),
+            *(pa.field(epoch_column(owner), pa.int64()) for owner in owners),
+            pa.field(CLOCK, pa.timestamp("ms"), nullable=False),
+        ]
+    )
+
+
+class StatesOperator(ServiceOperator):
+    """One subtask of a service's states."""
+
+    def __init__(self, plan: ServicePlan) -> None:
+        super().__init__(plan)
+        self._travel = Travel(plan.owners)
+        self._windowed = plan.window is not None
+        self.output_schema = closed_schema(plan.owners) if self._windowed else self._travel.schema
+
+    def tables(self) -> Sequence[TableConfig]:
+        """The owned states, and the engine's tables."""
+        states = [state_config(state) for state in self.plan.owned.values()]
+        windowed = (WATERMARK_CONFIG,) if self._windowed else ()
+        return (*super().tables(), SCHEMAS_CONFIG, *windowed, *states)
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        """Take up the states where the restored epoch left them.
+
+        Raises:
+            StateSchemaError: a state was stored with another schema (E50).
+        """
+        super().on_start(ctx)
+        plan = self.plan
+        self._check_schemas(ctx)
+        self._slots = self._make_slots()
+        self._marks = (
+            ctx.table_manager.get_global_keyed_state(WATERMARK, U32, I64)
+            if self._windowed
+            else None
+        )
+        marks = self._marks.get_all() if self._marks is not None else {}
+        self._watermark: int | None = max(marks.values(), default=None)
+        self._stores = [open_store(slot, ctx, self._watermark) for slot in self._slots]
+        partition = plan.partition
+        self._steps = self.steps(partition.transforms if partition else (), self._place)
+        update = partition.update_state if partition else None
+        self._update = None if update is None else self.function(update, self._place)
+        self._waiting: list[pa.RecordBatch] = []
+        self._mark: tuple[int, tuple[Window, ...]] | None = None
+
+    def _check_schemas(self, ctx: OperatorContext) -> None:
+        owned = self.plan.owned.values()
+        view = ctx.table_manager.get_global_keyed_state(SCHEMAS, str, str)
+        stored = view.get_all()
+        check_schemas(stored, owned, migrate=self.plan.migrate, service=self.plan.name)
+        now = stored_schemas(owned)
+        self._new_schemas = {name: text for name, text in now.items() if stored.get(name) != text}
+
+    def _make_slots(self) -> list[Slot]:
+        slots = {name: slot_for(state) for name, state in self.plan.owned.items()}
+        self._place = self.invocation({name: slot.access for name, slot in slots.items()})
+        for slot in slots.values():
+            slot.place = self._place
+        return list(slots.values())
+
+    # ---- records ---------------------------------------------------------------------------------
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        """Fold records over the entries of their keys, in the order of their topics."""
+        if ctx.task_info.parallelism > 1:
+            self._waiting.append(batch)  # they come from several subtasks: to be put in order
+        else:
+            self._take(batch, ctx, collector)
+
+    def _take(self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector) -> None:
+        self.see(batch, ctx)
+        for slot in self._slots:
+            slot.now_ms = self.now_ms
+        batch = self._without_marks(batch)
+        if not batch.num_rows:
+            return
+        for store in self._stores:
+            store.bring(column(batch, KEY))
+        key_types = self.plan.key_types
+        arrived = Arrived(batch, self.plan.topics, key_types[0] if key_types else None)
+        with self._place.entered(), collected_later():
+            if self._windowed or self._steps or self._update is None:
+                self._fold(arrived, collector)
+            else:
+                self._fold_plainly(arrived, self._update)
+        self._place.key, self._place.window = None, GLOBAL_WINDOW
+
+    def _without_marks(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._windowed:
+            return batch
+        is_mark = pc.equal(column(batch, KIND), MARK)
+        if pc.any(is_mark).as_py():
+            marks = batch.filter(is_mark)
+            self._mark = pickle.loads(column(marks, PICKLED)[0].as_py())
+            batch = batch.filter(pc.invert(is_mark))
+        return batch
+
+    def _fold_plainly(self, arrived: Arrived, update: Function) -> None:
+        """Records straight into update-state, as most builders have it."""
+        place, takes_key, failed = self._place, update.takes_key, 0
+        body = update.body
+        rows = zip(arrived.keys, arrived.native_keys, arrived.values, strict=True)
+        serial = place.serial
+        for at, (text, key, value) in enumerate(rows):
+            place.text = text
+            place.key = key
+            place.serial = serial = serial + 1
+            try:
+                result = body(key, value) if takes_key else body(value)
+                if result is not None:
+                    raise _not_none(update, result)
+            except Exception as error:
+                failed += 1
+                self._failed(update.plan.name, error, value, arrived, at)
+        self.metrics.count(update.plan.name, succeeded=len(arrived.keys) - failed)
+
+    def _fold(self, arrived: Arrived, collector: Collector) -> None:
+        """Records through the partition's transforms, then into update-state, one by one."""
+        place = self._place
+        put_out: list[tuple[int, Any, Any]] = []
+        counts: dict[str, int] = {}
+        for at, (key, native, value) in enumerate(
+            zip(arrived.keys, arrived.native_keys, arrived.values, strict=True)
+        ):
+            place.text, place.key = key, native
+            if self._windowed:
+                self._enter(arrived.windows[at])
+            found = [(native, value)]
+            for step in self._steps:
+                found = [
+                    one for pair in found for one in self._step(step, pair, at, arrived, counts)
+                ]
+            for pair in found:
+                if self._update is not None:
+                    self._updated(self._update, pair, at, arrived, counts)
+                elif not self._windowed:
+                    put_out.append((at, *pair))
+        for name, count in counts.items():
+            self.metrics.count(name, succeeded=count)
+        if put_out:
+            self._put_out(arrived, put_out, collector)
+
+    def _enter(self, window: Window) -> None:
+        if self._place.window != window:
+            self._place.window = window
+            for store in self._stores:
+                store.enter(window)
+
+    def _step(
+        self, step: Step, pair: tuple[Any, Any], at: int, arrived: Arrived, counts: dict[str, int]
+    ) -> list[tuple[Any, Any]]:
+        self._place.serial += 1
+        try:
+            found = step.one(*pair)
+            for _, value in found:
+                check_travels(value)
+        except Exception as error:
+            self._failed(step.name, error, pair[1], arrived, at)
+            return []
+        counts[step.name] = counts.get(step.name, 0) + 1
+        return found
+
+    def _updated(
+        self,
+        update: Function,
+        pair: tuple[Any, Any],
+        at: int,
+        arrived: Arrived,
+        counts: dict[str, int],
+    ) -> None:
+        self._place.serial += 1
+        try:
+            result = update.body(*pair) if update.takes_key else update.body(pair[1])
+            if result is not None:
+                raise _not_none(update, result)
+        except Exception as error:
+            self._failed(update.plan.name, error, pair[1], arrived, at)
+        else:
+            counts[update.plan.name] = counts.get(update.plan.name, 0) + 1
+
+    def _failed(self, name: str, error: Exception, value: Any, arrived: Arrived, at: int) -> None:
+        for slot in self._slots:
+            slot.discard()
+        self.failures.note(name, error, value, arrived.place(at))
+
+    def _put_out(
+        self, arrived: Arrived, found: list[tuple[int, Any, Any]], collector: Collector
+    ) -> None:
+        at = [one[0] for one in found]
+        columns = {
+            **encode([one[2] for one in found]),
+            **encode_keys([one[1] for one in found], len(found)),
+        }
+        collector.collect(self._travel.from_origin(arrived.batch, at, columns))
+
+    # ---- the barrier -----------------------------------------------------------------------------
+
+    def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
+        """Close the windows that are due, and write what changed."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            for batch in _in_order(waiting):
+                self._take(batch, ctx, collector)
+        if self._mark is not None and self._marks is not None:
+            self._watermark, closed = self._mark
+            self._mark = None
+            self._marks.insert(ctx.task_info.task_index, self._watermark)
+            self._close(closed, collector)
+        for store in self._stores:
+            with collected_later():
+                expired = store.write(ctx.epoch)
+            self.metrics.count(store.state.name, expired=expired)
+        if self._new_schemas and ctx.task_info.task_index == 0:
+            view = ctx.table_manager.get_global_keyed_state(SCHEMAS, str, str)
+            view.insert_many(self._new_schemas.items())
+        self._new_schemas = {}
+        self.finish_epoch()
+
+    def _close(self, closed: Sequence[Window], collector: Collector) -> None:
+        rows: list[tuple[Window, str | None, bytes | None]] = []
+        for window in closed:
+            rows.append((window, None, None))
+            for store in self._stores:
+                content = store.close(window)
+                if content.num_rows:
+                    rows.append((window, store.state.name, _ipc(content)))
+        self._place.window = GLOBAL_WINDOW
+        if rows:
+            known = self.readers.epochs
+            constants = {epoch_column(owner): known.get(owner) for owner in self.plan.owners}
+            assert self.output_schema is not None
+            collector.collect(
+                _closed_rows(rows, self.output_schema, {**constants, CLOCK: self.now_ms})
+            )
+
+    def tables_watermark(self, watermark_micros_of_sources: int | None) -> int | None:
+        """Of windowed states the event time found in the records; their rows go by that."""
+        if not self._windowed:
+            return watermark_micros_of_sources
+        return watermark_micros(self._watermark)
+
+
+@contextmanager
+def collected_later() -> Iterator[None]:
+    """Leave Python's cycle collector for after a batch.
+
+    Entries are tuples that live on; the collector would go through all of them again and again.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _not_none(update: Function, result: Any) -> OperatorResultError:
+    return OperatorResultError(
+        f"update-state `{update.plan.name}` returned {result!r:.80}; expected nothing",
+        number="E42",
+        path=update.plan.path,
+    )
+
+
+def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Records of several subtasks in the order of their topics."""
+    rows = pa.Table.from_batches(batches).combine_chunks()
+    places = [rows.column(name).to_numpy() for name in ("offset", "partition", SOURCE)]
+    order = np.lexsort(places)
+    if not np.array_equal(order, np.arange(rows.num_rows)):
+        rows = rows.take(pa.array(order))
+    found: list[pa.RecordBatch] = rows.combine_chunks().to_batches()
+    return found
+
+
+def _ipc(content: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, content.schema) as writer:
+        writer.write_table(content)
+    return sink.getvalue()
+
+
+def _closed_rows(
+    rows: Sequence[tuple[Window, str | None, bytes | None]],
+    schema: pa.Schema,
+    constants: Mapping[str, int | None],
+) -> pa.RecordBatch:
+    windows = [window for window, _, _ in rows]
+    columns = {
+        "window_start": [window.start_ms for window in windows],
+        "window_end": [window.end_ms for window in windows],
+        "state": [state for _, state, _ in rows],
+        "content": [content for _, _, content in rows],
+        **{name: [value] * len(rows) for name, value in constants.items()},
+    }
+    arrays = [pa.array(columns[field.name], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

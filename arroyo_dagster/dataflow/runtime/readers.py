@@ -1,0 +1,90 @@
+"""States as user code reads them whole: those of other services, and its own as last published.
+
+Source: sdf-states.md 1.9, 3.2, 4.1, 8.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
+from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.snapshots import SnapshotReader
+from arroyo_dagster.dataflow.views.sql import Tables
+from arroyo_dagster.dataflow.views.view import OwnerJob, StateView
+from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage.store import ObjectStore
+
+
+class Readers:
+    """The states that one service sees, as snapshots; those nobody asks for are never read.
+
+    Args:
+        store: where they lie.
+        paths: of the owner of each state.
+        states: as the service sees them, owned ones and references.
+    """
+
+    def __init__(
+        self, store: ObjectStore, paths: Mapping[str, JobPaths], states: Mapping[str, StateDef]
+    ) -> None:
+        self._states = dict(states)
+        self._owners = {owner: OwnerJob(store, where) for owner, where in paths.items()}
+        self._readers = {name: SnapshotReader(store, state) for name, state in states.items()}
+        self._epochs: dict[str, Epoch | None] = {}
+        self._now_ms = 0
+        self._views: dict[str, StateView] = {}
+        self._tables: Tables | None = None
+
+    def pin(self, epochs: Mapping[str, Epoch | None], now_ms: int) -> None:
+        """Say which epoch of each owner to show from here on, and what time it is."""
+        if epochs != self._epochs or now_ms != self._now_ms:
+            self._epochs, self._now_ms = dict(epochs), now_ms
+            self._views.clear()
+            self._tables = None
+
+    @property
+    def epochs(self) -> Mapping[str, Epoch | None]:
+        """The epoch of each owner that is shown."""
+        return self._epochs
+
+    def tables(self) -> Tables:
+        """Every arrow-row state as `sql` sees it."""
+        if self._tables is None:
+            rows = [
+                name for name, state in self._states.items() if state.value_kind is ValueKind.ROW
+            ]
+            self._tables = Tables([self._view(name).table() for name in rows])
+        return self._tables
+
+    def whole(self, name: str) -> Any:
+        """What the accessor of a state gives where no key is at hand: a frame, or all pairs."""
+        view = self._view(name)
+        if self._states[name].value_kind is not ValueKind.ROW:
+            return view.pairs()
+        table = view.table()
+        return Frame(table.plain, self.tables(), table.name)
+
+    def _view(self, name: str) -> StateView:
+        found = self._views.get(name)
+        if found is None:
+            state = self._states[name]
+            head = self._head(state.owner)
+            frame = self._readers[name].at(head)
+            now_ms = self._now_ms
+            found = StateView(state, head.epoch if head else None, frame, lambda: now_ms)
+            self._views[name] = found
+        return found
+
+    def _head(self, owner: str) -> Checkpoint | None:
+        epoch = self._epochs.get(owner)
+        if epoch is None:
+            return None
+        try:
+            return self._owners[owner].load(epoch)
+        except NotFoundError:
+            return self._owners[owner].newest()  # it has expired since the epoch began

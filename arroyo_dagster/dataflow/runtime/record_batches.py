@@ -1,0 +1,219 @@
+"""Records between the operators of one service: Python values in Arrow columns, and back.
+
+Text travels as text, everything else pickled: both ends are one job's own subtasks, and nothing of
+it is stored.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from arroyo_dagster.dataflow.definition.types import ScalarType
+from arroyo_dagster.dataflow.definition.windows import Window
+from arroyo_dagster.dataflow.errors import OperatorResultError
+from arroyo_dagster.dataflow.runtime.service_source import CLOCK, SOURCE, epoch_column
+from arroyo_dagster.dataflow.runtime.steps import Place
+from arroyo_dagster.dataflow.storage.state_tables import WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.storage.values import Key, native_key
+from arroyo_dagster.dataflow.views.sql import KEY
+
+TEXT_KEY, INT_KEY, BOOL_KEY, MARK = 0, 1, 2, 3
+"""What a row's key is; a mark is no record: it says how far event time has come."""
+
+KIND, TEXT, PICKLED, KEY_TEXT, KEY_PICKLED = "_kind", "text", "pickled", "key_text", "key_pickled"
+ORIGIN = ("partition", "offset", "timestamp", SOURCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Travel:
+    """The columns of records on their way.
+
+    Attributes:
+        owners: whose epochs are named.
+        keyed: whether they have the key of a partition, which then is the record's key too.
+        windowed: whether they have a window.
+    """
+
+    owners: tuple[str, ...]
+    keyed: bool = False
+    windowed: bool = False
+
+    @property
+    def schema(self) -> pa.Schema:
+        keyed = [pa.field(KEY, pa.string(), nullable=False), pa.field(KIND, pa.int8())]
+        own_key = [pa.field(KEY_TEXT, pa.string()), pa.field(KEY_PICKLED, pa.binary())]
+        windowed = [pa.field(WINDOW_START, pa.int64()), pa.field(WINDOW_END, pa.int64())]
+        return pa.schema(
+            [
+                *(keyed if self.keyed else own_key),
+                *(windowed if self.windowed else ()),
+                pa.field(TEXT, pa.string()),
+                pa.field(PICKLED, pa.binary()),
+                pa.field("partition", pa.int32(), nullable=False),
+                pa.field("offset", pa.int64(), nullable=False),
+                pa.field("timestamp", pa.timestamp("ms")),
+                pa.field(SOURCE, pa.int32(), nullable=False),
+                *(pa.field(epoch_column(owner), pa.int64()) for owner in self.owners),
+                pa.field(CLOCK, pa.timestamp("ms"), nullable=False),
+            ]
+        )
+
+    def batch(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+        """A batch of these columns; those left out are null."""
+        schema = self.schema
+        rows = len(next(iter(columns.values())))
+        arrays = [
+            columns[one.name] if one.name in columns else pa.nulls(rows, one.type) for one in schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def from_origin(
+        self, origin: pa.RecordBatch, at: Sequence[int], columns: Mapping[str, pa.Array]
+    ) -> pa.RecordBatch:
+        """A batch of new columns, and where its records come from.
+
+        Args:
+            at: for each new row its place in `origin`.
+        """
+        everything = isinstance(at, range) and len(at) == origin.num_rows
+        taken = None if everything else pa.array(at, pa.int64())
+        known = [*ORIGIN, *(epoch_column(owner) for owner in self.owners), CLOCK]
+        carried = {name: origin.column(origin.schema.get_field_index(name)) for name in known}
+        if taken is not None:
+            carried = {name: column.take(taken) for name, column in carried.items()}
+        return self.batch({**carried, **columns})
+
+
+def encode(values: Sequence[Any]) -> dict[str, pa.Array]:
+    """The columns of values, one a record."""
+    text, pickled = _encoded(values)
+    return {TEXT: text, PICKLED: pickled}
+
+
+def encode_keys(keys: Sequence[Any] | None, rows: int) -> dict[str, pa.Array]:
+    """The columns of the records' own keys; None = there are none."""
+    if keys is None:
+        return {KEY_TEXT: pa.nulls(rows, pa.string()), KEY_PICKLED: pa.nulls(rows, pa.binary())}
+    text, pickled = _encoded(keys)
+    return {KEY_TEXT: text, KEY_PICKLED: pickled}
+
+
+def _encoded(values: Sequence[Any]) -> tuple[pa.Array, pa.Array]:
+    if set(map(type, values)) <= {str}:
+        try:
+            return pa.array(values, pa.string()), pa.nulls(len(values), pa.binary())
+        except UnicodeEncodeError:
+            pass  # half a surrogate pair: pickles, and fails where it is written
+    pickled = [None if one is None else pickle.dumps(one, protocol=5) for one in values]
+    return pa.nulls(len(values), pa.string()), pa.array(pickled, pa.binary())
+
+
+def check_travels(value: Any) -> None:
+    """Refuse a value that cannot be handed to another process.
+
+    Raises:
+        OperatorResultError: it does not pickle (E42).
+    """
+    if type(value) in _SURE:
+        return
+    try:
+        pickle.dumps(value, protocol=5)
+    except Exception as error:
+        raise OperatorResultError(
+            f"a function returned a {type(value).__name__}, which cannot be handed on: {error}",
+            number="E42",
+            next_step="return text, numbers, bools, bytes, lists or dicts",
+        ) from error
+
+
+_SURE = {str, int, float, bool, bytes}
+
+
+def decode(batch: pa.RecordBatch, text: str = TEXT, pickled: str = PICKLED) -> list[Any]:
+    """The values that `encode` made columns of."""
+    plain = batch.column(batch.schema.get_field_index(text))
+    others = batch.column(batch.schema.get_field_index(pickled))
+    if others.null_count == len(others):
+        return plain.to_pylist()  # type: ignore[no-any-return]
+    return [
+        one if data is None else pickle.loads(data)
+        for one, data in zip(plain.to_pylist(), others.to_pylist(), strict=True)
+    ]
+
+
+def decode_keys(batch: pa.RecordBatch) -> list[Any] | None:
+    """The records' own keys; None = no record has one."""
+    names = (KEY_TEXT, KEY_PICKLED)
+    if all(column(batch, name).null_count == batch.num_rows for name in names):
+        return None
+    return decode(batch, *names)
+
+
+def column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """A column by its name."""
+    return batch.column(batch.schema.get_field_index(name))
+
+
+@dataclass
+class Arrived:
+    """A batch of keyed records as Python values, each column when it is first asked for."""
+
+    batch: pa.RecordBatch
+    topics: Sequence[str]
+    key_type: ScalarType | None
+    _lists: dict[str, list[Any]] = field(default_factory=dict)
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The text of each key."""
+        return column(self.batch, KEY).to_pylist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def native_keys(self) -> Sequence[Key]:
+        """Each key as the states declare it; without states, as assign-key returned it."""
+        declared = self.key_type
+        if declared is ScalarType.STRING:
+            return self.keys
+        if declared is not None:
+            return [native_key(text, declared) for text in self.keys]
+        kinds = column(self.batch, KIND).to_pylist()
+        return [native_key(text, _KINDS[kind]) for text, kind in zip(self.keys, kinds, strict=True)]
+
+    @cached_property
+    def values(self) -> list[Any]:
+        return decode(self.batch)
+
+    @cached_property
+    def windows(self) -> list[Window]:
+        starts, ends = (column(self.batch, name).to_pylist() for name in (WINDOW_START, WINDOW_END))
+        return [Window(start, end) for start, end in zip(starts, ends, strict=True)]
+
+    def place(self, at: int) -> Place:
+        return place_in(self.batch, self.topics, at)
+
+
+_KINDS = {TEXT_KEY: ScalarType.STRING, INT_KEY: ScalarType.I64, BOOL_KEY: ScalarType.BOOL}
+
+
+def place_in(batch: pa.RecordBatch, topics: Sequence[str], at: int) -> Place:
+    """Where the record of a row lies."""
+    source = column(batch, SOURCE)[at].as_py()
+    topic = topics[source] if 0 <= source < len(topics) else ""
+    partition, offset = (column(batch, name)[at].as_py() for name in ("partition", "offset"))
+    return Place(topic, partition, offset)
+
+
+def epochs_in(batch: pa.RecordBatch, owners: Sequence[str]) -> dict[str, Any]:
+    """Which epoch of each owner the records of a batch are to see."""
+    return {owner: column(batch, epoch_column(owner))[0].as_py() for owner in owners}
+
+
+def clock_in(batch: pa.RecordBatch) -> int:
+    """The engine's clock in the epoch of a batch, in milliseconds."""
+    return int(column(batch, CLOCK)[0].value)

@@ -1,0 +1,457 @@
+"""From a service's records to keyed ones: converters, transforms, windows, assign-key.
+
+In a service with windows one subtask sees every record, in the order of arrival: which records are
+late is a matter of that order.
+
+Source: sdf-states.md 3.1, 3.5, 6.1; errors E28, E29.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.dataflow.definition.types import ScalarType
+from arroyo_dagster.dataflow.definition.windows import Window
+from arroyo_dagster.dataflow.errors import OperatorResultError
+from arroyo_dagster.dataflow.runtime.event_time import EventTime
+from arroyo_dagster.dataflow.runtime.functions import Function
+from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan, TopicPlan
+from arroyo_dagster.dataflow.runtime.record_batches import (
+    BOOL_KEY,
+    INT_KEY,
+    KIND,
+    MARK,
+    PICKLED,
+    TEXT_KEY,
+    Travel,
+    check_travels,
+    column,
+    encode,
+    encode_keys,
+    place_in,
+)
+from arroyo_dagster.dataflow.runtime.service_source import CLOCK, IDLE, SOURCE, epoch_column
+from arroyo_dagster.dataflow.runtime.steps import Place, Records, call_each, has_result, run_steps
+from arroyo_dagster.dataflow.storage.boundary import VALUE
+from arroyo_dagster.dataflow.storage.engine_tables import WATERMARK_CONFIG, WINDOWS_CONFIG
+from arroyo_dagster.dataflow.storage.state_tables import WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.storage.values import Key, check_of, key_for, key_text
+from arroyo_dagster.dataflow.views.sql import KEY
+from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
+from arroyo_dagster.state.model.tables import TableConfig
+from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
+
+
+class RecordsOperator(ServiceOperator):
+    """Everything before the partition; without one, everything before the sinks."""
+
+    def __init__(self, plan: ServicePlan) -> None:
+        super().__init__(plan)
+        keyed = plan.partition is not None or plan.window is not None
+        self.travel = Travel(plan.owners, keyed=keyed, windowed=plan.window is not None)
+        self.output_schema = self.travel.schema
+
+    def tables(self) -> Sequence[TableConfig]:
+        """Metrics; of windows the watermark, and which are open."""
+        windowed = (WATERMARK_CONFIG, WINDOWS_CONFIG) if self.plan.window is not None else ()
+        return (*super().tables(), *windowed)
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        """Make the functions."""
+        super().on_start(ctx)
+        plan = self.plan
+        self._place = self.invocation()
+        self._decoders = [_reader(one) for one in plan.sources]
+        self._key_readers = [one.converter.key_reader() for one in plan.sources]
+        self._source_steps = [self.steps(one.transforms, self._place) for one in plan.sources]
+        self._steps = self.steps(plan.transforms, self._place)
+        self._window_steps = self.steps(plan.window_transforms, self._place)
+        timestamp, partition = plan.assign_timestamp, plan.partition
+        self._timestamp = None if timestamp is None else self.function(timestamp, self._place)
+        self._assign_key = (
+            None if partition is None else self.function(partition.assign_key, self._place)
+        )
+        self._event_time = None if plan.window is None else EventTime(plan.window, ctx)
+
+    # ---- batches ---------------------------------------------------------------------------------
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        """Take records of every source."""
+        self.see(batch, ctx)
+        for source, part in _by_source(batch):
+            if source >= 0:
+                with self._place.entered():
+                    self._take(source, part, collector)
+            elif self._event_time is not None:
+                self._event_time.tick(idle=source == IDLE)
+
+    def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
+        """Tell every subtask of the states how far event time is, and which windows close."""
+        if self._event_time is not None:
+            mark = self._event_time.close()
+            if mark is not None:
+                collector.collect(self._marks(mark, ctx.task_info.parallelism))
+            self._event_time.write()
+        self.finish_epoch()
+
+    def _take(self, source: int, batch: pa.RecordBatch, collector: Collector) -> None:
+        def place(at: int) -> Place:
+            return place_in(batch, self.plan.topics, at)
+
+        records = self._decoded(source, batch, place)
+        for steps in (self._source_steps[source], self._steps):
+            records = run_steps(steps, records, self.failures, self.metrics, place)
+        enter = None
+        if self._event_time is not None:
+            records = self._windowed(self._event_time, batch, records, place)
+            enter = self._enter
+        records = run_steps(self._window_steps, records, self.failures, self.metrics, place, enter)
+        if len(records):
+            self._put_out(batch, records, place, collector)
+
+    def _enter(self, windows: tuple[Window, ...]) -> None:
+        self._place.window = windows[0]
+
+    def _decoded(
+        self, source: int, batch: pa.RecordBatch, place: Callable[[int], Place]
+    ) -> Records:
+        topic = self.plan.sources[source]
+        values, bad = _values(self._decoders[source], topic, batch)
+        for at, error in bad.items():
+            raw = column(batch, VALUE)[at].as_py()
+            self.failures.note(topic.name, error, raw, place(at), topic=True)
+        keys = self._keys(source, batch, bad)
+        self.metrics.count(topic.name, succeeded=batch.num_rows - len(bad))
+        records = Records(values, range(batch.num_rows), keys)
+        if not bad:
+            return records
+        kept = [at for at in range(batch.num_rows) if at not in bad]
+        some_keys = None if keys is None else [keys[at] for at in kept]
+        return records.taken(kept, [values[at] for at in kept], some_keys)
+
+    def _keys(
+        self, source: int, batch: pa.RecordBatch, bad: dict[int, Exception]
+    ) -> list[Any] | None:
+        keys = column(batch, "key")
+        if keys.null_count == batch.num_rows:
+            return None
+        read = self._key_readers[source]
+        found: list[Any] = []
+        for key in keys.to_pylist():
+            try:
+                found.append(None if key is None else read(key))
+            except ValueError:
+                found.append(key)  # a key that is no text stays the bytes it is
+        return found
+
+    # ---- windows ---------------------------------------------------------------------------------
+
+    def _windowed(
+        self,
+        event_time: EventTime,
+        batch: pa.RecordBatch,
+        records: Records,
+        place: Callable[[int], Place],
+    ) -> Records:
+        """The records that a window takes, with those windows; each moves the watermark."""
+        kept: list[int] = []
+        windows: list[tuple[Window, ...]] = []
+        failed = 0
+        for at, given in enumerate(self._given_times(batch, records)):
+            try:
+                time = self._event_time_of(records, at, given)
+            except Exception as error:
+                failed += 1
+                assert self._timestamp is not None
+                self.failures.note(
+                    self._timestamp.plan.name, error, records.values[at], place(records.at[at])
+                )
+                continue
+            taken = event_time.accept(time)
+            if taken:
+                kept.append(at)
+                windows.append(taken)
+        if self._timestamp is not None:
+            self.metrics.count(self._timestamp.plan.name, succeeded=len(records) - failed)
+        late = len(records) - failed - len(kept)
+        self.metrics.count("window", succeeded=len(kept), dropped_late=late)
+        keys = None if records.keys is None else [records.keys[at] for at in kept]
+        found = records.taken(kept, [records.values[at] for at in kept], keys)
+        found.windows = windows
+        return found
+
+    def _given_times(self, batch: pa.RecordBatch, records: Records) -> list[int]:
+        """The time each record came with, else that of the engine's clock."""
+        times = column(batch, "timestamp").cast(pa.int64()).to_pylist()
+        return [self.now_ms if times[at] is None else times[at] for at in records.at]
+
+    def _event_time_of(self, records: Records, at: int, given: int) -> int:
+        function, value = self._timestamp, records.values[at]
+        assert function is not None
+        key = None if records.keys is None else records.keys[at]
+        time = (
+            function.body(key, value, given)
+            if function.takes_key
+            else (function.body(value, given))
+        )
+        try:
+            return _I64(time)  # type: ignore[no-any-return]
+        except ValueError:
+            raise OperatorResultError(
+                f"assign-timestamp `{function.plan.name}` returned {time!r:.80}; expected epoch "
+                "milliseconds, a signed 64-bit int",
+                number="E29",
+                path=function.plan.path,
+            ) from None
+
+    # ---- putting out -----------------------------------------------------------------------------
+
+    def _put_out(
+        self,
+        batch: pa.RecordBatch,
+        records: Records,
+        place: Callable[[int], Place],
+        collector: Collector,
+    ) -> None:
+        if not self.travel.keyed:
+            records = self._that_travel(records, place)
+            columns = {**encode(records.values), **encode_keys(records.keys, len(records))}
+            collector.collect(self.travel.from_origin(batch, records.at, columns))
+            return
+        texts, kinds, records = self._keyed(records, place)
+        if not len(records):
+            return
+        records, repeated = _one_a_window(records)
+        columns = encode(records.values)
+        if repeated is not None:
+            texts, kinds = texts.take(repeated), kinds.take(repeated)
+        columns[KEY], columns[KIND] = texts, kinds
+        if records.windows is not None:
+            for name, part in ((WINDOW_START, 0), (WINDOW_END, 1)):
+                columns[name] = pa.array([one[0][part] for one in records.windows], pa.int64())
+        collector.collect(self.travel.from_origin(batch, records.at, columns))
+
+    def _that_travel(self, records: Records, place: Callable[[int], Place]) -> Records:
+        """The records that can be handed on; of the others the failure is told."""
+        if set(map(type, records.values)) <= {str}:
+            return records
+        kept: list[int] = []
+        name = self._last_step()
+        for at, value in enumerate(records.values):
+            try:
+                check_travels(value)
+                kept.append(at)
+            except OperatorResultError as error:
+                self.failures.note(name, error, value, place(records.at[at]))
+        if len(kept) == len(records):
+            return records
+        keys = None if records.keys is None else [records.keys[at] for at in kept]
+        return records.taken(kept, [records.values[at] for at in kept], keys)
+
+    def _last_step(self) -> str:
+        steps = [*self._window_steps, *self._steps]
+        return steps[-1].name if steps else "records"
+
+    def _keyed(
+        self, records: Records, place: Callable[[int], Place]
+    ) -> tuple[pa.Array, pa.Array, Records]:
+        """The key of each record as text, and its kind; records without one are left out."""
+        records = self._that_travel(records, place)
+        function = self._assign_key
+        if function is None:  # a window without a partition has one key
+            rows = len(records)
+            return pa.array([""] * rows, pa.string()), _kind(TEXT_KEY, rows), records
+        keys = self._assigned(function, records, place)
+        if self.plan.key_types in ((), (ScalarType.STRING,)):
+            made = _texts(keys)
+            if made is not None:
+                self.metrics.count(function.plan.name, succeeded=len(keys))
+                return made, _kind(TEXT_KEY, len(keys)), records
+        texts: list[str] = []
+        kinds: list[int] = []
+        kept: list[int] = []
+        for at, key in enumerate(keys):
+            if not has_result(key):
+                continue
+            try:
+                text, kind = self._key_of(function, key)
+            except Exception as error:
+                self.failures.note(
+                    function.plan.name, error, records.values[at], place(records.at[at])
+                )
+                continue
+            texts.append(text)
+            kinds.append(kind)
+            kept.append(at)
+        self.metrics.count(function.plan.name, succeeded=len(kept))
+        found = records.taken(kept, [records.values[at] for at in kept], None)
+        return pa.array(texts, pa.string()), pa.array(kinds, pa.int8()), found
+
+    def _assigned(
+        self, function: Function, records: Records, place: Callable[[int], Place]
+    ) -> list[Any]:
+        def fail(at: int, error: Exception) -> None:
+            self.failures.note(function.plan.name, error, records.values[at], place(records.at[at]))
+
+        if not function.takes_key and records.windows is None:
+            return call_each(function.body, records.values, fail)[0]
+        return call_each(
+            lambda at: self._assign_one(function, records, at), range(len(records)), fail
+        )[0]
+
+    def _assign_one(self, function: Function, records: Records, at: int) -> Any:
+        if records.windows is not None:
+            self._enter(records.windows[at])
+        if not function.takes_key:
+            return function.body(records.values[at])
+        key = None if records.keys is None else records.keys[at]
+        return function.body(key, records.values[at])
+
+    def _key_of(self, function: Function, key: Any) -> tuple[str, int]:
+        if not isinstance(key, str | int):
+            raise OperatorResultError(
+                f"assign-key `{function.plan.name}` returned a {type(key).__name__}, which is not "
+                "hashable here; expected text, an int or a bool",
+                number="E28",
+                path=function.plan.path,
+            )
+        found: set[Key] = set()
+        for declared in self.plan.key_types:
+            found.add(key_text(key_for(declared, key, path=function.plan.path)))
+        if len(found) > 1:
+            raise OperatorResultError(
+                f"assign-key `{function.plan.name}` returned {key!r:.80}, which is another key for "
+                "each of the service's states",
+                number="E41",
+                path=function.plan.path,
+                types=[one.value for one in self.plan.key_types],
+            )
+        text = str(found.pop()) if found else key_text(key)
+        text.encode()  # half a surrogate pair is no text
+        kind = BOOL_KEY if isinstance(key, bool) else INT_KEY if isinstance(key, int) else TEXT_KEY
+        return text, kind
+
+    def _marks(self, mark: tuple[int, tuple[Window, ...]], parallelism: int) -> pa.RecordBatch:
+        """A row for each subtask of the states, that says how far event time is."""
+        keys = keys_of_every_subtask(parallelism)
+        rows = len(keys)
+        columns = {
+            KEY: pa.array(keys, pa.string()),
+            KIND: pa.array([MARK] * rows, pa.int8()),
+            PICKLED: pa.array([pickle.dumps(mark, protocol=5)] * rows, pa.binary()),
+            "partition": pa.array([0] * rows, pa.int32()),
+            "offset": pa.array([-1] * rows, pa.int64()),
+            SOURCE: pa.array([IDLE] * rows, pa.int32()),
+            CLOCK: pa.array([self.now_ms] * rows, pa.timestamp("ms")),
+        }
+        for owner, epoch in self.readers.epochs.items():
+            if owner in self.plan.owners:
+                columns[epoch_column(owner)] = pa.array([epoch] * rows, pa.int64())
+        return self.travel.batch(columns)
+
+
+_I64 = check_of(ScalarType.I64)
+_EVERY: dict[int, list[str]] = {}
+
+
+def keys_of_every_subtask(parallelism: int) -> list[str]:
+    """For each subtask a key that is routed to it, so that all can be told something."""
+    found = _EVERY.get(parallelism)
+    if found is None:
+        known: dict[int, str] = {}
+        tried = 0
+        while len(known) < parallelism:
+            names = [f"mark {number}" for number in range(tried, tried + 16 * parallelism)]
+            tried += len(names)
+            hashes = key_hashes([pa.array(names)], rows=len(names))
+            subtasks = subtasks_for_hashes(hashes, parallelism)
+            for name, subtask in zip(names, subtasks.tolist(), strict=True):
+                known.setdefault(subtask, name)
+        found = _EVERY[parallelism] = [known[subtask] for subtask in range(parallelism)]
+    return found
+
+
+# ---- records of a batch --------------------------------------------------------------------------
+
+
+def _by_source(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each source, in the order in which sources come."""
+    sources = column(batch, SOURCE)
+    bounds = pc.min_max(sources)
+    if bounds["min"].as_py() == bounds["max"].as_py():
+        yield bounds["min"].as_py(), batch
+        return
+    for source in pc.unique(sources).to_pylist():
+        yield source, batch.filter(pc.equal(sources, source))
+
+
+def _reader(topic: TopicPlan) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    return topic.converter.reader(), topic.converter.arrow_reader()
+
+
+def _values(
+    readers: tuple[Callable[[Any], Any], Callable[[Any], Any]],
+    topic: TopicPlan,
+    batch: pa.RecordBatch,
+) -> tuple[list[Any], dict[int, Exception]]:
+    """The value of each record; and the failure of those that do not decode."""
+    raw = column(batch, VALUE)
+    is_binary = pa.types.is_binary(raw.type)
+    read = readers[0] if is_binary else readers[1]
+    if is_binary and (topic.converter.is_text or topic.converter.name == "json"):
+        raw, plain = _as_text(raw)
+        if plain and topic.converter.is_text and not raw.null_count:
+            return raw.to_pylist(), {}
+    values: list[Any] = []
+    bad: dict[int, Exception] = {}
+    for at, one in enumerate(raw.to_pylist()):
+        try:
+            if one is None and is_binary:
+                raise ValueError("the record has no value")
+            values.append(read(one))
+        except ValueError as error:
+            bad[at] = error
+            values.append(None)
+    return values, bad
+
+
+def _as_text(raw: pa.Array) -> tuple[pa.Array, bool]:
+    try:
+        return raw.cast(pa.string()), True
+    except pa.ArrowInvalid:
+        return raw, False
+
+
+def _texts(keys: Sequence[Any]) -> pa.Array | None:
+    """Keys that are text as an array; None if one is not, or is no valid text."""
+    if set(map(type, keys)) != {str}:
+        return None
+    try:
+        return pa.array(keys, pa.string())
+    except UnicodeEncodeError:
+        return None
+
+
+def _kind(kind: int, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(kind, pa.int8()), rows)
+
+
+def _one_a_window(records: Records) -> tuple[Records, pa.Array | None]:
+    """A record for each of its windows; and for each its place before, None = the same."""
+    if records.windows is None:
+        return records, None
+    repeated = [at for at, windows in enumerate(records.windows) for _ in windows]
+    found = Records(
+        [records.values[at] for at in repeated],
+        [records.at[at] for at in repeated],
+        None,
+        [(window,) for windows in records.windows for window in windows],
+    )
+    return found, pa.array(repeated, pa.int64())

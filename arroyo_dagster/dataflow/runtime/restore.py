@@ -1,0 +1,67 @@
+"""Rows of a restored epoch as columns: entries are made of those whose keys come, and no others.
+
+A state may hold millions of keys of which an epoch touches few; as Python values they cost ten
+times the memory, and every restore their making.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arroyo_dagster.dataflow.definition.definition import StateDef
+from arroyo_dagster.dataflow.storage.state_tables import entry_values, updated_at_ms
+from arroyo_dagster.dataflow.views.sql import KEY
+from arroyo_dagster.state.tables.key_index import KeyIndex
+
+Places = npt.NDArray[np.int64]
+Entry = tuple[Any, ...]
+
+
+class RestoredRows:
+    """The rows of an un-windowed arrow-row state that nobody has written since they were read.
+
+    Args:
+        rows: as the state's table has them, perhaps with older ones of the same keys.
+        index: where the row of each key is, by `_key`.
+    """
+
+    def __init__(self, state: StateDef, rows: pa.Table, index: KeyIndex) -> None:
+        self._state = state
+        self._rows = rows
+        self._index = index
+        self._left = np.ones(rows.num_rows, bool)
+        self._any_left = rows.num_rows > 0
+        self._updated_ms: Places | None = None
+        if state.ttl_ms is not None:  # what expires is counted: once a key
+            self._left[:] = False
+            self._left[index.newest()] = True
+            self._updated_ms = updated_at_ms(state, rows).to_numpy()
+
+    def find(self, keys: pa.Array) -> tuple[Places, dict[str, Entry]]:
+        """The rows of those of `keys` that are left, as entries; and their places, in order."""
+        if not self._any_left:
+            return np.zeros(0, np.int64), {}
+        places = self._index.find([keys])
+        places = np.unique(places[places >= 0])
+        places = places[self._left[places]]
+        rows = self._rows.take(pa.array(places))
+        found = zip(rows.column(KEY).to_pylist(), entry_values(self._state, rows), strict=True)
+        return places, dict(found)
+
+    def drop(self, places: Places) -> None:
+        """Forget rows: others have taken their place."""
+        self._left[places] = False
+        self._any_left = bool(self._left.any())
+
+    def expire(self, now_ms: int) -> int:
+        """Forget the rows that have outlived their ttl. Returns how many."""
+        ttl, updated = self._state.ttl_ms, self._updated_ms
+        if ttl is None or updated is None:
+            return 0
+        gone = np.flatnonzero(self._left & (now_ms - updated >= ttl))
+        self.drop(gone)
+        return len(gone)

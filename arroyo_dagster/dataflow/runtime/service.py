@@ -1,0 +1,374 @@
+"""SDF services as pipelines of ours: what is bound to them, and what comes of it.
+
+    pipelines = build_dataflow(
+        load_document("dataflow.yaml"),
+        store,
+        bindings=Bindings(
+            sources={"words": JsonLines("words.jsonl")},       # topic -> Source of topic_schema()
+            sinks={"counts": JsonLinesSink("file:///out")},    # topic -> Sink of SINK_SCHEMA
+            functions={"increment-hits": "app:increment"},     # name -> callable or module:function
+        ),
+    )
+    for service in pipelines:                                  # owners before their readers
+        run_pipeline(service, store)
+
+Every service is one job, `{namespace}.{dataflow}` / `{service}`: exactly once, fencing, compaction
+and gc are those of every job. Its operators, by their ids:
+
+`topics`: all sources of the service as one, with the engine's clock (`service_source`); the
+    runtime keeps their `offsets`.
+`records`: sources' transforms, transforms, windows, assign-key; tables `metrics`, of windows
+    `watermark` and `windows`.
+`states`: keyed by `_key`, partition's transforms and update-state; a table for each state,
+    `metrics`, `schemas`, of windows `watermark`.
+`flush`: one subtask, flush once a closed window; tables `<state>.flushed`, `windows`, `metrics`.
+`to.<topic>`: a sink's transforms and converter; table `metrics`.
+`sink.<topic>`: the sink that was bound, with tables of its own.
+
+A topic of the YAML needs a source where a service reads it, and may have a sink where one writes
+it; what is put out to a topic without a sink goes nowhere. How one service's sink becomes another's
+source is the business of who binds them.
+
+Reading goes on beside: `view.view(store, dataflow, "service.state")`; see there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from arroyo_dagster.dataflow.definition.definition import (
+    Dataflow,
+    Endpoint,
+    Package,
+    PartitionDef,
+    ServiceDef,
+    StateForm,
+    StepDef,
+    ValueKind,
+)
+from arroyo_dagster.dataflow.definition.scope import scope_of
+from arroyo_dagster.dataflow.errors import Unsupported
+from arroyo_dagster.dataflow.runtime.converters import Converter
+from arroyo_dagster.dataflow.runtime.flush_operator import FlushOperator
+from arroyo_dagster.dataflow.runtime.functions import FunctionPlan, Library, load
+from arroyo_dagster.dataflow.runtime.keyed_states import StatesOperator
+from arroyo_dagster.dataflow.runtime.operators import PartitionPlan, ServicePlan, TopicPlan
+from arroyo_dagster.dataflow.runtime.records_operator import RecordsOperator
+from arroyo_dagster.dataflow.runtime.service_source import CLOCK, ServiceSource
+from arroyo_dagster.dataflow.runtime.sink_operator import DeliverOperator
+from arroyo_dagster.dataflow.storage.boundary import VALUE
+from arroyo_dagster.dataflow.storage.engine_tables import check_schemas, read_schemas
+from arroyo_dagster.dataflow.storage.state_tables import flushed_config, state_config
+from arroyo_dagster.dataflow.views.snapshots import FLUSH, STATES
+from arroyo_dagster.dataflow.views.sql import KEY
+from arroyo_dagster.dataflow.views.view import Clock, OwnerJob, now_ms, service_paths
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.ids import checked_name
+from arroyo_dagster.state.runtime.operators import Sink, Source
+from arroyo_dagster.state.runtime.pipeline import Pipeline, Stream
+from arroyo_dagster.state.storage.store import ObjectStore
+
+SKIP, FAIL = "skip", "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bindings:
+    """What a dataflow needs besides its YAML.
+
+    Attributes:
+        sources: by topic; each gives `boundary.topic_schema(...)`.
+        sinks: by topic; each takes `boundary.SINK_SCHEMA`.
+        functions: by the name of a step's function (`-` and `_` are the same): a callable, or
+            `module:function`. For bodies in another language, and functions of packages.
+        packages: loaded packages by id, for the bodies written in their YAML.
+        env: what user code sees as `env`.
+    """
+
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    sinks: Mapping[str, Sink] = field(default_factory=dict)
+    functions: Mapping[str, Callable[..., Any] | str] = field(default_factory=dict)
+    packages: Mapping[str, Package] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How services run.
+
+    Attributes:
+        parallelism, keep_epochs: of every pipeline.
+        on_error: `skip` a record whose function fails, or `fail` the run.
+        migrate: let a state have more columns than it was stored with.
+        flush_open: close open windows when every source has ended.
+        clock: the engine's, in epoch milliseconds; asked once an epoch.
+    """
+
+    parallelism: int = 1
+    keep_epochs: int | None = None
+    on_error: str = SKIP
+    migrate: bool = False
+    flush_open: bool = False
+    clock: Clock = now_ms
+
+    def __post_init__(self) -> None:
+        if self.on_error not in (SKIP, FAIL):
+            raise InputError(
+                f"on_error is `{SKIP}` or `{FAIL}`, not {self.on_error!r}",
+                next_step="choose one of the two",
+            )
+
+
+def build_dataflow(
+    dataflow: Dataflow,
+    store: ObjectStore,
+    *,
+    bindings: Bindings,
+    options: RunOptions | None = None,
+) -> list[Pipeline]:
+    """Every service of a dataflow as a pipeline, owners of states before those who read them.
+
+    Args:
+        store: where the states lie; services read each other's from there.
+
+    Raises:
+        InputError: a topic that is read has no source, a source gives other columns; a function
+            is not bound (E26), cannot be loaded or does not fit (E27); a name cannot be kept; a
+            state was stored with another schema (E50).
+        CheckpointError: there is a checkpoint to go on from, and it cannot be read (E51).
+    """
+    return [
+        build_service(dataflow, service, store, bindings=bindings, options=options)
+        for service in service_order(dataflow)
+    ]
+
+
+def build_service(
+    dataflow: Dataflow,
+    service: str,
+    store: ObjectStore,
+    *,
+    bindings: Bindings,
+    options: RunOptions | None = None,
+) -> Pipeline:
+    """One service as a pipeline. Arguments and errors as `build_dataflow`."""
+    chosen = options or RunOptions()
+    if service not in dataflow.services:
+        raise InputError(
+            f"the dataflow has no service `{service}`", services=sorted(dataflow.services)
+        )
+    plan = _Planning(dataflow, dataflow.services[service], store, bindings, chosen).plan()
+    paths = service_paths(dataflow, checked_name(service, "service"))
+    pipeline = Pipeline(
+        str(paths.pipeline),
+        job=service,
+        parallelism=chosen.parallelism,
+        keep_epochs=chosen.keep_epochs,
+    )
+    _connect(pipeline, plan, bindings, chosen)
+    return pipeline
+
+
+def _connect(
+    pipeline: Pipeline, plan: ServicePlan, bindings: Bindings, options: RunOptions
+) -> None:
+    source = ServiceSource(
+        {topic.name: bindings.sources[topic.name] for topic in plan.sources},
+        store=plan.store,
+        owners={owner: plan.paths[owner] for owner in plan.owners},
+        raw={topic.name for topic in plan.sources if topic.converter.name == "raw"},
+        ticks=plan.window is not None,
+        idleness_ms=None if plan.window is None else plan.window.idleness_ms,
+        flush_open=options.flush_open,
+        clock=options.clock,
+    )
+    rows = pipeline.source("topics", source, timestamp=CLOCK)
+    if plan.window is not None:
+        rows = rows.key_by()  # which records are late depends on the order of all of them
+    rows = rows.apply("records", RecordsOperator(plan))
+    if plan.partition is not None or plan.window is not None:
+        rows = rows.key_by(KEY).apply(STATES, StatesOperator(plan))
+    if plan.window is not None:
+        rows = rows.key_by().apply(FLUSH, FlushOperator(plan))
+    for topic in plan.sinks:
+        _deliver(rows, plan, topic, bindings.sinks.get(topic.name))
+
+
+def _deliver(rows: Stream, plan: ServicePlan, topic: TopicPlan, sink: Sink | None) -> None:
+    name = checked_name(topic.name, "topic")
+    written = rows.apply(f"to.{name}", DeliverOperator(plan, topic))
+    if sink is not None:
+        written.sink(f"sink.{name}", sink)
+
+
+def service_order(dataflow: Dataflow) -> list[str]:
+    """The services, owners of states before their readers, and writers of topics before theirs.
+
+    Where topics lead in a circle the order is that of the names.
+    """
+    writers: dict[str, list[str]] = {}
+    for name, service in sorted(dataflow.services.items()):
+        for sink in service.sinks:
+            if sink.id is not None:
+                writers.setdefault(sink.id, []).append(name)
+    found: dict[str, None] = {}
+    entered: set[str] = set()
+
+    def visit(name: str) -> None:
+        if name in entered:
+            return
+        entered.add(name)
+        service = dataflow.services[name]
+        owners = (state.owner for state in service.states.values() if state.ref is not None)
+        upstream = (one for source in service.sources for one in writers.get(source.id or "", ()))
+        for before in (*sorted(owners), *sorted(upstream)):
+            visit(before)
+        found[name] = None
+
+    for name in sorted(dataflow.services):
+        visit(name)
+    return list(found)
+
+
+def converter_of(dataflow: Dataflow, topic: str) -> str:
+    """The converter of a topic's values: what it says itself, else the dataflow, else json."""
+    config, known = dataflow.kept.get("config"), dataflow.topics.get(topic)
+    default = None if config is None else config.value.get("converter")
+    settings = {} if known is None else known.settings.value
+    value = (settings.get("schema") or {}).get(VALUE) or {}
+    return str(value.get("converter") or settings.get("converter") or default or "json")
+
+
+class _Planning:
+    """Makes the plan of one service: every function found, every table possible."""
+
+    def __init__(
+        self,
+        dataflow: Dataflow,
+        service: ServiceDef,
+        store: ObjectStore,
+        bindings: Bindings,
+        options: RunOptions,
+    ) -> None:
+        self._dataflow = dataflow
+        self._service = service
+        self._store = store
+        self._bindings = bindings
+        self._options = options
+        self._library = Library(
+            dataflow=dataflow, functions=bindings.functions, packages=bindings.packages
+        )
+        self._types = scope_of(dataflow, bindings.packages)
+
+    def plan(self) -> ServicePlan:
+        """The plan."""
+        service = self._service
+        self._check_sources()
+        windowed = service.windowed
+        partition = service.partition if windowed is None else windowed.partition
+        states = dict(service.states)
+        owners = {state.owner for state in states.values() if state.ref is not None}
+        plan = ServicePlan(
+            name=service.name,
+            store=self._store,
+            sources=tuple(self._topic(one) for one in service.sources),
+            sinks=tuple(self._topic(one) for one in service.sinks if one.id is not None),
+            transforms=self._functions(service.transforms),
+            window=None if windowed is None else windowed.window,
+            assign_timestamp=None
+            if windowed is None
+            else self._function(windowed.assign_timestamp),
+            window_transforms=() if windowed is None else self._functions(windowed.transforms),
+            flush=None
+            if windowed is None or windowed.flush is None
+            else self._function(windowed.flush),
+            partition=None if partition is None else self._partition(partition),
+            states=states,
+            paths={
+                owner: service_paths(self._dataflow, owner) for owner in {service.name, *owners}
+            },
+            owners=tuple(sorted(owners)),
+            env=dict(self._bindings.env),
+            fatal=self._options.on_error == FAIL,
+            migrate=self._options.migrate,
+        )
+        self._check_states(plan)
+        self._check_stored(plan)
+        return plan
+
+    def _check_sources(self) -> None:
+        for source in self._service.sources:
+            if source.id not in self._bindings.sources:
+                raise InputError(
+                    f"service `{self._service.name}` reads the {source.kind} `{source.id}`, and no "
+                    "source is bound to it",
+                    bound=sorted(self._bindings.sources),
+                    next_step=f"bind one: --source {source.id}=jsonl:PATH",
+                )
+
+    def _check_states(self, plan: ServicePlan) -> None:
+        for state in plan.states.values():
+            if state.form is StateForm.SYSTEM:
+                raise Unsupported(
+                    f"state `{state.name}` is a system state: that is not supported",
+                    number="E17",
+                    path=state.path,
+                    next_step="take it out, or declare a state of your own",
+                )
+            if state.value_kind is ValueKind.DOCUMENT or state.value_kind is None:
+                raise Unsupported(
+                    f"the values of state `{state.name}` are of a kind, or a package, that is not "
+                    "known here",
+                    number="E13",
+                    path=state.path,
+                    next_step="make them scalars or arrow-rows; load the package",
+                )
+            state_config(state)
+            if state.window is not None:
+                flushed_config(state)
+
+    def _check_stored(self, plan: ServicePlan) -> None:
+        head = OwnerJob(self._store, plan.paths[plan.name]).newest()
+        operator = None if head is None else head.operator(STATES)
+        if operator is not None:
+            check_schemas(
+                read_schemas(self._store, operator),
+                plan.owned.values(),
+                migrate=plan.migrate,
+                service=plan.name,
+            )
+
+    def _topic(self, endpoint: Endpoint) -> TopicPlan:
+        assert endpoint.id is not None
+        topic = self._dataflow.topics.get(endpoint.id)
+        return TopicPlan(
+            name=endpoint.id,
+            converter=Converter(
+                name=converter_of(self._dataflow, endpoint.id),
+                type=None if topic is None else topic.value,
+                key_type=None if topic is None else topic.key,
+                types=self._types,
+                snake_case=self._dataflow.api_version == "0.5.0",
+            ),
+            transforms=self._functions(endpoint.transforms),
+        )
+
+    def _partition(self, partition: PartitionDef) -> PartitionPlan:
+        update = partition.update_state
+        return PartitionPlan(
+            assign_key=self._function(partition.assign_key),
+            transforms=self._functions(partition.transforms),
+            update_state=None if update is None else self._function(update),
+        )
+
+    def _functions(self, steps: Iterable[StepDef]) -> tuple[FunctionPlan, ...]:
+        return tuple(self._function(step) for step in steps)
+
+    def _function(self, step: StepDef) -> FunctionPlan:
+        plan = self._library.plan(self._service.name, step)
+        loaded = load(plan, {})  # what cannot be loaded is told before anything runs
+        if plan.target is not None:
+            # Spark's workers cannot import what is not installed: the function itself travels.
+            plan = replace(plan, target=loaded.body)
+        return plan

@@ -1,0 +1,77 @@
+"""From a service to a topic: the sink's transforms, then its converter.
+
+Source: sdf-states.md 3.1, 6.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan, TopicPlan
+from arroyo_dagster.dataflow.runtime.record_batches import column, decode, decode_keys, place_in
+from arroyo_dagster.dataflow.runtime.steps import Place, Records, run_steps
+from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
+from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
+
+
+class DeliverOperator(ServiceOperator):
+    """Writes records as one topic has them."""
+
+    output_schema = SINK_SCHEMA
+
+    def __init__(self, plan: ServicePlan, topic: TopicPlan) -> None:
+        super().__init__(plan)
+        self._topic = topic
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        """Make the functions."""
+        super().on_start(ctx)
+        self._place = self.invocation()
+        self._steps = self.steps(self._topic.transforms, self._place)
+        self._write = self._topic.converter.writer()
+        self._write_key = self._topic.converter.key_writer()
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        """Take what the service puts out."""
+        self.see(batch, ctx)
+
+        def place(at: int) -> Place:
+            return place_in(batch, self.plan.topics, at)
+
+        records = Records(decode(batch), range(batch.num_rows), decode_keys(batch))
+        with self._place.entered():
+            records = run_steps(self._steps, records, self.failures, self.metrics, place)
+        found = self._written(records, place)
+        if found:
+            at = pa.array([one[0] for one in found], pa.int64())
+            columns = [
+                pa.array([one[1] for one in found], pa.binary()),
+                pa.array([one[2] for one in found], pa.binary()),
+                column(batch, "timestamp").take(at),
+            ]
+            collector.collect(pa.RecordBatch.from_arrays(columns, schema=SINK_SCHEMA))
+
+    def _written(
+        self, records: Records, place: Callable[[int], Place]
+    ) -> list[tuple[int, bytes | None, bytes]]:
+        """For each record its place in the batch, its key and its value as bytes."""
+        name = f"sink {self._topic.name}"
+        found: list[tuple[int, bytes | None, bytes]] = []
+        for at, value in enumerate(records.values):
+            key: Any = None if records.keys is None else records.keys[at]
+            try:
+                written = None if key is None else self._write_key(key)
+                found.append((records.at[at], written, self._write(value)))
+            except Exception as error:
+                self.failures.note(name, error, value, place(records.at[at]), topic=True)
+        self.metrics.count(name, succeeded=len(found))
+        return found
+
+    def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
+        """Write what was counted."""
+        self.finish_epoch()

@@ -1,0 +1,346 @@
+"""Steps over records: each a user function, whose failures cost the record and not the run.
+
+Source: sdf-states.md 3.1, 3.2 (f), 8.2, 9; errors E42 and what functions raise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from arroyo_dagster.dataflow.definition.windows import Window
+from arroyo_dagster.dataflow.errors import OperatorResultError, StepFailed
+from arroyo_dagster.dataflow.runtime.functions import Function
+from arroyo_dagster.dataflow.storage.engine_tables import Metrics
+from arroyo_dagster.errors import ArroyoStateError, StorageError
+
+_LOG = logging.getLogger("arroyo_dagster.sdf")
+_MOST_LOGGED = 20
+"""Failures of one step that are logged one by one in an epoch."""
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a record lies in its topic, for whoever looks for it."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(slots=True)
+class Records:
+    """Records on their way through steps.
+
+    Attributes:
+        values: one a record.
+        at: for each its place in the batch it came in.
+        keys: for each its key; None = nobody asked for them, or there are none.
+        windows: for each the windows that took it; None outside of windows.
+    """
+
+    values: list[Any]
+    at: Sequence[int]
+    keys: list[Any] | None = None
+    windows: list[tuple[Window, ...]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def taken(self, kept: list[int], values: list[Any], keys: list[Any] | None) -> Records:
+        """Other values in place of those at `kept`, in this order; the rest goes."""
+        if len(kept) == len(self.values) and kept == list(range(len(kept))):
+            return Records(values, self.at, keys, self.windows)
+        windows = None if self.windows is None else [self.windows[one] for one in kept]
+        return Records(values, [self.at[one] for one in kept], keys, windows)
+
+
+class Failures:
+    """What becomes of a record whose function, or converter, fails: counted, logged, or the end.
+
+    Args:
+        service: for the log.
+        fatal: end the run at the first.
+    """
+
+    def __init__(self, service: str, metrics: Metrics, *, fatal: bool) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._fatal = fatal
+        self._logged: dict[str, int] = {}
+
+    def note(
+        self, step: str, error: Exception, record: Any, place: Place | None, *, topic: bool = False
+    ) -> None:
+        """Count and log one failure.
+
+        Raises:
+            StepFailed: failures are fatal.
+            StorageError: the failure is the store's; the epoch comes again.
+        """
+        if isinstance(error, StorageError):
+            raise error
+        offset = place.offset if topic and place is not None else None
+        self._metrics.count(step, failed=1, error_offset=offset)
+        reason = _reason(error)
+        where: dict[str, Any] = (
+            {}
+            if place is None
+            else {
+                "topic": place.topic,
+                "partition": place.partition,
+                "offset": place.offset,
+            }
+        )
+        if self._fatal:
+            raise StepFailed(
+                f"{step} failed on a record: {reason}",
+                service=self._service,
+                record=_short(record),
+                next_step="correct the function or the record, or run with --on-error skip",
+                **where,
+            ) from error
+        count = self._logged[step] = self._logged.get(step, 0) + 1
+        if count <= _MOST_LOGGED:
+            said = ", ".join(f"{name} {value}" for name, value in where.items())
+            _LOG.warning(
+                "service %s: %s skipped a record (%s): %s; record %s",
+                self._service,
+                step,
+                said or "no place",
+                reason,
+                _short(record),
+            )
+
+    def epoch_done(self) -> None:
+        """Say how many were not logged one by one, and begin to count anew."""
+        for step, count in self._logged.items():
+            if count > _MOST_LOGGED:
+                _LOG.warning(
+                    "service %s: %s skipped %d records more in this epoch",
+                    self._service,
+                    step,
+                    count - _MOST_LOGGED,
+                )
+        self._logged.clear()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ArroyoStateError):
+        number = error.facts.get("number")
+        return f"{number}: {error.message}" if number else error.message
+    if isinstance(error, AttributeError) and str(error).startswith("'Row("):
+        return f"E44: {error}"  # Python's own words for what is no column of a row
+    return f"{type(error).__name__}: {error}"
+
+
+def _short(record: Any) -> str:
+    try:
+        text = repr(record)
+    except Exception:
+        text = f"a {type(record).__name__}"
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+# ---- what each operator makes of a result --------------------------------------------------------
+
+_NOTHING: Any = object()
+
+
+def _wrong(function: Function, expected: str, found: Any) -> OperatorResultError:
+    return OperatorResultError(
+        f"{function.plan.operator} `{function.plan.name}` returned {_short(found)}; "
+        f"expected {expected}",
+        number="E42",
+        path=function.plan.path,
+    )
+
+
+def _pair(function: Function, result: Any) -> tuple[Any, Any]:
+    if isinstance(result, tuple) and len(result) == 2:
+        return result
+    raise _wrong(function, "a pair of key and value", result)
+
+
+def _mapped(function: Function, value: Any, result: Any) -> Sequence[Any]:
+    if result is None:
+        raise _wrong(function, "a record", result)
+    return (result,)
+
+
+def _filtered(function: Function, value: Any, result: Any) -> Sequence[Any]:
+    if result is True:
+        return (value,)
+    if result is False:
+        return ()
+    raise _wrong(function, "True or False", result)
+
+
+def _filter_mapped(function: Function, value: Any, result: Any) -> Sequence[Any]:
+    return () if result is None else (result,)
+
+
+def _flat_mapped(function: Function, value: Any, result: Any) -> Sequence[Any]:
+    if isinstance(result, str | bytes | dict) or not hasattr(result, "__iter__"):
+        raise _wrong(function, "a list of records", result)
+    found = list(result)
+    if any(one is None for one in found):
+        raise _wrong(function, "records", None)
+    return found
+
+
+Outcome = Callable[[Function, Any, Any], Sequence[Any]]
+OUTCOMES: dict[str, Outcome] = {
+    "map": _mapped,
+    "filter": _filtered,
+    "filter-map": _filter_mapped,
+    "flat-map": _flat_mapped,
+}
+"""For each operator: what comes of a record, from its value and what the function returned."""
+
+
+@dataclass(slots=True)
+class Step:
+    """One transform, ready to run."""
+
+    function: Function
+    outcome: Outcome = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outcome = OUTCOMES[self.function.plan.operator]
+
+    @property
+    def name(self) -> str:
+        return self.function.plan.name
+
+    def one(self, key: Any, value: Any) -> list[tuple[Any, Any]]:
+        """What comes of one record: pairs of key and value."""
+        function = self.function
+        body = function.body
+        result = body(key, value) if function.takes_key else body(value)
+        found = self.outcome(function, value, result)
+        if not function.gives_pair or function.plan.operator == "filter":
+            return [(key, one) for one in found]
+        return [_pair(function, one) for one in found]
+
+
+def run_steps(
+    steps: Sequence[Step],
+    records: Records,
+    failures: Failures,
+    metrics: Metrics,
+    place: Callable[[int], Place],
+    enter: Callable[[tuple[Window, ...]], None] | None = None,
+) -> Records:
+    """Take records through steps, one step after the other.
+
+    Args:
+        place: where the record at a place of the batch lies in its topic.
+        enter: told the windows of each record before its function is called.
+    """
+    for step in steps:
+        before = len(records)
+        fails = 0
+        if _is_plain(step) and enter is None:
+            records, fails = _plain_map(step, records, failures, place)
+        else:
+            records, fails = _general(step, records, failures, place, enter)
+        metrics.count(step.name, succeeded=before - fails)
+    return records
+
+
+def _is_plain(step: Step) -> bool:
+    function = step.function
+    return (
+        function.plan.operator in ("map", "filter")
+        and not function.takes_key
+        and not function.gives_pair
+    )
+
+
+def _plain_map(
+    step: Step, records: Records, failures: Failures, place: Callable[[int], Place]
+) -> tuple[Records, int]:
+    """A map or filter that sees the value alone, as fast as Python goes."""
+    results, failed = call_each(
+        step.function.body,
+        records.values,
+        lambda at, error: failures.note(
+            step.name, error, records.values[at], place(records.at[at])
+        ),
+    )
+    operator = step.function.plan.operator
+    filters = operator == "filter"
+    kept: list[int] = []
+    values: list[Any] = []
+    for at, result in enumerate(results):
+        if result is _NOTHING:
+            continue
+        value = records.values[at]
+        if (result is not True and result is not False) if filters else result is None:
+            error = _wrong(step.function, "True or False" if filters else "a record", result)
+            failures.note(step.name, error, value, place(records.at[at]))
+            failed += 1
+        elif not filters or result:
+            kept.append(at)
+            values.append(value if filters else result)
+    keys = None if records.keys is None else [records.keys[at] for at in kept]
+    return records.taken(kept, values, keys), failed
+
+
+def call_each(
+    body: Callable[[Any], Any], values: Sequence[Any], fail: Callable[[int, Exception], None]
+) -> tuple[list[Any], int]:
+    """Call a function with each value. In place of a result that there is not, a mark.
+
+    Each value is tried once: a function may have effects of its own.
+    """
+    results: list[Any] = []
+    append = results.append
+    rest: Iterator[Any] = iter(values)
+    failed = 0
+    while True:
+        try:
+            for value in rest:
+                append(body(value))
+            return results, failed
+        except Exception as error:
+            fail(len(results), error)
+            append(_NOTHING)
+            failed += 1
+
+
+def has_result(result: Any) -> bool:
+    """Whether a result of `call_each` is one."""
+    return result is not _NOTHING
+
+
+def _general(
+    step: Step,
+    records: Records,
+    failures: Failures,
+    place: Callable[[int], Place],
+    enter: Callable[[tuple[Window, ...]], None] | None,
+) -> tuple[Records, int]:
+    kept: list[int] = []
+    values: list[Any] = []
+    keys: list[Any] = []
+    failed = 0
+    for at, value in enumerate(records.values):
+        key = None if records.keys is None else records.keys[at]
+        if enter is not None and records.windows is not None:
+            enter(records.windows[at])
+        try:
+            found = step.one(key, value)
+        except Exception as error:
+            failures.note(step.name, error, value, place(records.at[at]))
+            failed += 1
+            continue
+        for new_key, new_value in found:
+            kept.append(at)
+            values.append(new_value)
+            keys.append(new_key)
+    has_keys = any(key is not None for key in keys)
+    return records.taken(kept, values, keys if has_keys else None), failed

@@ -1,0 +1,224 @@
+"""The states of one subtask in memory, and how what changed reaches their tables.
+
+Source: sdf-states.md 2.8, 3.5 (W11, W12), 6.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
+from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
+from arroyo_dagster.dataflow.runtime.handles import DELETED, CellSlot, RowSlot, Slot
+from arroyo_dagster.dataflow.runtime.restore import RestoredRows
+from arroyo_dagster.dataflow.storage.state_tables import VALUE, WindowKey, entries_of, rows_of
+from arroyo_dagster.dataflow.storage.values import arrow_type, bincode_type
+from arroyo_dagster.dataflow.views.sql import KEY
+from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
+from arroyo_dagster.state.runtime.operators import OperatorContext
+from arroyo_dagster.state.tables.table import TaskInfo
+
+
+class Store:
+    """The entries of one state by window, and apart from them those written since the barrier."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self.state: StateDef = slot.state
+        self._entries: dict[Window, dict[str, Any]] = {}
+        self._fresh: dict[Window, dict[str, Any]] = {}
+        self.enter(GLOBAL_WINDOW)
+
+    def enter(self, window: Window) -> None:
+        """Work on the entries of a window."""
+        self.slot.stored = self._entries.setdefault(window, {})
+        self.slot.fresh = self._fresh.setdefault(window, {})
+
+    def bring(self, keys: pa.Array) -> None:
+        """Make sure that the entries of these keys are there, which come next."""
+
+    def close(self, window: Window) -> pa.Table:
+        """Give the content of a window that closes, and forget it.
+
+        Columns as `rows_of` gives them, or `_key` and `value`; by key.
+        """
+        entries = self._entries.pop(window, {}) | self._fresh.pop(window, {})
+        self.enter(GLOBAL_WINDOW)
+        live = [(key, entry) for key, entry in sorted(entries.items()) if entry is not DELETED]
+        return self._content(window, live)
+
+    def _content(self, window: Window, entries: list[tuple[str, Any]]) -> pa.Table:
+        raise NotImplementedError
+
+    def write(self, generation: int) -> int:
+        """Put what changed into the table. Returns how many rows outlived their ttl."""
+        raise NotImplementedError
+
+
+def open_store(slot: Slot, ctx: OperatorContext, watermark_ms: int | None) -> Store:
+    """The store of a slot, as the restored epoch has it."""
+    kind = RowStore if slot.state.value_kind is ValueKind.ROW else CellStore
+    return kind(slot, ctx, watermark_ms)
+
+
+class CellStore(Store):
+    """A primitive state. Unwindowed entries are read as their keys come."""
+
+    def __init__(self, slot: Slot, ctx: OperatorContext, watermark_ms: int | None) -> None:
+        super().__init__(slot)
+        assert isinstance(slot, CellSlot)
+        windowed = self.state.window is not None
+        value = bincode_type(slot.scalar)
+        self._view = ctx.table_manager.get_global_keyed_state(
+            self.state.name, WindowKey if windowed else str, value
+        )
+        self._stored_in: dict[Window, set[str]] = {}
+        # Every subtask reads the whole table; a key is one subtask's.
+        everything = self._view.get_all()
+        if not windowed:
+            mine = own_keys(list(everything), ctx.task_info)
+            self._entries[GLOBAL_WINDOW].update((key, everything[key]) for key in mine)
+            return
+        own = set(own_keys([key.key for key in everything], ctx.task_info))
+        for key, stored in everything.items():
+            if key.key not in own:
+                continue
+            window = Window(key.window_start, key.window_end)
+            self._entries.setdefault(window, {})[key.key] = stored
+            self._stored_in.setdefault(window, set()).add(key.key)
+
+    def _content(self, window: Window, entries: list[tuple[str, Any]]) -> pa.Table:
+        assert self.state.scalar_type is not None
+        gone = self._stored_in.pop(window, set())
+        self._view.remove_many(WindowKey(*window, key) for key in sorted(gone))
+        return pa.table(
+            {
+                KEY: pa.array([key for key, _ in entries], pa.string()),
+                VALUE: pa.array(
+                    [value for _, value in entries], arrow_type(self.state.scalar_type)
+                ),
+            }
+        )
+
+    def write(self, generation: int) -> int:
+        for window, fresh in self._fresh.items():
+            keys: list[Any] = list(fresh)
+            if self.state.window is not None:
+                self._stored_in.setdefault(window, set()).update(keys)
+                keys = [WindowKey(*window, key) for key in keys]
+            self._view.insert_columns(keys, list(fresh.values()))
+            self._entries[window].update(fresh)
+            fresh.clear()
+        return 0
+
+
+def own_keys(keys: Sequence[str], task: TaskInfo) -> Sequence[str]:
+    """Those of `keys` that are routed to a subtask."""
+    if task.parallelism == 1 or not keys:
+        return keys
+    hashes = key_hashes([pa.array(keys, pa.string())], rows=len(keys))
+    subtasks = subtasks_for_hashes(hashes, task.parallelism).tolist()
+    return [key for key, at in zip(keys, subtasks, strict=True) if at == task.task_index]
+
+
+class RowStore(Store):
+    """An arrow-row state, all of this subtask's keys in memory.
+
+    What was restored stays columns until its key comes; of windows, which are few and small, all
+    become entries at once.
+    """
+
+    def __init__(self, slot: Slot, ctx: OperatorContext, watermark_ms: int | None) -> None:
+        super().__init__(slot)
+        assert isinstance(slot, RowSlot)
+        self._rows = slot
+        self._view = ctx.table_manager.get_uncached_key_value_view(self.state.name)
+        window = self.state.window
+        self._restored = RestoredRows(self.state, *self._view.indexed()) if window is None else None
+        self._brought: dict[str, int] = {}
+        if window is not None:
+            for known, entries in entries_of(self.state, self._view.get_newest()).items():
+                if not window.is_closed(known, watermark_ms):
+                    self._entries[known] = entries
+        self.enter(GLOBAL_WINDOW)
+
+    def bring(self, keys: pa.Array) -> None:
+        if self._restored is None:
+            return
+        places, entries = self._restored.find(keys)
+        if not entries:
+            return
+        self._entries[GLOBAL_WINDOW].update(entries)
+        if self.state.ttl_ms is None:
+            self._restored.drop(places)
+        else:
+            self._brought.update(zip(entries, places.tolist(), strict=True))
+
+    def _content(self, window: Window, entries: list[tuple[str, Any]]) -> pa.Table:
+        made = list(rows_of(self.state, {window: dict(entries)}, 0))
+        return made[0] if made else self._view.schema.empty_table()
+
+    def write(self, generation: int) -> int:
+        self._give_back()
+        carrier = (*self._rows.defaults, self._rows.now_ms)
+        live: dict[Window, dict[str, Any]] = {}
+        gone: dict[Window, dict[str, Any]] = {}
+        for window, fresh in self._fresh.items():
+            deleted = [key for key, entry in fresh.items() if entry is DELETED]
+            gone[window] = dict.fromkeys(sorted(deleted), carrier)
+            for key in deleted:
+                del fresh[key]
+            live[window] = dict(fresh)
+            self._merge(self._entries[window], fresh, deleted)
+            fresh.clear()
+        for rows in rows_of(self.state, live, generation):
+            self._view.insert(rows)
+        for rows in rows_of(self.state, gone, generation):
+            self._view.delete_keys(rows)
+        return self._expire()
+
+    def _give_back(self) -> None:
+        """With a ttl entries lie by when they were updated: what was looked at only goes back."""
+        if self._restored is None:
+            return
+        entries, fresh = self._entries[GLOBAL_WINDOW], self._fresh[GLOBAL_WINDOW]
+        written = [place for key, place in self._brought.items() if key in fresh]
+        self._restored.drop(np.array(written, np.int64))
+        for key in self._brought:
+            del entries[key]
+        self._brought.clear()
+
+    def _merge(
+        self, entries: dict[str, Any], fresh: dict[str, Any], deleted: Sequence[str]
+    ) -> None:
+        # With a ttl the rows updated last stay behind the others.
+        for key in deleted if self.state.ttl_ms is None else (*deleted, *fresh):
+            entries.pop(key, None)
+        entries.update(fresh)
+
+    def _expire(self) -> int:
+        """Drop rows past their ttl from memory: those updated first come first."""
+        ttl, now = self.state.ttl_ms, self._rows.now_ms
+        if ttl is None:
+            return 0
+        count = 0 if self._restored is None else self._restored.expire(now)
+        for entries in self._entries.values():
+            while entries:
+                key = next(iter(entries))
+                if now - entries[key][-1] < ttl:
+                    break
+                del entries[key]
+                count += 1
+        return count
+
+
+def frame_of(content: pa.Table, state: StateDef) -> pl.DataFrame:
+    """The content of a closed window as a frame: `_key`, the columns by name."""
+    from arroyo_dagster.dataflow.views.snapshots import frame_of_rows
+
+    return frame_of_rows(state, content)

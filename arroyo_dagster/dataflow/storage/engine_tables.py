@@ -1,0 +1,210 @@
+"""The engine's own tables of a service: what it counted, how far event time is, what was stored.
+
+Source: sdf-states.md 4.5, 8.4; error E50.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from arroyo_dagster.dataflow.definition.definition import StateDef
+from arroyo_dagster.dataflow.definition.windows import Window
+from arroyo_dagster.dataflow.errors import StateSchemaError
+from arroyo_dagster.state.codec.bincode.codec import Codec, codec_for
+from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
+from arroyo_dagster.state.model.ids import TableName
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.model.types import I64, U32, U64
+from arroyo_dagster.state.runtime.operators import OperatorContext
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
+
+METRICS, SCHEMAS, WATERMARK, WINDOWS = "metrics", "schemas", "watermark", "windows"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricKey:
+    """Of what a metric is: a step, a topic or a state; each subtask counts for itself."""
+
+    name: str
+    subtask: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What was counted since the job began.
+
+    Attributes:
+        succeeded, failed: records a step took, and those it failed on; of a topic: decoded or not.
+        dropped_late: records for windows that had closed.
+        expired: rows of a state that outlived their ttl.
+        last_error_offset: of a topic, the offset of the last record that failed; -1 = none.
+    """
+
+    succeeded: U64 = 0
+    failed: U64 = 0
+    dropped_late: U64 = 0
+    expired: U64 = 0
+    last_error_offset: I64 = -1
+
+
+METRICS_CONFIG = global_table_config(METRICS, "SDF metrics", key=MetricKey, value=Metric)
+SCHEMAS_CONFIG = global_table_config(SCHEMAS, "SDF schemas of states", key=str, value=str)
+WATERMARK_CONFIG = global_table_config(
+    WATERMARK, "SDF event time in milliseconds", key=U32, value=I64
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowBounds:
+    """A window as a key: start included, end excluded, epoch milliseconds."""
+
+    start_ms: I64
+    end_ms: I64
+
+    @property
+    def window(self) -> Window:
+        return Window(self.start_ms, self.end_ms)
+
+
+WINDOWS_CONFIG = global_table_config(
+    WINDOWS, "SDF open windows, and how many records each took", key=WindowBounds, value=U64
+)
+LAST_WINDOW_CONFIG = global_table_config(
+    WINDOWS, "SDF window that closed last", key=str, value=WindowBounds
+)
+
+
+class Metrics:
+    """The counters of one subtask, written at the barrier where they have changed."""
+
+    def __init__(self, ctx: OperatorContext) -> None:
+        self._subtask = ctx.task_info.task_index
+        self._view = ctx.table_manager.get_global_keyed_state(METRICS, MetricKey, Metric)
+        self._known: dict[str, Metric] = {}
+        self._changed: set[str] = set()
+
+    def count(self, name: str, *, error_offset: int | None = None, **more: int) -> None:
+        """Add to the counters of `name`."""
+        if not any(more.values()):
+            return
+        if name not in self._known:
+            stored = self._view.get(MetricKey(name, self._subtask))
+            self._known[name] = stored if stored is not None else Metric()
+        metric = self._known[name]
+        values: dict[str, Any] = {one: getattr(metric, one) + by for one, by in more.items()}
+        if error_offset is not None:
+            values["last_error_offset"] = error_offset
+        self._known[name] = replace(metric, **values)
+        self._changed.add(name)
+
+    def write(self) -> None:
+        """Put what has changed into the table."""
+        self._view.insert_many(
+            (MetricKey(name, self._subtask), self._known[name]) for name in sorted(self._changed)
+        )
+        self._changed.clear()
+
+
+def total(metrics: Iterable[Metric]) -> Metric:
+    """What several subtasks counted, together."""
+    sums = {"succeeded": 0, "failed": 0, "dropped_late": 0, "expired": 0}
+    last = -1
+    for one in metrics:
+        sums = {name: value + getattr(one, name) for name, value in sums.items()}
+        last = max(last, one.last_error_offset)
+    return Metric(**sums, last_error_offset=last)
+
+
+# ---- stored schemas ------------------------------------------------------------------------------
+
+
+def stored_schemas(states: Iterable[StateDef]) -> dict[str, str]:
+    """What is stored of each state's schema: JSON with sorted keys, its hash inside."""
+    return {state.name: json.dumps(_as_stored(state), sort_keys=True) for state in states}
+
+
+def _as_stored(state: StateDef) -> dict[str, Any]:
+    windowed = state.window is not None
+    return {**state.schema, "hash": state.schema_hash, "windowed": windowed}
+
+
+def read_schemas(store: ObjectStore, operator: OperatorCheckpoint) -> dict[str, str]:
+    """The schemas that an epoch of the operator `states` holds; see `stored_schemas`."""
+    files = operator.tables.get(TableName(SCHEMAS))
+    if not isinstance(files, GlobalKeyedFiles):
+        return {}
+    text: Codec[str] = codec_for(str)
+    pairs = GlobalKeyedTable(SCHEMAS_CONFIG, store).load(files.files)
+    return {text.decode(key): text.decode(value) for key, value in pairs.items()}
+
+
+def check_schemas(
+    stored: Mapping[str, str], states: Iterable[StateDef], *, migrate: bool, service: str
+) -> None:
+    """Refuse to go on where a state was stored with another schema.
+
+    A state that is new, or no longer declared, is no difference.
+
+    Args:
+        migrate: whether added columns are allowed; older rows then have their defaults.
+
+    Raises:
+        StateSchemaError: E50, with what was added, removed and changed.
+    """
+    for state in states:
+        text = stored.get(state.name)
+        before = None if text is None else json.loads(text)
+        if before is None:
+            continue
+        _check_windows(before, state, service)
+        if before.get("hash") == state.schema_hash:
+            continue
+        changes, only_added = _changes(before, state.schema)
+        if only_added and migrate:
+            continue
+        raise StateSchemaError(
+            f"state `{state.name}` was stored with another schema than its definition has: "
+            + "; ".join(changes),
+            number="E50",
+            service=service,
+            path=state.path,
+            next_step="run it with --migrate: added columns begin with their defaults"
+            if only_added
+            else "give the definition the stored schema, or clear the state",
+        )
+
+
+def _check_windows(before: Mapping[str, Any], state: StateDef, service: str) -> None:
+    windowed = state.window is not None
+    if before.get("windowed", windowed) != windowed:
+        was, now = ("outside of", "in") if windowed else ("in", "outside of")
+        raise StateSchemaError(
+            f"state `{state.name}` was stored with its keys {was} windows, and is now {now} them: "
+            "its table has other keys",
+            number="E50",
+            service=service,
+            path=state.path,
+            next_step="give the state, or the service, another name; what is stored is kept",
+        )
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """What differs, in words; and whether columns were added and nothing else."""
+    found = [
+        f"{part} changed from {before.get(part)} to {now.get(part)}"
+        for part in ("key", "kind", "scalar")
+        if before.get(part) != now.get(part)
+    ]
+    old, new = dict(before.get("columns") or ()), dict(now.get("columns") or ())
+    added = [f"added column `{name}`" for name in sorted(new.keys() - old.keys())]
+    removed = [f"removed column `{name}`" for name in sorted(old.keys() - new.keys())]
+    changed = [
+        f"column `{name}` changed from {old[name]} to {new[name]}"
+        for name in sorted(old.keys() & new.keys())
+        if old[name] != new[name]
+    ]
+    return [*found, *added, *removed, *changed], bool(added) and not (found or removed or changed)

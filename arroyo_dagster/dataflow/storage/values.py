@@ -1,0 +1,185 @@
+"""Values of SDF's scalar types: checked as they are written, and their types in Arrow and bincode.
+
+Source: sdf-states.md 2.5, 6.2 and 7; error E41.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from arroyo_dagster.dataflow.definition.types import ScalarType
+from arroyo_dagster.dataflow.errors import StateValueError
+from arroyo_dagster.state.model.types import Primitive
+
+Check = Callable[[Any], Any]
+"""Gives back a value as it is stored; ValueError says why it cannot be."""
+
+_ARROW: dict[ScalarType, pa.DataType] = {
+    ScalarType.BOOL: pa.bool_(),
+    ScalarType.U8: pa.uint8(),
+    ScalarType.U16: pa.uint16(),
+    ScalarType.U32: pa.uint32(),
+    ScalarType.U64: pa.uint64(),
+    ScalarType.I8: pa.int8(),
+    ScalarType.I16: pa.int16(),
+    ScalarType.I32: pa.int32(),
+    ScalarType.I64: pa.int64(),
+    ScalarType.F32: pa.float32(),
+    ScalarType.F64: pa.float64(),
+    ScalarType.STRING: pa.string(),
+    ScalarType.TIMESTAMP: pa.timestamp("ms", "UTC"),
+}
+_PYTHON = {
+    ScalarType.TIMESTAMP: "an int of epoch milliseconds",
+    ScalarType.STRING: "valid Unicode text",
+    ScalarType.BOOL: "True or False",
+    ScalarType.F32: "a finite number that 32 bits hold",
+    ScalarType.F64: "a finite number",
+}
+_F32 = struct.Struct("<f")
+
+
+def arrow_type(scalar: ScalarType) -> pa.DataType:
+    """The Arrow type of a column."""
+    return _ARROW[scalar]
+
+
+def bincode_type(scalar: ScalarType) -> Primitive:
+    """The bincode type of a primitive state's value."""
+    return Primitive(scalar.value)
+
+
+def checked(scalar: ScalarType, value: Any, **facts: Any) -> Any:
+    """A value as it is stored: f32 is rounded, an int in a float column becomes a float.
+
+    Raises:
+        StateValueError: out of range, None, not finite, or of the wrong type (E41).
+    """
+    try:
+        return check_of(scalar)(value)
+    except ValueError:
+        raise value_error(scalar, value, **facts) from None
+
+
+def value_error(scalar: ScalarType, value: Any, **facts: Any) -> StateValueError:
+    """The error for a value that a type cannot hold."""
+    bounds = scalar.bounds
+    expected = _PYTHON.get(scalar) or f"an int from {bounds[0]} to {bounds[1]}"  # type: ignore[index]
+    return StateValueError(
+        f"{_shown(value)} is no {scalar.value}: expected {expected}",
+        number="E41",
+        found=type(value).__name__,
+        **facts,
+    )
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def check_of(scalar: ScalarType) -> Check:
+    """The check of one type: gives the value to store, or raises a ValueError."""
+    return _CHECKS[scalar]
+
+
+def _integer(low: int, high: int) -> Check:
+    def check(value: Any) -> int:
+        # bool is an int in Python, and never meant as one here.
+        if type(value) is int and low <= value <= high:
+            return value
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+            return int(value)
+        raise ValueError
+
+    return check
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            raise ValueError from None
+        if math.isfinite(number):
+            return number
+    raise ValueError
+
+
+def _float32(value: Any) -> float:
+    number = _float(value)
+    try:
+        rounded: float = _F32.unpack(_F32.pack(number))[0]
+    except OverflowError:
+        raise ValueError from None
+    return rounded
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        value.encode()  # UnicodeEncodeError, of half a surrogate pair, is a ValueError
+        return value if type(value) is str else str.__str__(value)
+    raise ValueError
+
+
+def _bool(value: Any) -> bool:
+    if value is True or value is False:
+        return value
+    raise ValueError
+
+
+_CHECKS: dict[ScalarType, Check] = {
+    ScalarType.BOOL: _bool,
+    ScalarType.F32: _float32,
+    ScalarType.F64: _float,
+    ScalarType.STRING: _text,
+} | {one: _integer(*one.bounds) for one in ScalarType if one.bounds is not None}
+
+
+# ---- keys ----------------------------------------------------------------------------------------
+
+Key = str | int | bool
+
+
+def key_text(key: Key) -> str:
+    """A key as every table shows it: text, decimal digits, `true` or `false`."""
+    if isinstance(key, str):
+        return key
+    if isinstance(key, bool):
+        return "true" if key else "false"
+    return str(key)
+
+
+def native_key(text: str, scalar: ScalarType) -> Key:
+    """The key that `key_text` made a text of, for a declared type."""
+    if scalar is ScalarType.STRING:
+        return text
+    return text == "true" if scalar is ScalarType.BOOL else int(text)
+
+
+def key_for(scalar: ScalarType, key: Key, **facts: Any) -> Key:
+    """What assign-key returned as the declared type (spec 2.5): text becomes a number and back.
+
+    Raises:
+        StateValueError: the declared type cannot hold it (E41).
+    """
+    if scalar is ScalarType.STRING:
+        return checked(scalar, key_text(key), **facts)  # type: ignore[no-any-return]
+    if scalar is ScalarType.BOOL and isinstance(key, str) and key in ("true", "false"):
+        return key == "true"
+    if scalar.is_integer and isinstance(key, str) and _is_decimal(key):
+        return checked(scalar, int(key), **facts)  # type: ignore[no-any-return]
+    return checked(scalar, key, **facts)  # type: ignore[no-any-return]
+
+
+def _is_decimal(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and len(digits) <= 20 and text == str(int(text))

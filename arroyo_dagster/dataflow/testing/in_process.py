@@ -1,0 +1,214 @@
+"""A dataflow tried in memory: records sent to its topics, what comes of them looked at."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
+from arroyo_dagster.dataflow.definition.loading import load_dataflow
+from arroyo_dagster.dataflow.in_process import run_dataflow
+from arroyo_dagster.dataflow.runtime.service import (
+    Bindings,
+    RunOptions,
+    build_dataflow,
+    converter_of,
+)
+from arroyo_dagster.dataflow.topics.records import RECORDS, Found, record_batches
+from arroyo_dagster.dataflow.topics.segments import SegmentSource
+from arroyo_dagster.dataflow.topics.sinks import KeptSink
+from arroyo_dagster.dataflow.topics.wiring import services_by_topic
+from arroyo_dagster.dataflow.views.namespaces import Namespaces
+from arroyo_dagster.dataflow.views.view import Clock, Views, now_ms, service_paths
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.runtime.operators import Offset, Source
+from arroyo_dagster.state.storage.memory import MemoryStore
+
+
+class SentTopic(Source):
+    """What was sent to a topic so far."""
+
+    schema = RECORDS
+
+    def __init__(self) -> None:
+        self.records: list[Found] = []
+
+    def initial_offset(self) -> Offset:
+        """The first record."""
+        return {"next": 0}
+
+    def latest_offset(self, start: Offset) -> Offset:
+        """Everything that was sent."""
+        return {"next": len(self.records)}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[tuple[int, int]]:
+        """One split."""
+        return [(int(start["next"]), int(end["next"]))] if start != end else []
+
+    def read(self, partition: tuple[int, int]) -> Iterator[pa.RecordBatch]:
+        """The records of one split."""
+        yield from record_batches(self.records[partition[0] : partition[1]], 0)
+
+    def exhausted(self, offset: Offset) -> bool:
+        """Whether everything that was sent was read."""
+        return int(offset["next"]) >= len(self.records)
+
+
+class DataflowTrial:
+    """A dataflow in memory, for tests: it runs as `arroyo-state sdf run` would.
+
+        flow = DataflowTrial("dataflow.yaml")
+        flow.send("sentences", "to be or not", "to be")
+        flow.run()
+        assert flow.state("count-words.hits") == {"to": 2, "be": 2, "or": 1, "not": 1}
+
+    Args:
+        definition: a dataflow.yaml, or a dataflow that was loaded.
+        functions: Python for bodies in other languages, by name: callables, or `module:function`.
+        env: what functions see as `env`.
+        clock: what time it is, in epoch milliseconds.
+
+    Raises:
+        InvalidDefinition: the definition has mistakes.
+        InputError: it is a package, or a function is not bound (E26).
+    """
+
+    def __init__(
+        self,
+        definition: str | Path | Dataflow,
+        *,
+        functions: Mapping[str, Callable[..., Any] | str] | None = None,
+        env: Mapping[str, str] | None = None,
+        clock: Clock = now_ms,
+    ) -> None:
+        packages: dict[str, Package] = {}
+        if isinstance(definition, Dataflow):
+            self.dataflow = definition
+        else:
+            self.dataflow, packages = load_dataflow(definition)
+        self.store = MemoryStore(uuid.uuid4().hex)
+        self._clock = clock
+        self._written = services_by_topic(self.dataflow, "sinks")
+        read = services_by_topic(self.dataflow, "sources")
+        self._sent = {topic: SentTopic() for topic in read if topic not in self._written}
+        self._between = {topic: self._segments(topic) for topic in read if topic in self._written}
+        self._bindings = Bindings(
+            sources={**self._sent, **self._between},
+            sinks={topic: KeptSink(self.store.url, topic) for topic in self._written},
+            functions=dict(functions or {}),
+            packages=packages,
+            env=dict(env or {}),
+        )
+        self._pipelines(flush_open=False)  # what is not bound is told before anything is sent
+
+    def _segments(self, topic: str) -> SegmentSource:
+        writers = {
+            service: service_paths(self.dataflow, service).topic(topic)
+            for service in self._written[topic]
+        }
+        return SegmentSource(topic, self.store, writers)
+
+    def _pipelines(self, *, flush_open: bool) -> Any:
+        options = RunOptions(flush_open=flush_open, clock=self._clock)
+        return build_dataflow(self.dataflow, self.store, bindings=self._bindings, options=options)
+
+    def send(
+        self, topic: str, *values: Any, key: str | None = None, time_ms: int | None = None
+    ) -> DataflowTrial:
+        """Put records behind those of a topic that no service writes.
+
+        Args:
+            values: bytes as they are; text as it is where the topic is raw; anything else as JSON.
+            key: of all of them.
+            time_ms: when they were made; None = the clock says.
+
+        Raises:
+            InputError: no service reads the topic, or a service writes it.
+        """
+        if topic not in self._sent:
+            raise InputError(
+                f"records are not sent to topic `{topic}`",
+                topics=", ".join(self._sent) or "none",
+                next_step="send to a topic that a service reads and none writes",
+            )
+        raw = converter_of(self.dataflow, topic) == "raw"
+        records = self._sent[topic].records
+        for value in values:
+            data = value.encode() if raw and isinstance(value, str) else value
+            if not isinstance(data, bytes):
+                data = json.dumps(data, ensure_ascii=False).encode()
+            found = Found(len(records), data, None if key is None else key.encode(), time_ms)
+            records.append(found)
+        return self
+
+    def run(self, *, close_windows: bool = False) -> DataflowTrial:
+        """Run every service until nothing is new; the next run goes on from there.
+
+        Args:
+            close_windows: then close the windows that are open.
+        """
+        run_dataflow(
+            self._pipelines(flush_open=close_windows),
+            self.store,
+            between=tuple(self._between.values()),
+            idle_seconds=0.0,
+        )
+        for source in self._between.values():
+            source.complete = False
+        return self
+
+    def received(self, topic: str) -> list[Any]:
+        """Every record that services have put out to a topic: text where it is raw, else JSON.
+
+        Raises:
+            InputError: no service writes the topic.
+        """
+        if topic not in self._written:
+            raise InputError(
+                f"no service writes topic `{topic}`", topics=", ".join(self._written) or "none"
+            )
+        source = self._segments(topic)
+        raw = converter_of(self.dataflow, topic) == "raw"
+        found: list[Any] = []
+        offset = source.initial_offset()
+        while (end := source.latest_offset(offset)) != offset:
+            for split in source.partitions(offset, end):
+                for batch in source.read(split):
+                    found += [one.decode() for one in batch.column("value").to_pylist()]
+            offset = end
+        return found if raw else [json.loads(one) for one in found]
+
+    def state(self, name: str) -> dict[str, Any]:
+        """What a state holds: scalars, or rows as dicts, by the text of their key.
+
+        Args:
+            name: `service.state`, or its name alone where no other has it. Of a windowed state
+                the window that closed last is seen.
+
+        Raises:
+            InputError: there is no such state.
+        """
+        view = Views(self.store, self.dataflow, clock=self._clock).view(name)
+        keys = view.frame().get_column("_key").to_list()
+        return {key: view.get(key) for key in keys}
+
+    def sql(self, text: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Query the arrow-row states; each row as a dict. Errors as `sdf.sql`."""
+        views = Views(self.store, self.dataflow, clock=self._clock)
+        return views.sql(text, params).to_dicts()
+
+    @property
+    def failed(self) -> dict[str, int]:
+        """How many records each `service/function` or `service/topic` has failed on, if any."""
+        found = {}
+        for one in Namespaces(self.store, self.dataflow, clock=self._clock).metrics():
+            for row in one.rows:
+                count = dict(zip(one.names, row.values, strict=True))["failed"]
+                if count:
+                    found[one.name.removesuffix("/metrics")] = count
+        return found

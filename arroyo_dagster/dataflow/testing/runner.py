@@ -1,0 +1,373 @@
+"""Functions of a package called one at a time, over states in memory that a test fills.
+
+With a state key an accessor gives the handle of that key, as in a partition; without, the whole
+state, as in a flush or a reader.
+
+Source: sdf-states.md 5.3.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from arroyo_dagster.dataflow.definition.definition import (
+    FunctionDef,
+    Package,
+    Parameter,
+    StateDef,
+    ValueKind,
+)
+from arroyo_dagster.dataflow.definition.names import mangled
+from arroyo_dagster.dataflow.definition.scope import Scope, scope_of
+from arroyo_dagster.dataflow.definition.types import Column, TypeDef, same_name
+from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW
+from arroyo_dagster.dataflow.errors import OperatorResultError, UnboundOperatorError
+from arroyo_dagster.dataflow.runtime.context import CONTEXT, Accessor, Invocation
+from arroyo_dagster.dataflow.runtime.converters import Converter
+from arroyo_dagster.dataflow.runtime.functions import Body, Function, FunctionPlan, load
+from arroyo_dagster.dataflow.runtime.handles import Slot, slot_for
+from arroyo_dagster.dataflow.runtime.steps import Step
+from arroyo_dagster.dataflow.storage.state_tables import rows_of
+from arroyo_dagster.dataflow.storage.values import check_of, checked, key_for, key_text
+from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.snapshots import empty_frame, frame_of_rows
+from arroyo_dagster.dataflow.views.sql import Tables
+from arroyo_dagster.dataflow.views.view import Clock, StateView, now_ms
+from arroyo_dagster.errors import InputError
+
+MISSING: Any = object()
+"""In place of a value that was not given."""
+
+
+class Trial:
+    """The functions and states of one package, to be tried.
+
+        trial = Trial(load_document("sdf-package.yaml"))
+        trial.add("hits", "/home", {"hits": 2})
+        trial.call("bump", "/home", state_key="/home")
+        trial.states["hits"]                            # {"/home": {"hits": 3}}
+
+    Args:
+        package: whose functions; a body is Python in its YAML, or bound.
+        functions: bodies by name: callables, or `module:function`.
+        packages: those it imports, by id.
+        env: what functions see as `env`.
+        clock: what time it is, in epoch milliseconds.
+    """
+
+    def __init__(
+        self,
+        package: Package,
+        *,
+        functions: Mapping[str, Body | str] | None = None,
+        packages: Mapping[str, Package] | None = None,
+        env: Mapping[str, str] | None = None,
+        clock: Clock = now_ms,
+    ) -> None:
+        self.package = package
+        self._packages = dict(packages or {})
+        self._bound = {same_name(name): body for name, body in (functions or {}).items()}
+        self._env = dict(env or {})
+        self._clock = clock
+        self._types = scope_of(package, self._packages)
+        known = _visible_states(package, self._packages)
+        self._stored: dict[str, dict[str, Any]] = {name: {} for name in known}
+        self._states = known
+
+    # ---- states ----------------------------------------------------------------------------------
+
+    @property
+    def states(self) -> dict[str, dict[str, Any]]:
+        """What every state holds: scalars, or rows as dicts, by the text of their key."""
+        return {
+            name: {key: _plain_entry(state, self._stored[name][key]) for key in self._live(name)}
+            for name, state in self._states.items()
+        }
+
+    def _live(self, name: str) -> list[str]:
+        ttl, entries, now = self._states[name].ttl_ms, self._stored[name], self._clock()
+        return [key for key, one in entries.items() if ttl is None or now - one[-1] < ttl]
+
+    def add(self, state: str, key: str | int | bool, value: Any) -> None:
+        """Put a value into a state.
+
+        Args:
+            value: a scalar, or the columns of a row; those left out have their defaults.
+
+        Raises:
+            InputError: there is no such state, or the key or value does not fit it (E41, E44).
+        """
+        found = self._state(state)
+        assert found.key_type is not None
+        text = key_text(key_for(found.key_type, key, state=state))
+        self._stored[found.name][text] = self._entry(found, text, value)
+
+    def _state(self, name: str) -> StateDef:
+        wanted = mangled(name)
+        for state in self._states.values():
+            if mangled(state.name) == wanted:
+                return state
+        raise InputError(
+            f"package `{self.package.id}` has no state `{name}`",
+            states=", ".join(self._states) or "none",
+            next_step="name one of these",
+        )
+
+    def _entry(self, state: StateDef, key: str, value: Any) -> Any:
+        if state.value_kind is not ValueKind.ROW:
+            assert state.scalar_type is not None
+            return checked(state.scalar_type, value, state=state.name, key=key)
+        names = {column.name: column for column in state.columns}
+        unknown = sorted(set(value) - names.keys()) if isinstance(value, dict) else None
+        if unknown is None or unknown:
+            raise InputError(
+                f"a row of state `{state.name}` is an object of its columns",
+                found=unknown or value,
+                columns=", ".join(names),
+            )
+        cells = (_cell(state, key, one, value) for one in state.columns)
+        return (*cells, self._clock())
+
+    # ---- functions -------------------------------------------------------------------------------
+
+    def function(self, name: str) -> FunctionDef:
+        """A function by its name.
+
+        Raises:
+            InputError: there is none.
+        """
+        for one in self.package.functions.values():
+            if same_name(one.name) == same_name(name):
+                return one
+        raise InputError(
+            f"package `{self.package.id}` has no function `{name}`",
+            functions=", ".join(self.package.functions) or "none",
+            next_step="name one of these",
+        )
+
+    def call(
+        self, name: str, value: Any = MISSING, *, key: Any = None, state_key: Any = MISSING
+    ) -> Any:
+        """Call a function once.
+
+        Args:
+            value: the record, as JSON would have it; it becomes what the declared type says. Of
+                `assign-timestamp` it may be a list of the record and its event time.
+            key: the record's key, for functions that take one.
+            state_key: the key whose row or cell accessors give; without it they give states whole.
+
+        Returns:
+            What the function returned, as JSON would have it: of flat-map a list, of update-state
+            None. What it wrote is kept; of one that raises, nothing is.
+
+        Raises:
+            InputError: there is no such function, its body is not bound (E26), or the value does
+                not fit its declared type.
+            Exception: whatever the function raises.
+        """
+        function = self.function(name)
+        place, slots = self._place(function, state_key)
+        loaded = load(self._plan(function), {**CONTEXT, **place.accessors})
+        arguments = self._arguments(function, loaded, value, key)
+        with place.entered():
+            try:
+                result = loaded.body(*arguments)
+                if function.operator == "flat-map" and result is not None:
+                    result = list(result)
+                answer = self._answer(function, loaded, arguments, result)
+            except BaseException:
+                for slot in slots:
+                    slot.discard()
+                raise
+        for slot in slots:
+            slot.settle()
+        return answer
+
+    def _plan(self, function: FunctionDef) -> FunctionPlan:
+        bound = self._bound.get(same_name(function.name))
+        make: dict[str, Any] = {
+            "name": function.name,
+            "operator": function.operator,
+            "states": function.states,
+            "path": f"functions.{function.name}",
+        }
+        if bound is not None:
+            return FunctionPlan(target=bound, **make)
+        if function.source is not None and function.language in (None, "python"):
+            return FunctionPlan(source=function.source, **make)
+        raise UnboundOperatorError(
+            f"the body of function `{function.name}` is "
+            + ("not Python" if function.source else "not in the package")
+            + ", and no Python function is bound to it",
+            number="E26",
+            path=f"functions.{function.name}",
+            next_step=f"bind one: `--bind {function.name}=module:function`",
+        )
+
+    def _arguments(
+        self, function: FunctionDef, loaded: Function, value: Any, key: Any
+    ) -> tuple[Any, ...]:
+        if function.operator == "flush":
+            return ()
+        if value is MISSING:
+            raise InputError(
+                f"function `{function.name}` needs a value",
+                operator=function.operator,
+                next_step="give it with --value or --value-file",
+            )
+        inputs = [one for one in function.inputs if not one.is_key]
+        given = [value]
+        if function.operator == "assign-timestamp":
+            given = list(value) if isinstance(value, list) and len(value) == 2 else [value, 0]
+        read = [
+            _reader(inputs[at] if at < len(inputs) else None, self._types)(one)
+            for at, one in enumerate(given)
+        ]
+        return (key, *read) if loaded.takes_key else tuple(read)
+
+    def _answer(
+        self, function: FunctionDef, loaded: Function, arguments: tuple[Any, ...], result: Any
+    ) -> Any:
+        operator = function.operator
+        if operator == "update-state":
+            if result is not None:
+                raise OperatorResultError(
+                    f"update-state `{function.name}` returned {result!r:.80}; expected None",
+                    number="E42",
+                )
+            return None
+        if operator in ("map", "filter", "filter-map", "flat-map"):
+            step = Step(loaded)
+            step.outcome(loaded, arguments[-1], result)  # raises what a run would count as failed
+        if operator in ("filter", "assign-key", "assign-timestamp") or result is None:
+            return result
+        write = _writer(function.output, self._types, pair=loaded.gives_pair)
+        return [write(one) for one in result] if operator == "flat-map" else write(result)
+
+    # ---- the place a function runs in ------------------------------------------------------------
+
+    def _place(self, function: FunctionDef, state_key: Any) -> tuple[Invocation, list[Slot]]:
+        accessors: dict[str, Accessor] = {}
+        place = Invocation({}, self._tables, self._env)
+        slots: list[Slot] = []
+        for name in function.states:
+            state = self._state(name)
+            if state_key is MISSING:
+                access = self._whole(state)
+            else:
+                slots.append(self._slot(state, place, state_key))
+                access = slots[-1].access
+            accessors[mangled(name)] = accessors[state.accessor] = access
+        place.accessors.update(accessors)
+        if slots:
+            assert slots[0].state.key_type is not None
+            place.key = key_for(slots[0].state.key_type, state_key)
+        elif state_key is not MISSING:
+            place.key = state_key
+        return place, slots
+
+    def _slot(self, state: StateDef, place: Invocation, key: Any) -> Slot:
+        assert state.key_type is not None
+        slot = slot_for(state)
+        slot.place = place
+        place.text = key_text(key_for(state.key_type, key, state=state.name))
+        slot.stored = self._stored[state.name]
+        slot.now_ms = self._clock()
+        return slot
+
+    def _whole(self, state: StateDef) -> Callable[[], Any]:
+        def access() -> Any:
+            view = self._view(state)
+            if state.value_kind is not ValueKind.ROW:
+                return view.pairs()
+            table = view.table()
+            return Frame(table.plain, self._tables(), table.name)
+
+        return access
+
+    def _view(self, state: StateDef) -> StateView:
+        entries = sorted(self._stored[state.name].items())
+        if not entries:
+            frame = empty_frame(state, live=False)
+        elif state.value_kind is ValueKind.ROW:
+            rows = pa.concat_tables(rows_of(state, {GLOBAL_WINDOW: dict(entries)}, 0))
+            frame = frame_of_rows(state, rows)
+        else:
+            frame = pl.DataFrame(
+                entries, schema=empty_frame(state, live=False).schema, orient="row"
+            )
+        return StateView(state, None, frame, self._clock)
+
+    def _tables(self) -> Tables:
+        rows = [one for one in self._states.values() if one.value_kind is ValueKind.ROW]
+        return Tables([self._view(state).table() for state in rows])
+
+
+def _visible_states(package: Package, packages: Mapping[str, Package]) -> dict[str, StateDef]:
+    """The states of a package, and those it imports."""
+    found: dict[str, StateDef] = {}
+    for one in package.imports:
+        other = packages.get(one.package)
+        if other is not None:
+            inner = _visible_states(other, packages)
+            found |= {name: inner[name] for name in one.states if name in inner}
+    return {**found, **package.states}
+
+
+def _cell(state: StateDef, key: str, column: Column, row: Mapping[str, Any]) -> Any:
+    value = row.get(column.name, column.type.default)
+    try:
+        return check_of(column.type)(value)
+    except ValueError:
+        return checked(column.type, value, state=state.name, key=key, column=column.name)
+
+
+def _plain_entry(state: StateDef, entry: Any) -> Any:
+    if state.value_kind is not ValueKind.ROW:
+        return entry
+    return dict(zip((column.name for column in state.columns), entry, strict=False))
+
+
+def _reader(declared: Parameter | None, types: Scope) -> Callable[[Any], Any]:
+    """Makes of a JSON value what a function is given."""
+    if declared is None:
+        return Converter(types=types).arrow_reader()
+    convert = Converter(type=declared.type, types=types).arrow_reader()
+
+    def read(value: Any) -> Any:
+        if value is None and declared.optional:
+            return None
+        try:
+            return convert(value)
+        except ValueError as error:
+            raise InputError(
+                f"the value does not fit input `{declared.name}` ({error})", value=value
+            ) from error
+
+    return read
+
+
+def _writer(declared: Parameter | None, types: Scope, *, pair: bool) -> Callable[[Any], Any]:
+    """Makes of what a function returned a JSON value."""
+    kind: TypeDef | None = None if declared is None or pair else declared.type
+    write = Converter(type=kind, types=types).writer()
+
+    def plain(value: Any) -> Any:
+        if pair:
+            key, inner = value
+            return {"key": key, "value": json.loads(write(inner))}
+        try:
+            return json.loads(write(value))
+        except ValueError as error:
+            raise OperatorResultError(
+                f"the result does not fit the declared output ({error})",
+                number="E42",
+                found=repr(value)[:200],
+            ) from error
+
+    return plain

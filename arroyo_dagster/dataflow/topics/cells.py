@@ -1,0 +1,235 @@
+"""Values between the cells of files and what a topic's converter takes.
+
+Source: sdf-states.md 6.1 (converters), 7 (types).
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from arroyo_dagster.dataflow.definition.scope import Scope
+from arroyo_dagster.dataflow.definition.types import CompositeType, ScalarType, TypeDef, same_name
+from arroyo_dagster.dataflow.storage.values import arrow_type
+from arroyo_dagster.errors import FormatError, InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the values of a topic look like.
+
+    Attributes:
+        raw: whether the topic's converter is raw: a value is its text, not JSON.
+        fields: an object's JSON names, each with its type; None unless it is a declared object.
+    """
+
+    raw: bool = False
+    fields: Mapping[str, TypeDef | None] | None = None
+    _fields: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def from_cells(self, cells: Mapping[str, str]) -> bytes:
+        """The value of a CSV row: an object of its cells, each of its declared type.
+
+        An empty cell that is no text is left out. What does not read as its type stays text, so
+        that the record fails where records that do not decode are counted. Without a declared
+        object, one cell is a value by itself, and several are an object of texts.
+        """
+        if self.fields is None:
+            return self.from_row(cells)
+        pairs = ((self.field(name), text) for name, text in cells.items())
+        typed = ((name, _typed(text, self.fields.get(name))) for name, text in pairs)
+        return _json({name: value for name, value in typed if value is not None})
+
+    def from_row(self, row: Mapping[str, Any]) -> bytes:
+        """The value of a row of typed cells."""
+        if self.fields is not None or len(row) != 1:
+            return _json({self.field(name): value for name, value in row.items()})
+        (value,) = row.values()
+        if self.raw and isinstance(value, str | bytes):
+            return value.encode() if isinstance(value, str) else value
+        return _json(value)
+
+    def field(self, column: str) -> str:
+        """The field that a column is of; `-` and `_` are the same in their names."""
+        known = self._fields.get(column)
+        if known is None:
+            wanted = same_name(column)
+            same = (name for name in self.fields or () if same_name(name) == wanted)
+            known = self._fields[column] = next(same, column)
+        return known
+
+    def wants(self, column: str) -> bool:
+        """Whether a column is of a field; every column is, unless an object is declared."""
+        return self.fields is None or self.field(column) in self.fields
+
+    def row(self, value: bytes) -> dict[str, Any]:
+        """The cells of a value: those of a declared object, else one, `value`.
+
+        Raises:
+            FormatError: it is no JSON, or no object where one is declared.
+        """
+        if self.fields is None:
+            return {"value": value.decode(errors="replace")}
+        try:
+            found = json.loads(value)
+        except ValueError as error:
+            raise FormatError(f"a value is no JSON ({error})", value=value[:200]) from error
+        if not isinstance(found, dict):
+            raise FormatError("a value is no object", value=value[:200])
+        return {name: found.get(name) for name in self.fields}
+
+
+def shape_of(
+    declared: TypeDef | None,
+    types: Scope,
+    *,
+    raw: bool = False,
+    reading: bool = True,
+    snake_case: bool = False,
+) -> Shape:
+    """What the values of a topic look like, from its declared type.
+
+    Args:
+        reading: whether fields have the names that are read, or those that are written.
+        snake_case: whether JSON has the names of 0.5.0.
+    """
+    found = None if declared is None else types.resolve(declared).type
+    if not isinstance(found, CompositeType) or found.kind != "object":
+        return Shape(raw)
+    fields = {}
+    for one in found.members:
+        name = (one.read_as if reading else one.written_as) or one.name
+        renamed = name != one.name
+        fields[name.replace("-", "_") if snake_case and not renamed else name] = types.resolve(
+            one.type
+        ).type
+    return Shape(raw, fields)
+
+
+def _json(value: Any) -> bytes:
+    return _ENCODER.encode(value).encode("utf-8", "surrogatepass")
+
+
+def _unusual(value: Any) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_unusual, separators=(",", ":"))
+
+
+def _typed(text: str, declared: TypeDef | None) -> Any:
+    if not isinstance(declared, ScalarType) or declared is ScalarType.STRING:
+        return text if text or declared is ScalarType.STRING else None
+    if not text:
+        return None
+    try:
+        if declared is ScalarType.BOOL:
+            return {"true": True, "false": False}.get(text.strip().lower(), text)
+        return float(text) if declared.is_float else int(text)
+    except ValueError:
+        return text
+
+
+# ---- the way out ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLines:
+    """A value a line, as it is."""
+
+    topic: str
+    suffix: str = ".jsonl"
+    header: bytes = b""
+
+    def rows(self, values: Iterable[bytes]) -> bytes:
+        """Lines of values.
+
+        Raises:
+            InputError: a value holds a line end, so that it would read as two.
+        """
+        lines = list(values)
+        for line in lines:
+            if b"\n" in line:
+                raise InputError(
+                    "a value of a raw topic holds a line end, and lines cannot",
+                    topic=self.topic,
+                    value=line[:200],
+                    next_step="bind the topic to parquet, or give it the json converter",
+                )
+        return b"".join(line + b"\n" for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class CsvLines:
+    """A row a value; the columns are the fields of the declared object, else `value`."""
+
+    topic: str
+    shape: Shape
+    suffix: str = ".csv"
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The names in the header."""
+        return ["value"] if self.shape.fields is None else list(self.shape.fields)
+
+    @property
+    def header(self) -> bytes:
+        """The first line of every file."""
+        return self._lines([self.columns])
+
+    def rows(self, values: Iterable[bytes]) -> bytes:
+        """Lines of values. Errors as `Shape.row`."""
+        found = (self.shape.row(value) for value in values)
+        return self._lines([[_cell(row[name]) for name in self.columns] for row in found])
+
+    @staticmethod
+    def _lines(rows: Iterable[Sequence[str]]) -> bytes:
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        return text.getvalue().encode()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else _json(value).decode()
+
+
+def typed_table(values: Iterable[bytes], shape: Shape) -> pa.Table:
+    """Values as a table for Parquet: scalars typed as declared, what is nested as JSON text.
+
+    Raises:
+        FormatError: a value does not fit.
+    """
+    rows = [shape.row(value) for value in values]
+    if shape.fields is None:
+        return pa.table({"value": pa.array([row["value"] for row in rows], pa.string())})
+    return pa.table(
+        {name: _column(name, [row[name] for row in rows], kind) for name, kind in _kinds(shape)}
+    )
+
+
+def _kinds(shape: Shape) -> list[tuple[str, pa.DataType]]:
+    fields = (shape.fields or {}).items()
+    return [
+        (name, arrow_type(kind) if isinstance(kind, ScalarType) else pa.string())
+        for name, kind in fields
+    ]
+
+
+def _column(name: str, cells: list[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_string(kind):
+        cells = [cell if cell is None or isinstance(cell, str) else _cell(cell) for cell in cells]
+    try:
+        return pa.array(cells, kind)
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        raise FormatError(
+            f"a value does not fit its declared type ({error})", column=name, expected=str(kind)
+        ) from error

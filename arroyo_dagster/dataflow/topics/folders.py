@@ -1,0 +1,167 @@
+"""The files a topic is read from: one file, or all files of a directory, here or in a store."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+from arroyo_dagster.errors import InputError, NotFoundError, StorageError
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state.storage.store import ObjectStore, open_by_ranges
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Entry:
+    """A file that holds records."""
+
+    name: str
+    size_bytes: int
+
+
+class Folder(Protocol):
+    """Some files that are read by name. Files in the making, `_…` and `.…`, are not among them."""
+
+    @property
+    def where(self) -> str:
+        """The path or URL, for messages."""
+
+    def entries(self) -> list[Entry]:
+        """All files, in order of name.
+
+        Raises:
+            NotFoundError: there is no such file or directory.
+        """
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Up to `length` bytes from byte `start`."""
+
+    def open(self, name: str, size_bytes: int) -> BinaryIO:
+        """Open a file of a known size for random access."""
+
+
+def folder_at(path: str) -> Folder:
+    """The files at a path of this machine, or at a URL that a checkpoint URL could be.
+
+    Args:
+        path: a file or a directory, or the URL of a directory.
+    """
+    if path.startswith("file://"):
+        path = path.removeprefix("file://")
+    return StoreFolder(path) if "://" in path else LocalFolder(path)
+
+
+def hidden(name: str) -> bool:
+    """Whether a file is in the making or a note: nothing that readers should see."""
+    return name[:1] in ("_", ".") or "#" in name
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFolder:
+    """A file or a directory of this machine, by the names the file system has."""
+
+    where: str
+
+    def entries(self) -> list[Entry]:
+        """See `Folder.entries`; directories below are left alone."""
+        try:
+            if not os.path.isdir(self.where):
+                return [Entry(os.path.basename(self.where), os.stat(self.where).st_size)]
+            with os.scandir(self.where) as found:
+                return sorted(
+                    Entry(one.name, one.stat().st_size)
+                    for one in found
+                    if one.is_file() and not hidden(one.name)
+                )
+        except FileNotFoundError as error:
+            raise NotFoundError(
+                "there is no such file or directory to read records from",
+                path=self.where,
+                next_step="create it, or bind the topic to another path",
+            ) from error
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.where, name) if os.path.isdir(self.where) else self.where
+
+    def _failed(self, error: OSError) -> StorageError:
+        return StorageError(f"records cannot be read ({error.strerror})", path=self.where)
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """See `Folder.read`."""
+        with self.open(name, 0) as file:
+            file.seek(start)
+            return file.read(length)
+
+    def open(self, name: str, size_bytes: int) -> BinaryIO:
+        """See `Folder.open`."""
+        try:
+            return open(self._path(name), "rb")
+        except FileNotFoundError as error:
+            raise gone(self.where, name) from error
+        except OSError as error:
+            raise self._failed(error) from error
+
+
+class StoreFolder:
+    """A directory of an object store."""
+
+    def __init__(self, url: str) -> None:
+        self.where = url
+        self._opened: ObjectStore | None = None
+
+    def __reduce__(self) -> tuple[type[StoreFolder], tuple[str]]:
+        return StoreFolder, (self.where,)
+
+    @property
+    def _store(self) -> ObjectStore:
+        if self._opened is None:
+            self._opened = open_store(self.where)
+        return self._opened
+
+    def entries(self) -> list[Entry]:
+        """See `Folder.entries`; directories below are left alone."""
+        found = self._store.list_dir().objects
+        return sorted(
+            Entry(one.path, one.size_bytes)
+            for one in found
+            if one.addressable and not hidden(one.path)
+        )
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """See `Folder.read`."""
+        try:
+            return self._store.read_range(StatePath(name), start, length)
+        except NotFoundError as error:
+            raise gone(self.where, name) from error
+
+    def open(self, name: str, size_bytes: int) -> BinaryIO:
+        """See `Folder.open`."""
+        return open_by_ranges(self._store, StatePath(name), size_bytes)
+
+
+def gone(where: str, name: str) -> NotFoundError:
+    """The error for a file that was there when the epoch was planned."""
+    return NotFoundError(
+        "a file of records is gone while it is being read",
+        path=where,
+        file=name,
+        next_step="put it back, or bind the topic to where it is now; nothing was written",
+    )
+
+
+def refuse_compressed(where: str, name: str) -> None:
+    """Refuse a file whose bytes are not its records.
+
+    Raises:
+        InputError: it is compressed as a whole.
+    """
+    if name.endswith((".gz", ".zst", ".bz2", ".xz", ".zip")):
+        raise InputError(
+            "a compressed file has no offsets to go on from",
+            path=where,
+            file=name,
+            next_step="unpack it, or keep the records in Parquet, which compresses by itself",
+        )

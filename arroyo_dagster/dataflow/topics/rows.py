@@ -1,0 +1,162 @@
+"""Records that are the rows of Parquet files. Positions are rows."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from arroyo_dagster.dataflow.topics.folders import Entry, Folder
+from arroyo_dagster.dataflow.topics.records import MOST_PARTS, Found, record_batches, text_batch
+from arroyo_dagster.errors import FormatError, ProtocolError
+
+PART_ROWS = 1 << 15
+"""What is shorter is not worth a task of its own."""
+
+_FOOTER_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetRows:
+    """A record a row. The file was written as a whole: it does not grow.
+
+    Args:
+        encode: the value of a row, given its cells by column as `plain_rows` gives them.
+        wants: which columns to read.
+        raw: whether the text, or the bytes, of an only column is the value.
+    """
+
+    encode: Callable[[dict[str, Any]], bytes]
+    wants: Callable[[str], bool] = lambda column: True
+    raw: bool = False
+    _lengths: dict[tuple[str, int], int] = field(default_factory=dict, compare=False, repr=False)
+
+    def length(self, folder: Folder, entry: Entry) -> int:
+        """How many rows it has."""
+        known = self._lengths.get((entry.name, entry.size_bytes))
+        if known is None:
+            with _opened(folder, entry) as file:
+                known = self._lengths[entry.name, entry.size_bytes] = file.metadata.num_rows
+        return known
+
+    def check(self, folder: Folder, entry: Entry, position: int, mark: int) -> None:
+        """Prove that the file is the one whose first `position` rows were read.
+
+        Raises:
+            ProtocolError: it is another.
+        """
+        if self.mark(folder, entry, position) != mark:
+            raise ProtocolError(
+                "a Parquet file that was read in part has been replaced",
+                path=folder.where,
+                file=entry.name,
+                position=position,
+                next_step="give a file of other records another name; nothing was written",
+            )
+
+    def mark(self, folder: Folder, entry: Entry, position: int) -> int:
+        """What tells the file from another: the end of its footer."""
+        start = max(0, entry.size_bytes - _FOOTER_BYTES)
+        return zlib.crc32(folder.read(entry.name, start, _FOOTER_BYTES))
+
+    def extent(
+        self, folder: Folder, entry: Entry, start: int, room: int, *, final: bool
+    ) -> tuple[int, int]:
+        """How far one epoch may read: `room` rows at most. See `Lines.extent`."""
+        end = min(self.length(folder, entry), start + room)
+        return end, end - start
+
+    def cuts(self, folder: Folder, name: str, start: int, end: int) -> Sequence[int]:
+        """Where parts begin that may be read apart."""
+        return range(start, end, max(PART_ROWS, -(-(end - start) // MOST_PARTS)))[1:]
+
+    def batches(
+        self, folder: Folder, name: str, number: int, start: int, end: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows from `start` (included) to `end` (excluded); `number`: their partition."""
+        for first, rows in self._tables(folder, name, start, end):
+            if self.raw and _is_text(rows):
+                yield text_batch(rows.column(0).combine_chunks(), number, first)
+                continue
+            found = (
+                Found(at, self.encode(row)) for at, row in enumerate(plain_rows(rows), start=first)
+            )
+            yield from record_batches(found, number)
+
+    def _tables(
+        self, folder: Folder, name: str, start: int, end: int
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """The rows of each row group that has some of them, behind the place of the first."""
+        first = 0
+        sizes = {entry.name: entry for entry in folder.entries()}
+        with _opened(folder, sizes.get(name, Entry(name, 0))) as file:
+            columns = [column for column in file.schema_arrow.names if self.wants(column)]
+            for group in range(file.metadata.num_row_groups):
+                count = file.metadata.row_group(group).num_rows
+                low, high = max(start - first, 0), min(end - first, count)
+                if low < high:
+                    rows = file.read_row_group(group, columns)
+                    yield first + low, rows.slice(low, high - low)
+                first += count
+
+
+def _is_text(rows: pa.Table) -> bool:
+    """Whether the rows are one column of text or bytes, none missing."""
+    kinds = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+    return rows.num_columns == 1 and rows.column(0).type in kinds and not rows.column(0).null_count
+
+
+def plain_rows(rows: pa.Table) -> list[dict[str, Any]]:
+    """Rows as JSON would have them: times are milliseconds since 1970, decimals and dates text."""
+    columns = [plain_column(column) for column in rows.columns]
+    return pa.table(dict(zip(rows.column_names, columns, strict=True))).to_pylist()  # type: ignore[no-any-return]
+
+
+def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """One column of `plain_rows`."""
+    return column.cast(_coarse(column.type), safe=False).cast(_plain(_coarse(column.type)))
+
+
+def _coarse(kind: pa.DataType) -> pa.DataType:
+    """Times of nanoseconds, which Python has no value for, as milliseconds, at any depth."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("ms", kind.tz)
+    if pa.types.is_dictionary(kind):
+        return _coarse(kind.value_type)
+    return _inside(kind, _coarse)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.int64()
+    if pa.types.is_decimal(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
+        return pa.string()
+    return _inside(kind, _plain)
+
+
+def _inside(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        members = [kind.field(at) for at in range(kind.num_fields)]
+        return pa.struct([one.with_type(change(one.type)) for one in members])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(kind.value_field.with_type(change(kind.value_type)))
+    return kind
+
+
+@contextlib.contextmanager
+def _opened(folder: Folder, entry: Entry) -> Iterator[pq.ParquetFile]:
+    try:
+        with folder.open(entry.name, entry.size_bytes) as file:
+            yield pq.ParquetFile(file)
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(
+            f"a file cannot be read as Parquet ({error})",
+            path=folder.where,
+            file=entry.name,
+            next_step="files in the making need a name that begins with '_' or '.'",
+        ) from error

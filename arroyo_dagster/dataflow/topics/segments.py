@@ -1,0 +1,237 @@
+"""A topic that services of one dataflow write and read: Parquet files in the writer's job.
+
+A writer puts out the records of an epoch in its second phase (`ParquetSink`), so a reader sees
+those of ready epochs only. The files of an epoch are all there before the writer's next epoch can
+have any: a reader that sees one of epoch n knows all before n complete, and its offset need not
+name them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
+from arroyo_dagster.dataflow.topics.records import RECORDS
+from arroyo_dagster.errors import (
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
+from arroyo_dagster.state.codec.parquet import decode_file
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.numbers import number_pattern
+from arroyo_dagster.state.runtime.operators import Offset, Source
+from arroyo_dagster.state.storage.store import ObjectStore
+
+_NAME = re.compile(rf"({number_pattern(7)})-({number_pattern(3)})-[0-9a-f]{{16}}\.parquet")
+FILES_PER_EPOCH = 64
+EPOCHS_KEPT = 10
+FROM = "from:"
+"""What begins the members of an offset that are writers; others stay, as in `FileSource`."""
+
+
+_EPOCH_BITS, _SUBTASK_BITS = 36, 24  # rows of a subtask's epoch, then subtasks, then epochs
+_BEGINNING: Offset = {"epoch": 0, "read": []}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Segment:
+    """A file of records. `epoch`, `subtask`: who of the writer put it out, and when."""
+
+    epoch: int
+    subtask: int
+    path: StatePath
+
+    @property
+    def first_offset(self) -> int:
+        """The offset of its first record: greater than those of all files before it."""
+        return (self.epoch << _EPOCH_BITS) + (self.subtask << _SUBTASK_BITS)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSplit:
+    """A file that an epoch takes. `number`: the partition of its records, one a writer."""
+
+    number: int
+    first_offset: int
+    path: StatePath
+
+
+class SegmentSource(Source):
+    """Records that services of the dataflow put out, each once.
+
+    Args:
+        topic: for messages.
+        store: where the writers' jobs are.
+        writers: the directory of each writing service.
+        files_per_epoch: how many files one epoch takes at most.
+        readers: the services that read it; what all of them have taken may go, see `note`.
+
+    Raises:
+        InputError: nobody writes the topic.
+    """
+
+    schema = RECORDS
+
+    def __init__(
+        self,
+        topic: str,
+        store: ObjectStore,
+        writers: Mapping[str, StatePath],
+        *,
+        files_per_epoch: int = FILES_PER_EPOCH,
+        readers: Collection[str] = (),
+    ) -> None:
+        if not writers or files_per_epoch < 1:
+            raise InputError(
+                "nobody writes the topic" if not writers else "files_per_epoch is at least 1",
+                topic=topic,
+            )
+        self._topic = topic
+        self._store = store
+        self._writers = dict(sorted(writers.items()))
+        self._files_per_epoch = files_per_epoch
+        self._readers = frozenset(readers)
+        self._taken: dict[str, Offset] = {}
+        self._trimmed = dict.fromkeys(self._writers, 0)
+        self.complete = False
+        """Whether the writers have ended: who runs them knows."""
+
+    @property
+    def writers(self) -> frozenset[str]:
+        """The services that write the topic."""
+        return frozenset(self._writers)
+
+    def initial_offset(self) -> Offset:
+        """Before every writer's first epoch."""
+        return {FROM + writer: _BEGINNING for writer in self._writers}
+
+    def latest_offset(self, start: Offset) -> Offset:
+        """At most `files_per_epoch` files on."""
+        end, room = {**self.initial_offset(), **start}, self._files_per_epoch
+        for writer in self._writers:
+            member = FROM + writer
+            known, done = int(end[member]["epoch"]), set(end[member]["read"])
+            there = self._segments(writer, known)
+            fresh = [one for one in there if one.path.name not in done][:room]
+            room -= len(fresh)
+            done.update(one.path.name for one in fresh)
+            complete = known
+            for one in there:
+                if one.path.name not in done:
+                    break
+                if one.epoch < there[-1].epoch:
+                    complete = one.epoch
+            names = {one.path.name: one for one in there if one.epoch > complete}
+            end[member] = {"epoch": complete, "read": sorted(done & names.keys())}
+        return end
+
+    def _segments(self, writer: str, after_epoch: int) -> list[Segment]:
+        directory = self._writers[writer]
+        try:
+            listed = self._store.list(directory, start_after=f"{directory}/{after_epoch + 1:07}")
+            found = [one.path for one in listed if one.path.parent == directory]
+        except NotFoundError:
+            return []  # the store itself is not there yet
+        segments = [(_NAME.fullmatch(path.name), path) for path in found]
+        return sorted(
+            Segment(int(match.group(1)), int(match.group(2)), path)
+            for match, path in segments
+            if match
+        )
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[SegmentSplit]:
+        """One split a file, by writer and epoch.
+
+        Raises:
+            ProtocolError: a file that an epoch has taken is gone.
+        """
+        splits: list[SegmentSplit] = []
+        for number, writer in enumerate(self._writers):
+            begin, stop = start.get(FROM + writer, _BEGINNING), end[FROM + writer]
+            there = self._segments(writer, int(begin["epoch"]))
+            wanted = set(stop["read"]) - set(begin["read"])
+            self._check_there(writer, wanted - {one.path.name for one in there})
+            splits += [
+                SegmentSplit(number, one.first_offset, one.path)
+                for one in there
+                if one.path.name not in begin["read"]
+                and (one.epoch <= int(stop["epoch"]) or one.path.name in wanted)
+            ]
+        return splits
+
+    def _check_there(self, writer: str, missing: set[str]) -> None:
+        if missing:
+            raise ProtocolError(
+                "records that an epoch of this run has taken are gone",
+                topic=self._topic,
+                path=self._writers[writer] / min(missing),
+            )
+
+    def read(self, partition: SegmentSplit) -> Iterator[pa.RecordBatch]:
+        """The records of one file."""
+        rows, _ = decode_file(self._store.read(partition.path), partition.path)
+        if not rows.schema.equals(SINK_SCHEMA):
+            raise FormatError("kept records have another schema than expected", path=partition.path)
+        first, count = partition.first_offset, rows.num_rows
+        columns = {
+            **{name: rows.column(name) for name in SINK_SCHEMA.names},
+            "partition": pa.array([partition.number] * count, pa.int32()),
+            "offset": pa.array(range(first, first + count), pa.int64()),
+        }
+        yield from pa.table([columns[name] for name in RECORDS.names], RECORDS).to_batches()
+
+    def note(self, reader: str, checkpoint: Checkpoint) -> None:
+        """An epoch of a service is ready: of what every reader has taken with ready epochs, the
+        files of all but the last `EPOCHS_KEPT` epochs of their writer are removed.
+
+        The last ones stay because a writer that died may commit its newest epoch once more, and
+        then looks for its files.
+        """
+        if reader not in self._readers or checkpoint.progress is None:
+            return
+        for source in json.loads(checkpoint.progress.offsets).values():
+            if self._topic in source.get("topics", {}):
+                self._taken[reader] = source["topics"][self._topic]
+        if self._taken.keys() == self._readers:
+            for writer in self._writers:
+                # The epoch exists; what stays is removed behind a later one.
+                with contextlib.suppress(StorageError):
+                    self._trim(writer)
+
+    def _trim(self, writer: str) -> None:
+        taken = [offset.get(FROM + writer, _BEGINNING) for offset in self._taken.values()]
+        before = min(int(one["epoch"]) for one in taken) - EPOCHS_KEPT
+        if before < self._trimmed[writer] + EPOCHS_KEPT:
+            return  # a listing now and then is enough
+        gone = [one.path for one in self._segments(writer, 0) if one.epoch <= before]
+        if not self._store.delete_many(gone).failed:
+            self._trimmed[writer] = before
+
+    def exhausted(self, offset: Offset) -> bool:
+        """Whether the writers have ended, and everything of theirs was read."""
+        return self.complete and self.latest_offset(offset) == offset
+
+
+def note_ends(between: Iterable[SegmentSource], ended: Set[str]) -> bool:
+    """Note which topics between services have ended with their writers.
+
+    Args:
+        ended: the services that put out nothing any more.
+
+    Returns:
+        Whether there was one: knowing it, a reader may have more to do.
+    """
+    fresh = [one for one in between if not one.complete and one.writers <= ended]
+    for source in fresh:
+        source.complete = True
+    return bool(fresh)

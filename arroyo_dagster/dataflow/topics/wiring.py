@@ -1,0 +1,330 @@
+"""Bindings put together with a dataflow: the sources and sinks of its topics.
+
+A topic that services write and read needs no binding: its records lie in the writers' jobs. A sink
+that is bound to such a topic gets them too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
+from arroyo_dagster.dataflow.definition.scope import scope_of
+from arroyo_dagster.dataflow.runtime.service import Bindings, converter_of
+from arroyo_dagster.dataflow.topics.bindings import BindingsText, TopicBinding
+from arroyo_dagster.dataflow.topics.cells import CsvLines, JsonLines, Shape, shape_of
+from arroyo_dagster.dataflow.topics.files import ROWS_PER_EPOCH, FileSource, Format
+from arroyo_dagster.dataflow.topics.folders import folder_at
+from arroyo_dagster.dataflow.topics.lines import CsvRows, Lines
+from arroyo_dagster.dataflow.topics.pipe import PipeSource, Stream
+from arroyo_dagster.dataflow.topics.rate import RateSource
+from arroyo_dagster.dataflow.topics.rows import ParquetRows
+from arroyo_dagster.dataflow.topics.segments import SegmentSource
+from arroyo_dagster.dataflow.topics.sinks import (
+    AppendSink,
+    BothSinks,
+    KeptSink,
+    LinesFolderSink,
+    ParquetFolderSink,
+    PrintSink,
+    Writer,
+)
+from arroyo_dagster.dataflow.views.view import service_paths
+from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.redaction import redact_url, register_settings, register_url
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.runtime.operators import Sink, Source
+from arroyo_dagster.state.storage.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wired:
+    """What a dataflow runs with.
+
+    Attributes:
+        bindings: for `build_dataflow`.
+        between: the sources of topics that services write.
+        pipes: the sources that keep lines of the standard input, by topic.
+        unbound: topics that are written, and go nowhere.
+    """
+
+    bindings: Bindings
+    between: tuple[SegmentSource, ...] = ()
+    pipes: Mapping[str, PipeSource] = field(default_factory=dict)
+    unbound: tuple[str, ...] = ()
+
+
+class Outside(Protocol):
+    """Opens what a topic is bound to where that is not this process's business: `spark`."""
+
+    def source(
+        self, binding: TopicBinding, shape: Shape, directory: StatePath, readers: tuple[str, ...]
+    ) -> Source:
+        """What a topic is read from. `directory`: where it may keep things."""
+
+    def sink(self, binding: TopicBinding, shape: Shape) -> Sink:
+        """What a topic is written to."""
+
+
+def wire(
+    dataflow: Dataflow,
+    given: BindingsText,
+    store: ObjectStore,
+    *,
+    packages: Mapping[str, Package] | None = None,
+    stdin: Stream | None = None,
+    outside: Outside | None = None,
+) -> Wired:
+    """Open what the topics of a dataflow are bound to.
+
+    Args:
+        store: where the states lie, and records between services.
+        packages: those that the dataflow imports, by id.
+        stdin: what `stdin` means.
+        outside: what `spark` means.
+
+    Raises:
+        InputError: a topic that is read has neither source nor writer, or two of them; a binding
+            of a topic that nobody reads or writes; of all the first, the others named.
+        NotFoundError: a file is not there.
+    """
+    register_settings(given.env)
+    for binding in (*given.sources.values(), *given.sinks.values()):
+        register_url(binding.target)
+        register_settings(binding.options)
+    return _Wiring(dataflow, given, store, packages or {}, stdin, outside).wired()
+
+
+class _Wiring:
+    def __init__(
+        self,
+        dataflow: Dataflow,
+        given: BindingsText,
+        store: ObjectStore,
+        packages: Mapping[str, Package],
+        stdin: Stream | None,
+        outside: Outside | None,
+    ) -> None:
+        self._dataflow = dataflow
+        self._given = given
+        self._store = store
+        self._packages = packages
+        self._stdin = stdin
+        self._outside = outside
+        self._types = scope_of(dataflow, packages)
+        self._readers = services_by_topic(dataflow, "sources")
+        self._writers = services_by_topic(dataflow, "sinks")
+
+    def wired(self) -> Wired:
+        self._check()
+        sources: dict[str, Source] = {}
+        between: list[SegmentSource] = []
+        for topic in self._readers:
+            if topic in self._given.sources:
+                sources[topic] = self._source(self._given.sources[topic])
+            else:
+                between.append(self._between(topic))
+                sources[topic] = between[-1]
+        sinks = {topic: self._sink(topic) for topic in self._writers}
+        return Wired(
+            bindings=Bindings(
+                sources=sources,
+                sinks={topic: sink for topic, sink in sinks.items() if sink is not None},
+                functions=self._given.functions,
+                packages=self._packages,
+                env=self._given.env,
+            ),
+            between=tuple(between),
+            pipes={name: one for name, one in sources.items() if isinstance(one, PipeSource)},
+            unbound=tuple(sorted(topic for topic, sink in sinks.items() if sink is None)),
+        )
+
+    # ---- what is asked for -----------------------------------------------------------------------
+
+    def _check(self) -> None:
+        for role, given, used in (
+            ("source", self._given.sources, self._readers),
+            ("sink", self._given.sinks, self._writers),
+        ):
+            for topic in given:
+                if topic not in used:
+                    raise self._not_used(role, topic, used)
+        missing = [
+            topic
+            for topic in self._readers
+            if topic not in self._given.sources and topic not in self._writers
+        ]
+        if missing:
+            raise InputError(
+                f"{len(missing)} topic{'s have' if len(missing) > 1 else ' has'} no source: "
+                f"{', '.join(missing)}",
+                dataflow=self._dataflow.name,
+                services=", ".join(self._readers[missing[0]]),
+                next_step=f"bind each, for example `--source {missing[0]}=jsonl:PATH`",
+            )
+        for topic in self._given.sources:
+            if topic in self._writers:
+                raise InputError(
+                    "a topic with a source is also written by a service: which of the two its "
+                    "readers should get cannot be told",
+                    topic=topic,
+                    services=", ".join(self._writers[topic]),
+                    next_step=f"leave out the source of {topic}; what is written there is read",
+                )
+        self._check_pipes()
+
+    def _not_used(self, role: str, topic: str, used: Mapping[str, Sequence[str]]) -> InputError:
+        near = difflib.get_close_matches(topic, used, n=1)
+        verb = "reads" if role == "source" else "writes"
+        return InputError(
+            f"no service {verb} a topic {topic!r}; topics with a {role}: "
+            f"{', '.join(sorted(used)) or 'none'}",
+            dataflow=self._dataflow.name,
+            topic=topic,
+            next_step=f"did you mean {near[0]!r}?" if near else f"leave out its {role}",
+        )
+
+    def _check_pipes(self) -> None:
+        piped = [name for name, one in self._given.sources.items() if one.kind == "stdin"]
+        readers = [service for name in piped for service in self._readers[name]]
+        if len(readers) > 1:
+            raise InputError(
+                "the standard input can be read by one service, since it gives nothing twice",
+                topics=", ".join(piped),
+                services=", ".join(readers),
+                next_step="let one service read it, and put out a topic that the others read",
+            )
+
+    # ---- what is opened --------------------------------------------------------------------------
+
+    def _shape(self, topic: str, *, reading: bool) -> Shape:
+        declared = self._dataflow.topics.get(topic)
+        if declared is None:
+            return Shape()
+        return shape_of(
+            declared.value,
+            self._types,
+            raw=converter_of(self._dataflow, topic) == "raw",
+            reading=reading,
+            snake_case=self._dataflow.api_version == "0.5.0",
+        )
+
+    def _source(self, binding: TopicBinding) -> Source:
+        rows = int(binding.options.get("rows_per_epoch", ROWS_PER_EPOCH))
+        if binding.kind == "rate":
+            limit = binding.options.get("limit")
+            return RateSource(
+                binding.topic,
+                _number(binding),
+                limit=None if limit is None else int(limit),
+                rows_per_epoch=rows,
+            )
+        if binding.kind == "stdin":
+            return self._pipe(binding.topic, rows)
+        shape = self._shape(binding.topic, reading=True)
+        if binding.kind == "spark":
+            readers = tuple(self._readers[binding.topic])
+            directory = service_paths(self._dataflow, readers[0]).ours / "landed" / binding.topic
+            return self._opener(binding).source(binding, shape, directory, readers)
+        formats: dict[str, Format] = {
+            "jsonl": Lines(),
+            "csv": CsvRows(shape.from_cells),
+            "parquet": ParquetRows(
+                shape.from_row, shape.wants, raw=shape.raw and shape.fields is None
+            ),
+        }
+        try:
+            return FileSource(
+                binding.topic,
+                folder_at(binding.target),
+                formats[binding.kind],
+                follow=bool(binding.options.get("follow", False)),
+                rows_per_epoch=rows,
+            )
+        except ArroyoStateError as error:
+            error.facts.setdefault("topic", binding.topic)
+            raise
+
+    def _opener(self, binding: TopicBinding) -> Outside:
+        if self._outside is None:
+            raise InputError(
+                f"the {binding.role} is one of Spark's, and this run is in process",
+                topic=binding.topic,
+                next_step="run it with --spark",
+            )
+        return self._outside
+
+    def _pipe(self, topic: str, rows: int) -> PipeSource:
+        if self._stdin is None:
+            raise InputError("there is no standard input to read here", topic=topic)
+        directory = service_paths(self._dataflow, self._readers[topic][0]).stdin(topic)
+        return PipeSource(topic, self._store, directory, self._stdin, rows_per_epoch=rows)
+
+    def _between(self, topic: str) -> SegmentSource:
+        writers = {
+            service: service_paths(self._dataflow, service).topic(topic)
+            for service in self._writers[topic]
+        }
+        return SegmentSource(topic, self._store, writers, readers=self._readers[topic])
+
+    def _sink(self, topic: str) -> Sink | None:
+        given = self._given.sinks.get(topic)
+        bound = None if given is None else self._bound_sink(given)
+        if topic not in self._readers:
+            return bound
+        kept = KeptSink(self._store.url, topic)
+        return kept if bound is None else BothSinks(bound, kept)
+
+    def _bound_sink(self, binding: TopicBinding) -> Sink:
+        shape = self._shape(binding.topic, reading=False)
+        if binding.kind == "spark":
+            return self._opener(binding).sink(binding, shape)
+        if binding.kind == "stdout":
+            return PrintSink(binding.topic, JsonLines(binding.topic))
+        if binding.kind == "parquet":
+            return ParquetFolderSink(binding.topic, _folder_url(binding.target), shape)
+        writer: Writer = (
+            JsonLines(binding.topic) if binding.kind == "jsonl" else CsvLines(binding.topic, shape)
+        )
+        if _is_folder(binding.target):
+            return LinesFolderSink(binding.topic, _folder_url(binding.target), writer)
+        if len(self._writers[binding.topic]) > 1:
+            raise InputError(
+                "one file takes the records of one service",
+                topic=binding.topic,
+                services=", ".join(self._writers[binding.topic]),
+                next_step=f"bind it to a directory: `{binding.topic}={binding.kind}:PATH/`",
+            )
+        return AppendSink(binding.topic, binding.target.removeprefix("file://"), writer)
+
+
+def services_by_topic(dataflow: Dataflow, ends: str) -> dict[str, list[str]]:
+    """The services that read (`sources`) or write (`sinks`) each topic."""
+    found: dict[str, list[str]] = {}
+    for service in dataflow.services.values():
+        for end in service.sources if ends == "sources" else service.sinks:
+            if end.id is not None and service.name not in found.setdefault(end.id, []):
+                found[end.id].append(service.name)
+    return found
+
+
+def _number(binding: TopicBinding) -> float:
+    try:
+        return float(binding.target)
+    except ValueError as error:
+        raise InputError(
+            "rate needs numbers a second", topic=binding.topic, given=redact_url(binding.target)
+        ) from error
+
+
+def _is_folder(target: str) -> bool:
+    remote = "://" in target and not target.startswith("file://")
+    return remote or target.endswith("/") or os.path.isdir(target.removeprefix("file://"))
+
+
+def _folder_url(target: str) -> str:
+    return target if "://" in target else os.path.abspath(target)

@@ -1,0 +1,334 @@
+"""Frames: what user code reads whole states and query results through.
+
+Source: sdf-states.md 3.3; errors E44, E45.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from arroyo_dagster.dataflow.definition.types import ScalarType
+from arroyo_dagster.dataflow.errors import access_error, unknown_name
+from arroyo_dagster.dataflow.views.sql import KEY, StateTable, Tables
+
+_TYPES: dict[Any, str] = {
+    pl.Boolean: "bool",
+    pl.UInt8: "u8",
+    pl.UInt16: "u16",
+    pl.UInt32: "u32",
+    pl.UInt64: "u64",
+    pl.Int8: "i8",
+    pl.Int16: "i16",
+    pl.Int32: "i32",
+    pl.Int64: "i64",
+    pl.Float32: "f32",
+    pl.Float64: "f64",
+    pl.String: "string",
+}
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnInfo:
+    """A column of a frame. `type`: in the words of SDF where it has one."""
+
+    name: str
+    index: int
+    type: str
+
+
+Asked = ColumnInfo | str
+"""A column as getters take it."""
+
+
+class Expression:
+    """A condition or a value for `Frame.filter`, made of `col` and `lit`."""
+
+    def __init__(self, made: pl.Expr) -> None:
+        self._made = made
+
+    def eq(self, other: object) -> Expression:
+        return Expression(self._made == _expression(other))
+
+    def neq(self, other: object) -> Expression:
+        return Expression(self._made != _expression(other))
+
+    def gt(self, other: object) -> Expression:
+        return Expression(self._made > _expression(other))
+
+    def gt_eq(self, other: object) -> Expression:
+        return Expression(self._made >= _expression(other))
+
+    def lt(self, other: object) -> Expression:
+        return Expression(self._made < _expression(other))
+
+    def lt_eq(self, other: object) -> Expression:
+        return Expression(self._made <= _expression(other))
+
+    def plus(self, other: object) -> Expression:
+        return Expression(self._made + _expression(other))
+
+    def minus(self, other: object) -> Expression:
+        return Expression(self._made - _expression(other))
+
+    def and_(self, other: object) -> Expression:
+        return Expression(self._made & _expression(other))
+
+    def or_(self, other: object) -> Expression:
+        return Expression(self._made | _expression(other))
+
+
+def _expression(value: object) -> pl.Expr:
+    return value._made if isinstance(value, Expression) else pl.lit(value)
+
+
+def col(name: str) -> Expression:
+    """A column, for `Frame.filter`."""
+    return Expression(pl.col(name))
+
+
+def lit(value: Any) -> Expression:
+    """A value, for `Frame.filter`."""
+    return Expression(pl.lit(value))
+
+
+class Frame:
+    """Rows of a whole state, or of a query. Iterating gives each row as a dict.
+
+    Args:
+        frame: the rows.
+        tables: what `sql` sees besides.
+        name: under which `sql` sees this frame, as well as under `self`.
+    """
+
+    def __init__(self, frame: pl.DataFrame, tables: Tables, name: str) -> None:
+        self._frame = frame
+        self._tables = tables
+        self._name = name
+
+    def sql(self, text: str, params: Mapping[str, Any] | None = None) -> Frame:
+        """Query this frame, as `self` or its name, and every table in scope. Errors as `sql`."""
+        # A frame of another order than its keys' must not be searched by key.
+        frame = self._frame.sort(KEY) if KEY in self._frame.columns else self._frame
+        known = self._tables.by_name.get(self._name)
+        table = StateTable(self._name, frame, known.aliases if known else ())
+        found = self._tables.with_table(table, "self").sql(text, params)
+        found._name = self._name
+        return Frame(found._frame, self._tables, self._name)
+
+    def select(self, columns: str | Sequence[str]) -> Frame:
+        """Some of the columns, in the order given."""
+        names = [columns] if isinstance(columns, str) else list(columns)
+        for name in names:
+            self.col(name)
+        return self._with(self._frame.select(names))
+
+    def filter(self, condition: Expression) -> Frame:
+        """The rows for which a condition of `col` and `lit` holds."""
+        try:
+            return self._with(self._frame.filter(condition._made))
+        except pl.exceptions.PolarsError as error:
+            raise access_error(
+                "E44", f"the condition does not fit: {error}", columns=self._frame.columns
+            ) from error
+
+    def sort(
+        self,
+        columns: str | Sequence[str],
+        descending: bool | Sequence[bool] = False,
+        maintain_order: bool = False,
+    ) -> Frame:
+        """The rows by some columns."""
+        names = [columns] if isinstance(columns, str) else list(columns)
+        for name in names:
+            self.col(name)
+        flags = descending if isinstance(descending, bool) else list(descending) or False
+        return self._with(self._frame.sort(names, descending=flags, maintain_order=maintain_order))
+
+    def head(self, count: int) -> Frame:
+        """The first rows."""
+        return self._with(self._frame.head(count))
+
+    def shape(self) -> tuple[int, int]:
+        """How many rows and columns."""
+        return self._frame.height, self._frame.width
+
+    def name(self) -> str:
+        """The name of the state it came from, or `self`."""
+        return self._name
+
+    def schema(self, columns: Iterable[str] | None = None) -> list[ColumnInfo]:
+        """Some of the columns in the order asked for; None = all."""
+        names = self._frame.columns if columns is None else columns
+        return [self.col(name) for name in names]
+
+    def col(self, name: str) -> ColumnInfo:
+        """One column.
+
+        Raises:
+            StateAccessError: there is none of this name (E44).
+        """
+        if name not in self._frame.columns:
+            raise unknown_name("column", name, self._frame.columns)
+        return ColumnInfo(name, self._frame.columns.index(name), _type_name(self._frame[name]))
+
+    def key(self) -> ColumnInfo:
+        """The column `_key`, where no projection has dropped it."""
+        return self.col(KEY)
+
+    def rows(self) -> Rows:
+        """A cursor before the first row."""
+        return Rows(self._frame)
+
+    def to_polars(self) -> pl.DataFrame:
+        """The rows as Polars has them."""
+        return self._frame
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as Arrow has them."""
+        return self._frame.to_arrow()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._frame.iter_rows(named=True)
+
+    def __len__(self) -> int:
+        return self._frame.height
+
+    def __str__(self) -> str:
+        return str(self._frame)
+
+    def _with(self, frame: pl.DataFrame) -> Frame:
+        return Frame(frame, self._tables, self._name)
+
+
+class Rows:
+    """A cursor over rows. It stands before the first one until `next` is called."""
+
+    def __init__(self, frame: pl.DataFrame) -> None:
+        self._frame = frame
+        self._at = -1
+        self._columns: dict[str, list[Any]] = {}
+
+    def next(self) -> bool:
+        """Go on to the next row; False behind the last one."""
+        if self._at < self._frame.height:
+            self._at += 1
+        return self._at < self._frame.height
+
+    def end(self) -> bool:
+        """Whether there is no row to go on to."""
+        return self._at >= self._frame.height - 1
+
+    def index(self) -> int:
+        """Which row it stands on, from 0; -1 before the first."""
+        return self._at
+
+    def skip(self, count: int) -> bool:
+        """Leave out some rows; False if that is behind the last one."""
+        self._at = min(self._at + count, self._frame.height)
+        return self._at < self._frame.height
+
+    def str(self, column: Asked, default: Any = _MISSING) -> str:
+        """A text. `default`: given in place of a null, as in every getter."""
+        return self._read("str", column, default, ("string",))  # type: ignore[no-any-return]
+
+    def bool(self, column: Asked, default: Any = _MISSING) -> bool:
+        """A truth value."""
+        return self._read("bool", column, default, ("bool",))  # type: ignore[no-any-return]
+
+    def i8(self, column: Asked, default: Any = _MISSING) -> int:
+        """An integer that fits; every integer column is one to start with."""
+        return self._integer("i8", column, default)
+
+    def i16(self, column: Asked, default: Any = _MISSING) -> int:
+        """As `i8`."""
+        return self._integer("i16", column, default)
+
+    def i32(self, column: Asked, default: Any = _MISSING) -> int:
+        """As `i8`."""
+        return self._integer("i32", column, default)
+
+    def i64(self, column: Asked, default: Any = _MISSING) -> int:
+        """As `i8`."""
+        return self._integer("i64", column, default)
+
+    def u8(self, column: Asked, default: Any = _MISSING) -> int:
+        """As `i8`."""
+        return self._integer("u8", column, default)
+
+    def u16(self, column: Asked, default: Any = _MISSING) -> int:
+        """As `i8`."""
+        return self._integer("u16", column, default)
+
+    def u32(self, column: Asked, default: Any = _MISSING) -> int:
+        """As `i8`."""
+        return self._integer("u32", column, default)
+
+    def u64(self, column: Asked, default: Any = _MISSING) -> int:
+        """As `i8`."""
+        return self._integer("u64", column, default)
+
+    def f32(self, column: Asked, default: Any = _MISSING) -> float:
+        """A float of either width."""
+        return self._read("f32", column, default, ("f32", "f64"))  # type: ignore[no-any-return]
+
+    def f64(self, column: Asked, default: Any = _MISSING) -> float:
+        """A float of either width."""
+        return self._read("f64", column, default, ("f32", "f64"))  # type: ignore[no-any-return]
+
+    def _integer(self, getter: Any, column: Asked, default: Any) -> int:
+        value = self._read(getter, column, default, _INTEGERS)
+        low, high = ScalarType(getter).bounds or (0, 0)
+        if isinstance(value, int) and not low <= value <= high:
+            raise access_error(
+                "E45", f"rows.{getter}: {value} is out of its range", column=_name_of(column)
+            )
+        return value  # type: ignore[no-any-return]
+
+    def _read(self, getter: Any, column: Asked, default: Any, types: Any) -> Any:
+        name = _name_of(column)
+        if not 0 <= self._at < self._frame.height:
+            where = "before `next()`" if self._at < 0 else "behind the last row"
+            raise access_error("E45", f"rows.{getter} was read {where}", column=name)
+        if name not in self._columns:
+            self._load(name)
+        series = self._frame[name]
+        found = _type_name(series)
+        if found not in types and series.dtype != pl.Null:
+            raise access_error(
+                "E45", f"rows.{getter}: column `{name}` is of type {found}", column=name
+            )
+        value = self._columns[name][self._at]
+        if value is None and default is _MISSING:
+            raise access_error(
+                "E45",
+                f"rows.{getter}: column `{name}` is null in this row",
+                column=name,
+                next_step="use coalesce in the query, or pass default=",
+            )
+        return default if value is None else value
+
+    def _load(self, name: Any) -> None:
+        if name not in self._frame.columns:
+            raise unknown_name("column", name, self._frame.columns)
+        self._columns[name] = self._frame[name].to_list()
+
+
+_INTEGERS = tuple(one.value for one in ScalarType if one.is_integer)
+
+
+def _name_of(column: ColumnInfo | str) -> Any:
+    return column.name if isinstance(column, ColumnInfo) else column
+
+
+def _type_name(series: pl.Series) -> Any:
+    dtype = series.dtype
+    known = _TYPES.get(dtype.base_type())
+    if known is None and dtype.base_type() == pl.Datetime:
+        return "timestamp"
+    return known or str(dtype).lower()

@@ -1,0 +1,355 @@
+"""Every state of a dataflow by its namespace, the engine's own among them, as `show state` has it.
+
+| namespace | what | type |
+|---|---|---|
+| `service/state/state` | a state; with windows the open ones, and that closed last | `u32` |
+| `service/function/metrics` | records that a step took and failed on | `table` |
+| `service/topic/metrics` | records that were read, and that did not decode | `table` |
+| `service/topic/topic.offset` | where each partition of a source is read next | `offset` |
+| `service/state/watermark` | how far event time is | `timestamp` |
+
+All of a service is of one epoch, its newest ready one.
+
+Source: sdf-states.md 4.3 to 4.5; error E47.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from arroyo_dagster.dataflow.definition.definition import (
+    Dataflow,
+    ServiceDef,
+    StateDef,
+    StateForm,
+    ValueKind,
+)
+from arroyo_dagster.dataflow.definition.types import ScalarType
+from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
+from arroyo_dagster.dataflow.storage.engine_tables import (
+    METRICS,
+    WATERMARK,
+    WINDOWS,
+    Metric,
+    MetricKey,
+    WindowBounds,
+    total,
+)
+from arroyo_dagster.dataflow.storage.state_tables import VALUE, WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.views.rendering import cell_text, watermark_text, window_text
+from arroyo_dagster.dataflow.views.snapshots import FLUSH, SnapshotReader
+from arroyo_dagster.dataflow.views.sql import KEY, UPDATED_AT
+from arroyo_dagster.dataflow.views.view import Clock, OwnerJob, now_ms, service_paths
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.codec.bincode.codec import codec_for
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import Epoch, TableName
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.model.types import I64, U32
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
+
+SOURCES, OFFSETS = "topics", "offsets"
+"""The operator of a service that holds its offsets, and its table."""
+
+RECORDS = "records"
+"""The operator of a service that holds its watermark."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class CliError(InputError):
+    """E47: a namespace that no state has, or a command that does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A row of a state: its key, its window, and a value for each column."""
+
+    key: str
+    window: Window
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace:
+    """One state of one service at one epoch.
+
+    Attributes:
+        name: `service/…`.
+        type: what `show state` lists as its type.
+        epoch: of the service; None = it has none yet.
+        columns: by name, alphabetically, each with its type; None = text that is shown as it is.
+        rows: by window start, then key.
+    """
+
+    name: str
+    type: str
+    epoch: Epoch | None
+    columns: tuple[tuple[str, ScalarType | None], ...]
+    rows: tuple[Shown, ...]
+
+    @property
+    def header(self) -> list[str]:
+        """The names of the columns as they are shown."""
+        return ["Key", "Window", *self.names]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the values' columns."""
+        return [name for name, _ in self.columns]
+
+    def select(self, key: str | None = None, pattern: str | None = None) -> list[Shown]:
+        """Some of the rows.
+
+        Args:
+            key: only this one.
+            pattern: only keys in which this regular expression is found.
+
+        Raises:
+            CliError: the pattern is no regular expression.
+        """
+        found = _matching(pattern)
+        return [row for row in self.rows if key in (None, row.key) and found(row.key)]
+
+    def lines(self, key: str | None = None, pattern: str | None = None) -> list[list[str]]:
+        """Some of the rows as text; arguments and errors as `select`."""
+        return [
+            [row.key, window_text(row.window), *self._texts(row)]
+            for row in self.select(key, pattern)
+        ]
+
+    def _texts(self, row: Shown) -> Iterator[str]:
+        for (_, scalar), value in zip(self.columns, row.values, strict=True):
+            yield str(value) if scalar is None else cell_text(value, scalar)
+
+
+class Namespaces:
+    """The namespaces of a dataflow, each service at its newest ready epoch.
+
+    Args:
+        store: where the states lie.
+        dataflow: whose.
+        clock: by which rows expire.
+
+    Raises:
+        CheckpointError: the newest epoch of a service cannot be read (E51).
+    """
+
+    def __init__(self, store: ObjectStore, dataflow: Dataflow, *, clock: Clock = now_ms) -> None:
+        self._store = store
+        self._dataflow = dataflow
+        self._clock = clock
+        self._heads = {
+            service: OwnerJob(store, service_paths(dataflow, service)).newest()
+            for service in sorted(dataflow.services)
+        }
+
+    def all(self, pattern: str | None = None) -> list[Namespace]:
+        """Every namespace in order of name.
+
+        Args:
+            pattern: only names in which this regular expression is found.
+
+        Raises:
+            CliError: the pattern is no regular expression.
+        """
+        found = _matching(pattern)
+        names = {name: service for name, service in self._names().items() if found(name)}
+        return [self._read(name, service) for name, service in sorted(names.items())]
+
+    def get(self, name: str) -> Namespace:
+        """One namespace; of a state also as `service/state`.
+
+        Raises:
+            CliError: there is none of this name; the nearest are named.
+        """
+        names = self._names()
+        full = name if name in names else f"{name}/state"
+        if full not in names:
+            near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+            raise CliError(
+                f"there is no namespace `{name}`",
+                number="E47",
+                dataflow=self._dataflow.name,
+                nearest=", ".join(near) or None,
+                next_step="`show state` without a name lists all of them",
+            )
+        return self._read(full, names[full])
+
+    def metrics(self) -> list[Namespace]:
+        """What every step, topic and state of every service counted."""
+        return [one for one in self.all() if one.name.endswith("/metrics")]
+
+    # ---- names -----------------------------------------------------------------------------------
+
+    def _names(self) -> dict[str, ServiceDef]:
+        names: dict[str, ServiceDef] = {}
+        for service in self._dataflow.services.values():
+            for state in _owned(service):
+                names[f"{service.name}/{state.name}/state"] = service
+            for name in _counted(service, self._metrics(service.name)):
+                names[f"{service.name}/{name}/metrics"] = service
+            for topic in self._offsets(service.name):
+                names[f"{service.name}/{topic}/topic.offset"] = service
+            if service.windowed is not None:
+                first = min((state.name for state in _owned(service)), default=service.name)
+                names[f"{service.name}/{first}/watermark"] = service
+        return names
+
+    def _read(self, name: str, service: ServiceDef) -> Namespace:
+        middle, _, kind = name.removeprefix(f"{service.name}/").rpartition("/")
+        head = self._heads[service.name]
+        columns, rows = {
+            "state": self._state,
+            "metrics": self._metric,
+            "topic.offset": self._offset,
+            "watermark": self._watermark,
+        }[kind](service, middle)
+        return Namespace(
+            name=name,
+            type=_TYPES[kind],
+            epoch=None if head is None else head.epoch,
+            columns=tuple(columns),
+            rows=tuple(rows),
+        )
+
+    # ---- states ----------------------------------------------------------------------------------
+
+    def _state(self, service: ServiceDef, name: str) -> tuple[_Columns, list[Shown]]:
+        state, head = service.states[name], self._heads[service.name]
+        closed = self._last_window(head) if state.window is not None else GLOBAL_WINDOW
+        rows = self._rows(state, head, closed, live=False)
+        if state.window is not None:
+            rows += self._rows(state, head, closed, live=True)
+        rows.sort(key=lambda row: (row.window.start_ms, row.key))
+        if state.value_kind is not ValueKind.ROW:
+            return [("Value", state.scalar_type)], rows
+        return [(column.name, column.type) for column in state.columns], rows
+
+    def _rows(
+        self, state: StateDef, head: Checkpoint | None, closed: Window, *, live: bool
+    ) -> list[Shown]:
+        frame = SnapshotReader(self._store, state, live=live).at(head)
+        is_row = state.value_kind is ValueKind.ROW
+        names = [column.name for column in state.columns] if is_row else [VALUE]
+        found = []
+        for row in frame.iter_rows(named=True):
+            if is_row and state.ttl_ms is not None and self._expired(state, row[UPDATED_AT]):
+                continue
+            window = closed
+            if WINDOW_START in row:
+                window = Window(row[WINDOW_START], row[WINDOW_END])
+            found.append(Shown(row[KEY], window, tuple(row[name] for name in names)))
+        return found
+
+    def _expired(self, state: StateDef, updated_at: Any) -> bool:
+        assert state.ttl_ms is not None
+        age_ms: int = self._clock() - round(updated_at.timestamp() * 1000)
+        return age_ms >= state.ttl_ms
+
+    def _last_window(self, head: Checkpoint | None) -> Window:
+        found = self._pairs(head, FLUSH, WINDOWS, str, WindowBounds).values()
+        return next((bounds.window for bounds in found), GLOBAL_WINDOW)
+
+    # ---- the engine's ----------------------------------------------------------------------------
+
+    def _metrics(self, service: str) -> dict[str, Metric]:
+        """What was counted, by step, topic or state, over every operator and subtask."""
+        head = self._heads[service]
+        found: dict[str, list[Metric]] = {}
+        for operator in head.operators if head is not None else ():
+            counted = self._pairs(head, operator.operator, METRICS, MetricKey, Metric)
+            for key, value in counted.items():
+                found.setdefault(key.name, []).append(value)
+        return {name: total(metrics) for name, metrics in found.items()}
+
+    def _metric(self, service: ServiceDef, name: str) -> tuple[_Columns, list[Shown]]:
+        metric = self._metrics(service.name).get(name, Metric())
+        shown: dict[str, Any] = {"failed": metric.failed, "succeeded": metric.succeeded}
+        if name in _topics(service):
+            shown["last_error_offset"] = max(metric.last_error_offset, -1)
+        for more in ("dropped_late", "expired"):
+            if getattr(metric, more):
+                shown[more] = getattr(metric, more)
+        columns: _Columns = [(one, None) for one in sorted(shown)]
+        return columns, [Shown("stats", GLOBAL_WINDOW, tuple(shown[one] for one, _ in columns))]
+
+    def _offsets(self, service: str) -> dict[str, Mapping[str, Any]]:
+        stored = self._pairs(self._heads[service], SOURCES, OFFSETS, str, str).get("topics")
+        return {} if stored is None else json.loads(stored)
+
+    def _offset(self, service: ServiceDef, topic: str) -> tuple[_Columns, list[Shown]]:
+        offsets = self._offsets(service.name)[topic]
+        rows = [
+            Shown(name.removeprefix("file:").removeprefix("from:"), GLOBAL_WINDOW, (_next(value),))
+            for name, value in offsets.items()
+        ]
+        return [("Value", None)], sorted(rows, key=lambda row: row.key)
+
+    def _watermark(self, service: ServiceDef, name: str) -> tuple[_Columns, list[Shown]]:
+        marks = self._pairs(self._heads[service.name], RECORDS, WATERMARK, U32, I64).values()
+        rows = [Shown("default", GLOBAL_WINDOW, (watermark_text(max(marks)),))] if marks else []
+        return [("Value", None)], rows
+
+    def _pairs(
+        self, head: Checkpoint | None, operator: str, table: str, key: type[K], value: type[V]
+    ) -> dict[K, V]:
+        """The entries of a global keyed table, of these types; none where it is not there."""
+        found = None if head is None else head.operator(operator)
+        files = None if found is None else found.tables.get(TableName(table))
+        if found is None or not isinstance(files, GlobalKeyedFiles):
+            return {}
+        stored = GlobalKeyedTable(found.configs[TableName(table)], self._store).load(files.files)
+        keys = codec_for(key).decode_many(list(stored))
+        values = codec_for(value).decode_many(list(stored.values()))
+        return dict(zip(keys, values, strict=True))
+
+
+_Columns = list[tuple[str, ScalarType | None]]
+_TYPES = {
+    "state": "u32",  # of every keyed state, as SDF shows it
+    "metrics": "table",
+    "topic.offset": "offset",
+    "watermark": "timestamp",
+}
+
+
+def _owned(service: ServiceDef) -> list[StateDef]:
+    return [state for state in service.states.values() if state.form is StateForm.TYPED]
+
+
+def _topics(service: ServiceDef) -> list[str]:
+    return [source.id for source in service.sources if source.id is not None]
+
+
+def _counted(service: ServiceDef, metrics: Mapping[str, Metric]) -> Sequence[str]:
+    steps = [step.name for step in service.steps]
+    return list(dict.fromkeys([*_topics(service), *steps, *metrics]))
+
+
+def _next(value: Any) -> Any:
+    """Where a partition is read next: of a file its position, of a service the epoch it has put
+    out last."""
+    if isinstance(value, dict) and "read" in value:
+        return max([int(value["epoch"]), *(int(name.partition("-")[0]) for name in value["read"])])
+    return value[0] if isinstance(value, list) and value else value
+
+
+def _matching(pattern: str | None) -> Any:
+    if pattern is None:
+        return lambda text: True
+    try:
+        return re.compile(pattern).search
+    except re.error as error:
+        raise CliError(
+            f"`{pattern}` is no regular expression ({error})",
+            number="E47",
+            next_step="quote what the shell or the expression would take for a sign",
+        ) from error

@@ -1,0 +1,293 @@
+"""SQL over states: Polars' dialect, read-only, over the tables in scope.
+
+Source: sdf-states.md 4.1, 4.2; error E46.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from arroyo_dagster.dataflow.errors import SqlError
+
+if TYPE_CHECKING:
+    from arroyo_dagster.dataflow.views.frames import Frame
+
+KEY = "_key"
+UPDATED_AT = "_updated_at"
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|--[^\n]*|/\*.*?\*/)
+      | (?P<text>'(?:[^']|'')*')
+      | (?P<quoted>"(?:[^"]|"")*"|`(?:[^`]|``)*`)
+      | (?P<parameter>(?<!:):(?!:)[A-Za-z_]\w*)
+      | (?P<word>[^\W\d]\w*)
+      | (?P<number>\d[\w.]*)
+      | (?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_READS = {"select", "with", "show", "explain", "from", "values", "(", "table", "describe"}
+_MOST_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+
+    @property
+    def word(self) -> str:
+        """The keyword it may be; quoted names are none."""
+        return self.text.lower() if self.kind in ("word", "other") else ""
+
+
+def _tokens(text: str) -> list[_Token]:
+    return [_Token(str(one.lastgroup), one.group()) for one in _TOKEN.finditer(text)]
+
+
+@dataclass(frozen=True)
+class StateTable:
+    """A state as SQL sees it.
+
+    Attributes:
+        name: the canonical one.
+        aliases: other names it answers to.
+        frame: `_key`, the columns by name, `_updated_at`; sorted by `_key`.
+    """
+
+    name: str
+    frame: pl.DataFrame
+    aliases: tuple[str, ...] = ()
+
+    @cached_property
+    def plain(self) -> pl.DataFrame:
+        """What `*` stands for: without `_updated_at`."""
+        return self.frame.drop(UPDATED_AT, strict=False)
+
+    def of_key(self, key: str) -> StateTable:
+        """The table with the rows of one key only."""
+        keys = self.frame.get_column(KEY)
+        start = keys.search_sorted(key, side="left")
+        end = keys.search_sorted(key, side="right")
+        return StateTable(self.name, self.frame.slice(start, end - start), self.aliases)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables in scope of one place, unchanging.
+
+    Attributes:
+        by_name: by canonical name.
+        star_includes_updated_at: whether `*` gives `_updated_at` too.
+    """
+
+    tables: Sequence[StateTable]
+    star_includes_updated_at: bool = False
+    _contexts: dict[bool, pl.SQLContext[pl.DataFrame]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    @cached_property
+    def by_name(self) -> dict[str, StateTable]:
+        """Every table by every name it answers to."""
+        found = {alias: table for table in self.tables for alias in table.aliases}
+        return found | {table.name: table for table in self.tables}
+
+    def with_table(self, table: StateTable, *also: str) -> Tables:
+        """These tables, and one more in front of them."""
+        others = [one for one in self.tables if one.name != table.name]
+        shown = StateTable(table.name, table.frame, (*table.aliases, *also))
+        return Tables([*others, shown], self.star_includes_updated_at)
+
+    def sql(self, text: str, params: Mapping[str, Any] | None = None) -> Frame:
+        """Answer a query.
+
+        Raises:
+            SqlError: unknown table or column, a syntax error, a statement that writes (E46).
+        """
+        from arroyo_dagster.dataflow.views.frames import Frame
+
+        tokens = _tokens(text)
+        words = [one for one in tokens if one.kind != "space"]
+        _check_reads(text, words)
+        if [one.word for one in words[:2]] == ["show", "tables"]:
+            names = sorted(table.name for table in self.tables)
+            return Frame(pl.DataFrame({"name": names}, schema={"name": pl.String}), self, "tables")
+        bound = _bound(text, tokens, params or {})
+        return Frame(self._answer(text, bound), self, "self")
+
+    def _answer(self, text: str, tokens: list[_Token]) -> pl.DataFrame:
+        timed = self.star_includes_updated_at or any(
+            one.text.strip('"`').lower() == UPDATED_AT for one in tokens
+        )
+        if timed and not self.star_includes_updated_at:
+            tokens = _without_updated_at(tokens)
+        scope = self._narrowed(tokens)
+        query = "".join(one.text for one in tokens)
+        try:
+            answer: pl.DataFrame = scope._context(timed).execute(query, eager=True)
+            return answer
+        except pl.exceptions.PolarsError as error:
+            raise self._refused(text, str(error)) from error
+        except Exception as error:  # a panic inside Polars is no PolarsError
+            if type(error).__name__ != "PanicException":
+                raise
+            raise self._refused(text, str(error)) from error
+        finally:
+            if scope is not self:
+                scope._contexts.clear()
+
+    def _context(self, timed: bool) -> pl.SQLContext[pl.DataFrame]:
+        if timed not in self._contexts:
+            frames = {
+                name: (table.frame if timed else table.plain)
+                for name, table in self.by_name.items()
+            }
+            self._contexts[timed] = pl.SQLContext(frames, eager=True)
+        return self._contexts[timed]
+
+    def _narrowed(self, tokens: list[_Token]) -> Tables:
+        """The tables, cut to one key where the query asks one table for one key and no more.
+
+        A view may hold millions of keys, and Polars would look at each.
+        """
+        wanted = _point_query([one for one in tokens if one.kind != "space"])
+        table = None if wanted is None else self.by_name.get(wanted[0])
+        if wanted is None or table is None:
+            return self
+        return Tables([table.of_key(wanted[1])], self.star_includes_updated_at)
+
+    def _refused(self, text: str, reason: str) -> SqlError:
+        known = sorted(table.name for table in self.tables)
+        columns = {
+            table.name: [*table.plain.columns, UPDATED_AT] for table in self.tables[:_MOST_SHOWN]
+        }
+        return SqlError(
+            f"the query cannot be answered: {reason.strip().splitlines()[0] if reason else '?'}",
+            number="E46",
+            sql=_short(text),
+            tables=known[:_MOST_SHOWN],
+            columns=columns,
+            next_step="check the names; those with a dash go between back-ticks",
+        )
+
+
+def _check_reads(text: str, words: Sequence[_Token]) -> None:
+    """Refuse what is no query: each statement begins with a word that reads."""
+    heads = _heads(words)
+    for head in heads or [""]:
+        if head not in _READS:
+            raise SqlError(
+                f"`{head or 'nothing'}` is no query: states are read-only here, and only the "
+                "service that owns one changes it",
+                number="E46",
+                sql=_short(text),
+                next_step="begin with `select`, `with`, `show tables` or `explain`",
+            )
+
+
+def _heads(words: Sequence[_Token]) -> list[str]:
+    """The words at which statements begin; of `with` the one behind its sub-queries too."""
+    heads: list[str] = []
+    depth, begins, within = 0, True, False
+    for before, one in zip([None, *words], words, strict=False):
+        if begins and one.text != ";":
+            heads.append(one.word)
+            begins = one.word == "explain"
+            within = one.word == "with"
+        elif (
+            within
+            and depth == 0
+            and before is not None
+            and before.text == ")"
+            and one.text not in (",", "(")
+            and one.word != "as"
+        ):
+            heads.append(one.word)
+            within = False
+        depth += {"(": 1, ")": -1}.get(one.text, 0)
+        begins = begins or one.text == ";"
+    return heads
+
+
+def _bound(text: str, tokens: list[_Token], params: Mapping[str, Any]) -> list[_Token]:
+    """The tokens with a literal for each parameter."""
+    bound: list[_Token] = []
+    for one in tokens:
+        if one.kind != "parameter":
+            bound.append(one)
+            continue
+        name = one.text[1:]
+        if name not in params:
+            raise SqlError(
+                f"the query has a parameter :{name} without a value",
+                number="E46",
+                sql=_short(text),
+                given=sorted(params),
+                next_step="pass it: sql(text, params={…})",
+            )
+        bound.append(_literal(name, params[name]))
+    return bound
+
+
+def _literal(name: str, value: Any) -> _Token:
+    if value is None or isinstance(value, bool):
+        return _Token("word", {None: "null", True: "true", False: "false"}[value])
+    if isinstance(value, int | float):
+        return _Token("number", f"({value!r})" if value < 0 else repr(value))
+    if isinstance(value, str):
+        escaped = value.replace("'", "''")
+        return _Token("text", f"'{escaped}'")
+    raise SqlError(
+        f"parameter :{name} is a {type(value).__name__}; expected text, a number, a bool or None",
+        number="E46",
+    )
+
+
+def _without_updated_at(tokens: list[_Token]) -> list[_Token]:
+    """The query with `_updated_at` left out of every `*` of a projection."""
+    changed: list[_Token] = []
+    before = ""
+    for one in tokens:
+        changed.append(one)
+        if one.text == "*" and before in ("select", "distinct", ",", "."):
+            changed.append(_Token("other", f" exclude ({UPDATED_AT})"))
+        if one.kind != "space":
+            before = one.word or one.text
+    return changed
+
+
+def point_query(text: str) -> tuple[str, str] | None:
+    """The table and the key, of a query that reads the row of one key from one table."""
+    return _point_query([one for one in _tokens(text) if one.kind != "space"])
+
+
+_ONE_TABLE_ONLY = {"join", "union", "intersect", "except", "or", "not", "with", "values", "having"}
+
+
+def _point_query(words: list[_Token]) -> tuple[str, str] | None:
+    """The table and the key, if a query reads one table where `_key = '…'`, and perhaps more."""
+    texts = [one.word for one in words]
+    if texts.count("select") != 1 or texts[:1] != ["select"] or _ONE_TABLE_ONLY & {*texts}:
+        return None
+    if texts.count("from") != 1 or texts.count("where") != 1:
+        return None
+    table, condition = texts.index("from") + 1, texts.index("where") + 1
+    if condition - table != 2 or len(words) < condition + 3:
+        return None
+    column, equals, key = words[condition : condition + 3]
+    if column.text.strip('"`') != KEY or equals.text != "=" or key.kind != "text":
+        return None
+    behind = texts[condition + 3 : condition + 4]
+    if behind not in ([], [";"], ["and"], ["order"], ["limit"], ["group"]):
+        return None
+    return words[table].text.strip('"`'), key.text[1:-1].replace("''", "'")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:197]}..."

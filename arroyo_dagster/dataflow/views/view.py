@@ -1,0 +1,357 @@
+"""The read side of a state: one epoch of it, unchanging; looked up by key, as a frame, by SQL.
+
+    views = Views(store, dataflow)
+    view = views.view("count-words.count-per-word")
+    view.get("apple")                       # {"count": 3}, or None
+    view.sql("select _key, count from count_per_word order by count desc limit 3")
+    views.refresh()                         # True when an owner had a newer epoch
+
+A reader takes nothing from the builder but what it has published: it never waits for it, nor it for
+the reader.
+
+Source: sdf-states.md 1.9, 2.8, 2.10, 4.1; error E51.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef, StateForm, ValueKind
+from arroyo_dagster.dataflow.errors import CheckpointError
+from arroyo_dagster.dataflow.storage.state_tables import VALUE, WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.snapshots import SnapshotReader
+from arroyo_dagster.dataflow.views.sql import KEY, UPDATED_AT, StateTable, Tables
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
+from arroyo_dagster.state.model.ids import Epoch, JobId
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage.store import ObjectStore
+
+Clock = Callable[[], int]
+"""The engine's clock in epoch milliseconds."""
+
+
+def now_ms() -> int:
+    """The engine's clock."""
+    return time.time_ns() // 1_000_000
+
+
+def service_paths(dataflow: Dataflow, service: str) -> JobPaths:
+    """Where the job of a service keeps its state."""
+    return JobPaths(JobId(service), dataflow.pipeline)
+
+
+class OwnerJob:
+    """The job of a service, as those see it who read its states."""
+
+    def __init__(self, store: ObjectStore, paths: JobPaths) -> None:
+        self._store, self._paths = store, paths
+        self._backend = ParquetBackend(store, paths)
+        self._newest: Checkpoint | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (OwnerJob, (self._store, self._paths))
+
+    def newest(self) -> Checkpoint | None:
+        """The newest epoch that is ready; None = there is none yet.
+
+        Raises:
+            CheckpointError: there are epochs, and the newest cannot be read (E51).
+        """
+        epochs = self._epochs()
+        while True:
+            try:
+                return self._first_ready(epochs)
+            except NotFoundError as error:
+                before, epochs = epochs, self._epochs()
+                if epochs == before:  # else one expired while it was read
+                    raise unreadable(error, self._backend, epochs[-1]) from error
+
+    def _first_ready(self, epochs: Sequence[Epoch]) -> Checkpoint | None:
+        for epoch in reversed(epochs):
+            known = self._newest
+            if known is not None and known.epoch >= epoch:
+                return known
+            found = self.load(epoch)
+            if found.state is CheckpointState.READY:
+                self._newest = found
+                return found
+        return None
+
+    def load(self, epoch: Epoch) -> Checkpoint:
+        """One epoch.
+
+        Raises:
+            NotFoundError: it is not there, perhaps no more.
+            CheckpointError: it cannot be read (E51).
+        """
+        if self._newest is not None and self._newest.epoch == epoch:
+            return self._newest
+        try:
+            return self._backend.load(epoch)
+        except FormatError as error:
+            raise unreadable(error, self._backend, epoch) from error
+
+    def _epochs(self) -> list[Epoch]:
+        try:
+            return self._backend.epochs()
+        except NotFoundError:
+            return []
+
+
+def unreadable(
+    error: FormatError | NotFoundError, backend: ParquetBackend, epoch: Epoch
+) -> CheckpointError:
+    """E51: the checkpoint of an owner that cannot be read."""
+    return CheckpointError(
+        f"the state cannot be read: {error.message}",
+        number="E51",
+        job=backend.paths.root,
+        epoch=epoch,
+        path=error.facts.get("path"),
+        url=backend.store.url,
+        next_step="look at it with `arroyo-state verify`; nothing was deleted",
+    )
+
+
+@dataclass(frozen=True)
+class StateView:
+    """One state at one epoch. It does not change, but rows leave it as they expire.
+
+    Attributes:
+        state: which.
+        epoch: its owner's; None = the owner has no epoch yet, and the view no rows.
+        clock: by which rows expire.
+    """
+
+    state: StateDef
+    epoch: Epoch | None
+    stored: pl.DataFrame = field(repr=False)
+    clock: Clock = field(default=now_ms, repr=False)
+    star_includes_updated_at: bool = False
+    _until: list[Any] = field(default_factory=list, repr=False, compare=False)
+
+    def get(self, key: str | int | bool) -> Any:
+        """The value of a key: of an arrow-row a dict of its columns, else the scalar; None = none.
+
+        Milliseconds, whatever the number of keys.
+        """
+        from arroyo_dagster.dataflow.storage.values import key_text
+
+        text = key_text(key)
+        keys = self._keys
+        at = keys.search_sorted(text)
+        if at >= len(keys) or keys[at] != text:
+            return None
+        row = self.stored.row(at, named=True)
+        if self.state.value_kind is not ValueKind.ROW:
+            return row[VALUE]
+        if self._hidden(row[UPDATED_AT]):
+            return None
+        return {column.name: row[column.name] for column in self.state.columns}
+
+    def frame(self) -> pl.DataFrame:
+        """The rows: `_key`, the columns, `_updated_at`, or of a primitive state `_key`, `value`."""
+        return self._shown().drop(WINDOW_START, WINDOW_END, strict=False)
+
+    def pairs(self) -> list[tuple[str, Any]]:
+        """Every key and value of a primitive state, by key."""
+        return list(self.frame().rows())
+
+    def sql(self, text: str, params: Mapping[str, Any] | None = None) -> pl.DataFrame:
+        """Query the state, under its name with underscores or with dashes between back-ticks.
+
+        A primitive state has the columns `_key` and `value`. Errors as `sdf.sql`.
+        """
+        return self.tables().sql(text, params).to_polars()
+
+    def windows(self) -> list[tuple[int, int]]:
+        """The windows that rows are of, in milliseconds; none without windows."""
+        if WINDOW_START not in self.stored.columns:
+            return []
+        found = self.stored.select(WINDOW_START, WINDOW_END).unique().sort(WINDOW_END)
+        return list(found.rows())
+
+    def table(self) -> StateTable:
+        """The state as SQL sees it."""
+        if not self._until or self._until[0] is None or self.clock() >= self._until[0]:
+            self._refresh_table()
+        table: StateTable = self._until[1]
+        return table
+
+    def tables(self) -> Tables:
+        """The state as the only table in scope."""
+        table = self.table()
+        if len(self._until) < 3:
+            self._until.append(Tables([table], self.star_includes_updated_at))
+        found: Tables = self._until[2]
+        return found
+
+    def _refresh_table(self) -> None:
+        aliases = (*self.state.aliases, _literal_name(self.state))
+        table = StateTable(self.state.table, self.frame(), tuple(dict.fromkeys(aliases)))
+        self._until[:] = [self._next_expiry(), table]
+
+    def _next_expiry(self) -> float:
+        """Until when what is shown stays the same."""
+        ttl = self.state.ttl_ms
+        if ttl is None or not self.stored.height:
+            return float("inf")
+        oldest = self._shown()[UPDATED_AT].cast(pl.Int64).min()
+        return float("inf") if oldest is None else float(oldest) + ttl  # type: ignore[arg-type]
+
+    def _shown(self) -> pl.DataFrame:
+        ttl = self.state.ttl_ms
+        if ttl is None:
+            return self.stored
+        return self.stored.filter(pl.col(UPDATED_AT).cast(pl.Int64) > self.clock() - ttl)
+
+    def _hidden(self, updated_at: Any) -> bool:
+        ttl = self.state.ttl_ms
+        return ttl is not None and self.clock() - round(updated_at.timestamp() * 1000) >= ttl
+
+    @cached_property
+    def _keys(self) -> pl.Series:
+        return self.stored.get_column(KEY)
+
+
+def _literal_name(state: StateDef) -> str:
+    """The table's name as the YAML of its owner spells it."""
+    return state.ref.state if state.ref is not None else state.name
+
+
+class Views:
+    """Views of the states of a dataflow, each owner at one epoch.
+
+    Args:
+        store: where the states lie.
+        dataflow: whose states.
+        clock: by which rows expire.
+        star_includes_updated_at: whether `select *` gives `_updated_at`, which SDF leaves out.
+
+    Raises:
+        CheckpointError: see `refresh`.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        dataflow: Dataflow,
+        *,
+        clock: Clock = now_ms,
+        star_includes_updated_at: bool = False,
+    ) -> None:
+        self._store = store
+        self._dataflow = dataflow
+        self._clock = clock
+        self._star = star_includes_updated_at
+        owned = [one for one in dataflow.states if one.form is StateForm.TYPED]
+        self.states = {f"{one.owner}.{one.name}": one for one in owned}
+        owners = sorted({one.owner for one in owned})
+        self._owners = {owner: OwnerJob(store, service_paths(dataflow, owner)) for owner in owners}
+        self._readers: dict[tuple[str, bool], SnapshotReader] = {}
+        self._views: dict[tuple[str, bool], StateView] = {}
+        self._heads: dict[str, Checkpoint | None] = {}
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Look for newer epochs. Returns whether an owner had one.
+
+        All states of one owner are of one epoch from here to the next `refresh`.
+
+        Raises:
+            CheckpointError: the newest epoch of an owner cannot be read (E51).
+        """
+        heads = {owner: job.newest() for owner, job in self._owners.items()}
+        changed = {one: head.epoch if head else None for one, head in heads.items()} != self.epochs
+        self._heads = heads
+        if changed:
+            self._views.clear()
+        return changed
+
+    @property
+    def epochs(self) -> dict[str, Epoch | None]:
+        """The epoch of every owner; None = none yet."""
+        return {owner: head.epoch if head else None for owner, head in self._heads.items()}
+
+    def head(self, owner: str) -> Checkpoint | None:
+        """The epoch of an owner that its states are seen at; None = it has none yet, or owns no
+        state."""
+        return self._heads.get(owner)
+
+    def state(self, state: str) -> StateDef:
+        """The definition of a state, named as for `view`. Errors as `view`."""
+        return self.states[self._named(state)]
+
+    def view(self, state: str, *, live: bool = False) -> StateView:
+        """The view of a state.
+
+        Args:
+            state: `service.state`, or its name alone where no other has it.
+            live: of a windowed state the rows of open windows, not of the one that closed last.
+
+        Raises:
+            InputError: there is no such state, or more than one.
+            CheckpointError: a file of it cannot be read (E51).
+        """
+        name = self._named(state)
+        found = self._views.get((name, live))
+        if found is None:
+            found = self._views[name, live] = self._load(name, live)
+        return found
+
+    def sql(self, text: str, params: Mapping[str, Any] | None = None) -> pl.DataFrame:
+        """Query every arrow-row state of the dataflow. Errors as `sdf.sql`."""
+        return self.tables().sql(text, params).to_polars()
+
+    def tables(self) -> Tables:
+        """Every arrow-row state as SQL sees it."""
+        views = [
+            self.view(name)
+            for name, state in self.states.items()
+            if state.value_kind is ValueKind.ROW
+        ]
+        return Tables([view.table() for view in views], self._star)
+
+    def _named(self, wanted: str) -> str:
+        if wanted in self.states:
+            return wanted
+        found = [name for name, state in self.states.items() if wanted in (state.name, state.table)]
+        if len(found) != 1:
+            raise InputError(
+                f"there is no state `{wanted}`" if not found else f"more than one is `{wanted}`",
+                number="E47",
+                states=sorted(self.states),
+                next_step="name it as service.state",
+            )
+        return found[0]
+
+    def _load(self, name: str, live: bool) -> StateView:
+        state = self.states[name]
+        reader = self._readers.get((name, live))
+        if reader is None:
+            reader = self._readers[name, live] = SnapshotReader(self._store, state, live=live)
+        head = self._heads[state.owner]
+        try:
+            frame = reader.at(head)
+        except (FormatError, NotFoundError) as error:
+            assert head is not None
+            backend = ParquetBackend(self._store, service_paths(self._dataflow, state.owner))
+            raise unreadable(error, backend, head.epoch) from error
+        return StateView(state, head.epoch if head else None, frame, self._clock, self._star)
+
+
+def view(store: ObjectStore, dataflow: Dataflow, state: str) -> StateView:
+    """The view of one state at its owner's newest ready epoch; see `Views`."""
+    return Views(store, dataflow).view(state)
+
+
+__all__ = ["Clock", "Frame", "OwnerJob", "StateView", "Views", "now_ms", "service_paths", "view"]

@@ -1,0 +1,430 @@
+"""What is seen, as assets: checkpoints that jobs wrote, the catalogue of them, the fleet."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from arroyo_dagster.errors import ArroyoStateError, NotFoundError
+from arroyo_dagster.orchestration import rendering as shown
+from arroyo_dagster.orchestration.catalog.checks import (
+    EVERY_JOB_CHECKS,
+    RECENT,
+    check_result,
+    epoch_check_specs,
+    kept_verdict,
+    no_job,
+    not_looked_at,
+)
+from arroyo_dagster.orchestration.catalog.fleet_checks import Fleet, fleet_check_specs
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.failures import as_failure, fail
+from arroyo_dagster.orchestration.partitions import job_of
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.translator import (
+    CHECKPOINT,
+    EPOCH_CATALOG,
+    FLEET,
+    OPERATOR_METADATA,
+    Naming,
+)
+from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.verify.findings import Verdict, merged
+from arroyo_dagster.state.planning.verify.fleet import GoneJob
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.catalog.epochs import EpochRow, FileRow, Refreshed
+    from arroyo_dagster.state.planning.verify.fleet import JobAge
+
+EPOCHS_SHOWN = 25
+CURVE_EPOCHS = 120
+JOBS_PER_RUN = 50
+
+
+class CatalogConfig(dg.Config):
+    """How much of a job is catalogued in one run."""
+
+    max_epochs: int = Field(
+        default=1000, ge=1, description="Read at most so many epochs of a job, the newest first."
+    )
+
+
+def checkpoint_spec(naming: Naming) -> dg.AssetSpec:
+    """The external asset: epochs that jobs wrote themselves."""
+    return naming.spec(CHECKPOINT)
+
+
+# ---- the catalogue -------------------------------------------------------------------------------
+
+
+def build_catalogue(naming: Naming) -> dg.AssetsDefinition:
+    """Two assets made by one step, with the two blocking checks of the newest epoch."""
+    keys = {naming.key(name): name for name in (EPOCH_CATALOG, OPERATOR_METADATA)}
+    operator_metadata = naming.key(OPERATOR_METADATA)
+
+    @dg.multi_asset(
+        name="arroyo_catalog",
+        specs=[naming.spec(name, deps=[CHECKPOINT]) for name in keys.values()],
+        can_subset=True,
+        backfill_policy=dg.BackfillPolicy.multi_run(JOBS_PER_RUN),
+        check_specs=epoch_check_specs(operator_metadata),
+    )
+    def arroyo_catalog(  # type: ignore[no-untyped-def]
+        context: dg.AssetExecutionContext,
+        config: CatalogConfig,
+        arroyo_store: ArroyoStateStore,
+        arroyo_directory: ArroyoDirectory,
+    ):
+        with as_failure():
+            jobs = _jobs_of(context, arroyo_store)
+            checks = sorted(context.selected_asset_check_keys, key=lambda one: one.name)
+            run = _Refresh(context, arroyo_store)
+            if context.selected_asset_keys:
+                run.catalogue(jobs, config.max_epochs)
+            verdicts = [(check, run.verdict(check.name, jobs)) for check in checks]
+            if not run.failed:
+                for key in sorted(context.selected_asset_keys):
+                    yield _catalogued(context, arroyo_store, key, keys[key], run.done)
+            for check, verdict in verdicts:
+                yield check_result(verdict, check.name, check.asset_key)
+            # In a batch once, behind its last job.
+            if not getattr(context, "more_jobs_follow", False):
+                fleet = Fleet(naming, context.instance, arroyo_store, arroyo_directory)
+                fleet.report(EVERY_JOB_CHECKS)
+            run.raise_failures(len(jobs))
+
+    return arroyo_catalog
+
+
+def new_epochs(arroyo_store: ArroyoStateStore) -> Mapping[str, int]:
+    """How many epochs of each job are not catalogued yet: what the schedule asks."""
+    from arroyo_dagster.state.operations.catalog.epochs import not_catalogued
+
+    return not_catalogued(arroyo_store.reading(), arroyo_store.catalogue(), arroyo_store.jobs())
+
+
+def _jobs_of(context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore) -> list[JobPaths]:
+    """The jobs of the run's partitions; all there are where only checks are run."""
+    if context.has_partition_key or context.has_partition_key_range:
+        return [job_of(key) for key in context.partition_keys]
+    return arroyo_store.jobs()
+
+
+class _Refresh:
+    """Refreshes jobs one by one; one that fails is told once the others are done."""
+
+    def __init__(self, context: dg.AssetExecutionContext, store: ArroyoStateStore) -> None:
+        self._context = context
+        self._store = store
+        self.done: list[Refreshed] = []
+        self.failed: dict[JobPaths, ArroyoStateError] = {}
+
+    def catalogue(self, jobs: Sequence[JobPaths], max_epochs: int) -> None:
+        """Catalogue every job; one that is not there fails."""
+        from arroyo_dagster.state.operations.catalog.epochs import refresh
+
+        store, catalogue = self._store.reading(), self._store.catalogue()
+        options: Any = {"max_new_epochs": max_epochs, "earlier": self._store.earlier()}
+        for paths in jobs:
+            try:
+                found = refresh(store, catalogue, paths, **options)
+                self._check_there(found)
+            except ArroyoStateError as error:
+                self._fail(paths, error)
+                continue
+            self.done.append(found)
+            for problem in found.problems:
+                self._context.log.warning(f"{paths.root}: {problem}")
+
+    def _check_there(self, found: "Refreshed") -> None:
+        """Refuse a job of which nothing is left: its catalogue says so, and its run fails."""
+        from arroyo_dagster.state.operations.catalog.jobs import job_is_there
+
+        paths, store = found.history.paths, self._store.reading()
+        if found.history.present or job_is_there(store, paths):
+            return
+        last = max((row.epoch for row in found.history.epochs), default=None)
+        raise NotFoundError(
+            "there is no such job below the checkpoint URL; nothing was catalogued",
+            job=paths.root,
+            url=store.url,
+            last_epoch=last,
+            next_step="bring its objects back; if it was removed on purpose, acknowledge that "
+            "with the job arroyo_forget_job",
+        )
+
+    def verdict(self, name: str, jobs: Sequence[JobPaths]) -> Verdict:
+        """The verdict of a check on all of the jobs; that on each is kept in the catalogue."""
+        found: list[Verdict] = []
+        for paths in jobs:
+            try:
+                found.append(kept_verdict(name, self._store, paths))
+            except ArroyoStateError as error:
+                self._fail(paths, error)
+                found.append(not_looked_at(paths, error))
+        return merged(found) if found else no_job(self._store.reading().url)
+
+    def _fail(self, paths: JobPaths, error: ArroyoStateError) -> None:
+        self._context.log.error(f"{paths.root}: {error}")
+        self.failed.setdefault(paths, error)
+
+    def raise_failures(self, jobs: int) -> None:
+        """Raise what failed, if anything did."""
+        failed = list(self.failed.values())
+        if failed:
+            raise failed[0] if jobs == 1 else _some_failed(failed, jobs)
+
+
+def _some_failed(failed: Sequence[ArroyoStateError], jobs: int) -> ArroyoStateError:
+    first = failed[0]
+    return ArroyoStateError(
+        f"{len(failed)} of {jobs} jobs were not catalogued, the others were; the first: "
+        f"{first.message}",
+        next_step=first.next_step,
+        retryable=any(error.retryable for error in failed),
+        **first.facts,
+    )
+
+
+def _catalogued(
+    context: dg.AssetExecutionContext,
+    arroyo_store: ArroyoStateStore,
+    key: dg.AssetKey,
+    table: str,
+    done: "Sequence[Refreshed]",
+) -> "dg.MaterializeResult[Any]":
+    shown_of = {EPOCH_CATALOG: _epochs_shown, OPERATOR_METADATA: _operators_shown}[table]
+    for one in done if len(done) > 1 else []:
+        context.add_asset_metadata(
+            metadata=shown_of(one), asset_key=key, partition_key=one.history.paths.root
+        )
+    whole = {
+        "dagster/table_name": f"arroyo.{table}",
+        "dagster/uri": f"{arroyo_store.catalogue().url}/{table}",
+        "dagster/column_schema": _columns(table),
+    }
+    if len(done) != 1:
+        return dg.MaterializeResult(asset_key=key, metadata=whole)
+    newest = done[0].history.newest
+    return dg.MaterializeResult(
+        asset_key=key,
+        metadata={**whole, **shown_of(done[0])},
+        data_version=None
+        if newest is None
+        else dg.DataVersion(f"g{newest.worker_generation or 0}:e{newest.epoch}"),
+    )
+
+
+def _columns(table: str) -> Any:
+    from arroyo_dagster.state.operations.catalog import epochs as history
+
+    schema = history.EPOCH_SCHEMA if table == EPOCH_CATALOG else history.FILE_SCHEMA
+    columns = [(field.name, str(field.type), field.nullable) for field in schema]
+    return shown.column_schema(columns, history.DESCRIPTIONS)
+
+
+def _epochs_shown(one: "Refreshed") -> dict[str, Any]:
+    history = one.history
+    recent = [row for row in history.epochs if row.problem is None][-CURVE_EPOCHS:]
+    newest = history.newest
+    latest = (
+        {}
+        if newest is None
+        else {
+            "arroyo/newest_epoch": newest.epoch,
+            "arroyo/bytes": newest.size_bytes,
+            "arroyo/files": newest.files,
+            "arroyo/rows": newest.rows,
+            "arroyo/finished_at": shown.timestamp(newest.finished_micros),
+            "arroyo/watermark": shown.timestamp(newest.watermark_micros),
+        }
+    )
+    return shown.known(
+        {
+            "dagster/partition_row_count": len(history.epochs),
+            "arroyo/epochs": len(history.present),
+            "arroyo/added_epochs": one.added,
+            "arroyo/expired_epochs": one.expired,
+            "arroyo/left_epochs": one.left or None,
+            "arroyo/unreadable_epochs": sum(row.problem is not None for row in history.present),
+            **latest,
+            "bytes by epoch": shown.sparkline([row.size_bytes for row in recent]),
+            "files by epoch": shown.sparkline([row.files for row in recent]),
+            "seconds by epoch": shown.sparkline(
+                [shown.seconds(row.duration_micros) for row in recent]
+            ),
+            "newest epochs": shown.table(
+                map(_epoch_line, history.epochs[: -EPOCHS_SHOWN - 1 : -1])
+            ),
+        }
+    )
+
+
+def _epoch_line(row: "EpochRow") -> Mapping[str, Any]:
+    return {
+        "epoch": row.epoch,
+        "generation": row.worker_generation,
+        "state": row.state if row.present else f"{row.state}, expired",
+        "seconds": shown.seconds(row.duration_micros),
+        "files": row.files,
+        "new files": row.new_files,
+        "bytes": row.size_bytes,
+        "new bytes": row.new_size_bytes,
+        "rows": row.rows,
+    }
+
+
+def _operators_shown(one: "Refreshed") -> dict[str, Any]:
+    history = one.history
+    newest = history.newest
+    files = () if newest is None else history.files_of(newest.epoch)
+    return shown.known(
+        {
+            "dagster/partition_row_count": len(history.files),
+            "arroyo/newest_epoch": None if newest is None else newest.epoch,
+            "arroyo/operators": None if newest is None else newest.operators,
+            "arroyo/tables": len({(row.operator, row.table) for row in files}),
+            "arroyo/files": len(files),
+            "arroyo/bytes": sum(row.size_bytes or 0 for row in files),
+            "arroyo/rows": sum(row.rows or 0 for row in files),
+            "arroyo/problems": sum(row.problem is not None for row in files),
+            "tables of the newest epoch": shown.table(_table_lines(files)),
+        }
+    )
+
+
+def _table_lines(files: "Sequence[FileRow]") -> Iterator[Mapping[str, Any]]:
+    tables: dict[tuple[str, str], list[FileRow]] = {}
+    for row in files:
+        tables.setdefault((row.operator, row.table), []).append(row)
+    for (operator, table), rows in tables.items():
+        yield {
+            "operator": operator,
+            "table": table,
+            "kind": rows[0].table_kind,
+            "files": len(rows),
+            "bytes": sum(row.size_bytes or 0 for row in rows),
+            "rows": sum(row.rows or 0 for row in rows),
+            "largest file": max(row.size_bytes or 0 for row in rows),
+            "compacted": sum(bool(row.compaction_generation) for row in rows),
+            "columns": rows[-1].columns,
+        }
+
+
+# ---- the fleet -----------------------------------------------------------------------------------
+
+
+def build_fleet(naming: Naming, *, recent: timedelta = RECENT) -> dg.AssetsDefinition:
+    """All jobs at a glance, and the checks over them, made by one step.
+
+    Not partitioned, so that its numbers are plotted over time. The checks are told whatever becomes
+    of the overview.
+    """
+
+    @dg.multi_asset(
+        name="arroyo_fleet_overview",
+        specs=[naming.spec(FLEET, deps=[CHECKPOINT], partitioned=False)],
+        check_specs=fleet_check_specs(naming, recent),
+        can_subset=True,
+    )
+    def arroyo_fleet_overview(  # type: ignore[no-untyped-def]
+        context: dg.AssetExecutionContext,
+        arroyo_store: ArroyoStateStore,
+        arroyo_directory: ArroyoDirectory,
+    ):
+        names = sorted(key.name for key in context.selected_asset_check_keys)
+        fleet = Fleet(naming, context.instance, arroyo_store, arroyo_directory, recent)
+        problem: ArroyoStateError | None = None
+        with as_failure():
+            facts = fleet.facts()
+            results = list(fleet.results(names, facts))
+        if context.selected_asset_keys:
+            try:
+                lines = _fleet_lines(fleet, arroyo_store, facts.gone)
+            except ArroyoStateError as error:
+                problem = error
+            else:
+                # Before the checks: what a refresh reports meanwhile is of this one, too.
+                key = naming.key(FLEET)
+                yield dg.MaterializeResult(asset_key=key, metadata=_fleet_metadata(lines))
+        yield from results
+        if problem is not None:
+            fail(problem)
+
+    return arroyo_fleet_overview
+
+
+def _fleet_lines(
+    fleet: Fleet, store: ArroyoStateStore, gone: Sequence[GoneJob]
+) -> list[dict[str, Any]]:
+    from arroyo_dagster.state.operations.catalog.epochs import newest_rows
+
+    jobs = store.jobs()
+    broken = fleet.broken(jobs)
+    newest = newest_rows(store.catalogue(), jobs)
+    ages, now = fleet.ages(jobs), time.time_ns() // 1000
+    lines = [_job_line(age, newest.get(age.job), age.job in broken, now) for age in ages]
+    return lines + [_gone_line(one) for one in gone]
+
+
+_WORST_FIRST = ("broken", "vanished", "unreadable", "failed")
+
+
+def _fleet_metadata(lines: "Sequence[Mapping[str, Any]]") -> dict[str, Any]:
+    there = [line for line in lines if line["state"] != "vanished"]
+    moving = [line for line in there if line["seconds since"] is not None and not line["rests"]]
+    sizes = [line["bytes"] for line in there if line["bytes"] is not None]
+    worst = sorted(lines, key=_urgency)
+    return shown.known(
+        {
+            "arroyo/jobs": len(there),
+            "arroyo/jobs_at_rest": sum(line["rests"] for line in there),
+            "arroyo/jobs_unreadable": sum(line["state"] == "unreadable" for line in there),
+            "arroyo/jobs_broken": sum(line["state"] == "broken" for line in there),
+            "arroyo/jobs_vanished": len(lines) - len(there),
+            "arroyo/files": sum(line["files"] or 0 for line in there),
+            "arroyo/bytes": sum(sizes) if sizes else None,
+            "arroyo/max_files": max((line["files"] or 0 for line in there), default=0),
+            "arroyo/max_seconds_since_epoch": max(
+                (line["seconds since"] for line in moving), default=None
+            ),
+            "jobs": shown.table(
+                {name: value for name, value in line.items() if name != "rests"} for line in worst
+            ),
+        }
+    )
+
+
+def _urgency(line: Mapping[str, Any]) -> tuple[int, bool, float, str]:
+    state = line["state"]
+    rank = _WORST_FIRST.index(state) if state in _WORST_FIRST else len(_WORST_FIRST)
+    return rank, line["rests"], -(line["seconds since"] or 0), line["job"]
+
+
+def _job_line(
+    age: "JobAge", newest: "EpochRow | None", broken: bool, now_micros: int
+) -> dict[str, Any]:
+    state = "no epoch" if age.epoch is None else age.resting or "ready"
+    if age.condition is JobCondition.FAILED:
+        state = "failed"
+    if age.problem:
+        state = "unreadable"
+    return {
+        "job": age.job,
+        "state": "broken" if broken and not age.problem else state,
+        "epoch": age.epoch,
+        "seconds since": shown.seconds(age.age_micros(now_micros)),
+        "files": age.files,
+        "bytes": None if newest is None else newest.size_bytes,
+        "epochs kept": age.epochs,
+        "rests": age.resting is not None,
+    }
+
+
+def _gone_line(gone: GoneJob) -> dict[str, Any]:
+    unknown = dict.fromkeys(("seconds since", "files", "bytes", "epochs kept"))
+    return {"job": gone.job, "state": "vanished", "epoch": gone.epoch, **unknown, "rests": False}

@@ -1,0 +1,145 @@
+"""Checks: each shows the verdict of one pure function of `planning/verify/checks.py`."""
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.orchestration.rendering import known, table
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.verify.findings import Finding, Verdict, error
+
+if TYPE_CHECKING:
+    from arroyo_dagster.orchestration.resources import ArroyoStateStore
+    from arroyo_dagster.state.model.checkpoints import Checkpoint
+    from arroyo_dagster.state.operations.catalog.verdicts import JobVerdict
+    from arroyo_dagster.state.storage.store import ObjectStore
+
+FILES_EXIST = "files_exist"
+RESTORABLE = "restorable"
+EVERY_JOB_FILES_EXIST = "every_job_files_exist"
+EVERY_JOB_RESTORABLE = "every_job_restorable"
+EVERY_JOB_RECENT = "every_job_recent"
+EVERY_JOB_CHECKS = {EVERY_JOB_FILES_EXIST: FILES_EXIST, EVERY_JOB_RESTORABLE: RESTORABLE}
+"""The checks over all jobs that show the last verdicts of a check of one job."""
+RECENT = timedelta(minutes=15)
+
+_DESCRIPTIONS = {
+    FILES_EXIST: "Every data file that the newest epoch lists is there, and is not empty.",
+    RESTORABLE: "A restore of the newest epoch would find every file it opens, as it expects it.",
+}
+
+
+def epoch_check_specs(asset: dg.AssetKey) -> list[dg.AssetCheckSpec]:
+    """The two blocking checks of the newest epoch, on one asset."""
+    return [
+        dg.AssetCheckSpec(name, asset=asset, blocking=True, description=description)
+        for name, description in _DESCRIPTIONS.items()
+    ]
+
+
+def kept_verdict(name: str, resource: "ArroyoStateStore", paths: JobPaths) -> Verdict:
+    """The verdict of one of these checks over the newest epoch of a job, kept in the catalogue,
+    where the checks over all jobs find it.
+
+    Raises:
+        NotFoundError: the root does not exist.
+        StorageError: a store failed.
+        ConflictError: epochs expire faster than they can be looked at.
+    """
+    from arroyo_dagster.state.operations.catalog.verdicts import write_verdict
+
+    found = job_verdict(name, resource.reading(), paths)
+    write_verdict(resource.catalogue(), found)
+    return found.verdict
+
+
+def job_verdict(name: str, store: "ObjectStore", paths: JobPaths) -> "JobVerdict":
+    """The verdict of one of these checks over the newest epoch of a job; errors likewise."""
+    from arroyo_dagster.state.operations.catalog import footers as health
+    from arroyo_dagster.state.operations.catalog.verdicts import JobVerdict
+
+    check: Callable[[ObjectStore, Checkpoint], Verdict] = {
+        FILES_EXIST: health.check_files_exist,
+        RESTORABLE: health.check_restorable,
+    }[name]
+    at_micros = time.time_ns() // 1000
+    epoch, verdict = health.newest_verdict(store, paths, check)
+    return JobVerdict(paths, name, at_micros, epoch, verdict)
+
+
+def not_looked_at(paths: JobPaths, problem: ArroyoStateError) -> Verdict:
+    """The verdict on a job that could not be looked at."""
+    step = problem.next_step or "run it again"
+    return Verdict(findings=(error("not-checked", paths.root, problem.message, step),))
+
+
+def no_job(url: str) -> Verdict:
+    """The verdict where there was no job to look at."""
+    evidence = "there is no job below the checkpoint URL; at least one was expected"
+    step = "check the checkpoint URL, or wait for the first checkpoint of a job"
+    return Verdict(findings=(error("no-job", url, evidence, step),))
+
+
+def check_result(
+    verdict: Verdict,
+    name: str,
+    asset: dg.AssetKey | None = None,
+    *,
+    severity: dg.AssetCheckSeverity | None = None,
+    passed: bool | None = None,
+    description: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> dg.AssetCheckResult:
+    """A verdict as Dagster shows it: the first finding in words, up to 50 as a table.
+
+    What found something before it could look at anything does not pass.
+
+    Args:
+        severity: WARN by default where no finding is an error, else ERROR.
+        passed: what to say instead of `verdict.passed`.
+        description: what to say instead of the first finding.
+        metadata: what else to show.
+    """
+    nothing_seen = bool(verdict.findings) and not verdict.looked_at
+    if severity is None:
+        only_warnings = bool(verdict.findings) and not verdict.errors
+        severity = dg.AssetCheckSeverity.WARN if only_warnings else dg.AssetCheckSeverity.ERROR
+    return dg.AssetCheckResult(
+        check_name=name,
+        asset_key=asset,
+        passed=verdict.passed and not nothing_seen if passed is None else passed,
+        severity=severity,
+        description=_words(verdict) if description is None else description,
+        metadata=known(
+            {
+                "arroyo/looked_at": verdict.looked_at,
+                "arroyo/findings": len(verdict.findings),
+                "arroyo/found": table(map(_row, verdict.findings)),
+                **(metadata or {}),
+            }
+        ),
+    )
+
+
+def _words(verdict: Verdict) -> str:
+    if not verdict.findings and not verdict.looked_at:
+        return "nothing to look at: no file is listed"
+    if not verdict.findings:
+        return f"{verdict.looked_at} looked at, nothing found"
+    first = (verdict.errors or verdict.findings)[0]
+    more = f" (and {len(verdict.findings) - 1} more)" if len(verdict.findings) > 1 else ""
+    return f"{first}{more}"
+
+
+def _row(finding: Finding) -> dict[str, str]:
+    return {
+        "object": finding.object,
+        "what": finding.code,
+        "evidence": finding.evidence,
+        "next step": finding.next_step,
+        "severity": finding.severity.value,
+    }

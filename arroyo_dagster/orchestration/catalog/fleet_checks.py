@@ -1,0 +1,314 @@
+"""Checks over all jobs: each shows the last verdict of every job, and the jobs that vanished.
+
+They are evaluated by the fleet job, and again at the end of every refresh, so that the run of one
+healthy job never hides what is wrong with another.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData,
+)
+
+from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.orchestration.catalog.checks import (
+    EVERY_JOB_CHECKS,
+    EVERY_JOB_RECENT,
+    RECENT,
+    check_result,
+)
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.partitions import known_keys
+from arroyo_dagster.orchestration.rendering import TABLE_ROWS, table, time_of_day
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.translator import CHECKPOINT, FLEET, Naming
+from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.verify import fleet as fleet_health
+from arroyo_dagster.state.planning.verify.findings import Finding
+from arroyo_dagster.state.planning.verify.fleet import (
+    CheckedJob,
+    FleetVerdict,
+    GoneJob,
+    JobAge,
+    JobLine,
+)
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.storage.store import ObjectStore
+
+
+@dataclass(frozen=True)
+class FleetFacts:
+    """The jobs there are, and those that were there.
+
+    Attributes:
+        gone: jobs that were there, are not, and that nobody acknowledged.
+        root: what is wrong with the root; None = nothing.
+        forget: the command that acknowledges that JOB is gone.
+    """
+
+    present: tuple[JobPaths, ...]
+    gone: tuple[GoneJob, ...]
+    root: Finding | None
+    forget: str
+
+
+class Fleet:
+    """All jobs of a deployment, as its checks look at them.
+
+    Args:
+        recent: how old the newest epoch of a job that is not at rest may be.
+    """
+
+    def __init__(
+        self,
+        naming: Naming,
+        instance: dg.DagsterInstance,
+        store: ArroyoStateStore,
+        directory: ArroyoDirectory,
+        recent: timedelta = RECENT,
+    ) -> None:
+        self._naming = naming
+        self._instance = instance
+        self._store = store
+        self._directory = directory
+        self._recent = recent
+
+    def results(
+        self, names: Collection[str], facts: FleetFacts | None = None
+    ) -> Iterator[dg.AssetCheckResult]:
+        """Evaluate checks, by their names.
+
+        Args:
+            facts: as `facts()` gives them; gathered here by default.
+
+        Raises:
+            StorageError: a store failed.
+        """
+        facts = facts or self.facts()
+        for name in names:
+            yield _as_result(self._verdict(name, facts), name, self._naming.key(FLEET))
+
+    def report(self, names: Collection[str]) -> None:
+        """Evaluate checks and record them with the instance; errors as `results`."""
+        results = list(self.results(names))
+        target = self._newest_overview()
+        for result in results:
+            self._instance.report_runless_asset_event(
+                dg.AssetCheckEvaluation(
+                    asset_key=self._naming.key(FLEET),
+                    check_name=str(result.check_name),
+                    passed=result.passed,
+                    severity=result.severity,
+                    description=result.description,
+                    metadata=result.metadata,
+                    target_materialization_data=target,
+                )
+            )
+
+    def _newest_overview(self) -> AssetCheckEvaluationTargetMaterializationData | None:
+        """What the checks are of. Dagster shows only those of the newest materialisation of their
+        asset, and would else compare times, which SQLite keeps in seconds."""
+        found = self._instance.fetch_materializations(self._naming.key(FLEET), limit=1).records
+        if not found:
+            return None
+        return AssetCheckEvaluationTargetMaterializationData(
+            storage_id=found[0].storage_id,
+            run_id=found[0].event_log_entry.run_id,
+            timestamp=found[0].timestamp,
+        )
+
+    def _verdict(self, name: str, facts: FleetFacts) -> FleetVerdict:
+        if name == EVERY_JOB_RECENT:
+            return self._recency(facts)
+        return self._last_verdicts(EVERY_JOB_CHECKS[name], facts)
+
+    def _last_verdicts(self, kind: str, facts: FleetFacts) -> FleetVerdict:
+        from arroyo_dagster.state.operations.catalog.verdicts import read_verdicts
+
+        found = read_verdicts(self._store.catalogue(), kind, facts.present)
+        checked = {
+            str(paths.root): CheckedJob(
+                job=str(paths.root), at_micros=one.at_micros, epoch=one.epoch, verdict=one.verdict
+            )
+            for paths, one in found.items()
+        }
+        jobs = [str(paths.root) for paths in facts.present]
+        return fleet_health.every_job_checked(
+            jobs, checked, facts.gone, root=facts.root, forget=facts.forget
+        )
+
+    def _recency(self, facts: FleetFacts) -> FleetVerdict:
+        return fleet_health.fleet_recent(
+            self.ages(facts.present),
+            facts.gone,
+            root=facts.root,
+            forget=facts.forget,
+            now_micros=time.time_ns() // 1000,
+            limit_micros=int(self._recent.total_seconds() * 1_000_000),
+        )
+
+    def ages(self, jobs: Iterable[JobPaths]) -> list[JobAge]:
+        """How each of the jobs stands, the job directory's word included; errors as `results`."""
+        from arroyo_dagster.state.operations.catalog.footers import survey
+
+        return survey(self._store.reading(), jobs, self._directory.directory(self._store))
+
+    def broken(self, jobs: Iterable[JobPaths]) -> set[str]:
+        """The jobs whose last verdict of one of the checks is an error, by root."""
+        from arroyo_dagster.state.operations.catalog.verdicts import read_verdicts
+
+        wanted = list(jobs)
+        found = (
+            read_verdicts(self._store.catalogue(), kind, wanted)
+            for kind in EVERY_JOB_CHECKS.values()
+        )
+        return {
+            str(paths.root)
+            for verdicts in found
+            for paths, one in verdicts.items()
+            if not one.verdict.passed
+        }
+
+    # ---- which jobs there are and were -----------------------------------------------------------
+
+    def facts(self) -> FleetFacts:
+        """Gather the jobs there are and those that were there; remember the new ones.
+
+        Raises:
+            StorageError: a store failed.
+        """
+        from arroyo_dagster.state.operations.catalog import known_jobs
+
+        catalogue, reading = self._store.catalogue(), self._store.reading()
+        layout = self._store.chosen_layout()
+        # What is known comes first: a job that appears in between must not look vanished.
+        catalogued = known_jobs.known_jobs(catalogue)
+        keys = set(known_keys(self._instance, self._naming))
+        known = {p for p in catalogued | keys if layout is None or p.layout is layout}
+        acknowledged = known_jobs.forgotten(catalogue)
+        present, problem = self._present()
+        now = time.time_ns() // 1000
+        known_jobs.remember(catalogue, [(p, None) for p in {*present, *keys} - catalogued], now)
+        known_jobs.take_back(catalogue, acknowledged & present)
+        expected = known - acknowledged
+        gone = set() if problem else expected - present
+        gone -= known_jobs.removed_on_purpose(reading, gone)
+        gone -= self._said_to_be_gone(gone)
+        return FleetFacts(
+            present=tuple(sorted(present, key=_root)),
+            gone=tuple(
+                GoneJob(job=str(paths.root), epoch=self._last_epoch(catalogue, paths))
+                for paths in sorted(gone, key=_root)
+            ),
+            root=fleet_health.root_finding(
+                reading.url, len(expected if problem else gone), problem, len(present)
+            ),
+            forget=f"arroyo-state forget JOB --catalogue {catalogue.url}",
+        )
+
+    def _present(self) -> tuple[set[JobPaths], str | None]:
+        """The jobs there are, or why the root holds none."""
+        try:
+            return set(self._store.jobs()), None
+        except (NotFoundError, InputError) as error:
+            return set(), error.message
+
+    def _said_to_be_gone(self, jobs: Collection[JobPaths]) -> set[JobPaths]:
+        """Those of the jobs of which the user's own word says that they are gone."""
+        if not jobs:
+            return set()
+        answers = self._directory.directory(self._store).look_up(list(jobs))
+        return {one.paths for one in answers if one.facts.condition is JobCondition.GONE}
+
+    def _last_epoch(self, catalogue: "ObjectStore", paths: JobPaths) -> int | None:
+        """The last epoch of a job that the catalogue or an event of the sensor knows of."""
+        from arroyo_dagster.state.operations.catalog.known_jobs import last_epoch
+
+        found = self._instance.fetch_materializations(
+            dg.AssetRecordsFilter(self._naming.key(CHECKPOINT), asset_partitions=[paths.root]),
+            limit=1,
+        )
+        events = [record.asset_materialization for record in found.records]
+        told = [one.metadata.get("arroyo/epoch") for one in events if one is not None]
+        epochs = [one.value for one in told if isinstance(one, dg.IntMetadataValue)]
+        epochs.append(last_epoch(catalogue, paths))
+        return max((one for one in epochs if one is not None), default=None)
+
+
+def _root(paths: JobPaths) -> str:
+    return paths.root
+
+
+# ---- as Dagster shows it -------------------------------------------------------------------------
+
+
+def _as_result(found: FleetVerdict, name: str, asset: dg.AssetKey) -> dg.AssetCheckResult:
+    verdict = found.verdict
+    when = "epoch finished at" if name == EVERY_JOB_RECENT else "checked at"
+    return check_result(
+        verdict,
+        name,
+        asset,
+        passed=not verdict.findings,
+        description=str(found),
+        metadata={
+            "arroyo/jobs_passed": len(found.lines) - len(found.offenders),
+            "arroyo/jobs_vanished": sum(line.word == "vanished" for line in found.lines),
+            "arroyo/found": None,  # what is said of the offenders
+            "offenders": _offenders(found),
+            "jobs": table(_line(one, when) for one in found.lines),
+        },
+    )
+
+
+def _line(line: JobLine, when: str) -> dict[str, Any]:
+    """A row. Few and short columns: Dagster makes the page as wide as the table, and the
+    description above it as wide as the page."""
+    return {
+        "job": line.job,
+        "verdict": line.word,
+        "epoch": line.epoch,
+        when: time_of_day(line.at_micros),
+    }
+
+
+def _offenders(found: FleetVerdict) -> Any:
+    """Of up to 50 jobs what was found, and what to do; None for none."""
+    told = [
+        f"- **{line.job}** ({line.word}): {line.finding}" for line in found.offenders[:TABLE_ROWS]
+    ]
+    return dg.MetadataValue.md("\n".join(told)) if told else None
+
+
+def fleet_check_specs(naming: Naming, recent: timedelta = RECENT) -> list[dg.AssetCheckSpec]:
+    """The checks over all jobs: the last verdict of each, and whether each wrote an epoch lately.
+
+    A job that was there and is not fails all of them, until somebody acknowledges that it is gone.
+    They are checks of `fleet`: Dagster shows a check as not evaluated once its asset is newer, as
+    `checkpoint` is after every tick of the sensor.
+    """
+    asset = naming.key(FLEET)
+    specs = [
+        dg.AssetCheckSpec(
+            name,
+            asset=asset,
+            description=f"No job vanished, and the last verdict of {kind} on each is a pass.",
+        )
+        for name, kind in EVERY_JOB_CHECKS.items()
+    ]
+    specs.append(
+        dg.AssetCheckSpec(
+            EVERY_JOB_RECENT,
+            asset=asset,
+            description="No job vanished, and every job that is not at rest wrote an epoch in the "
+            f"last {recent}.",
+        )
+    )
+    return specs

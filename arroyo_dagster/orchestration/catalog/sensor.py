@@ -1,0 +1,405 @@
+"""The sensor: newly ready epochs of every job, one event each.
+
+Events are stored before the cursor moves, so a daemon that is killed in between repeats a tick:
+what the instance has already is left out, and nothing is told twice or lost.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
+from arroyo_dagster.orchestration.dataflow.assets import StatesTold
+from arroyo_dagster.orchestration.partitions import job_of, key_problem, usable_keys
+from arroyo_dagster.orchestration.rendering import DATA_VERSION, known, seconds, timestamp
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.translator import CHECKPOINT, Naming
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
+from arroyo_dagster.state.planning.verify.checks import Figures, figures
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.catalog.changes import FleetCursor, FleetNews, JobNews
+    from arroyo_dagster.state.operations.catalog.footers import Footers
+    from arroyo_dagster.state.storage.store import ObjectStore
+
+CURSOR_VERSION = 1
+FINISHED = "arroyo/finished_at"
+_NAMED = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensorOptions:
+    """How much one tick does.
+
+    Attributes:
+        interval_seconds: between two ticks, at least.
+        epochs_per_job: newest epochs of a job told of one by one; the first of them says how many
+            older ones it stands for.
+        events: at most so many; other jobs are not read, and come first the next time.
+        budget_seconds: nothing is begun after it; a tick is cut off at 60.
+        files_per_job: of a job with more files, bytes and rows are left out.
+    """
+
+    interval_seconds: int = 30
+    epochs_per_job: int = 10
+    events: int = 200
+    budget_seconds: float = 20.0
+    files_per_job: int = 256
+
+
+def build_checkpoint_sensor(
+    naming: Naming,
+    *,
+    options: SensorOptions | None = None,
+    states: StatesTold | None = None,
+    running: bool = False,
+) -> dg.SensorDefinition:
+    """The sensor of a deployment; stopped unless `running`, since installing starts nothing.
+
+    Args:
+        states: what to say of dataflows whose services are among the jobs.
+    """
+    chosen = options or SensorOptions()
+    footers: list[Footers] = []  # lives as long as the code server: no footer is read twice
+
+    @dg.sensor(
+        name="arroyo_checkpoint_sensor",
+        minimum_interval_seconds=chosen.interval_seconds,
+        default_status=sensor_status(running),
+        description="Tells of newly ready epochs of every job below the checkpoint URL.",
+    )
+    def arroyo_checkpoint_sensor(
+        context: dg.SensorEvaluationContext, arroyo_store: ArroyoStateStore
+    ) -> dg.SensorResult:
+        from arroyo_dagster.state.operations.catalog.footers import Footers
+
+        if not footers:
+            footers.append(Footers())
+        tick = _Tick(context, arroyo_store, naming, chosen, footers[0], states)
+        return tick.result(arroyo_store.chosen_layout())
+
+    return arroyo_checkpoint_sensor
+
+
+def sensor_status(running: bool) -> dg.DefaultSensorStatus:
+    """RUNNING, or STOPPED: installing starts nothing."""
+    return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
+
+
+# ---- one tick ------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Tick:
+    context: dg.SensorEvaluationContext
+    resource: ArroyoStateStore
+    naming: Naming
+    options: SensorOptions
+    footers: "Footers"
+    states: StatesTold | None = None
+    events: list[dg.AssetMaterialization] = field(default_factory=list)
+    told: list[dg.AssetMaterialization] = field(default_factory=list)
+    advanced: list[str] = field(default_factory=list)
+    left: list[JobPaths] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + self.options.budget_seconds
+        self.store: ObjectStore = self.resource.reading()
+
+    def result(self, layout: Layout | None) -> dg.SensorResult:
+        cursor = self._cursor()
+        try:
+            news = self._news(cursor, layout)
+        except NotFoundError as error:
+            # What was there once must not go unnoticed; a root that never was may come later.
+            if self.context.cursor or self._keys():
+                raise
+            return dg.SensorResult(skip_reason=dg.SkipReason(f"nothing there yet: {error}"))
+        for job in news.jobs:
+            self._tell(job)
+        self._tell_states()
+        self._warn(cursor, news)
+        self._remember(cursor, news.vanished)
+        return dg.SensorResult(
+            asset_events=[*self.events, *self.told],
+            cursor=self._next_cursor(cursor, news),
+            dynamic_partitions_requests=self._requests(news),
+            skip_reason=dg.SkipReason(self._words(news)),
+        )
+
+    def _news(self, cursor: "FleetCursor", layout: Layout | None) -> "FleetNews":
+        from arroyo_dagster.state.operations.catalog.changes import FleetCursor, NothingLeft, look
+
+        options: Any = {
+            "deadline": self.deadline,
+            "newest": min(self.options.epochs_per_job, self.options.events),
+            "most": self.options.events,
+            "layout": layout,
+        }
+        try:
+            return look(self.store, cursor, **options)
+        except NothingLeft:
+            if not self._all_acknowledged(cursor):
+                raise
+            return look(self.store, FleetCursor(), **options)
+
+    def _all_acknowledged(self, cursor: "FleetCursor") -> bool:
+        """Whether all jobs that were known may be gone; their last epochs are kept."""
+        from arroyo_dagster.state.operations.catalog import known_jobs
+
+        catalogue = self.resource.catalogue()
+        gone = known_jobs.acknowledged(self.store, catalogue, cursor.seen)
+        others = [paths for paths in cursor.seen if paths not in gone]
+        self._remember(cursor, others)
+        return not others
+
+    def _cursor(self) -> "FleetCursor":
+        try:
+            return decode_cursor(self.context.cursor)
+        except InputError as error:
+            self.context.log.warning(str(error))
+            return decode_cursor(None)
+
+    # ---- events ----------------------------------------------------------------------------------
+
+    def _tell(self, job: "JobNews") -> None:
+        key = job.paths.root
+        problem = key_problem(key)
+        if problem is not None:
+            self.refused[key] = problem
+            return
+        if not job.checkpoints:
+            return
+        if len(self.events) >= self.options.events:
+            self.left.append(job.paths)
+            return
+        told = self._told_already(key)
+        fresh = [one for one in job.checkpoints if _identity(one) not in told]
+        if len(self.events) + len(fresh) > self.options.events:
+            self.left.append(job.paths)
+            return
+        if fresh:
+            self.advanced.append(key)
+            self.events.extend(self._events(job, fresh))
+
+    def _tell_states(self) -> None:
+        """A state of a dataflow that cannot be read is told of in words: its job is seen anyhow."""
+        if self.states is None:
+            return
+        jobs = [job_of(key) for key in self.advanced]
+        try:
+            self.told.extend(self.states.events(self.context.instance, self.store, jobs))
+        except ArroyoStateError as error:
+            self.context.log.warning(f"states are not shown: {error}")
+
+    def _told_already(self, key: str) -> set[tuple[str | None, object]]:
+        """The epochs of a job that the instance has: a tick cut short is repeated."""
+        found = self.context.instance.fetch_materializations(
+            dg.AssetRecordsFilter(self.naming.key(CHECKPOINT), asset_partitions=[key]),
+            limit=self.options.epochs_per_job,
+        )
+        events = [record.asset_materialization for record in found.records]
+        return {
+            ((event.tags or {}).get(DATA_VERSION), event.metadata.get(FINISHED))
+            for event in events
+            if event is not None
+        }
+
+    def _events(
+        self, job: "JobNews", fresh: Sequence[Checkpoint]
+    ) -> Iterable[dg.AssetMaterialization]:
+        facts = self._facts(job, fresh)
+        earlier = {
+            later.ref: one
+            for one, later in zip([job.before, *job.checkpoints], job.checkpoints, strict=False)
+        }
+        for at, checkpoint in enumerate(fresh):
+            before = earlier[checkpoint.ref]
+            paths = None if before is None else set(before.paths)
+            metadata = checkpoint_metadata(job.paths, checkpoint, figures(checkpoint, paths, facts))
+            if at == 0 and job.passed_over:
+                metadata["arroyo/older_epochs"] = job.passed_over
+            yield dg.AssetMaterialization(
+                self.naming.key(CHECKPOINT),
+                description=f"epoch {checkpoint.epoch} of {job.paths.root} is ready",
+                partition=job.paths.root,
+                tags={DATA_VERSION: data_version(checkpoint)},
+                metadata=metadata,
+            )
+
+    def _facts(self, job: "JobNews", fresh: Sequence[Checkpoint]) -> Mapping[Any, Any]:
+        wanted = {path for checkpoint in fresh for path in checkpoint.paths}
+        if len(wanted) > self.options.files_per_job:
+            return {}
+        try:
+            return self.footers.read(self.store, sorted(wanted), deadline=self.deadline)
+        except ArroyoStateError as error:
+            self.context.log.warning(f"{job.paths.root}: bytes and rows are left out: {error}")
+            return {}
+
+    # ---- the rest --------------------------------------------------------------------------------
+
+    def _next_cursor(self, before: "FleetCursor", news: "FleetNews") -> str:
+        from arroyo_dagster.state.operations.catalog.changes import FleetCursor
+
+        seen = dict(news.cursor.seen)
+        for paths in self.left:  # as if they had not been looked at
+            seen.pop(paths, None)
+            if paths in before.seen:
+                seen[paths] = before.seen[paths]
+        start = self.left[0].root if self.left else news.cursor.start_from
+        return encode_cursor(FleetCursor(seen=seen, start_from=start))
+
+    def _requests(self, news: "FleetNews") -> list[dg.AddDynamicPartitionsRequest]:
+        have = self._keys()
+        every = usable_keys(paths.root for paths in news.cursor.seen)
+        new = [key for key in dict.fromkeys([*self.advanced, *every]) if key not in have]
+        # The daemon looks each of them up: a first import of thousands takes a few ticks.
+        bounded = new[: max(self.options.events, len(self.advanced))]
+        return [self.naming.jobs.build_add_request(bounded)] if bounded else []
+
+    def _keys(self) -> set[str]:
+        return set(self.context.instance.get_dynamic_partitions(str(self.naming.jobs.name)))
+
+    def _remember(self, cursor: "FleetCursor", gone: Iterable[JobPaths]) -> None:
+        """Keep the last epochs of jobs that vanished: the next cursor does not hold them."""
+        from arroyo_dagster.state.operations.catalog.known_jobs import remember
+
+        last = [(paths, cursor.seen[paths].epoch or None) for paths in gone]
+        if last:
+            remember(self.resource.catalogue(), last, time.time_ns() // 1000)
+
+    def _warn(self, before: "FleetCursor", news: "FleetNews") -> None:
+        for job in news.jobs:
+            for problem in job.problems:
+                self.context.log.warning(f"{job.paths.root} cannot be read: {problem}")
+        for problem in news.problems:
+            self.context.log.warning(str(problem))
+        for paths in news.vanished[:_NAMED]:
+            self.context.log.warning(
+                f"{paths.root} was there and is not any more; its last epoch was "
+                f"{before.seen[paths].epoch or 'none'}. Next: bring its objects back; if it was "
+                "removed on purpose, run the job arroyo_forget_job"
+            )
+
+    def _words(self, news: "FleetNews") -> str:
+        appeared = [job.paths.root for job in news.jobs if job.appeared]
+        unreadable = {job.paths.root: job.problems[0].message for job in news.jobs if job.problems}
+        left = len(self.left) + news.left
+        said = [
+            f"{_count(len(self.events), 'new epoch')} of {len(self.advanced)} of "
+            f"{_count(news.known, 'job')}",
+            f"{_count(len(self.told), 'event')} of dataflows" if self.told else "",
+            _list("appeared", appeared),
+            f"{_count(left, 'job')} left for the next tick" if left else "",
+            _list("vanished", [paths.root for paths in news.vanished]),
+            _list("unreadable", [f"{name} ({why})" for name, why in unreadable.items()]),
+            _list("not listed", [problem.message for problem in news.problems]),
+            _list("no partition", [f"{name!r} ({why})" for name, why in self.refused.items()]),
+        ]
+        return "; ".join(part for part in said if part)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _list(what: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{what}: {', '.join(names[:_NAMED])}{more}" if names else ""
+
+
+# ---- what an event says --------------------------------------------------------------------------
+
+
+def data_version(checkpoint: Checkpoint) -> str:
+    """`g{generation}:e{epoch}`: epochs of two worker generations never compare equal."""
+    return f"g{checkpoint.worker_generation or 0}:e{checkpoint.epoch}"
+
+
+def _identity(checkpoint: Checkpoint) -> tuple[str, object]:
+    # A job that began anew under its name counts from 1 again, so the time counts as well.
+    return data_version(checkpoint), timestamp(checkpoint.finish_time_micros)
+
+
+def checkpoint_metadata(paths: JobPaths, checkpoint: Checkpoint, found: Figures) -> dict[str, Any]:
+    """What is shown of one epoch; what is not known is left out."""
+    return known(
+        {
+            "arroyo/job": paths.job,
+            "arroyo/pipeline": paths.pipeline,
+            "arroyo/generation": checkpoint.worker_generation,
+            "arroyo/epoch": checkpoint.epoch,
+            "arroyo/operators": len(checkpoint.operators),
+            "arroyo/files": found.files,
+            "arroyo/new_files": found.new_files,
+            "arroyo/bytes": found.size_bytes,
+            "arroyo/new_bytes": found.new_size_bytes,
+            "arroyo/rows": found.rows,
+            "arroyo/checkpoint_seconds": seconds(
+                checkpoint.finish_time_micros - checkpoint.start_time_micros
+            ),
+            FINISHED: timestamp(checkpoint.finish_time_micros),
+            "arroyo/watermark": timestamp(job_watermark_micros(checkpoint)),
+            "arroyo/path": dg.MetadataValue.path(str(checkpoint.ref)),
+        }
+    )
+
+
+# ---- the cursor ----------------------------------------------------------------------------------
+
+
+def encode_cursor(cursor: "FleetCursor") -> str:
+    """The cursor as short JSON: it is copied into the row of every tick."""
+    seen = {
+        paths.root: [one.epoch]
+        if one.worker_generation is None
+        else [one.epoch, one.worker_generation]
+        for paths, one in cursor.seen.items()
+    }
+    document: dict[str, Any] = {"v": CURSOR_VERSION, "s": seen}
+    if cursor.start_from is not None:
+        document["n"] = cursor.start_from
+    return json.dumps(document, separators=(",", ":"), sort_keys=True)
+
+
+def decode_cursor(text: str | None) -> "FleetCursor":
+    """Read a cursor; an empty one where there is none.
+
+    Raises:
+        InputError: it is not one of ours, or of a later release; the tick starts over.
+    """
+    from arroyo_dagster.state.operations.catalog.changes import FleetCursor, Seen
+
+    if not text:
+        return FleetCursor()
+    try:
+        document = json.loads(text)
+        if document["v"] != CURSOR_VERSION:
+            raise ValueError(f"version {document['v']}")
+        seen = {
+            job_of(root): Seen(_generation(root, *numbers[1:]), Epoch(int(numbers[0])))
+            for root, numbers in document["s"].items()
+        }
+        start = document.get("n")
+        return FleetCursor(seen=seen, start_from=None if start is None else str(start))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise InputError(
+            f"the sensor's cursor cannot be read ({error!r}): it starts over, with the newest "
+            "epoch of each job",
+            next_step="nothing; `dagster sensor cursor` shows and sets it",
+        ) from error
+
+
+def _generation(root: str, *numbers: int) -> WorkerGeneration | None:
+    if ("/" in root) != (len(numbers) == 1):
+        raise ValueError(f"{root!r} has {len(numbers)} generations")
+    return WorkerGeneration(int(numbers[0])) if numbers else None

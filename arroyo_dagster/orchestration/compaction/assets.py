@@ -1,0 +1,400 @@
+"""Files of a job merged, as an asset: planned, verified, and shown beside what was forecast."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.orchestration import rendering as shown
+from arroyo_dagster.orchestration.catalog.checks import RESTORABLE, check_result, kept_verdict
+from arroyo_dagster.orchestration.compaction.rewrite import is_arroyos, rewritten_events
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.failures import as_failure, of_selected
+from arroyo_dagster.orchestration.partitions import job_of
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.runners import MaintenanceRunner
+from arroyo_dagster.orchestration.translator import COMPACTED_STATE, OPERATOR_METADATA, Naming
+from arroyo_dagster.state.model.compaction import (
+    MEBIBYTE,
+    Budget,
+    CompactionPolicy,
+    CompactionSettings,
+    MergeOrder,
+    MergeOutcome,
+    SortOrder,
+)
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
+from arroyo_dagster.state.planning.verify.checks import effective, row_parity
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.compaction.execute import Progress
+    from arroyo_dagster.state.operations.compaction.job import CompactionOutcome
+
+ROW_PARITY = "row_parity"
+EFFECTIVE = "effective"
+_LOG_SECONDS = 10.0
+
+
+class CompactionConfig(dg.Config):
+    """How a job is compacted."""
+
+    policy: str = Field(
+        default=CompactionPolicy.BIN_PACK.value,
+        description="bin-pack: small neighbours only; levels: so many of one level become one of "
+        "the next; window: those of one window of event time; full: all files of every table. "
+        "Files of Arroyo's own jobs are rewritten as by bin-pack, or all of them by full.",
+    )
+    target_file_mb: int = Field(
+        default=64, ge=1, description="A bin-pack merge takes files of so many MiB together."
+    )
+    min_files: int = Field(
+        default=4, ge=2, description="It takes at least so many files that were never merged."
+    )
+    level_files: int = Field(
+        default=4, ge=2, description="So many neighbours of one level are merged."
+    )
+    window_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        description="The length of a window; an eighth of a table's retention by default.",
+    )
+    parallelism: int | None = Field(
+        default=None,
+        ge=1,
+        description="Split files for a job that is to start with so many subtasks.",
+    )
+    sort: str = Field(
+        default=SortOrder.REPLAY.value,
+        description="Order of rows of expiring tables: replay (as they are), time, or key (with "
+        "Bloom filters). Those of Arroyo's own jobs are always by time.",
+    )
+    deduplicate: bool = Field(
+        default=True,
+        description="Drop rows of generational tables that a newer generation hides.",
+    )
+    max_mb: int | None = Field(
+        default=None, ge=1, description="Budget: read no more than so many MiB."
+    )
+    max_files: int | None = Field(
+        default=None, ge=1, description="Budget: merge no more than so many files."
+    )
+    max_tables: int | None = Field(
+        default=None, ge=1, description="Budget: merge files of no more than so many tables."
+    )
+    order: str = Field(
+        default=MergeOrder.GAIN.value,
+        description="Which merges come first within a budget: gain, smallest or listed.",
+    )
+    min_gain_files: int = Field(
+        default=1, ge=1, description="Leave a merge after which fewer files are gone."
+    )
+    wait_seconds: float = Field(
+        default=10.0,
+        ge=0,
+        description="How long to wait for a running job to take over what was merged.",
+    )
+    quiet_seconds: float = Field(
+        default=60.0,
+        ge=0,
+        description="Of a stopped job of Arroyo's: for so long nothing of it may change before its "
+        "metadata is written.",
+    )
+    dry_run: bool = Field(default=False, description="Plan, and change nothing.")
+
+    def settings(self) -> CompactionSettings:
+        """The same for the state package.
+
+        Raises:
+            dagster.Failure: there is no such policy or order.
+        """
+        window = self.window_seconds
+        return CompactionSettings(
+            policy=_one_of(CompactionPolicy, self.policy),
+            target_bytes=self.target_file_mb * MEBIBYTE,
+            min_files=self.min_files,
+            level_files=self.level_files,
+            window_micros=None if window is None else max(1, int(window * 1e6)),
+            parallelism=self.parallelism,
+            sort=_one_of(SortOrder, self.sort),
+            deduplicate=self.deduplicate,
+            budget=Budget(
+                size_bytes=None if self.max_mb is None else self.max_mb * MEBIBYTE,
+                files=self.max_files,
+                tables=self.max_tables,
+                order=_one_of(MergeOrder, self.order),
+                min_gain_files=self.min_gain_files,
+            ),
+        )
+
+
+def _one_of(kind: Any, value: str) -> Any:
+    known = [one.value for one in kind]
+    if value not in known:
+        what = {CompactionPolicy: "policy", SortOrder: "sort", MergeOrder: "order"}[kind]
+        raise dg.Failure(
+            f"there is no {what} {value!r}. Next: choose one of {', '.join(known)}",
+            allow_retries=False,
+        )
+    return kind(value)
+
+
+def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
+    """The asset of a job's merged files, with the two blocking checks of a compaction."""
+    key = naming.key(COMPACTED_STATE)
+
+    @dg.multi_asset(
+        name="arroyo_compacted_state",
+        specs=[
+            naming.spec(COMPACTED_STATE, deps=[OPERATOR_METADATA]).replace_attributes(
+                skippable=True  # what found nothing to do has made nothing
+            )
+        ],
+        check_specs=[
+            dg.AssetCheckSpec(
+                ROW_PARITY,
+                asset=key,
+                blocking=True,
+                description="A restore loads of the merged files what it loaded of the others.",
+            ),
+            dg.AssetCheckSpec(
+                RESTORABLE,
+                asset=key,
+                blocking=True,
+                description="The newest epoch, as it is after the compaction, can be restored.",
+            ),
+            dg.AssetCheckSpec(
+                EFFECTIVE,
+                asset=key,
+                description="A restore reads as few files as was forecast, and fewer than before.",
+            ),
+        ],
+        pool="arroyo_compaction",
+        can_subset=True,  # so that a check of what was not done may be left out
+    )
+    def arroyo_compacted_state(  # type: ignore[no-untyped-def]
+        context: dg.AssetExecutionContext,
+        config: CompactionConfig,
+        arroyo_store: ArroyoStateStore,
+        arroyo_runner: MaintenanceRunner,
+        arroyo_directory: ArroyoDirectory,
+    ):
+        with as_failure():
+            paths = job_of(context.partition_key)
+            if key in context.selected_asset_keys:
+                runner, checks = arroyo_runner, (ROW_PARITY, EFFECTIVE)
+                events = (
+                    rewritten_events(
+                        context,
+                        paths,
+                        key,
+                        config.settings(),
+                        store=arroyo_store,
+                        directory=arroyo_directory,
+                        runner=runner,
+                        checks=checks,
+                        quiet_seconds=config.quiet_seconds,
+                        dry_run=config.dry_run,
+                    )
+                    if is_arroyos(arroyo_store, paths)
+                    else _compacted_events(paths, config, arroyo_store, runner, context, key)
+                )
+                yield from of_selected(context, events)
+            if dg.AssetCheckKey(key, RESTORABLE) in context.selected_asset_check_keys:
+                verdict = kept_verdict(RESTORABLE, arroyo_store, paths)
+                yield check_result(verdict, RESTORABLE, key)
+
+    return arroyo_compacted_state
+
+
+def _compacted_events(
+    paths: JobPaths,
+    config: CompactionConfig,
+    store: ArroyoStateStore,
+    runner: MaintenanceRunner,
+    context: dg.AssetExecutionContext,
+    key: dg.AssetKey,
+) -> Iterator[Any]:
+    """Compact one job, and give what Dagster shows of it; nothing of what was not looked at."""
+    merges: list[MergeOutcome] = []
+    published: list[CompactionOutcome] = []
+    begun = time.monotonic()
+
+    def materialized(outcome: "CompactionOutcome") -> "dg.MaterializeResult[Any]":
+        return dg.MaterializeResult(
+            asset_key=key,
+            metadata=compaction_shown(outcome, time.monotonic() - begun),
+            data_version=dg.DataVersion(version_of(outcome)),
+        )
+
+    try:
+        outcome = compacted(
+            paths, config, store, runner, context, merges=merges, published=published
+        )
+    except ArroyoStateError:
+        if not row_parity(merges).passed:
+            yield check_result(row_parity(merges), ROW_PARITY, key)
+        raise
+    except Exception:
+        raise
+    except BaseException:  # an interrupt
+        yield from map(materialized, published)
+        raise
+    if outcome.changed:
+        yield materialized(outcome)
+    if outcome.merges:
+        yield check_result(row_parity(outcome.merges), ROW_PARITY, key)
+        verdict = effective(outcome.plan, outcome.after)
+        warn, kept = dg.AssetCheckSeverity.WARN, not verdict.findings
+        yield check_result(verdict, EFFECTIVE, key, severity=warn, passed=kept)
+
+
+def compacted(
+    paths: JobPaths,
+    config: CompactionConfig,
+    store: ArroyoStateStore,
+    runner: MaintenanceRunner,
+    context: Any,
+    *,
+    merges: list[MergeOutcome],
+    published: "list[CompactionOutcome]",
+) -> "CompactionOutcome":
+    """Compact one job, and tell of it in the log of the run.
+
+    Args:
+        merges: gets every merge that was carried out, also where it is not published.
+        published: gets what was published, also where an interrupt comes then.
+
+    Raises:
+        ArroyoStateError: see `state.operations.compaction.job.compact_job`.
+    """
+
+    def on_merge(outcome: MergeOutcome, left: int) -> None:
+        merges.append(outcome)
+        table = f"{outcome.merged.operator}.{outcome.merged.table}"
+        context.log.info(f"merged {len(outcome.merged.input_paths)} of {table}, {left} left")
+
+    outcome = runner.compact(
+        store.writable(),
+        paths,
+        config.settings(),
+        owner=f"dagster run {context.run.run_id}",
+        lease_wait_seconds=EXPIRED_SECONDS,
+        wait_seconds=config.wait_seconds,
+        dry_run=config.dry_run,
+        sampled=True,
+        on_merge=on_merge,
+        on_progress=_logged(context.log.info),
+        on_published=published.append,
+    )
+    context.log.info(_in_words(outcome, dry_run=config.dry_run))
+    return outcome
+
+
+def _logged(log: Callable[[str], Any]) -> Callable[["Progress"], None]:
+    """Progress as log events: now and then, and at the end."""
+    last = [0.0]
+
+    def told(progress: "Progress") -> None:
+        if progress.seconds - last[0] < _LOG_SECONDS and progress.share < 1:
+            return
+        last[0] = progress.seconds
+        left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
+        log(f"{progress.share:.0%}: {progress.bytes_done} of {progress.bytes_total} bytes{left}")
+
+    return told
+
+
+def version_of(outcome: "CompactionOutcome") -> str:
+    """The data version of merged files: the record, or the epoch, that lists them."""
+    return outcome.record.name if outcome.record else f"e{outcome.epoch}"
+
+
+def _in_words(outcome: "CompactionOutcome", *, dry_run: bool) -> str:
+    plan = outcome.plan
+    if dry_run:
+        return (
+            f"dry run: {len(plan.merges)} merges would leave {plan.files_after} of "
+            f"{plan.files_before} files"
+        )
+    if not outcome.changed and outcome.waiting:
+        return (
+            f"nothing more to do at epoch {plan.epoch}: {len(outcome.waiting)} compactions wait "
+            f"until the job takes them over at its next checkpoint; the first is "
+            f"{outcome.waiting[0]}"
+        )
+    if not outcome.changed:
+        reasons = sorted({one.reason for one in plan.left_out})
+        return f"nothing to do at epoch {plan.epoch}: {'; '.join(reasons) or 'no tables'}"
+    if outcome.published == "record" and outcome.epoch is None:
+        return "merged; the job takes it over at its next checkpoint"
+    return f"merged; epoch {outcome.epoch} lists {outcome.files_after} files"
+
+
+def compaction_shown(outcome: "CompactionOutcome", seconds: float) -> dict[str, Any]:
+    """What is shown of a compaction: forecast and outcome, numbers that Dagster plots."""
+    plan = outcome.plan
+    return shown.known(
+        {
+            "arroyo/planned_at_epoch": plan.epoch,
+            "arroyo/taken_over_at_epoch": outcome.epoch,
+            "arroyo/published_as": outcome.published,
+            "arroyo/merges": len(outcome.merges),
+            "arroyo/files_before": plan.files_before,
+            "arroyo/files_after": outcome.files_after,
+            "arroyo/files_forecast": plan.files_after,
+            "arroyo/bytes_before": plan.size_bytes_before,
+            "arroyo/bytes_after": outcome.size_bytes_after,
+            "arroyo/bytes_forecast": plan.after.size_bytes,
+            "arroyo/bytes_forecast_error": shown.relative_error(
+                plan.after.size_bytes, outcome.size_bytes_after
+            ),
+            "arroyo/opens_before": max(plan.before.opens, default=0),
+            "arroyo/opens_forecast": max(plan.after.opens, default=0),
+            "arroyo/opens_after": outcome.after and max(outcome.after.opens, default=0),
+            "forecast and outcome": shown.table(_compared(outcome)),
+            "arroyo/rows_in": sum(merge.rows_in for merge in outcome.merges),
+            "arroyo/rows_out": sum(merge.rows_out for merge in outcome.merges),
+            "arroyo/seconds": round(seconds, 3),
+            "dropped rows": shown.table(_dropped(outcome)),
+            "merges": shown.table(map(_merge_line, outcome.merges)),
+            "left out": shown.table(
+                {"operator": one.operator, "table": one.table, "why": one.reason}
+                for one in plan.left_out
+            ),
+        }
+    )
+
+
+def _compared(outcome: "CompactionOutcome") -> Iterator[Mapping[str, Any]]:
+    columns = {"before": outcome.plan.before, "forecast": outcome.plan.after}
+    if outcome.after is not None:
+        columns["outcome"] = outcome.after
+    yield {"what": "files", **{name: one.files for name, one in columns.items()}}
+    yield {"what": "bytes", **{name: one.size_bytes for name, one in columns.items()}}
+    opens = {name: max(one.opens, default=0) for name, one in columns.items()}
+    yield {"what": "files opened by a subtask", **opens}
+
+
+def _dropped(outcome: "CompactionOutcome") -> Iterator[Mapping[str, Any]]:
+    total: dict[str, int] = {}
+    for merge in outcome.merges:
+        for reason, count in merge.dropped.items():
+            total[reason] = total.get(reason, 0) + count
+    return ({"why": reason, "rows": count} for reason, count in sorted(total.items()))
+
+
+def _merge_line(merge: MergeOutcome) -> Mapping[str, Any]:
+    return {
+        "operator": merge.merged.operator,
+        "table": merge.merged.table,
+        "files in": len(merge.merged.input_paths),
+        "files out": len(merge.merged.output_paths),
+        "bytes in": merge.size_bytes_in,
+        "bytes out": merge.size_bytes_out,
+        "rows in": merge.rows_in,
+        "rows out": merge.rows_out,
+    }

@@ -1,0 +1,380 @@
+"""The maintenance window of Arroyo's running jobs: a job of its own, a schedule that opens it, and
+a sensor that starts what a window left stopped. Opt-in, job by job."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.orchestration import rendering as shown
+from arroyo_dagster.orchestration.catalog.sensor import sensor_status
+from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
+from arroyo_dagster.orchestration.compaction.rewrite import in_words, rewrite_shown, version_of
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.runners import MaintenanceRunner
+from arroyo_dagster.orchestration.schedules import schedule_status
+from arroyo_dagster.orchestration.translator import COMPACTED_STATE, Naming
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.maintenance_window import WindowLimits, WindowOutcome
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.compaction.maintenance_window import WindowOptions
+
+OP = "arroyo_window"
+JOB = "arroyo_maintenance_window"
+_SENSOR_SECONDS = 60
+_AGAIN_SECONDS = 600
+_LIMITS = WindowLimits()
+
+
+class WindowConfig(dg.Config):
+    """Which jobs are stopped for maintenance, and when."""
+
+    jobs: list[str] = Field(
+        description="The jobs that may be stopped, as job or pipeline/job; no other is touched."
+    )
+    between: str = Field(
+        default="",
+        description="HH:MM-HH:MM, every day: no job is stopped outside of it, and each runs again "
+        "before it closes. Empty: at once.",
+    )
+    time_zone: str = Field(default="UTC", description="Of `between`: a name of the tz database.")
+    policy: str = Field(
+        default=CompactionPolicy.FULL.value,
+        description="Which files are rewritten: full, or bin-pack for small ones only.",
+    )
+    stop_seconds: float = Field(
+        default=_LIMITS.stop, gt=0, description="How long a job may take to stop."
+    )
+    rewrite_seconds: float = Field(
+        default=_LIMITS.rewrite, gt=0, description="How long it may be down for the rewrite."
+    )
+    start_seconds: float = Field(
+        default=_LIMITS.start, gt=0, description="How long it may take to run again."
+    )
+    quiet_seconds: float = Field(
+        default=_LIMITS.quiet,
+        ge=0,
+        description="For a job that was stopped before: how long its files must not change.",
+    )
+    verify_level: int = Field(
+        default=2, ge=0, le=4, description="How closely the result is verified before the start."
+    )
+    recover_only: bool = Field(
+        default=False, description="Start what an earlier window left stopped; stop nothing."
+    )
+    dry_run: bool = Field(default=False, description="Plan, and touch nothing.")
+
+    def limits(self) -> WindowLimits:
+        """The same for the state package."""
+        return WindowLimits(
+            stop=self.stop_seconds,
+            rewrite=self.rewrite_seconds,
+            start=self.start_seconds,
+            quiet=self.quiet_seconds,
+        )
+
+    def settings(self) -> CompactionSettings:
+        """The same for the state package.
+
+        Raises:
+            InputError: there is no such policy.
+        """
+        known = [policy.value for policy in CompactionPolicy]
+        if self.policy not in known:
+            raise InputError(
+                "there is no such policy", policy=self.policy, next_step=f"say {', '.join(known)}"
+            )
+        return CompactionSettings(policy=CompactionPolicy(self.policy))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceWindow:
+    """The window of a deployment: which jobs, when.
+
+    Attributes:
+        jobs: as job or pipeline/job; opt-in, one by one.
+        between: HH:MM-HH:MM in `time_zone`, every day.
+        config: the rest; its own jobs and times are not looked at.
+    """
+
+    jobs: Sequence[str]
+    between: str
+    time_zone: str = "UTC"
+    config: WindowConfig | None = None
+
+    def as_config(self) -> WindowConfig:
+        """The configuration of its runs."""
+        base = self.config or WindowConfig(jobs=[])
+        return base.model_copy(
+            update={
+                "jobs": list(self.jobs),
+                "between": self.between,
+                "time_zone": self.time_zone,
+            }
+        )
+
+
+# ---- the job -------------------------------------------------------------------------------------
+
+
+def build_window_job(naming: Naming) -> dg.JobDefinition:
+    """The job: one op that goes through its jobs, one after the other."""
+
+    @dg.op(name=OP, pool="arroyo_compaction")
+    def arroyo_window(
+        context: dg.OpExecutionContext,
+        config: WindowConfig,
+        arroyo_store: ArroyoStateStore,
+        arroyo_directory: ArroyoDirectory,
+        arroyo_runner: MaintenanceRunner,
+    ) -> None:
+        ends: dict[str, Any] = {}
+        _check_named(config)
+        for name in config.jobs:
+            try:
+                ends[name] = _one(
+                    context, name, config, naming, arroyo_store, arroyo_directory, arroyo_runner
+                )
+            except ArroyoStateError as error:  # before the job was touched: the others go on
+                context.log.error(f"{name}: {error}")
+                ends[name] = error
+        context.add_output_metadata(shown.known({"jobs": shown.table(map(_row, ends.items()))}))
+        _raise_problems(ends)
+
+    @dg.job(
+        name=JOB,
+        executor_def=dg.in_process_executor,
+        description="Stop running jobs of Arroyo's with a checkpoint, rewrite their state, start "
+        "them again.",
+    )
+    def arroyo_maintenance_window() -> None:
+        arroyo_window()
+
+    return arroyo_maintenance_window
+
+
+def _check_named(config: WindowConfig) -> None:
+    """Refuse a window for no job: its run would be green, and nothing was looked at."""
+    with as_failure():
+        if not config.jobs:
+            raise InputError(
+                "no job is named, and no other is touched",
+                field="jobs",
+                next_step="name the jobs that may be stopped, as job or pipeline/job",
+            )
+
+
+def _one(
+    context: dg.OpExecutionContext,
+    name: str,
+    config: WindowConfig,
+    naming: Naming,
+    store: ArroyoStateStore,
+    directory: ArroyoDirectory,
+    runner: MaintenanceRunner,
+) -> WindowOutcome | str:
+    """One job's window; or why it was not opened."""
+    from arroyo_dagster.state.operations.catalog.jobs import find_job
+    from arroyo_dagster.state.operations.compaction.maintenance_window import (
+        recover_window,
+        run_window,
+    )
+
+    paths = find_job(store.reading(), name)
+    options = _options(context, name, config, runner)
+    control = directory.control(store)
+    if not config.dry_run:
+        # What is down comes first, whatever the time.
+        recovered = recover_window(store.writable(), paths, control, options)
+        if recovered is not None:
+            return recovered
+    if config.recover_only:
+        return "no window left it stopped"
+    closes = _closes(config)
+    if isinstance(closes, str):
+        context.log.info(f"{name}: {closes}")
+        return closes
+    begun = time.monotonic()
+    outcome = run_window(
+        store.reading() if config.dry_run else store.writable(),
+        paths,
+        control,
+        _until(options, closes),
+        dry_run=config.dry_run,
+    )
+    _tell(context, paths, outcome, naming, time.monotonic() - begun)
+    return outcome
+
+
+def _options(
+    context: dg.OpExecutionContext, name: str, config: WindowConfig, runner: MaintenanceRunner
+) -> "WindowOptions":
+    from arroyo_dagster.state.operations.compaction.maintenance_window import WindowOptions
+
+    return WindowOptions(
+        settings=config.settings(),
+        limits=config.limits(),
+        verify_level=config.verify_level,
+        owner=f"dagster run {context.run.run_id}",
+        run=runner.rewrites(),
+        on_step=lambda step: context.log.info(f"{name}: {step.did}"),
+    )
+
+
+def _closes(config: WindowConfig) -> int | str | None:
+    """When the window closes, in microseconds; None if it does not; words if it is not open."""
+    if not config.between:
+        return None
+    daily = DailyWindow.parse(config.between, config.time_zone)
+    closes = daily.closes_at()
+    if closes is None:
+        return f"the window is not open; it opens at {daily.opens_next().to_iso8601_string()}"
+    return micros_of(closes)
+
+
+def _until(options: "WindowOptions", closes: int | None) -> "WindowOptions":
+    from dataclasses import replace
+
+    return replace(options, closes_at_micros=closes)
+
+
+def _tell(
+    context: dg.OpExecutionContext,
+    paths: JobPaths,
+    outcome: WindowOutcome,
+    naming: Naming,
+    seconds: float,
+) -> None:
+    """Tell of the window in the log, and of rewritten state as the asset's."""
+    context.log.info(f"{paths.root}: {outcome.end.value}")
+    found = outcome.rewrite
+    if found is None or not found.published:
+        return
+    context.log.info(f"{paths.root}: {in_words(found)}")
+    metadata = rewrite_shown(found, seconds)
+    metadata["arroyo/window"] = outcome.end.value
+    metadata["arroyo/downtime_seconds"] = round(outcome.downtime_seconds, 1)
+    context.log_event(
+        dg.AssetMaterialization(
+            asset_key=naming.key(COMPACTED_STATE),
+            partition=str(paths.root),
+            metadata=metadata,
+            tags={"dagster/data_version": version_of(found)},
+        )
+    )
+
+
+def _row(item: tuple[str, Any]) -> dict[str, Any]:
+    name, end = item
+    if isinstance(end, WindowOutcome):
+        return {
+            "job": name,
+            "end": end.end.value,
+            "down for s": round(end.downtime_seconds, 1),
+            "problem": "-" if end.problem is None else str(end.problem),
+        }
+    return {"job": name, "end": "not touched", "down for s": 0.0, "problem": str(end)}
+
+
+def _raise_problems(ends: dict[str, Any]) -> None:
+    """Fail the run where something went wrong, worst first.
+
+    Raises:
+        dagster.Failure: a job may be down, was not rewritten, or could not be looked at.
+    """
+    outcomes = {name: end for name, end in ends.items() if isinstance(end, WindowOutcome)}
+    down = [name for name, end in outcomes.items() if not end.started]
+    if down:
+        raise dg.Failure(
+            f"NOT STARTED AGAIN: {', '.join(down)}. Next: look at them in Arroyo; the sensor "
+            "arroyo_window_recovery, or this job with recover_only, starts them",
+            allow_retries=True,
+        )
+    wrong = {name: end for name, end in ends.items() if isinstance(end, ArroyoStateError)}
+    wrong |= {name: end.problem for name, end in outcomes.items() if end.problem is not None}
+    if wrong:
+        told = "; ".join(f"{name}: {problem}" for name, problem in wrong.items())
+        raise dg.Failure(f"every job runs, but not all went well: {told}", allow_retries=False)
+
+
+# ---- when ----------------------------------------------------------------------------------------
+
+
+def build_window_definitions(
+    naming: Naming, window: MaintenanceWindow, *, running: bool = False
+) -> dg.Definitions:
+    """The job, the schedule that opens the window, and the sensor that starts what it left stopped.
+
+    Raises:
+        InputError: the window is no window, or there is no such time zone.
+    """
+    job = build_window_job(naming)
+    return dg.Definitions(
+        jobs=[job],
+        schedules=[build_window_schedule(job, window, running=running)],
+        sensors=[build_recovery_sensor(job, running=running)],
+    )
+
+
+def build_window_schedule(
+    job: dg.JobDefinition, window: MaintenanceWindow, *, running: bool = False
+) -> dg.ScheduleDefinition:
+    """A run at the opening of the window.
+
+    Raises:
+        InputError: the window is no window, or there is no such time zone.
+    """
+    daily = DailyWindow.parse(window.between, window.time_zone)
+    return dg.ScheduleDefinition(
+        name="arroyo_window_schedule",
+        job=job,
+        cron_schedule=daily.cron,
+        execution_timezone=window.time_zone,
+        run_config=dg.RunConfig({OP: window.as_config()}),
+        default_status=schedule_status(running),
+    )
+
+
+def build_recovery_sensor(job: dg.JobDefinition, *, running: bool = False) -> dg.SensorDefinition:
+    """A sensor that starts jobs again which a window left stopped, because its process died."""
+
+    @dg.sensor(
+        name="arroyo_window_recovery",
+        job=job,
+        minimum_interval_seconds=_SENSOR_SECONDS,
+        default_status=sensor_status(running),
+        description="Start jobs again whose maintenance window was cut off.",
+    )
+    def arroyo_window_recovery(
+        context: dg.SensorEvaluationContext, arroyo_store: ArroyoStateStore
+    ) -> Any:
+        from arroyo_dagster.state.operations.compaction.maintenance_window import (
+            interrupted_windows,
+        )
+
+        with as_failure():
+            cut_off = interrupted_windows(arroyo_store.reading(), arroyo_store.jobs())
+        if not cut_off:
+            return dg.SkipReason("no job waits to be started again")
+        # Again after a while, if the API was away as well.
+        attempt = int(time.time()) // _AGAIN_SECONDS
+        return [
+            dg.RunRequest(
+                run_key=f"{paths.root}:{attempt}",
+                run_config=dg.RunConfig(
+                    {OP: WindowConfig(jobs=[str(paths.root)], recover_only=True)}
+                ),
+                tags={"arroyo/job_id": str(paths.root)},
+            )
+            for paths in cut_off
+        ]
+
+    return arroyo_window_recovery

@@ -1,0 +1,257 @@
+"""Stopped jobs of Arroyo's in the asset `compacted_state`: rewritten in place, or why not."""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.orchestration import rendering as shown
+from arroyo_dagster.orchestration.catalog.checks import check_result
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.failures import failure_of
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.runners import MaintenanceRunner
+from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
+from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
+from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan, RewrittenPart
+from arroyo_dagster.state.planning.verify.checks import effective, row_parity
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+
+
+def is_arroyos(store: ArroyoStateStore, paths: JobPaths) -> bool:
+    """Whether a job is Arroyo's own."""
+    from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
+        is_arroyos as of_arroyo,
+    )
+
+    return of_arroyo(store.reading(), paths)
+
+
+def rewritten_events(
+    context: dg.AssetExecutionContext,
+    paths: JobPaths,
+    key: dg.AssetKey,
+    settings: CompactionSettings,
+    *,
+    store: ArroyoStateStore,
+    directory: ArroyoDirectory,
+    runner: MaintenanceRunner,
+    checks: tuple[str, str],
+    quiet_seconds: float,
+    dry_run: bool,
+) -> Iterator[Any]:
+    """Rewrite a stopped job of Arroyo's, and give what Dagster shows of it.
+
+    Args:
+        checks: the names of the checks of row parity, and of whether it did what was forecast.
+
+    Raises:
+        ArroyoStateError: as `rewrite_job`.
+        dagster.Failure: the job runs, or nobody says what it does; with the forecast.
+    """
+    from arroyo_dagster.state.operations.compaction.rewrite import rewrite_job
+
+    parts: list[RewrittenPart] = []
+    published: list[RewriteOutcome] = []
+
+    def on_part(found: RewrittenPart | LeftOut, left: int) -> None:
+        if isinstance(found, RewrittenPart):
+            parts.append(found)
+            merged = found.merged
+            context.log.info(
+                f"rewrote {len(merged.input_paths)} files of {merged.operator}.{merged.table}, "
+                f"{left} parts left"
+            )
+        else:
+            context.log.warning(f"{found.operator}.{found.table} stays as it is: {found.reason}")
+
+    begun = time.monotonic()
+
+    def materialized(outcome: RewriteOutcome) -> "dg.MaterializeResult[Any]":
+        metadata = rewrite_shown(outcome, time.monotonic() - begun)
+        version = dg.DataVersion(version_of(outcome))
+        return dg.MaterializeResult(asset_key=key, metadata=metadata, data_version=version)
+
+    asked = directory.directory(store)
+    try:
+        outcome = rewrite_job(
+            store.writable(),
+            paths,
+            asked,
+            settings,
+            run=runner.rewrites(),
+            owner=f"dagster run {context.run.run_id}",
+            lease_wait_seconds=EXPIRED_SECONDS,
+            quiet_seconds=quiet_seconds,
+            dry_run=dry_run,
+            or_forecast=True,
+            sampled=True,
+            on_part=on_part,
+            on_published=published.append,
+        )
+    except ArroyoStateError:
+        if not row_parity(parts).passed:
+            yield check_result(row_parity(parts), checks[0], key)
+        raise
+    except Exception:
+        raise
+    except BaseException:  # an interrupt
+        yield from map(materialized, published)
+        raise
+    context.log.info(in_words(outcome, dry_run=dry_run))
+    if outcome.plan.tables and outcome.plan.why_not is not None and not dry_run:
+        raise _not_now(paths, asked, outcome)
+    if outcome.published:
+        yield materialized(outcome)
+    if outcome.parts:
+        verdict = row_parity(outcome.parts)
+        yield check_result(verdict, checks[0], key, metadata=plan_shown(outcome.plan))
+        verdict = effective(outcome.plan, outcome.after if outcome.published else None)
+        warn, kept = dg.AssetCheckSeverity.WARN, not verdict.findings
+        yield check_result(verdict, checks[1], key, severity=warn, passed=kept)
+    else:  # nothing was made: what would be is seen on the asset all the same
+        metadata = plan_shown(outcome.plan)
+        yield dg.AssetObservation(key, partition=str(paths.root), metadata=metadata)
+
+
+def _not_now(paths: JobPaths, asked: "JobDirectory", outcome: RewriteOutcome) -> dg.Failure:
+    """Why nothing was done of what there was to do, and what would let it be done.
+
+    Raises:
+        ArroyoStateError: somebody who was asked about the job could not answer.
+    """
+    plan = outcome.plan
+    if plan.condition is JobCondition.UNKNOWN:
+        asked.find(paths, checkpoints=False)  # raises what keeps a source from answering
+    if plan.condition is JobCondition.UNKNOWN and not asked.sources:
+        step = (
+            "set `arroyo_api_url` or `arroyo_database` of the component (or of ArroyoStateStore), "
+            "so that somebody says what the job does"
+        )
+    elif plan.condition is JobCondition.UNKNOWN:
+        step = (
+            "see that `arroyo_api_url` and `arroyo_database` name the cluster that runs this job, "
+            "or say what it does in `said` of the resource arroyo_directory"
+        )
+    elif plan.condition is JobCondition.RUNNING:
+        step = (
+            "stop the job with a checkpoint, or name it in the component's `window`, which stops "
+            "it and starts it again"
+        )
+    else:
+        step = "wait until the job is at rest, then run it again"
+    error = ArroyoStateError(
+        f"nothing was rewritten, {plan.why_not}; {plan.before.files} files would become "
+        f"{plan.after.files}",
+        job=paths.root,
+        epoch=plan.epoch,
+        condition=plan.condition.value,
+        next_step=step,
+    )
+    return failure_of(error, plan_shown(plan))
+
+
+def version_of(outcome: RewriteOutcome) -> str:
+    """The data version of a job's rewritten state: an epoch may be rewritten more than once."""
+    record = outcome.record
+    return f"e{outcome.plan.epoch}" if record is None else record.name.removesuffix(".json")
+
+
+def in_words(outcome: RewriteOutcome, *, dry_run: bool = False) -> str:
+    """One sentence for the log."""
+    plan = outcome.plan
+    if not plan.tables:
+        reasons = sorted({one.reason for one in outcome.left_out})
+        return f"nothing to rewrite at epoch {plan.epoch}: {'; '.join(reasons) or 'no tables'}"
+    lost = sum(one.lost_rows for one in plan.repairs)
+    forecast = (
+        f"{plan.before.files} files would become {plan.after.files}"
+        f"{f', up to {lost} rows repaired that Arroyo would lose' if lost else ''}"
+    )
+    if outcome.published:
+        return (
+            f"rewritten in place: {plan.before.files} files became {outcome.after.files}, "
+            f"{outcome.repaired} rows repaired; epoch {plan.epoch} lists them"
+        )
+    if plan.why_not is not None:
+        return f"forecast only, {plan.why_not}: {forecast}"
+    return f"dry run: {forecast}" if dry_run else f"nothing could be rewritten: {forecast}"
+
+
+def plan_shown(plan: RewritePlan) -> dict[str, Any]:
+    """What would be done, and why the rest is not, for the UI."""
+    return shown.known(
+        {
+            "arroyo/epoch": plan.epoch,
+            "arroyo/condition": plan.condition.value,
+            "arroyo/why_not": plan.why_not,
+            "arroyo/files_before": plan.before.files,
+            "arroyo/files_forecast": plan.after.files,
+            "arroyo/bytes_before": plan.before.size_bytes,
+            "arroyo/bytes_forecast": plan.after.size_bytes,
+            "arroyo/opens_before": sum(plan.before.opens),
+            "arroyo/opens_forecast": sum(plan.after.opens),
+            "arroyo/rows_arroyo_would_lose": sum(one.lost_rows for one in plan.repairs) or None,
+            "tables": shown.table(
+                {
+                    "operator": one.operator,
+                    "table": one.table,
+                    "files": len(one.inputs),
+                    "at most": len(one.parts),
+                    "keeps": one.rule.value,
+                    "repairs up to": one.lost_rows,
+                }
+                for one in plan.tables
+            ),
+            "left out": shown.table(_left_out(plan.left_out)),
+        }
+    )
+
+
+def rewrite_shown(outcome: RewriteOutcome, seconds: float) -> dict[str, Any]:
+    """What was done, for the UI."""
+    plan, after = outcome.plan, outcome.after
+    return shown.known(
+        {
+            "arroyo/epoch": plan.epoch,
+            "arroyo/published_as": "in place",
+            "arroyo/run_id": plan.run_id,
+            "arroyo/files_before": plan.before.files,
+            "arroyo/files_after": after.files,
+            "arroyo/files_forecast": plan.after.files,
+            "arroyo/bytes_before": plan.before.size_bytes,
+            "arroyo/bytes_after": after.size_bytes,
+            "arroyo/bytes_forecast": plan.after.size_bytes,
+            "arroyo/bytes_forecast_error": shown.relative_error(
+                plan.after.size_bytes, after.size_bytes
+            ),
+            "arroyo/opens_before": sum(plan.before.opens),
+            "arroyo/opens_after": sum(after.opens),
+            "arroyo/rows_in": sum(part.rows_in for part in outcome.parts),
+            "arroyo/rows_out": sum(part.rows_out for part in outcome.parts),
+            "arroyo/rows_repaired": outcome.repaired,
+            "arroyo/unlisted_files": len(outcome.unlisted),
+            "arroyo/undo_record": outcome.record,
+            "arroyo/seconds": round(seconds, 3),
+            "dropped rows": shown.table(_dropped(outcome)),
+            "left out": shown.table(_left_out(outcome.left_out)),
+        }
+    )
+
+
+def _dropped(outcome: RewriteOutcome) -> list[Mapping[str, Any]]:
+    total: dict[str, int] = {}
+    for part in outcome.parts:
+        for reason, count in part.dropped.items():
+            total[reason] = total.get(reason, 0) + count
+    return [{"why": reason, "rows": count} for reason, count in sorted(total.items())]
+
+
+def _left_out(left_out: tuple[LeftOut, ...]) -> list[Mapping[str, Any]]:
+    return [{"operator": one.operator, "table": one.table, "why": one.reason} for one in left_out]

@@ -1,0 +1,1 @@
+"""Dataflows as assets: one per state, with lineage from topics to readers."""

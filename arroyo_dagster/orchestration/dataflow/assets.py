@@ -1,0 +1,333 @@
+"""Dataflows in Dagster: each state an asset, told of by the sensor, checked, with its lineage.
+
+    defs = build_arroyo_definitions("s3://bucket/checkpoints", dataflows=["dataflow.yaml"])
+
+The services run elsewhere (`arroyo-state sdf run`), and their jobs are jobs like any other: seen,
+compacted and expired with the rest. Materialising a state looks at its owner's newest epoch.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef
+from arroyo_dagster.orchestration import rendering as shown
+from arroyo_dagster.orchestration.catalog.checks import RESTORABLE, check_result
+from arroyo_dagster.orchestration.dataflow.graph import DagsterSdfTranslator, SdfGraph
+from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
+from arroyo_dagster.state.planning.verify.checks import Verdict, every_job_recent
+
+if TYPE_CHECKING:
+    from arroyo_dagster.dataflow.views.summary import StateSummary
+    from arroyo_dagster.state.storage.store import ObjectStore
+
+KEYS_UNIQUE, TTL_EFFECTIVE, NOT_STALE = "keys_unique", "ttl_effective", "not_stale"
+STALE_AFTER = timedelta(minutes=15)
+
+_CHECKS = {
+    KEYS_UNIQUE: "Every key has one row (of a windowed state, one in each window).",
+    TTL_EFFECTIVE: "Rows that outlived their ttl are not shown, and not kept for good.",
+    NOT_STALE: "The owner wrote an epoch lately, or is at rest.",
+    RESTORABLE: "The owner's newest epoch can be restored: every file is there, as expected.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SdfOptions:
+    """How states are looked at.
+
+    Attributes:
+        stale_after: how old the newest epoch of an owner that is not at rest may be.
+        read_bytes: of a state with larger files rows are not counted, and no sample is shown.
+    """
+
+    stale_after: timedelta = STALE_AFTER
+    read_bytes: int = 64 << 20
+
+
+def load_graph(
+    file: str | Path | Dataflow, translator: DagsterSdfTranslator | None = None
+) -> SdfGraph:
+    """Read a dataflow.yaml as a graph of assets.
+
+    Raises:
+        InvalidDefinition: it has mistakes; all of them are told.
+        InputError: it is a package, not a dataflow.
+    """
+    from arroyo_dagster.dataflow.definition.loading import load_dataflow
+
+    dataflow = file if isinstance(file, Dataflow) else load_dataflow(file)[0]
+    return SdfGraph(dataflow, translator or DagsterSdfTranslator())
+
+
+def sdf_dataflow_assets(
+    file: str | Path | Dataflow,
+    *,
+    name: str | None = None,
+    translator: DagsterSdfTranslator | None = None,
+) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
+    """Make the states of a dataflow the assets of a function, with their checks.
+
+        @sdf_dataflow_assets("dataflow.yaml")
+        def words(context, arroyo_store):
+            yield from observe_states(context, arroyo_store, "dataflow.yaml")
+
+    What is not looked at, or has not changed, is not materialised.
+
+    Args:
+        file: the dataflow.yaml, or the definition itself.
+        name: of the op; from the dataflow's name by default.
+        translator: names and describes the assets.
+
+    Raises:
+        InvalidDefinition: the file has mistakes.
+    """
+    graph = load_graph(file, translator)
+    return dg.multi_asset(
+        name=name or f"{graph.op_name}_states",
+        specs=[spec.replace_attributes(skippable=True) for spec in graph.state_specs()],
+        check_specs=_check_specs(graph),
+        can_subset=True,
+    )
+
+
+def _check_specs(graph: SdfGraph) -> list[dg.AssetCheckSpec]:
+    return [
+        dg.AssetCheckSpec(name, asset=graph.key_of(state), description=description)
+        for state in graph.owned
+        for name, description in _CHECKS.items()
+    ]
+
+
+def build_sdf_assets(
+    graph: SdfGraph, options: SdfOptions | None = None
+) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+    """The assets of a dataflow: its states, and topics and services as what they are made of."""
+
+    @sdf_dataflow_assets(graph.dataflow, translator=graph.translator)
+    def states(  # type: ignore[no-untyped-def]
+        context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore
+    ):
+        yield from observe_states(context, arroyo_store, graph, options=options)
+
+    return [states, *graph.outer_specs()]
+
+
+# ---- looking -------------------------------------------------------------------------------------
+
+
+def observe_states(
+    context: dg.AssetExecutionContext,
+    arroyo_store: ArroyoStateStore,
+    file: str | Path | Dataflow | SdfGraph,
+    *,
+    options: SdfOptions | None = None,
+) -> Iterator[Any]:
+    """Look at the states a run selected: results for those that have changed, and their checks.
+
+    Raises:
+        dg.Failure: the store failed, or a state cannot be read.
+    """
+    graph = file if isinstance(file, SdfGraph) else load_graph(file)
+    with as_failure():
+        look = StatesSeen(graph, arroyo_store.reading(), options or SdfOptions())
+        wanted = context.selected_asset_keys | {
+            check.asset_key for check in context.selected_asset_check_keys
+        }
+        for state in [state for state in graph.owned if graph.key_of(state) in wanted]:
+            key = graph.key_of(state)
+            summary = look.summary(state)
+            if key in context.selected_asset_keys and is_news(context.instance, key, summary):
+                yield dg.MaterializeResult(
+                    asset_key=key,
+                    metadata=summary_shown(summary),
+                    data_version=dg.DataVersion(summary.version),
+                )
+            for check in context.selected_asset_check_keys:
+                if check.asset_key == key:
+                    yield look.check(state, check.name)
+
+
+class StatesSeen:
+    """The states of a dataflow at the newest epochs of their owners, each read once."""
+
+    def __init__(self, graph: SdfGraph, store: "ObjectStore", options: SdfOptions) -> None:
+        from arroyo_dagster.dataflow.views.view import Views
+
+        self.graph = graph
+        self._store = store
+        self._options = options
+        self.views = Views(store, graph.dataflow)
+        self._summaries: dict[str, StateSummary] = {}
+
+    def summary(self, state: StateDef) -> "StateSummary":
+        """One state at a glance."""
+        from arroyo_dagster.dataflow.views.summary import summarise
+
+        name = f"{state.owner}.{state.name}"
+        if name not in self._summaries:
+            (self._summaries[name],) = summarise(
+                self._store, self.views, [state], read_bytes=self._options.read_bytes
+            )
+        return self._summaries[name]
+
+    @property
+    def owners(self) -> set[str]:
+        """The services that own a state and have an epoch."""
+        return {name for name, epoch in self.views.epochs.items() if epoch is not None}
+
+    def refresh(self) -> None:
+        """Look at newer epochs from now on."""
+        self.views.refresh()
+        self._summaries.clear()
+
+    def check(self, state: StateDef, name: str) -> dg.AssetCheckResult:
+        """One check of one state."""
+        verdict = self._verdict(state, name)
+        return check_result(
+            verdict,
+            name,
+            self.graph.key_of(state),
+            severity=dg.AssetCheckSeverity.WARN
+            if name == NOT_STALE or verdict.passed
+            else dg.AssetCheckSeverity.ERROR,
+            passed=not verdict.findings,
+        )
+
+    def _verdict(self, state: StateDef, name: str) -> Verdict:
+        from arroyo_dagster.dataflow.views.summary import keys_unique, ttl_effective
+        from arroyo_dagster.dataflow.views.view import service_paths
+        from arroyo_dagster.state.operations.catalog import footers as health
+
+        paths = service_paths(self.graph.dataflow, state.owner)
+        if name == RESTORABLE:
+            return health.check_newest(self._store, paths, health.check_restorable)
+        if name == KEYS_UNIQUE:
+            return keys_unique(self.summary(state))
+        now_micros = time.time_ns() // 1000
+        if name == TTL_EFFECTIVE:
+            return ttl_effective(self.summary(state), now_ms=now_micros // 1000)
+        limit = int(self._options.stale_after.total_seconds() * 1_000_000)
+        ages = health.survey(self._store, [paths])
+        return every_job_recent(ages, now_micros=now_micros, limit_micros=limit)
+
+
+# ---- telling -------------------------------------------------------------------------------------
+
+
+def is_news(instance: dg.DagsterInstance, key: dg.AssetKey, summary: "StateSummary") -> bool:
+    """Whether the state has changed since it was last told of."""
+    if summary.epoch is None:
+        return False
+    event = instance.get_latest_materialization_event(key)
+    told = event.asset_materialization if event is not None else None
+    return told is None or (told.tags or {}).get(shown.DATA_VERSION) != summary.version
+
+
+def summary_shown(summary: "StateSummary") -> dict[str, Any]:
+    """A state at a glance, as metadata; what is not known is left out."""
+    ttl = summary.state.ttl_ms
+    return shown.known(
+        {
+            "dagster/row_count": summary.rows,
+            "sdf/epoch": summary.epoch,
+            "sdf/files": summary.files,
+            "sdf/bytes": summary.size_bytes,
+            "sdf/expired_rows_kept": summary.expired_rows if ttl is not None else None,
+            "sdf/finished_at": shown.timestamp(summary.finished_micros),
+            "sdf/watermark": shown.timestamp(summary.watermark_micros),
+            "sdf/oldest_update": shown.timestamp(
+                None if summary.oldest_ms is None else summary.oldest_ms * 1000
+            ),
+            "first rows": shown.table(summary.sample),
+        }
+    )
+
+
+class StatesTold:
+    """What the sensor says of states when it meets new epochs of their owners.
+
+    Lives as long as the code server: of a newer epoch only the files listed since are read.
+    """
+
+    def __init__(self, graphs: Sequence[SdfGraph], options: SdfOptions | None = None) -> None:
+        self._graphs = {graph.name: graph for graph in graphs}
+        self._options = options or SdfOptions()
+        self._seen: dict[tuple[str, str], StatesSeen] = {}
+
+    def events(
+        self, instance: dg.DagsterInstance, store: "ObjectStore", jobs: Iterable[JobPaths]
+    ) -> Iterator[dg.AssetMaterialization]:
+        """Events for the states of jobs that have advanced, those that changed.
+
+        Raises:
+            ArroyoStateError: a state cannot be read.
+        """
+        owners: dict[str, set[str]] = {}
+        for job in jobs:
+            if job.pipeline is not None and job.pipeline in self._graphs:
+                owners.setdefault(job.pipeline, set()).add(job.job)
+        for name, services in owners.items():
+            yield from self._of_dataflow(instance, store, self._graphs[name], services)
+
+    def _of_dataflow(
+        self,
+        instance: dg.DagsterInstance,
+        store: "ObjectStore",
+        graph: SdfGraph,
+        services: set[str],
+    ) -> Iterator[dg.AssetMaterialization]:
+        known = (store.url, graph.name)
+        if known not in self._seen:
+            self._seen[known] = StatesSeen(graph, store, self._options)
+        look = self._seen[known]
+        look.refresh()
+        yield from (_service_event(graph, look, name) for name in sorted(services & look.owners))
+        for state in graph.owned:
+            if state.owner not in services:
+                continue
+            key, summary = graph.key_of(state), look.summary(state)
+            if is_news(instance, key, summary):
+                yield dg.AssetMaterialization(
+                    key,
+                    description=f"epoch {summary.epoch} of {state.owner}",
+                    tags={shown.DATA_VERSION: summary.version},
+                    metadata=summary_shown(summary),
+                )
+
+
+def _service_event(graph: SdfGraph, look: StatesSeen, service: str) -> dg.AssetMaterialization:
+    head = look.views.head(service)
+    assert head is not None
+    return dg.AssetMaterialization(
+        graph.service_key(service),
+        description=f"epoch {head.epoch} of {service}",
+        metadata=shown.known(
+            {
+                "sdf/epoch": head.epoch,
+                "sdf/finished_at": shown.timestamp(head.finish_time_micros),
+                "sdf/watermark": shown.timestamp(job_watermark_micros(head)),
+            }
+        ),
+    )
+
+
+def build_sdf_job(graph: SdfGraph) -> Any:
+    """The job that looks at all states of a dataflow and checks them."""
+    keys: Mapping[str, dg.AssetKey] = {state.table: graph.key_of(state) for state in graph.owned}
+    return dg.define_asset_job(
+        graph.op_name,
+        selection=dg.AssetSelection.assets(*keys.values()),
+        description=f"Look at the states of {graph.name}, and check them.",
+        executor_def=dg.in_process_executor,
+        run_tags=BACKGROUND_TAGS,
+    )

@@ -1,0 +1,1 @@
+"""Garbage collection in Dagster: plans, approvals and runs as assets."""

@@ -1,0 +1,393 @@
+"""Garbage collection as assets: a plan, its proof checked, approved, carried out, read back.
+
+A run plans and carries out in one step, so that what was checked and approved is what is done. It
+deletes only if its configuration says so and the credentials of the store allow it; for everything
+else credentials that can read are enough.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import dagster as dg
+from pydantic import Field
+
+from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, ProtocolError
+from arroyo_dagster.orchestration.catalog.checks import FILES_EXIST, check_result, kept_verdict
+from arroyo_dagster.orchestration.failures import as_failure, failure_of, of_selected
+from arroyo_dagster.orchestration.gc import rendering as gc_shown
+from arroyo_dagster.orchestration.partitions import job_of
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.runners import MaintenanceRunner
+from arroyo_dagster.orchestration.translator import (
+    COMPACTED_STATE,
+    DEAD_JOBS,
+    GC_JOURNAL,
+    ORPHANS,
+    RETAINED_EPOCHS,
+    Naming,
+)
+from arroyo_dagster.state.model.garbage import DAY_MICROS, PlanKind, Retention
+from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
+from arroyo_dagster.state.planning.verify.findings import Verdict
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.model.garbage import GcPlan
+    from arroyo_dagster.state.model.layout import JobPaths
+    from arroyo_dagster.state.operations.gc.execute import GcOutcome
+    from arroyo_dagster.state.operations.gc.plan import GcRequest
+
+PROVED = "referenced_set_proved"
+READ_BACK = "read_back"
+
+
+class CollectConfig(dg.Config):
+    """What all three collections have in common."""
+
+    dry_run: bool = Field(default=True, description="Show what would go; deleting is opt-in.")
+    quarantine: bool = Field(
+        default=False, description="Move aside instead of deleting: `gc undelete` brings back."
+    )
+    needs_approval: bool = Field(
+        default=False, description="Delete only what `approved_plan` names."
+    )
+    approved_plan: str | None = Field(
+        default=None, description="The digest of a plan that somebody has looked at."
+    )
+
+    def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
+        """What is asked of the state package."""
+        raise NotImplementedError
+
+
+class GcConfig(CollectConfig):
+    """Which epochs of a job stay. Given both, an epoch stays if either keeps it."""
+
+    keep_epochs: int | None = Field(
+        default=10, ge=2, description="So many of the newest epochs stay."
+    )
+    keep_days: float | None = Field(default=None, ge=0, description="Younger epochs stay.")
+
+    def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
+        """The question of an expiry."""
+        days = self.keep_days
+        retention = Retention(
+            keep_epochs=self.keep_epochs,
+            keep_micros=None if days is None else int(days * DAY_MICROS),
+        )
+        return _asked(PlanKind.EXPIRE, store, retention=retention)
+
+
+class OrphansConfig(CollectConfig):
+    """How long what nothing refers to stays."""
+
+    older_than_days: float = Field(default=3.0, gt=0, description="What is younger stays.")
+
+    def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
+        """The question of a collection of orphans."""
+        return _asked(PlanKind.ORPHANS, store, grace_micros=int(self.older_than_days * DAY_MICROS))
+
+
+class DeadJobsConfig(OrphansConfig):
+    """When a job may be removed as a whole."""
+
+    gone: bool = Field(default=False, description="Your word that this job will never run again.")
+
+    def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
+        """The question of the removal of a job."""
+        said = {str(paths.root): "gone"} if self.gone else {}
+        return _asked(
+            PlanKind.DEAD_JOB,
+            store,
+            said,
+            grace_micros=int(self.older_than_days * DAY_MICROS),
+        )
+
+
+def _asked(
+    kind: PlanKind, store: ArroyoStateStore, said: dict[str, str] | None = None, **options: Any
+) -> "GcRequest":
+    from arroyo_dagster.state.operations.gc.plan import GcRequest
+
+    return GcRequest(kind=kind, directory=store.directory(said), **options)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    table: str
+    config: type[CollectConfig]
+    deps: tuple[str, ...]
+
+
+_KINDS = {
+    PlanKind.EXPIRE: _Kind(RETAINED_EPOCHS, GcConfig, (COMPACTED_STATE,)),
+    PlanKind.ORPHANS: _Kind(ORPHANS, OrphansConfig, ()),
+    PlanKind.DEAD_JOB: _Kind(DEAD_JOBS, DeadJobsConfig, ()),
+}
+
+
+def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
+    """The assets of one kind of collection: its plan, and what it did; with their checks."""
+    found, config_class = _KINDS[kind], _KINDS[kind].config
+    plan_table = f"{found.table}_plan"
+    plan_key, key = naming.key(plan_table), naming.key(found.table)
+    specs = [
+        naming.spec(plan_table, deps=list(found.deps)).replace_attributes(skippable=True),
+        naming.spec(found.table, deps=[plan_table]).replace_attributes(skippable=True),
+    ]
+
+    @dg.multi_asset(
+        name=f"arroyo_{found.table}",
+        specs=specs,
+        check_specs=[
+            dg.AssetCheckSpec(
+                PROVED,
+                asset=plan_key,
+                blocking=True,
+                description="Every root was read, and nothing that stays refers to what would go.",
+            ),
+            dg.AssetCheckSpec(
+                READ_BACK,
+                asset=key,
+                blocking=True,
+                description="What went is gone, by the store's own word.",
+            ),
+            *(
+                ()
+                if kind is PlanKind.DEAD_JOB
+                else (
+                    dg.AssetCheckSpec(
+                        FILES_EXIST,
+                        asset=key,
+                        blocking=True,
+                        description="Every file that the newest epoch lists is still there.",
+                    ),
+                )
+            ),
+        ],
+        pool="arroyo_gc",
+        can_subset=True,  # so that a check of what was not done may be left out
+    )
+    def arroyo_collection(  # type: ignore[no-untyped-def]
+        context: dg.AssetExecutionContext,
+        config: config_class,  # type: ignore[valid-type]
+        arroyo_store: ArroyoStateStore,
+        arroyo_runner: MaintenanceRunner,
+    ):
+        with as_failure():
+            paths, given = job_of(context.partition_key), cast(CollectConfig, config)
+            if context.selected_asset_keys:
+                yield from of_selected(
+                    context,
+                    _collection_events(
+                        paths, given, arroyo_store, arroyo_runner, context, plan_key, key
+                    ),
+                )
+            if dg.AssetCheckKey(key, FILES_EXIST) in context.selected_asset_check_keys:
+                verdict = kept_verdict(FILES_EXIST, arroyo_store, paths)
+                yield check_result(verdict, FILES_EXIST, key)
+
+    return arroyo_collection
+
+
+def _collection_events(
+    paths: "JobPaths",
+    config: CollectConfig,
+    store: ArroyoStateStore,
+    runner: MaintenanceRunner,
+    context: dg.AssetExecutionContext,
+    plan_key: dg.AssetKey,
+    key: dg.AssetKey,
+) -> Iterator[Any]:
+    """Plan a collection, carry it out if this run may, and give what Dagster shows of both."""
+    asked = config.asked(paths, store)
+    try:
+        plan = _planned(store, paths, asked)
+    except (ProtocolError, FormatError, NotFoundError) as error:
+        yield _refused(error, plan_key)
+        raise
+    yield from _shown_plan(plan, plan_key)
+    if key in context.selected_asset_keys and plan.objects and _may_delete(config, plan, context):
+        yield from _collected_events(paths, config, asked, plan, store, runner, context, key)
+
+
+def _planned(store: ArroyoStateStore, paths: "JobPaths", asked: "GcRequest") -> "GcPlan":
+    from arroyo_dagster.state.operations.gc.plan import plan_collection
+
+    return plan_collection(store.reading(), paths, asked)
+
+
+def _collected_events(
+    paths: "JobPaths",
+    config: CollectConfig,
+    asked: "GcRequest",
+    plan: "GcPlan",
+    store: ArroyoStateStore,
+    runner: MaintenanceRunner,
+    context: dg.AssetExecutionContext,
+    key: dg.AssetKey,
+) -> Iterator[Any]:
+    """Carry a plan out, and give what Dagster shows of it; of an interrupted run only what is done.
+
+    What a run had deleted before it was interrupted stands in the journal.
+    """
+    done: list[GcOutcome] = []
+
+    def result_events(outcome: "GcOutcome") -> Iterator[Any]:
+        yield dg.MaterializeResult(
+            asset_key=key,
+            metadata=gc_shown.outcome_metadata(outcome),
+            data_version=dg.DataVersion(outcome.run or plan.digest),
+        )
+        yield _read_back(outcome, key)
+
+    try:
+        outcome = runner.collect(
+            store.writable(),
+            paths,
+            asked,
+            yes=True,
+            plan=plan,
+            aside=config.quarantine,
+            owner=f"dagster run {context.run.run_id}",
+            lease_wait_seconds=EXPIRED_SECONDS,
+            on_done=done.append,
+        )
+    except Exception:
+        raise
+    except BaseException:  # an interrupt
+        for finished in done:
+            yield from result_events(finished)
+        raise
+    context.log.info(gc_shown.in_words(outcome))
+    yield from result_events(outcome)
+
+
+def _refused(error: ArroyoStateError, key: dg.AssetKey) -> dg.AssetCheckResult:
+    failure = failure_of(error)
+    return dg.AssetCheckResult(
+        check_name=PROVED,
+        asset_key=key,
+        passed=False,
+        description=failure.description,
+        metadata=failure.metadata,
+    )
+
+
+def _shown_plan(plan: "GcPlan", key: dg.AssetKey) -> Iterator[Any]:
+    """The plan as an asset, if there is something in it, and the check of its proof."""
+    if plan.objects:
+        yield dg.MaterializeResult(
+            asset_key=key,
+            metadata=gc_shown.plan_metadata(plan),
+            data_version=dg.DataVersion(plan.digest),
+        )
+    verdict = Verdict(looked_at=len(plan.proof.roots), findings=())
+    yield check_result(verdict, PROVED, key, metadata=gc_shown.proof_metadata(plan))
+
+
+def _may_delete(config: CollectConfig, plan: "GcPlan", context: dg.AssetExecutionContext) -> bool:
+    """Whether this run deletes: configured for it, and approved where approval is asked for."""
+    if config.dry_run:
+        context.log.info(f"dry run: {gc_shown.plan_in_words(plan)}")
+        return False
+    if config.approved_plan is not None and config.approved_plan != plan.digest:
+        raise dg.Failure(
+            f"plan {config.approved_plan} was approved, and what would go now is plan "
+            f"{plan.digest}. Next: look at the new plan and approve that one; nothing was deleted",
+            allow_retries=False,
+        )
+    if config.needs_approval and config.approved_plan is None:
+        context.log.info(
+            f"waits for approval: {gc_shown.plan_in_words(plan)}; run it again with "
+            f"approved_plan: {plan.digest}"
+        )
+        return False
+    return True
+
+
+def _read_back(outcome: "GcOutcome", key: dg.AssetKey) -> dg.AssetCheckResult:
+    planned = outcome.plan.objects
+    return dg.AssetCheckResult(
+        check_name=READ_BACK,
+        asset_key=key,
+        passed=outcome.deleted == planned,
+        description=f"{outcome.deleted} of {planned} objects are gone",
+        metadata={
+            "arroyo/objects_planned": planned,
+            "arroyo/objects_gone": outcome.deleted,
+        },
+    )
+
+
+def build_gc_journal(naming: Naming) -> dg.AssetsDefinition:
+    """The asset of what was ever deleted of a job: run by run, from the journal in the store."""
+    deps = [found.table for found in _KINDS.values()]
+    spec = naming.spec(GC_JOURNAL, deps=deps).replace_attributes(skippable=True)
+
+    @dg.multi_asset(name="arroyo_gc_journal", specs=[spec], pool="arroyo_gc")
+    def arroyo_gc_journal(  # type: ignore[no-untyped-def]
+        context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore
+    ):
+        from arroyo_dagster.state.operations.gc.journal import list_runs, read_journal
+
+        paths = job_of(context.partition_key)
+        with as_failure():
+            runs = list_runs(arroyo_store.reading(), paths)
+            newest = runs[-1].name if runs else None
+            entries = list(read_journal(arroyo_store.reading(), paths, newest)) if runs else []
+        if runs:
+            yield dg.MaterializeResult(
+                asset_key=spec.key,
+                metadata=gc_shown.journal_metadata(runs, entries),
+                data_version=dg.DataVersion(runs[-1].name),
+            )
+
+    return arroyo_gc_journal
+
+
+# ---- when ----------------------------------------------------------------------------------------
+
+
+def orphans_backlog(store: ArroyoStateStore) -> Mapping[str, int]:
+    """The jobs whose orphans may be looked for: ours, and those of which somebody knows enough."""
+    from arroyo_dagster.state.operations.gc.plan import GcRequest, check_allowed
+
+    reading = store.reading()
+    asked = GcRequest(kind=PlanKind.ORPHANS, directory=store.directory(None))
+    return _allowed(store.jobs(), lambda paths: check_allowed(reading, paths, asked))
+
+
+def dead_jobs_backlog(store: ArroyoStateStore) -> Mapping[str, int]:
+    """The jobs that a server of Arroyo's proves to be gone."""
+    from arroyo_dagster.state.operations.gc.roots import newest_root
+    from arroyo_dagster.state.planning.gc.safety_checks import why_dead
+
+    jobs, directory, reading = store.jobs(), store.directory(None), store.reading()
+    if not directory.sources:
+        return dict.fromkeys((str(job.root) for job in jobs), 0)
+    answers = directory.look_up(jobs)
+    known = dict(zip(jobs, answers, strict=True))
+
+    def check(paths: "JobPaths") -> None:
+        head = newest_root(reading, paths)
+        others = [answer for other, answer in known.items() if other != paths]
+        why_dead(paths, known[paths], others, ours=head is not None and head.ours)
+
+    return _allowed(jobs, check)
+
+
+def _allowed(
+    jobs: Sequence["JobPaths"], check: Callable[["JobPaths"], object]
+) -> Mapping[str, int]:
+    """1 for each job that a check lets pass, 0 for the others."""
+    from arroyo_dagster.state.storage.concurrency import concurrently
+
+    def of_job(paths: "JobPaths") -> int:
+        try:
+            check(paths)
+        except ArroyoStateError:
+            return 0
+        return 1
+
+    return dict(zip((str(job.root) for job in jobs), concurrently(of_job, jobs), strict=True))

@@ -1,0 +1,1 @@
+"""Dataflows on Spark: their services as streams, their topics, and their states as DataFrames."""

@@ -1,0 +1,222 @@
+"""Several pipelines in one Spark application: services of a dataflow, owners before readers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from arroyo_dagster.dataflow.topics.segments import SegmentSource, note_ends
+from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.spark.dataflow.topics import SparkTopics
+from arroyo_dagster.spark.pipeline import SparkRun
+from arroyo_dagster.spark.session import get_session
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.runtime.coordinator import finished, request_stop
+from arroyo_dagster.state.runtime.in_process import RunOutcome
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage.store import ObjectStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_ASK_AGAIN_SECONDS = 0.5
+_LOOK_SECONDS = 0.2
+OnServiceEpoch = Callable[[Pipeline, Checkpoint], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkOptions:
+    """How pipelines run on Spark.
+
+    Attributes:
+        master: where; `local[*]` by default. An active session is used as it is.
+        conf: Spark settings.
+        checkpoint_location: where Spark keeps its logs of batches, a directory for each job in it;
+            by default below the jobs when those lie on local disk.
+        interval_seconds: the least time between two epochs of a job.
+        adopt: go on from the offsets recorded with the states, as new streaming queries.
+        max_epochs: of each job in this run; None = no end of its own.
+    """
+
+    master: str | None = None
+    conf: Mapping[str, str] | None = field(default=None, repr=False)
+    checkpoint_location: str | None = None
+    interval_seconds: float = 0.0
+    adopt: bool = False
+    max_epochs: int | None = None
+
+
+def run_pipelines(
+    pipelines: Sequence[Pipeline],
+    store: ObjectStore,
+    *,
+    options: SparkOptions | None = None,
+    follow: bool = False,
+    topics: SparkTopics | None = None,
+    between: Sequence[SegmentSource] = (),
+    stop: Callable[[], bool] = lambda: False,
+    on_epoch: OnServiceEpoch | None = None,
+    session: SparkSession | None = None,
+) -> dict[str, RunOutcome]:
+    """Run pipelines of one application, from their newest checkpoints on.
+
+    Args:
+        pipelines: those that others read from first.
+        follow: all at once, until each has ended or was asked to stop; else one after the other,
+            again and again until none of them has anything new.
+        topics: those that are bound to Spark's sources, to be read meanwhile.
+        between: the sources of topics that pipelines write themselves.
+        stop: asked now and then; True = every run writes a last checkpoint and ends.
+        on_epoch: called with every epoch once it is published and committed; from one thread at a
+            time.
+        session: the session to use; started, and stopped at the end, unless given.
+
+    Returns:
+        By the job's root, how its run ended.
+
+    Raises:
+        ArroyoStateError: what the first run to fail raised, as `run_pipeline`; the others were
+            asked to stop with a checkpoint, and did.
+    """
+    chosen = options or SparkOptions()
+    found, ours = (session, False) if session else get_session(chosen.master, chosen.conf)
+    try:
+        together = _Together(found, store, chosen, follow, topics, between, stop, on_epoch)
+        if follow:
+            return together.all_at_once(pipelines)
+        return together.in_turn(pipelines)
+    finally:
+        if ours:
+            found.stop()
+
+
+class _Together:
+    def __init__(
+        self,
+        session: SparkSession,
+        store: ObjectStore,
+        options: SparkOptions,
+        follow: bool,
+        topics: SparkTopics | None,
+        between: Sequence[SegmentSource],
+        stop: Callable[[], bool],
+        on_epoch: OnServiceEpoch | None,
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._options = options
+        self._follow = follow
+        self._topics = topics
+        self._between = between
+        self._asked = stop
+        self._on_epoch = on_epoch
+        self._told = threading.Lock()
+        self._application = uuid.uuid4().hex
+
+    def in_turn(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
+        """Rounds over all of them, until a round in which nothing was new."""
+        if self._topics is not None:
+            self._topics.land_all(self._session)
+        outcomes: dict[str, RunOutcome] = {}
+        news = True
+        while news and not self._asked():
+            news = False
+            for pipeline in pipelines:
+                root = pipeline.paths.root
+                before = outcomes.get(root)
+                if before is not None and (
+                    self._options.max_epochs is not None or not has_news(pipeline, before.newest)
+                ):
+                    continue
+                outcome = self._at_once([pipeline])[root]
+                news = news or outcome.epochs > 0
+                outcomes[root] = outcome.after(before) if before else outcome
+            ended = {one.job for one in pipelines if outcomes[one.paths.root].exhausted}
+            news = note_ends(self._between, ended) or news
+        return outcomes
+
+    def all_at_once(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
+        """A thread each, while topics land; when one fails the others stop with a checkpoint."""
+        landing = [] if self._topics is None else self._topics.start(self._session)
+        try:
+            return self._at_once(pipelines, landing)
+        finally:
+            for query in landing:
+                query.stop()
+
+    def _at_once(
+        self, pipelines: Sequence[Pipeline], landing: Sequence[StreamingQuery] = ()
+    ) -> dict[str, RunOutcome]:
+        with ThreadPoolExecutor(max(1, len(pipelines)), "arroyo-service") as pool:
+            runs: dict[str, Future[RunOutcome]] = {
+                one.paths.root: pool.submit(self._run, one) for one in pipelines
+            }
+            going = set(runs.values())
+            while going and not self._asked() and _lands(landing):
+                done, going = wait(going, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
+                if any(run.exception() is not None for run in done):
+                    break
+            self._stop([one for one in pipelines if runs[one.paths.root] in going], runs)
+        found = {root: run.result() for root, run in runs.items()}
+        for query in landing:
+            if (problem := query.exception()) is not None:
+                raise problem
+        return found
+
+    def _stop(self, pipelines: Sequence[Pipeline], runs: Mapping[str, Future[RunOutcome]]) -> None:
+        """Ask runs to stop; again and again, since one may not have begun yet."""
+        for pipeline in pipelines:
+            run = runs[pipeline.paths.root]
+            while not run.done():
+                with contextlib.suppress(NotFoundError):
+                    request_stop(self._store, pipeline.paths, time.time_ns() // 1000)
+                wait([run], timeout=_ASK_AGAIN_SECONDS)
+
+    def _run(self, pipeline: Pipeline) -> RunOutcome:
+        if (newest := finished(self._store, pipeline)) is not None:
+            return RunOutcome(epochs=0, newest=newest, exhausted=True)
+        location = self._options.checkpoint_location
+        run = SparkRun(
+            pipeline,
+            self._store,
+            checkpoint_location=None if location is None else f"{location}/{pipeline.paths.root}",
+            max_epochs=self._options.max_epochs,
+            follow=self._follow,
+            adopt=self._options.adopt,
+            on_epoch=lambda checkpoint: self._tell(pipeline, checkpoint),
+            application=self._application,
+        )
+        with contextlib.closing(run.job):
+            return run.run(self._session, self._options.interval_seconds)
+
+    def _tell(self, pipeline: Pipeline, checkpoint: Checkpoint) -> None:
+        with self._told:
+            for source in self._between:
+                source.note(pipeline.job, checkpoint)
+            if self._topics is not None:
+                self._topics.note(pipeline, checkpoint)
+            if self._on_epoch is not None:
+                self._on_epoch(pipeline, checkpoint)
+
+
+def _lands(landing: Sequence[StreamingQuery]) -> bool:
+    return all(query.isActive for query in landing)
+
+
+def has_news(pipeline: Pipeline, newest: Checkpoint | None) -> bool:
+    """Whether a source of a pipeline has more than its newest epoch took; so if it has none."""
+    if newest is None or newest.progress is None:
+        return True
+    taken = json.loads(newest.progress.offsets)
+    return any(
+        name not in taken or node.source.latest_offset(taken[name]) != taken[name]
+        for name, node in pipeline.sources.items()
+    )

@@ -1,0 +1,159 @@
+"""States of a dataflow as DataFrames of Spark: at one epoch, and unchanging.
+
+counts = state_frame(session, store, dataflow, "count.counts")
+register_states(session, store, dataflow)
+session.sql("select _key, n from last_seen order by n desc")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef, ValueKind
+from arroyo_dagster.dataflow.views.snapshots import SnapshotReader, empty_frame
+from arroyo_dagster.dataflow.views.sql import UPDATED_AT
+from arroyo_dagster.dataflow.views.view import StateView, Views, now_ms, service_paths
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.keys import range_for_server
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage.store import ObjectStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_BATCH_ROWS = 65_536
+_SIGNED = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+}
+"""Spark has no unsigned numbers; each becomes the smallest type that holds all its values."""
+
+
+def state_frame(
+    session: SparkSession,
+    store: ObjectStore,
+    dataflow: Dataflow,
+    state: str,
+    *,
+    live: bool = False,
+    views: Views | None = None,
+) -> DataFrame:
+    """A state at its owner's newest ready epoch.
+
+    The frame is of that epoch whenever it is computed, and rows expire by the clock of now. Where
+    the epoch has expired meanwhile, computing it fails.
+
+    Args:
+        state: `service.state`, or its name alone where no other has it.
+        live: of a windowed state the rows of open windows, not of the one that closed last.
+        views: the epochs to show; the newest unless given.
+
+    Returns:
+        `_key`, the columns and `_updated_at`, or of a primitive state `_key` and `value`. Unsigned
+        numbers are of the next wider type, u64 a decimal.
+
+    Raises:
+        InputError: there is no such state, or more than one.
+    """
+    seen = views or Views(store, dataflow)
+    found = seen.state(state)
+    head = seen.head(found.owner)
+    ranges = session.sparkContext.defaultParallelism if found.value_kind is ValueKind.ROW else 1
+    reading = _Reading(
+        store=store,
+        paths=service_paths(dataflow, found.owner),
+        state=found,
+        epoch=None if head is None else head.epoch,
+        ranges=ranges,
+        live=live,
+        now_ms=now_ms(),
+    )
+    parts = session.range(0, ranges, 1, ranges)
+    return parts.mapInArrow(reading.function(), _ddl(reading.schema))
+
+
+def register_states(
+    session: SparkSession, store: ObjectStore, dataflow: Dataflow
+) -> Mapping[str, Epoch | None]:
+    """Make every state a temporary view, named as its SQL table; all of one owner at one epoch.
+
+    A name that two owners use is `service__state`.
+
+    Returns:
+        The epoch of each owner; None = it has none yet, and its states are empty.
+    """
+    views = Views(store, dataflow)
+    tables = [one.table for one in views.states.values()]
+    for name, state in views.states.items():
+        table = state.table if tables.count(state.table) == 1 else f"{state.owner}__{state.table}"
+        frame = state_frame(session, store, dataflow, name, views=views)
+        frame.createOrReplaceTempView(table.replace("-", "_"))
+    return views.epochs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """Reads the ranges of one state at one epoch, in Spark's workers."""
+
+    store: ObjectStore
+    paths: JobPaths
+    state: StateDef
+    epoch: Epoch | None
+    ranges: int
+    live: bool
+    now_ms: int
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns as Spark gets them."""
+        shown = self._view(empty_frame(self.state, live=self.live)).frame()
+        return for_spark(shown.to_arrow()).schema
+
+    def function(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        """The plain function that `mapInArrow` wants."""
+
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for index in batch.column(0).to_pylist():
+                    yield from self._range(index).to_batches(max_chunksize=_BATCH_ROWS)
+
+        return read
+
+    def _range(self, index: int) -> pa.Table:
+        keys = range_for_server(index, self.ranges)
+        reader = SnapshotReader(self.store, self.state, live=self.live, keys=keys)
+        backend = ParquetBackend(self.store, self.paths)
+        head = None if self.epoch is None else backend.load(self.epoch)
+        return for_spark(self._view(reader.at(head)).frame().to_arrow())
+
+    def _view(self, stored: Any) -> StateView:
+        return StateView(self.state, self.epoch, stored, lambda: self.now_ms)
+
+
+def for_spark(rows: pa.Table) -> pa.Table:
+    """The same rows in types that Spark has, every value kept."""
+    columns, fields = [], []
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        kind = field.type
+        if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+            kind = pa.string()
+        if field.name == UPDATED_AT or pa.types.is_timestamp(kind):
+            kind = pa.timestamp("us", "UTC")
+        kind = _SIGNED.get(kind, kind)
+        columns.append(column.cast(kind))
+        fields.append(pa.field(field.name, kind))
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _ddl(schema: pa.Schema) -> str:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    columns = from_arrow_schema(schema)
+    return ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in columns)

@@ -1,0 +1,325 @@
+"""Any streaming source of Spark as the source of a topic: its records land in files first.
+
+Spark's own streaming query reads the source (Kafka, files, any format on the class path) and writes
+each of its micro-batches once: Parquet files of records, then a list of them, whose
+creation makes the batch exist. `LandedSource` reads such batches like any source of ours: from any
+offset, the same rows in the same order, in process or on Spark. So the exactly-once of a job does
+not hang on what a source can repeat. See `docs/decisions/sdf-on-spark.md`.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.dataflow.storage.boundary import VALUE
+from arroyo_dagster.dataflow.topics.records import RECORDS
+from arroyo_dagster.dataflow.topics.rows import plain_rows
+from arroyo_dagster.errors import (
+    ConflictError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+)
+from arroyo_dagster.redaction import redact_text, redacted_cause
+from arroyo_dagster.spark.query_log import query_id
+from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.numbers import parse_numbered
+from arroyo_dagster.state.runtime.operators import Offset, Source
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+BATCHES_PER_EPOCH = 16
+_BATCH_BITS, _PARTITION_BITS = 36, 24  # rows of a partition, partitions of a batch, batches
+_RAW = (pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string)
+_OF_KAFKA = frozenset({"key", VALUE, "partition", "offset", "timestamp"})
+_PART_DDL = "partition int, name string"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkTopic:
+    """A streaming source of Spark that a topic is bound to.
+
+    Attributes:
+        topic: the topic of the dataflow.
+        format: as `spark.readStream.format` takes it; `kafka` needs its connector on the class
+            path.
+        options: as `.options` takes them.
+        schema: the columns in Spark's DDL, for formats that want them (`json`, `csv`, `parquet`).
+    """
+
+    topic: str
+    format: str
+    options: Mapping[str, str] = field(repr=False)
+    schema: str | None = None
+
+    def frame(self, session: SparkSession) -> DataFrame:
+        """The stream as Spark gives it.
+
+        Raises:
+            InputError: Spark knows no such format, or refuses the options.
+        """
+        from pyspark.errors import PySparkException
+
+        reader = session.readStream.format(self.format).options(**dict(self.options))
+        if self.schema is not None:
+            reader = reader.schema(self.schema)
+        try:
+            return reader.load()
+        except PySparkException as error:
+            raise InputError(
+                f"Spark cannot read this source ({redact_text(str(error)).splitlines()[0]})",
+                topic=self.topic,
+                format=self.format,
+                next_step="check its options; a format that Spark does not bring is put on the "
+                "class path with --conf spark.jars.packages=…",
+            ) from redacted_cause(error)
+
+
+# ---- reading what has landed ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LandedFile:
+    """A file of one batch. `number`: the partition of Spark that read it."""
+
+    batch: int
+    number: int
+    path: StatePath
+
+
+class LandedSource(Source):
+    """What has landed, a batch at a time.
+
+    Args:
+        topic: for messages.
+        store: where it lies.
+        directory: the directory of the topic.
+        batches_per_epoch: how many batches of Spark one epoch takes at most.
+    """
+
+    schema = RECORDS
+
+    def __init__(
+        self,
+        topic: str,
+        store: ObjectStore,
+        directory: StatePath,
+        *,
+        batches_per_epoch: int = BATCHES_PER_EPOCH,
+    ) -> None:
+        if batches_per_epoch < 1:
+            raise InputError("batches_per_epoch is at least 1", topic=topic)
+        self._topic = topic
+        self._store = store
+        self._directory = directory
+        self._batches_per_epoch = batches_per_epoch
+
+    def initial_offset(self) -> Offset:
+        """Before the first batch."""
+        return {"batch": -1}
+
+    def latest_offset(self, start: Offset) -> Offset:
+        """At most `batches_per_epoch` batches on. Batches land in order, so none is passed over."""
+        there = landed_batches(self._store, self._directory, after=int(start["batch"]))
+        return {"batch": there[: self._batches_per_epoch][-1]} if there else dict(start)
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[LandedFile]:
+        """One split a file.
+
+        Raises:
+            ProtocolError: a batch that an epoch has taken is gone.
+        """
+        batches = range(int(start["batch"]) + 1, int(end["batch"]) + 1)
+        return [file for found in concurrently(self._files, batches) for file in found]
+
+    def _files(self, batch: int) -> list[LandedFile]:
+        path = list_path(self._directory, batch)
+        try:
+            names = json.loads(self._store.read(path))
+        except NotFoundError as error:
+            raise ProtocolError(
+                "records that an epoch of this run takes are gone",
+                topic=self._topic,
+                path=path,
+                next_step="look for them in backups of the folder",
+            ) from error
+        except ValueError as error:
+            raise FormatError("not a list of files of ours", path=path) from error
+        return [LandedFile(batch, number, self._directory / name) for number, name in names]
+
+    def read(self, partition: LandedFile) -> Iterator[pa.RecordBatch]:
+        """The records of one file."""
+        rows, _ = decode_file(self._store.read(partition.path), partition.path)
+        if not rows.schema.equals(RECORDS):
+            raise FormatError("what landed has other columns than records", path=partition.path)
+        yield from rows.to_batches()
+
+    def forget(self, done: Offset) -> None:
+        """Remove the batches that an epoch which is ready has taken; what fails stays."""
+        before = int(done["batch"])
+        there = [one for one in landed_batches(self._store, self._directory) if one <= before]
+        for batch in there:
+            files = [file.path for file in self._files(batch)]
+            # The list last: a batch that is half gone can still be found and removed.
+            if not self._store.delete_many(files).failed:
+                self._store.delete_many([list_path(self._directory, batch)])
+
+
+def list_path(directory: StatePath, batch: int) -> StatePath:
+    """The object whose creation makes a batch exist."""
+    return directory / f"{batch:012}.json"
+
+
+def landed_batches(store: ObjectStore, directory: StatePath, *, after: int = -1) -> list[int]:
+    """The batches that have landed behind `after`, in order."""
+    start = list_path(directory, after) if after >= 0 else None
+    try:
+        listed = store.list(directory, start_after=start)
+        names = [one.path.name for one in listed if one.path.parent == directory]
+    except NotFoundError:
+        return []
+    found = (parse_numbered(name, 12) for name in names)
+    return sorted(batch for batch in found if batch is not None)
+
+
+# ---- landing -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """How the batches of one topic land.
+
+    Attributes:
+        encode: the value of a row, given its cells as `plain_rows` gives them. A row with a column
+            `value` of text or bytes, as Kafka's and `text`'s, has that as its value.
+        location: where Spark keeps the offsets of the source: it must stay.
+    """
+
+    topic: str
+    store: ObjectStore
+    directory: StatePath
+    encode: Callable[[dict[str, Any]], bytes]
+    location: str
+
+    def start(self, frame: DataFrame, *, follow: bool, seconds: float = 0.0) -> StreamingQuery:
+        """Start to land a stream.
+
+        Args:
+            follow: go on with what comes; else end behind what is there.
+            seconds: the least time between two batches.
+        """
+        writer = frame.writeStream.foreachBatch(self.land)
+        writer = writer.option("checkpointLocation", self.location)
+        if not follow:
+            writer = writer.trigger(availableNow=True)
+        elif seconds > 0:
+            writer = writer.trigger(processingTime=f"{seconds} seconds")
+        return writer.start()
+
+    def land(self, frame: DataFrame, batch: int) -> None:
+        """Write one micro-batch, unless it has landed already. Spark repeats a batch whose end it
+        has not seen: the creation of the list decides which attempt counts.
+
+        Raises:
+            StorageError: the store failed; nothing of the batch exists.
+            ConflictError: the topic was landed by another query.
+        """
+        self._check_query(query_id(frame.sparkSession, self.location))
+        path = list_path(self.directory, batch)
+        if self.store.head(path) is not None:
+            return
+        parts = frame.mapInArrow(self._writer(batch), _PART_DDL).collect()
+        names = sorted((int(row.partition), str(row.name)) for row in parts)
+        self.store.create(path, json.dumps(names).encode())
+
+    def _writer(self, batch: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        landing = self
+
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            number = context.partitionId() if context is not None else 0
+            rows = pa.Table.from_batches(parts) if (parts := list(batches)) else None
+            if rows is None or not rows.num_rows:
+                return
+            name = f"{batch:012}-{number:05}-{uuid.uuid4().hex[:16]}.parquet"
+            data = encode_rows(landing.records(rows, batch, number))
+            landing.store.put(landing.directory / name, data)
+            columns = [pa.array([number], pa.int32()), pa.array([name])]
+            yield pa.RecordBatch.from_arrays(columns, names=["partition", "name"])
+
+        return write
+
+    def records(self, rows: pa.Table, batch: int, number: int) -> pa.Table:
+        """Rows of Spark as records of the topic, in their order.
+
+        Args:
+            batch, number: the batch and the partition of Spark they come from: they number records
+                of sources that do not.
+        """
+        count, kafka = rows.num_rows, _OF_KAFKA <= set(rows.column_names)
+        first = (batch << _BATCH_BITS) + (number << _PARTITION_BITS)
+        columns: dict[str, Any] = {
+            "key": rows.column("key") if kafka else pa.nulls(count, pa.binary()),
+            VALUE: self._values(rows),
+            "partition": rows.column("partition") if kafka else pa.array([number] * count),
+            "offset": rows.column("offset") if kafka else pa.array(range(first, first + count)),
+            "timestamp": _times(rows),
+        }
+        return pa.table([_as(columns[field.name], field) for field in RECORDS], RECORDS)
+
+    def _values(self, rows: pa.Table) -> pa.ChunkedArray | pa.Array:
+        names = rows.column_names
+        if VALUE in names and any(is_raw(rows.column(VALUE).type) for is_raw in _RAW):
+            return rows.column(VALUE)
+        if set(names) == {"timestamp", VALUE}:  # `rate`
+            rows = rows.select([VALUE])
+        return pa.array([self.encode(row) for row in plain_rows(rows)], pa.binary())
+
+    def _check_query(self, query: str) -> None:
+        """Refuse to land with another log of Spark than the one the topic began with: a query that
+        begins anew counts from 0 again, and its batches would be taken for those already there."""
+        path = self.directory / "query"
+        if self.store.create(path, query.encode()):
+            return
+        known = self.store.read(path).decode()
+        if known != query:
+            raise ConflictError(
+                "Spark's log of this source is another one than the one its records landed with",
+                topic=self.topic,
+                path=path,
+                recorded_query=known,
+                query=query,
+                next_step="bring back Spark's checkpoint of the source; or, to begin anew with "
+                "what the source still has, remove this object and what lies beside it",
+            )
+
+
+def _times(rows: pa.Table) -> pa.ChunkedArray | pa.Array:
+    """When each record was made, where the source says it."""
+    if "timestamp" in rows.column_names and pa.types.is_timestamp(
+        rows.schema.field("timestamp").type
+    ):
+        return rows.column("timestamp")
+    return pa.nulls(rows.num_rows, pa.timestamp("ms"))
+
+
+def _as(values: pa.ChunkedArray | pa.Array, field: pa.Field) -> pa.ChunkedArray | pa.Array:
+    if pa.types.is_timestamp(field.type):
+        # Spark counts microseconds; a record is made at a millisecond.
+        return pc.floor_temporal(values, unit="millisecond").cast(field.type)
+    return values if values.type.equals(field.type) else values.cast(field.type)

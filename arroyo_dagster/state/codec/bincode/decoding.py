@@ -1,0 +1,276 @@
+"""Decoders of bincode, compiled once per type; nothing is allocated before bytes prove it.
+
+Source: the crate bincode 2, `config::standard()`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.codec.bincode.scalars import (
+    decode_length,
+    primitive_decoder,
+    varint_decoder,
+)
+from arroyo_dagster.state.codec.bincode.shapes import (
+    MAX_EMPTY_ITEMS,
+    Broken,
+    Decoder,
+    empty_items,
+    min_size,
+)
+from arroyo_dagster.state.codec.bincode.times import time_decoder
+from arroyo_dagster.state.model.types import (
+    UNIT,
+    ArrayOf,
+    EnumOf,
+    ListOf,
+    MapOf,
+    OptionOf,
+    Primitive,
+    SetOf,
+    StructOf,
+    TimeOf,
+    TupleOf,
+    Type,
+)
+
+__all__ = ["Reading", "decoder_of"]
+
+
+class Reading(NamedTuple):
+    """How a type is decoded.
+
+    Attributes:
+        in_key: whether what is decoded must be hashable, as it is a key or within one.
+        lenient: whether the last of two equal keys of a map is taken, as Arroyo does.
+    """
+
+    in_key: bool = False
+    lenient: bool = False
+
+    @property
+    def as_key(self) -> Reading:
+        """The same, within a key."""
+        return Reading(True, self.lenient)
+
+
+def decoder_of(described: Type, how: Reading) -> Decoder:
+    """Compile a decoder."""
+    match described:
+        case Primitive(name=name):
+            return primitive_decoder(name)
+        case TimeOf():
+            return time_decoder(described)
+        case OptionOf():
+            return _option_decoder(described, how)
+        case ListOf():
+            return _list_decoder(described, how)
+        case ArrayOf():
+            return _array_decoder(described, how)
+        case SetOf():
+            return _set_decoder(described, how)
+        case MapOf():
+            return _map_decoder(described, how)
+        case TupleOf():
+            return _tuple_decoder(described, how)
+        case StructOf():
+            return _struct_decoder(described, how)
+        case EnumOf():
+            return _enum_decoder(described, how)
+
+
+def _counted(described: Type) -> Decoder:
+    """Decode a length, refused before anything is allocated when the bytes cannot hold it."""
+    smallest = min_size(described)
+    most_empty = MAX_EMPTY_ITEMS // empty_items(described) if smallest == 0 else 0
+
+    def decode_count(data: bytes, at: int) -> tuple[int, int]:
+        count, end = decode_length(data, at)
+        if smallest:
+            if count * smallest > len(data) - end:
+                raise Broken(f"{count} items are announced, {len(data) - end} bytes remain", at)
+        elif count > most_empty:
+            raise Broken(f"{count} items that take no bytes are announced", at)
+        return count, end
+
+    return decode_count
+
+
+def _list_decoder(described: ListOf, how: Reading) -> Decoder:
+    decode_count = _counted(described.item)
+    decode_items = _run_decoder(described.item, how, described.as_tuple)
+
+    def decode_list(data: bytes, at: int) -> tuple[Any, int]:
+        count, at = decode_count(data, at)
+        return decode_items(data, at, count)
+
+    return decode_list
+
+
+def _array_decoder(described: ArrayOf, how: Reading) -> Decoder:
+    length, smallest = described.length, min_size(described)
+    if smallest == 0 and empty_items(described) > MAX_EMPTY_ITEMS:
+        raise InputError(
+            f"an array may hold at most {MAX_EMPTY_ITEMS} items that take no bytes",
+            length=length,
+        )
+    decode_items = _run_decoder(described.item, how)
+
+    def decode_array(data: bytes, at: int) -> tuple[Any, int]:
+        if smallest > len(data) - at:
+            raise Broken(f"{length} items need {smallest} bytes, {len(data) - at} remain", at)
+        return decode_items(data, at, length)
+
+    return decode_array
+
+
+def _run_decoder(
+    item: Type, how: Reading, as_tuple: bool = False
+) -> Callable[[bytes, int, int], tuple[Any, int]]:
+    decode_item = decoder_of(item, how)
+    hashable = how.in_key or as_tuple
+
+    def decode_items(data: bytes, at: int, count: int) -> tuple[Any, int]:
+        items = []
+        for _ in range(count):
+            value, at = decode_item(data, at)
+            items.append(value)
+        return (tuple(items) if hashable else items), at
+
+    return decode_items
+
+
+def _set_decoder(described: SetOf, how: Reading) -> Decoder:
+    decode_count = _counted(described.item)
+    decode_items = _run_decoder(described.item, how.as_key)
+
+    def decode_set(data: bytes, at: int) -> tuple[Any, int]:
+        start = at
+        count, at = decode_count(data, at)
+        items, at = decode_items(data, at, count)
+        found = frozenset(items) if how.in_key or described.frozen else set(items)
+        if len(found) != count and not how.lenient:
+            raise Broken("an item of a set occurs twice", start)
+        return found, at
+
+    return decode_set
+
+
+def _map_decoder(described: MapOf, how: Reading) -> Decoder:
+    decode_count = _counted(TupleOf((described.key, described.value)))
+    decode_key, decode_value = (
+        decoder_of(described.key, how.as_key),
+        decoder_of(described.value, how),
+    )
+
+    def decode_map(data: bytes, at: int) -> tuple[Any, int]:
+        start = at
+        count, at = decode_count(data, at)
+        found = {}
+        for _ in range(count):
+            key, at = decode_key(data, at)
+            found[key], at = decode_value(data, at)
+        if len(found) != count and not how.lenient:
+            raise Broken("a key of a map occurs twice", start)
+        return (frozenset(found.items()) if how.in_key else found), at
+
+    return decode_map
+
+
+def _option_decoder(described: OptionOf, how: Reading) -> Decoder:
+    decode_item = decoder_of(described.item, how)
+
+    def decode_option(data: bytes, at: int) -> tuple[Any, int]:
+        tag = data[at]
+        if tag == 0:
+            return None, at + 1
+        if tag == 1:
+            return decode_item(data, at + 1)
+        raise Broken(f"the byte {tag:#04x} begins no option", at)
+
+    return decode_option
+
+
+def _tuple_decoder(described: TupleOf, how: Reading) -> Decoder:
+    decoders = [decoder_of(item, how) for item in described.items]
+
+    def decode_tuple(data: bytes, at: int) -> tuple[Any, int]:
+        values = []
+        for decode_part in decoders:
+            value, at = decode_part(data, at)
+            values.append(value)
+        return tuple(values), at
+
+    return decode_tuple
+
+
+def _struct_decoder(described: StructOf, how: Reading) -> Decoder:
+    decoders = [decoder_of(field.type, how) for field in described.fields]
+    build = _struct_builder(described, [field.name for field in described.fields], how)
+
+    def decode_struct(data: bytes, start: int) -> tuple[Any, int]:
+        values = []
+        at = start
+        for decode_part in decoders:
+            value, at = decode_part(data, at)
+            values.append(value)
+        try:
+            return build(*values), at
+        except Exception as error:
+            raise Broken(f"{described.name} refuses the values found: {error}", start) from error
+
+    return decode_struct
+
+
+def _struct_builder(described: StructOf, names: list[str], how: Reading) -> Callable[..., Any]:
+    cls = described.python
+    if cls is None:
+        if how.in_key:
+            return lambda *values: frozenset(zip(names, values, strict=True))
+        return lambda *values: dict(zip(names, values, strict=True))
+    if how.in_key and cls.__hash__ is None:
+        raise InputError(
+            f"the dataclass {described.name} is part of a key or a set, but cannot be hashed",
+            next_step="declare it with @dataclass(frozen=True)",
+        )
+    if getattr(cls, "__match_args__", None) == tuple(names):
+        return cls
+    return lambda *values: cls(**dict(zip(names, values, strict=True)))
+
+
+def _enum_decoder(described: EnumOf, how: Reading) -> Decoder:
+    decode_u32 = varint_decoder("the place of a variant", 32)
+    decoders = [
+        _variant_decoder(
+            described.python[variant.name] if described.python else variant.name,
+            variant.payload,
+            how,
+        )
+        for variant in described.variants
+    ]
+
+    def decode_enum(data: bytes, at: int) -> tuple[Any, int]:
+        index, end = decode_u32(data, at)
+        if index >= len(decoders):
+            raise Broken(f"{described.name} has no variant {index}", at)
+        return decoders[index](data, end)
+
+    return decode_enum
+
+
+def _variant_decoder(name: str | enum.Enum, payload: Type, how: Reading) -> Decoder:
+    decode_payload = decoder_of(payload, how)
+    if isinstance(payload, StructOf) and payload.python is not None:
+        return decode_payload
+    if payload == UNIT:
+        return lambda data, at: (name, at)
+
+    def decode_variant(data: bytes, at: int) -> tuple[Any, int]:
+        value, at = decode_payload(data, at)
+        return ((name, value) if how.in_key else {name: value}), at
+
+    return decode_variant

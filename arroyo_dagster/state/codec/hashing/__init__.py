@@ -1,0 +1,1 @@
+"""The hashes by which Arroyo routes keys to subtasks, of scalars and of columns."""

@@ -1,0 +1,150 @@
+"""The hashes Arroyo routes rows and keys by.
+
+`key_hashes` is the column `_key_hash` of whole Arrow arrays at once; `matching_variants` tells
+which build of Arroyo computed stored ones; `hash_key` is the hash the state crate gives one key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.codec.hashing.ahash import HashVariant, U64Array
+from arroyo_dagster.state.codec.hashing.columns import ENGINES, Column, row_hashes
+from arroyo_dagster.state.codec.hashing.siphash import hash_key, hash_keys
+from arroyo_dagster.state.model.keys import key_range_size
+
+__all__ = [
+    "HashVariant",
+    "hash_key",
+    "hash_keys",
+    "key_hashes",
+    "matching_variants",
+    "subtasks_for_hashes",
+]
+
+
+def key_hashes(
+    columns: Sequence[Column],
+    rows: int | None = None,
+    *,
+    variant: HashVariant = HashVariant.FALLBACK,
+) -> pa.Array:
+    """Compute the routing key of every row, as Arroyo does.
+
+    Args:
+        columns: the routing-key columns in index order, all of one length.
+        rows: how many rows there are; needed when there are no columns, whose hash is 0.
+        variant: the build of Arroyo; by default the official ones.
+
+    Returns:
+        `_key_hash`, one uint64 per row, never null.
+
+    Raises:
+        InputError: columns of different lengths, or of a type Arroyo cannot hash.
+
+    Source: crates/arroyo-types/src/lib.rs, `HASH_SEEDS`; DataFusion, `create_hashes`; ahash 0.8.7.
+
+    Differs: intervals of months, and of days and milliseconds, are left out: pyarrow has no arrays
+        of them.
+    """
+    count = _checked_rows(columns, rows)
+    return pa.array(row_hashes(columns, count, ENGINES[variant]), type=pa.uint64())
+
+
+def _checked_rows(columns: Sequence[Column], rows: int | None) -> int:
+    for place, column in enumerate(columns):
+        if not isinstance(column, pa.Array | pa.ChunkedArray):
+            raise InputError(
+                "a column of a key must be an Arrow array",
+                column=place,
+                found=column.__class__.__name__,
+            )
+    if rows is None:
+        if not columns:
+            raise InputError("without columns the number of rows must be given")
+        rows = len(columns[0])
+    for place, column in enumerate(columns):
+        if len(column) != rows:
+            raise InputError(
+                "the columns of a key have different lengths",
+                column=place,
+                rows=len(column),
+                expected=rows,
+            )
+    return rows
+
+
+def matching_variants(
+    columns: Sequence[Column],
+    stored: Column,
+    among: Collection[HashVariant] = tuple(HashVariant),
+) -> tuple[HashVariant, ...]:
+    """Say which builds of Arroyo would have given rows the routing keys they have.
+
+    Args:
+        columns: the routing-key columns in index order.
+        stored: the column `_key_hash` of the same rows.
+        among: the variants to try.
+
+    Returns:
+        One variant, as a rule. None: the rows were hashed otherwise, or changed since. Several:
+        the rows cannot tell, because there are none or all their keys are null or empty.
+
+    Raises:
+        InputError: as `key_hashes`; or `stored` is not uint64.
+    """
+    expected = _u64_values(stored)
+    if not columns and expected.any():
+        return ()
+    return tuple(
+        variant
+        for variant in HashVariant
+        if variant in among
+        and np.array_equal(
+            row_hashes(columns, _checked_rows(columns, len(expected)), ENGINES[variant]), expected
+        )
+    )
+
+
+def subtasks_for_hashes(
+    hashes: pa.Array | pa.ChunkedArray | npt.NDArray[np.uint64], parallelism: int
+) -> npt.NDArray[np.int32]:
+    """Give the subtask that owns each routing key.
+
+    Args:
+        hashes: uint64, without nulls.
+        parallelism: how many subtasks share all routing keys.
+
+    Returns:
+        Numbers from 0 to `parallelism - 1`, one per hash.
+
+    Raises:
+        InputError: the hashes are not uint64 or have nulls; `parallelism` is no count of subtasks.
+
+    Source: crates/arroyo-rpc/src/df.rs, `server_for_hash_array`.
+    """
+    size = key_range_size(parallelism)
+    values = hashes if isinstance(hashes, np.ndarray) else _u64_values(hashes)
+    if values.dtype != np.uint64:
+        raise InputError("routing keys must be uint64", found=str(values.dtype))
+    if parallelism == 1:
+        return np.zeros(len(values), dtype=np.int32)
+    return (values // np.uint64(size)).astype(np.int32)
+
+
+def _u64_values(hashes: Column) -> U64Array:
+    if not isinstance(hashes, pa.Array | pa.ChunkedArray):
+        raise InputError("routing keys must be an Arrow or numpy array of uint64")
+    if hashes.type != pa.uint64() or hashes.null_count:
+        raise InputError(
+            "routing keys must be uint64 without nulls",
+            found=str(hashes.type),
+            nulls=hashes.null_count,
+        )
+    values: U64Array = hashes.to_numpy(zero_copy_only=False)
+    return values.astype(np.uint64, copy=False)

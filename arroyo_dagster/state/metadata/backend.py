@@ -1,0 +1,696 @@
+"""ParquetBackend: loads, publishes and cleans up the metadata tree of one job, in either layout.
+
+Source: crates/arroyo-state/src/lib.rs, `BackingStore`; crates/arroyo-state/src/parquet.rs;
+crates/arroyo-state-protocol/src/{store,workflow}.rs.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar, runtime_checkable
+
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    ConflictError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
+from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.metadata.lease import ON_ITS_WAY_SECONDS, Leased, own_clock
+from arroyo_dagster.state.metadata.reader import BackendReader, as_checkpoint
+from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
+    CheckpointState,
+    CommitNote,
+    CommittedMarker,
+    CurrentGeneration,
+    EpochRecord,
+    GenerationManifest,
+    LegacyCheckpoint,
+    Manifest,
+    OperatorCheckpoint,
+)
+from arroyo_dagster.state.model.compaction import CompactionRecord
+from arroyo_dagster.state.model.garbage import Retained
+from arroyo_dagster.state.model.gc import ExpirePlan
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.layout import (
+    JobPaths,
+    Layout,
+    parse_manifest_path,
+)
+from arroyo_dagster.state.planning.gc.retention import oldest_kept, plan_expire, with_unreadable
+from arroyo_dagster.state.planning.restore import recovery
+from arroyo_dagster.state.planning.restore.checkpoint import incomplete
+from arroyo_dagster.state.planning.restore.lineage import rolled_back
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore, check_size
+
+_T = TypeVar("_T")
+DELETE_BATCH = 1000
+_LOOK_MICROS = int(ON_ITS_WAY_SECONDS * 1e6) // 2
+"""For so long what stays is known. Whoever pins waits twice as long for what is on its way."""
+
+
+@runtime_checkable
+class BackingStore(Protocol):
+    """Where checkpoints are kept. Synchronous; one job each.
+
+    Source: crates/arroyo-state/src/lib.rs, `BackingStore`.
+    """
+
+    def name(self) -> str:
+        """The name Arroyo's metadata gives this kind of backend."""
+
+    def prepare_checkpoint_load(self, epoch: Epoch) -> Checkpoint:
+        """Prove that everything the epoch refers to is present and decodes, then give it."""
+
+    def load_checkpoint_metadata(self, epoch: Epoch) -> Checkpoint:
+        """Read the metadata of one epoch."""
+
+    def load_operator_metadata(
+        self, operator: OperatorId, epoch: Epoch
+    ) -> OperatorCheckpoint | None:
+        """Read one operator at one epoch; None when it is absent."""
+
+    def write_operator_checkpoint_metadata(
+        self, operator: OperatorCheckpoint, subtask_index: int | None = None
+    ) -> StatePath:
+        """Write an operator's metadata: merged, or of one subtask."""
+
+    def write_checkpoint_metadata(self, checkpoint: Manifest | LegacyCheckpoint) -> StatePath:
+        """Write the record that makes the epoch visible."""
+
+    def cleanup_checkpoint(self, min_epoch: Epoch) -> ExpirePlan:
+        """Remove the epochs below `min_epoch` and what only they list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A run that has been started, and what it continues from.
+
+    Attributes:
+        worker_generation: None in the legacy layout, which has none.
+    """
+
+    worker_generation: WorkerGeneration | None
+    restored: Checkpoint | None
+    replay_commit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The checkpoint is visible and owns its epoch."""
+
+    ref: StatePath
+    manifest: Manifest
+
+
+class ParquetBackend(BackendReader):
+    """The metadata tree of one job.
+
+    Args:
+        store: where it lies.
+        paths: which job; decides the layout.
+        generation: the worker generation to write as; None to read, or in the legacy layout.
+        clock: microseconds since the Unix epoch.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        paths: JobPaths,
+        *,
+        generation: WorkerGeneration | None = None,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        super().__init__(store, paths)
+        self.generation = generation
+        self.clock = clock
+        self._own_manifest: GenerationManifest | None = None
+        self._written: Epoch | None = None
+
+    def name(self) -> str:
+        """`parquet`, as Arroyo's metadata says."""
+        return "parquet"
+
+    # ---- starting --------------------------------------------------------------------------------
+
+    def start(self) -> Started:
+        """Start the next worker generation and choose what it continues from.
+
+        The number is won by creating its generation manifest; whoever loses takes the next. The
+        fence is raised before anything is chosen, so that an older writer which publishes
+        afterwards is found, and one that tries later is refused.
+
+        In the legacy layout nothing is written: it has no generations, so the caller must be the
+        only writer, and `store` the lease it holds as such. It continues from the newest epoch.
+
+        Raises:
+            ConflictError: a newer generation was started meanwhile.
+            ProtocolError: what is there cannot be continued; nothing was written but the fence.
+            InputError: legacy layout, and no lease is held.
+        """
+        if self.paths.layout is Layout.LEGACY:
+            return self._start_legacy()
+        manifest = self._take_generation()
+        generation = manifest.worker_generation
+        self.generation = generation
+        self._own_manifest = manifest
+        self.check_fence()
+        found = self._resolve(generation)
+        if isinstance(found, recovery.CannotStart):
+            self.check_fence()
+            raise ProtocolError(
+                f"the job cannot be continued: {found.reason}",
+                job=self.paths.job,
+                path=found.ref,
+                next_step="look at it with `arroyo-state epochs`; nothing was deleted",
+            )
+        self.check_fence()
+        if isinstance(found, recovery.StartEmpty):
+            return Started(generation, None, False)
+        self._own_manifest = replace(manifest, base_ref=found.ref)
+        self._put_own_manifest()
+        state = CheckpointState.COMMITTING if found.replay_commit else CheckpointState.READY
+        restored = as_checkpoint(found.manifest, found.ref, state)
+        return Started(generation, restored, found.replay_commit)
+
+    def start_from(self, base_ref: StatePath) -> None:
+        """Start the next worker generation from a checkpoint that a person chose.
+
+        Every older run is fenced. Nothing leads to this generation before it publishes: if it ends
+        here, the next start restores what it would have restored without it.
+
+        Raises:
+            ConflictError: a newer generation was started meanwhile.
+        """
+        self._protocol_only()
+        manifest = self._take_generation()
+        self.generation = manifest.worker_generation
+        self._own_manifest = replace(manifest, base_ref=base_ref)
+        self.check_fence()
+
+    def _start_legacy(self) -> Started:
+        self._sole_writer().check()
+        epochs = self.every_epoch()
+        restored = self._load_legacy(epochs[-1]) if epochs else None
+        committing = restored is not None and restored.state is CheckpointState.COMMITTING
+        return Started(None, restored, committing)
+
+    def _sole_writer(self) -> Leased:
+        store = self.store
+        if not isinstance(store, Leased) or store.lease.path.parent != self.paths.writers:
+            raise InputError(
+                "worker generations exist in the protocol layout only; in the legacy layout a "
+                "writer needs the lease on the job",
+                job=self.paths.job,
+                next_step="open the backend on `lease(store, paths, owner, "
+                "directory=paths.writers)`, or use the protocol layout",
+            )
+        return store
+
+    def _take_generation(self) -> GenerationManifest:
+        fence = self._fact(self.paths.current_generation)
+        number = fence.worker_generation + 1 if isinstance(fence, CurrentGeneration) else 1
+        while True:
+            manifest = GenerationManifest(
+                pipeline=self._pipeline,
+                job=self.paths.job,
+                worker_generation=WorkerGeneration(number),
+                base_ref=None,
+                latest_ref=None,
+                updated_at_micros=self.clock(),
+            )
+            path = self.paths.generation_manifest(manifest.worker_generation)
+            if self.store.create(path, records.encode_generation_manifest(manifest)):
+                return manifest
+            number += 1
+
+    def check_fence(self) -> None:
+        """Make sure that this worker generation is still the newest; mend a fence written late.
+
+        Raises:
+            ConflictError: a newer one was started; in the legacy layout: the lease is lost. Nothing
+                was deleted.
+        """
+        if self.paths.layout is Layout.LEGACY:
+            self._sole_writer().check()
+            return
+        generation = self._writer
+        verdict = self._asked(lambda facts: recovery.fence_verdict(self.paths, generation, facts))
+        if isinstance(verdict, recovery.Fenced):
+            raise ConflictError(
+                f"worker generation {generation} is fenced: generation {verdict.newer} was "
+                "started after it",
+                job=self.paths.job,
+                url=self.store.url,
+                next_step="let the newer run go on, and stop this one; nothing was lost or deleted",
+            )
+        if isinstance(verdict, recovery.RaiseFence):
+            fence = CurrentGeneration(
+                pipeline=self._pipeline,
+                job=self.paths.job,
+                worker_generation=generation,
+                generation_manifest_ref=self.paths.generation_manifest(generation),
+                updated_at_micros=self.clock(),
+            )
+            self.store.put(self.paths.current_generation, records.encode_current_generation(fence))
+
+    @contextmanager
+    def unless_fenced(self) -> Iterator[None]:
+        """Let an error be a ConflictError where a newer run is the reason of it.
+
+        That one may have let expire what this one was about to read.
+        """
+        try:
+            yield
+        except (NotFoundError, FormatError, ProtocolError):
+            self.check_fence()
+            raise
+
+    def _resolve(
+        self, generation: WorkerGeneration
+    ) -> recovery.Restore | recovery.StartEmpty | recovery.CannotStart:
+        now = self.clock()
+        facts: dict[StatePath, recovery.Record | None] = {}
+        while True:
+            found = recovery.resolve(self.paths, generation, facts, now_micros=now)
+            if isinstance(found, recovery.Need):
+                facts[found.path] = self._fact(found.path)
+                continue
+            if not isinstance(found, recovery.Claim):
+                return found
+            self._check_own(found.record)
+            # A newer run may have claimed this epoch long ago, and let it expire since.
+            self.check_fence()
+            self._create_once(found.record_path, records.encode_epoch_record(found.record))
+            del facts[found.record_path]
+
+    def _check_own(self, record: EpochRecord) -> None:
+        """A copy of a job under another name refers to the original's epochs: it claims none."""
+        if not record.checkpoint_ref.startswith(f"{self.paths.root}/"):
+            raise ProtocolError(
+                f"the epoch to continue from, {record.epoch}, is listed below another job",
+                job=self.paths.root,
+                path=record.checkpoint_ref,
+                next_step="run the job under the name that its metadata gives; a copy keeps that "
+                "name below a URL of its own. Nothing was published",
+            )
+
+    def _asked(
+        self,
+        question: Callable[[recovery.Facts], _T | recovery.Need],
+    ) -> _T:
+        """Ask a pure rule, reading what it says it needs, until it answers."""
+        facts: dict[StatePath, recovery.Record | None] = {}
+        while True:
+            answer = question(facts)
+            if not isinstance(answer, recovery.Need):
+                return answer
+            facts[answer.path] = self._fact(answer.path)
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    def write_operator_checkpoint_metadata(
+        self, operator: OperatorCheckpoint, subtask_index: int | None = None
+    ) -> StatePath:
+        """Write an operator's metadata, and read it back.
+
+        Args:
+            subtask_index: write the durable "this subtask is done" beside the operators' folders;
+                None writes the merged metadata of the operator.
+
+        Raises:
+            ProtocolError: what is read back is not what was written.
+        """
+        if subtask_index is None:
+            path = self.paths.operator_metadata(operator.operator, operator.epoch, self.generation)
+        else:
+            path = self.paths.subtask_metadata(
+                operator.operator, subtask_index, operator.epoch, self.generation
+            )
+        data = metadata.encode_operator(operator)
+        self.store.put(path, data)
+        if metadata.decode_operator(self.store.read(path), path) != operator:
+            raise ProtocolError("metadata reads back different from what was written", path=path)
+        return path
+
+    def write_checkpoint_metadata(self, checkpoint: Manifest | LegacyCheckpoint) -> StatePath:
+        """Make the epoch visible: the last object written of it.
+
+        In the legacy layout every operator's metadata must be there before; an epoch that exists
+        may be written again with another `min_epoch` only, as Arroyo does. A real Arroyo restores
+        the epoch its own database names: it needs all these objects, and does not look for more.
+
+        Raises:
+            ConflictError: somebody else owns the epoch, or a newer generation was started.
+            ProtocolError: legacy layout, and an operator's metadata is missing or of another epoch.
+        """
+        if not isinstance(checkpoint, LegacyCheckpoint):
+            return self.publish(checkpoint).ref
+        if self.paths.layout is not Layout.LEGACY:
+            raise InputError("a legacy checkpoint for a job of the protocol layout")
+        self._check_complete(checkpoint)
+        path = self.paths.legacy_metadata(checkpoint.epoch)
+        if not self.store.create(path, metadata.encode_legacy_checkpoint(checkpoint)):
+            self._rewrite_min_epoch(path, checkpoint)
+        self._written = checkpoint.epoch
+        return path
+
+    def _check_complete(self, checkpoint: LegacyCheckpoint) -> None:
+        names = checkpoint.operators
+        found = concurrently(
+            lambda name: self.load_operator_metadata(name, checkpoint.epoch), names
+        )
+        for name, operator in zip(names, found, strict=True):
+            problem = incomplete(checkpoint, name, operator)
+            if problem is not None:
+                raise ProtocolError(
+                    f"the epoch would not be restorable: {problem}",
+                    job=self.paths.job,
+                    epoch=checkpoint.epoch,
+                    operator=name,
+                    next_step="write the merged metadata of every operator first",
+                )
+
+    def _rewrite_min_epoch(self, path: StatePath, checkpoint: LegacyCheckpoint) -> None:
+        there = self._read(path, metadata.decode_legacy_checkpoint)
+        if replace(there, min_epoch=checkpoint.min_epoch) != checkpoint:
+            raise ConflictError(
+                f"epoch {checkpoint.epoch} belongs to another checkpoint",
+                job=self.paths.job,
+                path=path,
+                next_step="start the job again: it goes on from the epoch that exists",
+            )
+        if there != checkpoint:
+            self.store.put(path, metadata.encode_legacy_checkpoint(checkpoint))
+
+    def publish(self, manifest: Manifest) -> Published:
+        """Publish an epoch: manifest, hint, epoch record, in this order.
+
+        Raises:
+            ConflictError: another checkpoint owns the epoch, another manifest lies at its path, or
+                a newer generation was started. Nothing was deleted.
+            ProtocolError: the parent is not ready.
+
+        Source: crates/arroyo-state-protocol/src/workflow.rs, publication.
+        """
+        self._protocol_only()
+        ref = self.paths.manifest(manifest.worker_generation, manifest.epoch)
+        self._check_ours(manifest)
+        self.check_fence()
+        self._create_once(ref, metadata.encode_manifest(manifest))
+        ready = self._asked(lambda facts: recovery.parent_ready(self.paths, manifest, facts))
+        if not ready:
+            self.check_fence()
+            raise ProtocolError(
+                "the parent of the new checkpoint is not ready",
+                job=self.paths.job,
+                epoch=manifest.epoch,
+                parent=manifest.parent_ref,
+                next_step="start the job again: it finishes the parent's commit first",
+            )
+        assert self._own_manifest is not None
+        self._own_manifest = replace(self._own_manifest, latest_ref=ref)
+        self._put_own_manifest()
+        record = recovery.claim_of(ref, manifest, self.clock())
+        path = self.paths.epoch_record(manifest.epoch)
+        if not self.store.create(path, records.encode_epoch_record(record)):
+            owner = self._read(path, records.decode_epoch_record)
+            if owner.checkpoint_ref != ref:
+                raise ConflictError(
+                    f"epoch {manifest.epoch} belongs to another checkpoint",
+                    job=self.paths.job,
+                    owner=owner.checkpoint_ref,
+                    ours=ref,
+                    # An older run published just before it was fenced: starting anew goes on
+                    # from its epoch. A newer owner goes on by itself.
+                    retryable=owner.worker_generation < manifest.worker_generation,
+                    next_step="start it again: it goes on from the epoch that exists"
+                    if owner.worker_generation < manifest.worker_generation
+                    else "let the other run go on; this one stops and deletes nothing",
+                )
+        # Whoever was fenced meanwhile may have made an epoch that has come and gone already. It
+        # must not commit; a newer run finds the epoch, if it is one, and finishes it.
+        self.check_fence()
+        self._written = manifest.epoch
+        return Published(ref, manifest)
+
+    def _check_ours(self, manifest: Manifest) -> None:
+        expected = (self._pipeline, self.paths.job, self._writer)
+        if (manifest.pipeline, manifest.job, manifest.worker_generation) != expected:
+            raise InputError(
+                "the manifest is of another job or worker generation", job=manifest.job
+            )
+        if self._own_manifest is None:
+            raise InputError("publish needs a started worker generation", next_step="call start()")
+
+    def mark_committed(self, checkpoint: Checkpoint) -> None:
+        """Write the commit marker: both phases of the epoch's commit are done.
+
+        Arroyo keeps that in its database in the legacy layout; a note of ours stands for it there.
+        """
+        if self.paths.layout is Layout.LEGACY:
+            note = CommitNote(
+                job=checkpoint.job,
+                epoch=checkpoint.epoch,
+                finish_time_micros=checkpoint.finish_time_micros,
+            )
+            path = self.paths.commit_note(checkpoint.epoch)
+            self.store.put(path, records.encode_commit_note(note))
+            return
+        assert checkpoint.worker_generation is not None
+        ref = checkpoint.ref
+        marker = CommittedMarker(
+            pipeline=self._pipeline,
+            job=checkpoint.job,
+            epoch=checkpoint.epoch,
+            checkpoint_worker_generation=checkpoint.worker_generation,
+            writer_worker_generation=self._writer,
+            checkpoint_ref=ref,
+        )
+        path = recovery.marker_path(ref)
+        if self.store.create(path, records.encode_committed_marker(marker)):
+            return
+        found = self._read(path, records.decode_committed_marker)
+        writer = marker.writer_worker_generation
+        if replace(found, writer_worker_generation=writer, unknown=b"") != marker:
+            raise ProtocolError("the commit marker belongs to another checkpoint", path=path)
+
+    def write_compaction_record(self, record: CompactionRecord) -> StatePath:
+        """Leave a compaction for the job's writer, who takes it over at its next checkpoint."""
+        self._protocol_only()
+        name = f"{record.epoch:07}-{uuid.uuid4().hex[:16]}.json"
+        path = self.paths.compactions / name
+        self.store.put(path, records.encode_compaction_record(record))
+        return path
+
+    def _create_once(self, path: StatePath, data: bytes) -> None:
+        """Create an object; one with the very same bytes is ours (an answer got lost)."""
+        # Before an epoch exists that nobody could read.
+        check_size(self.store.url, path, len(data))
+        if self.store.create(path, data):
+            return
+        if path.name.endswith(".record"):
+            return  # a lost claim is not an error: whoever won is read next
+        if self.store.read(path) != data:
+            raise ConflictError(
+                "another object lies where this epoch's manifest belongs",
+                path=path,
+                next_step="start the job again: the next worker generation has a directory of its "
+                "own; nothing was deleted",
+            )
+
+    def _put_own_manifest(self) -> None:
+        assert self._own_manifest is not None
+        self.store.put(
+            self.paths.generation_manifest(self._own_manifest.worker_generation),
+            records.encode_generation_manifest(self._own_manifest),
+        )
+
+    # ---- cleaning up -----------------------------------------------------------------------------
+
+    def cleanup_checkpoint(self, min_epoch: Epoch) -> ExpirePlan:
+        """Remove the epochs below `min_epoch`: data, then records, then manifests, oldest first.
+
+        Carries out the expire plan of `planning.gc`, without logic of its own. Stopped half way,
+        the next call finishes it. What was pinned or moved aside meanwhile stays: that is looked
+        at before the first request to delete, and again whenever the last look is too old. While a
+        pinned epoch is not there, as when it is brought back, nothing goes.
+
+        Raises:
+            ProtocolError: `min_epoch` is newer than the newest checkpoint.
+            StorageError: objects could not be deleted; what refers to them is still there.
+        """
+        plan, known = self._planned_expiry(min_epoch)
+        while not self._carried_out(plan, known):
+            # Somebody has pinned an epoch, or moved one aside, while this was thought about.
+            plan, known = self._planned_expiry(min_epoch)
+        return plan
+
+    def expire_plan(self, min_epoch: Epoch) -> ExpirePlan:
+        """Plan what goes with the epochs below `min_epoch`, from every epoch's metadata.
+
+        Raises:
+            ProtocolError: `min_epoch` is newer than the newest checkpoint.
+            NotFoundError, FormatError: an object of an epoch that stays is missing or broken.
+        """
+        return self._planned_expiry(min_epoch)[0]
+
+    def _planned_expiry(self, min_epoch: Epoch) -> tuple[ExpirePlan, Retained]:
+        """The plan, and what it knows to stay besides the newest epochs."""
+        retained, needed = self._retained_in_full()
+        history, problems = self._whole_history(min_epoch, retained.pinned)
+        pinned = retained.pinned
+        unknown = bool(history) and not pinned <= {one.epoch for one in history}
+        if unknown or self._stays_unreadable(history, problems, min_epoch):
+            # One is on its way back, or is damaged: what it lists is not known, so nothing goes.
+            min_epoch = min(min_epoch, history[-1].epoch)
+            problems = {}
+        plan = plan_expire(self.paths, history, min_epoch, pinned=pinned, needed=needed)
+        operators = history[0].operators
+        names = [operator.operator for operator in operators]
+        return with_unreadable(plan, {n: self.by_name(n, names) for n in problems}), retained
+
+    def _stays_unreadable(
+        self, history: Sequence[Checkpoint], problems: Collection[Epoch], min_epoch: Epoch
+    ) -> bool:
+        """Whether an epoch that stays cannot be read, so that nobody knows what it lists."""
+        if not problems or not history:
+            return False
+        keep_from = oldest_kept([one.epoch for one in history], min_epoch, self.paths.layout)
+        parent = history[0].parent_ref
+        address = None if parent is None else parse_manifest_path(parent)
+        needed = None if address is None else address.epoch
+        return any(epoch >= keep_from or epoch == needed for epoch in problems)
+
+    def _retained_in_full(self) -> tuple[Retained, frozenset[StatePath]]:
+        """What stays besides the newest epochs, and what epochs in quarantine need of the rest."""
+        retained = self.retained()
+        while True:
+            try:
+                return retained, self._needed_aside(retained)
+            except NotFoundError:
+                before, retained = retained, self.retained()
+                if retained == before:
+                    raise  # else somebody else has purged a quarantine meanwhile
+
+    def _whole_history(
+        self, min_epoch: Epoch, pinned: Collection[Epoch]
+    ) -> tuple[list[Checkpoint], dict[Epoch, ArroyoStateError]]:
+        """What a kept epoch lists must be known in full before anything may go.
+
+        Returns:
+            The epochs that can be read, newest first, and why others cannot: they were rolled back,
+            go in their turn, and must not end a run before.
+
+        Raises:
+            NotFoundError, FormatError, ProtocolError: an epoch that was not rolled back is damaged.
+        """
+        named = {*pinned, *(() if self._written is None else (self._written,))}
+        epochs = self.every_epoch(named)
+        while epochs:
+            keep_from = oldest_kept(epochs[::-1], min_epoch, self.paths.layout)
+            whole = {epoch for epoch in epochs if epoch >= keep_from or epoch in pinned}
+            history, problems = self.load_readable(epochs, whole=whole)
+            before = epochs
+            if any(isinstance(problem, NotFoundError) for problem in problems.values()):
+                epochs = self.every_epoch(named)  # somebody else may have let some expire
+            if epochs == before:
+                # What goes anyway and has no name any more is in the listing alone.
+                shown = {one for one in problems.keys() - whole if not self.exists(one)}
+                problems = {one: error for one, error in problems.items() if one not in shown}
+                for epoch in sorted(problems.keys() - _rolled_back(epochs, history)):
+                    raise problems[epoch]
+                return history, problems
+        return [], {}
+
+    def _carried_out(self, plan: ExpirePlan, known: Retained) -> bool:
+        """Delete what a plan says, each step complete before the next; False: it is out of date.
+
+        Args:
+            known: what the plan knows to stay.
+
+        Raises:
+            StorageError: objects could not be deleted; what refers to them is still there.
+        """
+        looked: tuple[int, int] | None = None
+        for step in plan.steps:
+            for start in range(0, len(step), DELETE_BATCH):
+                # By two clocks: one of them may be set back.
+                now = self.clock(), own_clock()
+                if looked is None or not all(
+                    0 <= here - then < _LOOK_MICROS for here, then in zip(now, looked, strict=True)
+                ):
+                    looked = now
+                    if self.retained() != known:
+                        return False
+                delete_all(self.store, step[start : start + DELETE_BATCH])
+        if self.paths.layout is Layout.LEGACY and plan.epochs:
+            self.note_min_epoch(plan.keep_from)
+        return True
+
+    def note_min_epoch(self, min_epoch: Epoch) -> None:
+        """Let the newest epoch say which is the oldest that is left, as Arroyo's cleanup does."""
+        newest = self.paths.legacy_metadata(self.every_epoch()[-1])
+        head = self._read(newest, metadata.decode_legacy_checkpoint)
+        if head.min_epoch < min_epoch:
+            changed = replace(head, min_epoch=min_epoch)
+            self.store.put(newest, metadata.encode_legacy_checkpoint(changed))
+
+    # ---- plumbing --------------------------------------------------------------------------------
+
+    @property
+    def _pipeline(self) -> PipelineId:
+        assert self.paths.pipeline is not None
+        return self.paths.pipeline
+
+    @property
+    def _writer(self) -> WorkerGeneration:
+        if self.generation is None:
+            raise InputError("writing needs a worker generation", next_step="call start()")
+        return self.generation
+
+
+def _rolled_back(epochs: Sequence[Epoch], readable: Iterable[Checkpoint]) -> frozenset[Epoch]:
+    restored = {one.epoch: to for one in readable if (to := one.rolled_back_to) is not None}
+    return rolled_back(epochs[-1], epochs, restored)
+
+
+def delete_all(store: ObjectStore, paths: Sequence[StatePath]) -> None:
+    """Delete objects in bulk; those that are gone already count as deleted.
+
+    Raises:
+        StorageError: some could not be deleted.
+    """
+    for start in range(0, len(paths), DELETE_BATCH):
+        outcome = store.delete_many(paths[start : start + DELETE_BATCH])
+        if outcome.failed:
+            path, reason = next(iter(outcome.failed.items()))
+            raise StorageError(
+                f"{len(outcome.failed)} objects could not be deleted; the first: {reason}",
+                path=path,
+                url=store.url,
+                next_step="run it again: what refers to them is still there",
+            )
+
+
+StateBackend = ParquetBackend
+"""The backend that the runtime keeps its state in, by the name that Arroyo gives its own.
+
+Source: crates/arroyo-state/src/lib.rs, `StateBackend`.
+"""

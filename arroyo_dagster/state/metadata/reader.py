@@ -1,0 +1,618 @@
+"""BackendReader: what the metadata tree of one job says, in either layout. Writes nothing.
+
+Source: crates/arroyo-state/src/lib.rs, `BackingStore`; crates/arroyo-state/src/parquet.rs;
+crates/arroyo-state-protocol/src/store.rs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+)
+from arroyo_dagster.state.codec import gc as collecting
+from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec.parquet import read_facts
+from arroyo_dagster.state.model.checkpoints import (
+    RECORD_VERSION,
+    Checkpoint,
+    CheckpointState,
+    CommitNote,
+    EpochRecord,
+    LegacyCheckpoint,
+    Manifest,
+    OperatorCheckpoint,
+)
+from arroyo_dagster.state.model.compaction import CompactionRecord
+from arroyo_dagster.state.model.garbage import Retained
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    OperatorId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.layout import (
+    CURRENT_GENERATION,
+    JobPaths,
+    Layout,
+    parse_checkpoint_dir,
+    parse_epoch_record,
+    parse_manifest_path,
+)
+from arroyo_dagster.state.model.numbers import parse_number
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
+from arroyo_dagster.state.planning.gc.retention import unreadable_objects
+from arroyo_dagster.state.planning.restore import recovery
+from arroyo_dagster.state.planning.verify.checks import reading_of
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_forms
+
+_T = TypeVar("_T")
+
+
+BEYOND = 8
+"""So many numbers behind an epoch, and before it, are looked at where a listing shows none."""
+
+
+class BackendReader:
+    """Reads the metadata tree of one job.
+
+    Args:
+        store: where it lies.
+        paths: which job; decides the layout.
+    """
+
+    def __init__(self, store: ObjectStore, paths: JobPaths) -> None:
+        self.store = store
+        self.paths = paths
+
+    # ---- epochs ----------------------------------------------------------------------------------
+
+    def epochs(self) -> list[Epoch]:
+        """The epochs that have a record (protocol) or checkpoint metadata (legacy), ascending."""
+        if self.paths.layout is Layout.PROTOCOL:
+            listed = self.store.list_dir(self.paths.epochs).objects
+            found = (parse_epoch_record(info.path.name) for info in listed)
+            return sorted(epoch for epoch in found if epoch is not None)
+        return self._existing(self.checkpoint_dirs())
+
+    def exists(self, epoch: Epoch) -> bool:
+        """Whether there is such an epoch: by its name, which no listing can hide."""
+        legacy = self.paths.layout is Layout.LEGACY
+        root = self.paths.legacy_metadata if legacy else self.paths.epoch_record
+        return self.store.head(root(epoch)) is not None
+
+    def every_epoch(self, named: Collection[Epoch] = ()) -> list[Epoch]:
+        """As `epochs`, with what a listing that was cut short does not show: where it shows none,
+        behind the newest and before each epoch that follows none, numbers are looked at by name.
+
+        Args:
+            named: epochs that are known of otherwise, if they are there.
+        """
+        found = {*self.epochs()}
+        found.update(self._existing([epoch for epoch in named if epoch not in found]))
+        asked: set[Epoch] = set()
+        while wanted := _beside(found) - asked:
+            found.update(self._existing(sorted(wanted)))
+            asked |= wanted
+        return sorted(found)
+
+    def _existing(self, epochs: Sequence[Epoch]) -> list[Epoch]:
+        there = concurrently(self.exists, epochs)
+        return [epoch for epoch, exists in zip(epochs, there, strict=True) if exists]
+
+    def checkpoint_dirs(self, generation: WorkerGeneration | None = None) -> list[Epoch]:
+        """The numbers of the checkpoint directories there are, ascending; one level is listed."""
+        below = self.store.list_dir(self.paths.checkpoints(generation)).prefixes
+        found = (parse_checkpoint_dir(path.name) for path in below)
+        return sorted(epoch for epoch in found if epoch is not None)
+
+    def unlisted_behind(self, newest: Epoch, listed: Collection[Epoch] = ()) -> list[Epoch]:
+        """Epochs of the legacy layout that a listing does not show although they are there, of the
+        few numbers behind the newest that it shows: one that was cut short ends too early.
+
+        Args:
+            newest: 0 if it shows none.
+            listed: numbers that need not be looked at.
+        """
+        behind = [Epoch(n) for n in range(newest + 1, newest + 1 + BEYOND) if n not in listed]
+        return self._existing(behind)
+
+    def newest_number(self) -> Epoch:
+        """The highest number that an epoch, or a manifest that owns none, has; 0 if there is none.
+
+        Whether they decode does not matter. What a listing does not show of the newest run is found
+        by name.
+        """
+        newest = max(self.every_epoch(), default=Epoch(0))
+        if self.paths.layout is Layout.LEGACY:
+            return newest
+        below = self.store.list_dir(self.paths.generations).prefixes
+        parsed = (parse_number(path.name) for path in below)
+        numbers = [WorkerGeneration(n) for n in parsed if n is not None]
+        listed = concurrently(self.checkpoint_dirs, numbers)
+        refs = {
+            self.paths.manifest(generation, epoch)
+            for generation, epochs in zip(numbers, listed, strict=True)
+            for epoch in epochs
+            if epoch > newest
+        }
+        refs.update(self._hinted(max(numbers, default=WorkerGeneration(0))))
+        found = {ref: parse_manifest_path(ref) for ref in sorted(refs)}
+        ours = {r: one.epoch for r, one in found.items() if one and one.paths == self.paths}
+        there = zip(ours.values(), concurrently(self.store.head, list(ours)), strict=True)
+        return max((newest, *(epoch for epoch, info in there if info is not None)))
+
+    def _hinted(self, listed: WorkerGeneration) -> Iterator[StatePath]:
+        """What the newest worker generations say that they published last."""
+        for number in range(max(0, listed - BEYOND), listed + BEYOND):
+            path = self.paths.generation_manifest(WorkerGeneration(number))
+            try:
+                found = self._optional(path, records.decode_generation_manifest)
+            except FormatError:
+                continue
+            if found is not None and found.latest_ref is not None:
+                yield found.latest_ref
+
+    def load(self, epoch: Epoch | None = None) -> Checkpoint:
+        """Read one epoch with all its operators; the newest canonical one when None.
+
+        Raises:
+            NotFoundError: no such epoch, or none at all.
+            FormatError: an object of it does not decode.
+        """
+        if epoch is not None:
+            return self.load_checkpoint_metadata(epoch)
+        epochs = self.epochs()
+        if not epochs:
+            raise NotFoundError(
+                "the job has no checkpoint",
+                job=self.paths.job,
+                url=self.store.url,
+                next_step="wait for its first epoch, or list jobs with `arroyo-state jobs`",
+            )
+        return self.load_checkpoint_metadata(epochs[-1])
+
+    def load_history(
+        self, epochs: Iterable[Epoch] | None = None, *, whole: Collection[Epoch] = ()
+    ) -> list[Checkpoint]:
+        """Read epochs, newest first, those that a cleanup left half done included.
+
+        Args:
+            epochs: which; None = every one that a listing shows.
+            whole: of these no object may be missing.
+
+        Raises:
+            NotFoundError: one is.
+            FormatError: an object does not decode.
+        """
+        numbers = sorted(self.epochs() if epochs is None else epochs, reverse=True)
+        if self.paths.layout is Layout.LEGACY:
+            return concurrently(
+                lambda epoch: self._load_legacy(epoch, whole=epoch in whole), numbers
+            )
+        history = concurrently(self.load_checkpoint_metadata, numbers)
+        return [*history, *self.load_chain(history[-1])] if history else []
+
+    def load_readable(
+        self, epochs: Iterable[Epoch], *, whole: Collection[Epoch] = ()
+    ) -> tuple[list[Checkpoint], dict[Epoch, ArroyoStateError]]:
+        """Read epochs, newest first, and say of each that cannot be read why.
+
+        Args:
+            whole: as of `load_history`.
+        """
+
+        def one(epoch: Epoch) -> Checkpoint | ArroyoStateError:
+            try:
+                if self.paths.layout is Layout.LEGACY:
+                    found = self._load_legacy(epoch, whole=epoch in whole)
+                else:
+                    found = self.load_checkpoint_metadata(epoch)
+                self._check_identity(found, epoch)
+                return found
+            except (NotFoundError, FormatError, ProtocolError) as error:
+                return error
+
+        numbers = sorted(epochs, reverse=True)
+        found = dict(zip(numbers, concurrently(one, numbers), strict=True))
+        history = [one for one in found.values() if isinstance(one, Checkpoint)]
+        problems = {n: one for n, one in found.items() if isinstance(one, ArroyoStateError)}
+        if history and self.paths.layout is Layout.PROTOCOL:
+            with contextlib.suppress(FormatError):  # the chain ends at what does not decode
+                history.extend(self.load_chain(history[-1]))
+        return history, problems
+
+    def _check_identity(self, found: Checkpoint, epoch: Epoch) -> None:
+        self._parent_ref(found)
+        if (found.job, found.epoch) != (self.paths.job, epoch):
+            raise FormatError(
+                f"the metadata of epoch {epoch} says that it is epoch {found.epoch} of job "
+                f"{found.job!r}",
+                job=self.paths.job,
+                path=found.ref,
+                next_step="keep the object and report it",
+            )
+
+    def by_name(self, epoch: Epoch, operators: Iterable[OperatorId]) -> tuple[StatePath, ...]:
+        """The metadata of an epoch that cannot be read, as far as names are known.
+
+        Args:
+            operators: those it may have, in the legacy layout.
+        """
+        ref = None
+        if self.paths.layout is Layout.PROTOCOL:
+            with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
+                ref = self._record(epoch).checkpoint_ref
+        return unreadable_objects(self.paths, epoch, ref, operators)
+
+    def _parent_ref(self, checkpoint: Checkpoint) -> StatePath | None:
+        ref = checkpoint.parent_ref
+        if ref is not None:
+            recovery.expect_manifest_path(self.paths, ref)
+        return ref
+
+    def load_checkpoint_metadata(self, epoch: Epoch) -> Checkpoint:
+        """Read one epoch. Errors as `load`."""
+        if self.paths.layout is Layout.LEGACY:
+            return self._load_legacy(epoch)
+        record = self._record(epoch)
+        manifest = self._read(record.checkpoint_ref, metadata.decode_manifest)
+        return self._checkpoint(record.checkpoint_ref, manifest, record)
+
+    def load_remains(self, epoch: Epoch) -> tuple[Checkpoint, tuple[StatePath, ...]]:
+        """Read what is left of an epoch, and which objects of its metadata are not there.
+
+        The marker of a commit counts, although the newest epoch may only not have one yet.
+
+        Raises:
+            NotFoundError: the object that makes it exist is gone.
+            FormatError: an object of it does not decode.
+        """
+        if self.paths.layout is Layout.PROTOCOL:
+            found, gone = self.load_checkpoint_metadata(epoch), []
+        else:
+            head, operators = self._legacy_parts(epoch, whole=False)
+            gone = [path for path, operator in operators.items() if operator is None]
+            found = self._as_legacy(head, operators.values())
+        if found.state is CheckpointState.COMMITTING:
+            gone.append(self._marker_of(found))
+        return found, tuple(gone)
+
+    def _marker_of(self, checkpoint: Checkpoint) -> StatePath:
+        if self.paths.layout is Layout.LEGACY:
+            return self.paths.commit_note(checkpoint.epoch)
+        return recovery.marker_path(checkpoint.ref)
+
+    def load_chain(self, oldest: Checkpoint) -> Iterator[Checkpoint]:
+        """Follow the parents of the oldest epoch that has a record, newest first.
+
+        Records go before manifests: what an interrupted cleanup left hangs on it.
+
+        Raises:
+            ProtocolError: the chain leads out of the job, or not back in time.
+        """
+        while (ref := self._parent_ref(oldest)) is not None:
+            manifest = self._optional(ref, metadata.decode_manifest)
+            if manifest is None:
+                return
+            if manifest.epoch >= oldest.epoch:
+                raise ProtocolError(
+                    f"the parent of epoch {oldest.epoch} says that it is epoch {manifest.epoch}",
+                    job=self.paths.job,
+                    path=ref,
+                    next_step="look at it with `arroyo-state epochs`; nothing was deleted",
+                )
+            oldest = as_checkpoint(manifest, ref, CheckpointState.PARTIALLY_COLLECTED)
+            yield oldest
+
+    def _record(self, epoch: Epoch) -> EpochRecord:
+        path = self.paths.epoch_record(epoch)
+        record = self._read(path, records.decode_epoch_record, self._missing_epoch(epoch))
+        recovery.expect_manifest_path(self.paths, record.checkpoint_ref)
+        return record
+
+    def _missing_epoch(self, epoch: Epoch) -> str:
+        return f"epoch {epoch} does not exist"
+
+    def _checkpoint(self, ref: StatePath, manifest: Manifest, record: EpochRecord) -> Checkpoint:
+        marker = None
+        if manifest.needs_commit:
+            marker = self._optional(recovery.marker_path(ref), records.decode_committed_marker)
+        standing = recovery.checkpoint_state(ref, manifest, record, marker)
+        versions = (one.version for one in (record, marker) if one is not None)
+        strange = next((one for one in versions if one != RECORD_VERSION), RECORD_VERSION)
+        return replace(as_checkpoint(manifest, ref, standing.state), record_version=strange)
+
+    def _load_legacy(self, epoch: Epoch, *, whole: bool = True) -> Checkpoint:
+        head, operators = self._legacy_parts(epoch, whole=whole)
+        return self._as_legacy(head, operators.values())
+
+    def _legacy_parts(
+        self, epoch: Epoch, *, whole: bool
+    ) -> tuple[LegacyCheckpoint, dict[StatePath, OperatorCheckpoint | None]]:
+        """The object that makes the epoch exist, and its operators' by path, None = gone."""
+        path = self.paths.legacy_metadata(epoch)
+        head = self._read(path, metadata.decode_legacy_checkpoint, self._missing_epoch(epoch))
+        names = [self.paths.operator_metadata(name, epoch) for name in head.operators]
+        read = self._read if whole else self._optional
+        found = concurrently(lambda name: read(name, metadata.decode_operator), names)
+        return head, dict(zip(names, found, strict=True))
+
+    def _as_legacy(
+        self, head: LegacyCheckpoint, parts: Iterable[OperatorCheckpoint | None]
+    ) -> Checkpoint:
+        operators = [operator for operator in parts if operator is not None]
+        committed = head.progress is not None and self._committed_note(head)
+        state = recovery.legacy_state(head, operators, committed)
+        return legacy_checkpoint(head, operators, self.paths.legacy_metadata(head.epoch), state)
+
+    def load_operator_metadata(
+        self, operator: OperatorId, epoch: Epoch
+    ) -> OperatorCheckpoint | None:
+        """Read one operator at one epoch.
+
+        Returns:
+            None when the operator, or the epoch, is absent.
+
+        Raises:
+            FormatError: it is there, and broken.
+        """
+        if self.paths.layout is Layout.LEGACY:
+            return self._optional(
+                self.paths.operator_metadata(operator, epoch), metadata.decode_operator
+            )
+        try:
+            return self.load_checkpoint_metadata(epoch).operator(operator)
+        except NotFoundError:
+            return None
+
+    # ---- can it be restored ----------------------------------------------------------------------
+
+    def prepare_checkpoint_load(self, epoch: Epoch) -> Checkpoint:
+        """Prove that the epoch can be restored before any task starts.
+
+        Every data file it lists is there, has a footer that decodes, and columns that give rows of
+        its table.
+
+        Raises:
+            NotFoundError: the epoch does not exist.
+            FormatError: a listed file is missing or broken; names the first, and how many.
+        """
+        checkpoint = self.load_checkpoint_metadata(epoch)
+        listed = [
+            (operator, name, path)
+            for operator in checkpoint.operators
+            for name, files in operator.tables.items()
+            for path in dict.fromkeys(files.paths)
+        ]
+        problems = [p for p in concurrently(lambda at: self._problem(*at), listed) if p]
+        if problems:
+            facts: dict[str, Any] = {"job": self.paths.job, "epoch": epoch} | problems[0].facts
+            raise FormatError(
+                f"epoch {epoch} cannot be restored: {len(problems)} of {len(listed)} data files "
+                f"are missing or broken; the first: {problems[0].message}",
+                next_step=bring_back_or_go_back(self.paths, checkpoint, "file"),
+                **facts,
+            ) from problems[0]
+        return checkpoint
+
+    def _problem(
+        self, operator: OperatorCheckpoint, name: TableName, path: StatePath
+    ) -> NotFoundError | FormatError | None:
+        try:
+            with self.store.open_input(path) as file:
+                facts = read_facts(file, path)
+            problem = _misfit(operator, name, path, facts.schema)
+        except NotFoundError:
+            return NotFoundError("a data file is missing", operator=operator.operator, path=path)
+        except FormatError as error:
+            return error
+        if problem is None:
+            return None
+        return FormatError(
+            f"a data file is not one of its table: {problem}",
+            operator=operator.operator,
+            table=name,
+            path=path,
+        )
+
+    # ---- what waits, and what stays --------------------------------------------------------------
+
+    def compaction_records(self) -> dict[StatePath, CompactionRecord | None]:
+        """The compactions that wait for the job's writer, oldest first.
+
+        Returns:
+            By path; None for one that does not decode, or speaks of another job's files. Nobody
+            takes it over, and nobody deletes it.
+        """
+        listed = sorted(info.path for info in self.store.list_dir(self.paths.compactions).objects)
+        return dict(zip(listed, concurrently(self._compaction_record, listed), strict=True))
+
+    def _compaction_record(self, path: StatePath) -> CompactionRecord | None:
+        try:
+            record = self._optional(path, records.decode_compaction_record)
+        except FormatError:
+            return None
+        if record is None or (record.pipeline, record.job) != (self.paths.pipeline, self.paths.job):
+            return None
+        touched = [p for one in record.merged for p in (*one.input_paths, *one.output_paths)]
+        ours = all(path.startswith(f"{self.paths.root}/") for path in touched)
+        return record if ours else None
+
+    def next_restore(
+        self,
+    ) -> recovery.Restore | recovery.Claim | recovery.StartEmpty | recovery.CannotStart:
+        """Say what the next start of Arroyo's would restore in the protocol layout. Writes nothing.
+
+        Raises:
+            NotFoundError: the job was never started.
+            ProtocolError: objects contradict each other, so that nothing would be restored.
+        """
+        self._protocol_only()
+        fence = self._read(self.paths.current_generation, records.decode_current_generation)
+        starting = WorkerGeneration(fence.worker_generation + 1)
+        # A start raises the fence before it looks, so that it may claim.
+        raised = replace(fence, worker_generation=starting)
+        facts: dict[StatePath, recovery.Record | None] = {self.paths.current_generation: raised}
+        while True:
+            found = recovery.resolve(self.paths, starting, facts, now_micros=0, as_arroyo=True)
+            if not isinstance(found, recovery.Need):
+                return found
+            facts[found.path] = self._fact(found.path)
+
+    def _committed_note(self, head: LegacyCheckpoint) -> bool:
+        note = self._optional(self.paths.commit_note(head.epoch), records.decode_commit_note)
+        return note == CommitNote(
+            job=head.job, epoch=head.epoch, finish_time_micros=head.finish_time_micros
+        )
+
+    def retained(self) -> Retained:
+        """What stays besides the newest epochs: pins, and what lies in quarantine.
+
+        Raises:
+            FormatError: it does not decode; nothing may be deleted then.
+        """
+        return self._optional(self.paths.retained, collecting.decode_retained) or Retained()
+
+    def _needed_aside(self, retained: Retained) -> frozenset[StatePath]:
+        """What epochs in quarantine list and was not moved there with them."""
+        needed: set[StatePath] = set()
+        for name in retained.quarantines:
+            path = self.paths.quarantine / name / "index.json"
+            aside = self._read(path, partial(collecting.decode_quarantined, name=name))
+            needed.update(aside.needs.paths)
+        return frozenset(needed)
+
+    # ---- plumbing --------------------------------------------------------------------------------
+
+    def _fact(self, path: StatePath) -> recovery.Record | None:
+        record = self._optional(path, decode_by_name)
+        # Only writers ask for facts; readers take what a later release wrote, and report it.
+        recovery.check_versions(path, record)
+        return record
+
+    def _protocol_only(self) -> None:
+        if self.paths.layout is not Layout.PROTOCOL:
+            raise InputError(
+                "worker generations exist in the protocol layout only", job=self.paths.job
+            )
+
+    def _read(
+        self, path: StatePath, decode: Callable[[bytes, str], _T], missing: str | None = None
+    ) -> _T:
+        try:
+            data = self.store.read(path)
+        except NotFoundError as error:
+            raise NotFoundError(
+                missing or "an object that the job's metadata refers to is missing",
+                job=self.paths.job,
+                path=path,
+                url=self.store.url,
+                next_step="list what there is with `arroyo-state epochs`",
+            ) from error
+        return decode(data, path)
+
+    def _optional(self, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
+        try:
+            data = self.store.read(path)
+        except NotFoundError:
+            return None
+        return decode(data, path)
+
+
+def _beside(epochs: Collection[Epoch]) -> set[Epoch]:
+    """The numbers, of those that are no epochs, at which one may be that no listing has shown."""
+    first = (epoch for epoch in epochs if epoch - 1 not in epochs)
+    found = {n for epoch in first for n in range(max(0, epoch - BEYOND), epoch)}
+    newest = max(epochs, default=0)
+    found.update(range(newest + 1, newest + 1 + BEYOND))
+    return {Epoch(number) for number in found if number not in epochs}
+
+
+def bring_back_or_go_back(paths: JobPaths, checkpoint: Checkpoint, what: str) -> str:
+    """What to do about an epoch of which something is missing or broken."""
+    if checkpoint.progress is None:
+        return f"restore another epoch, or bring the {what} back"
+    command = f"arroyo-state rollback {paths.root}"
+    return f"bring the {what} back, or go back to an older epoch: `{command}` lists them"
+
+
+def decode_by_name(data: bytes, path: str) -> recovery.Record:
+    """Decode a record of the protocol layout by what its name says it is."""
+    name = path.rpartition("/")[2]
+    if name == "checkpoint-manifest.pb":
+        return metadata.decode_manifest(data, path)
+    if name == "committed.json":
+        return records.decode_committed_marker(data, path)
+    if name == "generation-manifest.json":
+        return records.decode_generation_manifest(data, path)
+    if name == CURRENT_GENERATION:
+        return records.decode_current_generation(data, path)
+    return records.decode_epoch_record(data, path)
+
+
+def _misfit(
+    operator: OperatorCheckpoint, name: TableName, path: StatePath, found: pa.Schema
+) -> str | None:
+    """Why a file does not give rows of its table; None = it does."""
+    config, files = operator.configs.get(name), operator.tables[name]
+    if config is None or config.kind is not files.kind:
+        return f"table {name} has no configuration of its kind"
+    entries = files.files if isinstance(files, ExpiringTimeKeyFiles) else ()
+    listed = next((entry for entry in entries if entry.path == path), None)
+    columns, stored = columns_of(found), stored_form(found)
+    return reading_of(config, table_forms(config), columns, stored, listed).problem
+
+
+def as_checkpoint(manifest: Manifest, ref: StatePath, state: CheckpointState) -> Checkpoint:
+    """A manifest of the protocol layout as a checkpoint."""
+    return Checkpoint(
+        pipeline=manifest.pipeline,
+        job=manifest.job,
+        worker_generation=manifest.worker_generation,
+        epoch=manifest.epoch,
+        min_epoch=manifest.min_epoch,
+        start_time_micros=manifest.start_time_micros,
+        finish_time_micros=manifest.finish_time_micros,
+        state=state,
+        operators=manifest.operators,
+        ref=ref,
+        parent_ref=manifest.parent_ref,
+        progress=manifest.progress,
+    )
+
+
+def legacy_checkpoint(
+    head: LegacyCheckpoint,
+    operators: Sequence[OperatorCheckpoint],
+    ref: StatePath,
+    state: CheckpointState,
+) -> Checkpoint:
+    """The objects of an epoch of the legacy layout as a checkpoint."""
+    return Checkpoint(
+        pipeline=None,
+        job=head.job,
+        worker_generation=None,
+        epoch=head.epoch,
+        min_epoch=head.min_epoch,
+        start_time_micros=head.start_time_micros,
+        finish_time_micros=head.finish_time_micros,
+        state=state,
+        operators=tuple(operators),
+        ref=ref,
+        progress=head.progress,
+    )

@@ -1,0 +1,126 @@
+"""A maintenance window of a running job of Arroyo's, as values.
+
+The job is stopped with a checkpoint, rewritten, and started again: whatever happens between, it is
+started again.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.state.model.ids import JobId, PipelineId
+from arroyo_dagster.state.model.job_facts import JobFacts
+from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowLimits:
+    """How long each step of a window may take, in seconds.
+
+    Attributes:
+        stop: until the job has stopped with a checkpoint.
+        rewrite: to write, verify and publish; it is given up then, and nothing is published.
+        start: until the job runs again. One that takes longer is told, and looked for later.
+        quiet: for a job that somebody else stopped: its objects must not have changed for so long
+            before metadata is written. A job that the window itself stopped is not waited for.
+
+    Raises:
+        InputError: a limit that is not positive.
+    """
+
+    stop: float = 300.0
+    rewrite: float = 1800.0
+    start: float = 300.0
+    quiet: float = 60.0
+
+    def __post_init__(self) -> None:
+        if min(self.stop, self.rewrite, self.start) <= 0 or self.quiet < 0:
+            raise InputError(
+                "the limits of a window are longer than nothing",
+                stop=self.stop,
+                rewrite=self.rewrite,
+                start=self.start,
+                quiet=self.quiet,
+            )
+
+    @property
+    def downtime(self) -> float:
+        """The longest that the job may be down, as far as this is up to us."""
+        return self.stop + self.rewrite + self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRecord:
+    """Left beside the job before it is stopped, removed once it runs again.
+
+    Attributes:
+        pipeline: as Arroyo's API knows it, in both layouts.
+        run_id: of the run that is stopped; a later one was started by somebody.
+    """
+
+    pipeline: PipelineId
+    job: JobId
+    run_id: int | None
+    owner: str
+    opened_at_micros: int
+    version: int = 1
+
+
+class WindowEnd(enum.Enum):
+    """How a window ended.
+
+    Attributes:
+        NOTHING_TO_DO: there was nothing to rewrite; the job was not touched.
+        DRY_RUN: only planned.
+        REWRITTEN: rewritten, and runs again.
+        KEPT: stopped and started again, its state as it was; `problem` says why.
+        UNDONE: it would not run from what was rewritten, and runs again from what was before.
+        NOT_STARTED: it may be down: start it by hand, or let the next look start it.
+        AT_REST: it was stopped by somebody else before: rewritten, and not started.
+        RECOVERED: an earlier window had been cut off: started again, nothing else done.
+    """
+
+    NOTHING_TO_DO = "nothing to do"
+    DRY_RUN = "planned only"
+    REWRITTEN = "rewritten, runs again"
+    KEPT = "state as it was, runs again"
+    UNDONE = "put back, runs again"
+    NOT_STARTED = "NOT STARTED AGAIN"
+    AT_REST = "rewritten, stays stopped"
+    RECOVERED = "started again after a window that was cut off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowStep:
+    """One thing that was done, when, and what came of it."""
+
+    at_micros: int
+    did: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowOutcome:
+    """What a window did.
+
+    Attributes:
+        plan: what was planned before the job was stopped; None if it was not planned.
+        rewrite: what was rewritten; None if nothing was.
+        problem: the first thing that went wrong.
+        facts: what Arroyo's API last said of the job.
+        downtime_seconds: from the request to stop until it ran again.
+    """
+
+    end: WindowEnd
+    steps: tuple[WindowStep, ...] = ()
+    plan: RewritePlan | None = None
+    rewrite: RewriteOutcome | None = None
+    problem: ArroyoStateError | None = None
+    facts: JobFacts | None = None
+    downtime_seconds: float = 0.0
+
+    @property
+    def started(self) -> bool:
+        """Whether the job runs, as far as that is for this window to see to."""
+        return self.end is not WindowEnd.NOT_STARTED

@@ -1,0 +1,1 @@
+"""Plans carried out on any store: compaction, gc, restore, verify and the catalog of jobs."""

@@ -1,0 +1,601 @@
+"""The catalogue: what is known of every epoch of a job, kept as Parquet in a store of its own.
+
+Two tables, one object a job each: `epoch_catalog` has a row for each epoch, also after it expired;
+`operator_metadata` a row for each file that a table of an epoch lists, as long as the epoch is
+there. Only epochs that are not catalogued yet are read, and no footer twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, StorageError
+from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths, Layout, parse_epoch_record
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TableFiles
+from arroyo_dagster.state.operations.catalog.footers import Footers
+from arroyo_dagster.state.planning.restore.lineage import rolled_back
+from arroyo_dagster.state.planning.restore.reads import job_watermark_micros, shown_operators
+from arroyo_dagster.state.planning.verify.checks import StoredFile, figures
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+EPOCH_CATALOG = "epoch_catalog"
+OPERATOR_METADATA = "operator_metadata"
+MAX_NEW_EPOCHS = 1_000
+MAX_EXPIRED_EPOCHS = 100_000
+UNREADABLE = "unreadable"
+
+_INT64_MAX = 2**63 - 1
+_Row = TypeVar("_Row", "EpochRow", "FileRow")
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRow:
+    """One epoch of one job.
+
+    Attributes:
+        pipeline, worker_generation: None in the legacy layout.
+        state: `ready`, `committing`, `rolled back`, or `unreadable`, then with the reason in
+            `problem`.
+        new_files, new_size_bytes: listed by this epoch and not by the one before it; None where
+            that one is not known.
+        rows: as stored, in all files; None if a file is missing or broken.
+        present: False once it expired.
+        recorded_micros: when what makes it exist was written, by the store's clock.
+        rolled_back_to: the epoch whose content it holds, if a rollback published it.
+    """
+
+    job: str
+    pipeline: str | None = None
+    worker_generation: int | None = None
+    epoch: int
+    state: str
+    started_micros: int | None = None
+    finished_micros: int | None = None
+    duration_micros: int | None = None
+    watermark_micros: int | None = None
+    operators: int | None = None
+    files: int | None = None
+    new_files: int | None = None
+    size_bytes: int | None = None
+    new_size_bytes: int | None = None
+    rows: int | None = None
+    min_epoch: int | None = None
+    final: bool | None = None
+    ref: str | None = None
+    problem: str | None = None
+    present: bool = True
+    recorded_micros: int | None = None
+    rolled_back_to: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRow:
+    """One data file in the list of one table of one operator at one epoch.
+
+    Attributes:
+        table_kind: `global keyed` or `expiring time-key`.
+        place: in replay order, from 0.
+        written_epoch: which epoch wrote it, of expiring tables.
+        columns: name and type of each column, in order.
+        problem: why its footer cannot be read; rows and columns are then unknown.
+    """
+
+    job: str
+    pipeline: str | None = None
+    worker_generation: int | None = None
+    epoch: int
+    operator: str
+    parallelism: int
+    table: str
+    table_kind: str
+    place: int
+    path: str
+    rows: int | None = None
+    size_bytes: int | None = None
+    written_epoch: int | None = None
+    min_routing_key: int | None = None
+    max_routing_key: int | None = None
+    max_timestamp_micros: int | None = None
+    compaction_generation: int | None = None
+    columns: str | None = None
+    problem: str | None = None
+
+
+DESCRIPTIONS = {
+    "worker_generation": "the run that wrote it; null in the legacy layout",
+    "state": "ready, committing, rolled back or unreadable",
+    "started_micros": "since 1970, UTC",
+    "finished_micros": "since 1970, UTC",
+    "watermark_micros": "event time that all operators have reached",
+    "new_files": "listed by this epoch and not by the one before it",
+    "size_bytes": "as stored",
+    "rows": "as stored, removals included",
+    "present": "false once it expired",
+    "recorded_micros": "when what makes it exist was written, by the store's clock",
+    "rolled_back_to": "the epoch whose content it holds, if a rollback published it",
+    "place": "in replay order, from 0",
+    "compaction_generation": "how often it was merged; null for global keyed tables",
+}
+"""What columns mean, where their name does not say it."""
+
+
+def _schema(row: type[EpochRow] | type[FileRow]) -> pa.Schema:
+    types = {"str": pa.string(), "int": pa.int64(), "bool": pa.bool_()}
+    return pa.schema(
+        pa.field(
+            field.name,
+            pa.uint64()
+            if field.name.endswith("routing_key")
+            else types[str(field.type).partition(" ")[0]],
+            nullable=str(field.type).endswith("None"),
+        )
+        for field in fields(row)
+    )
+
+
+EPOCH_SCHEMA = _schema(EpochRow)
+FILE_SCHEMA = _schema(FileRow)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHistory:
+    """What the catalogue says of one job, epochs in order of number.
+
+    Attributes:
+        epochs: if a job began anew under its name, epochs of one number may come twice.
+        files: of the epochs that are present.
+    """
+
+    paths: JobPaths
+    epochs: tuple[EpochRow, ...] = ()
+    files: tuple[FileRow, ...] = ()
+
+    @property
+    def present(self) -> tuple[EpochRow, ...]:
+        return tuple(row for row in self.epochs if row.present)
+
+    @property
+    def newest(self) -> EpochRow | None:
+        """The newest epoch that is present and can be read."""
+        readable = (row for row in reversed(self.epochs) if row.present and row.problem is None)
+        return next(readable, None)
+
+    def files_of(self, epoch: int) -> tuple[FileRow, ...]:
+        """The rows of the files of one epoch."""
+        return tuple(row for row in self.files if row.epoch == epoch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refreshed:
+    """The outcome of bringing the catalogue of one job up to date.
+
+    Attributes:
+        added: epochs read now.
+        expired: epochs that were present before and are not any more.
+        left: epochs not read yet, as the limit was reached.
+        problems: of epochs read now that cannot be read.
+    """
+
+    history: JobHistory
+    added: int = 0
+    expired: int = 0
+    left: int = 0
+    problems: tuple[ArroyoStateError, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierCatalogue:
+    """A catalogue of an older release, which does not say which checkpoint URL it is of.
+
+    Attributes:
+        alone: whether no other checkpoint URL has a catalogue beside it.
+    """
+
+    store: ObjectStore
+    alone: bool
+
+
+# ---- the store of the catalogue ------------------------------------------------------------------
+
+
+def catalogue_path(table: str, paths: JobPaths) -> StatePath:
+    """Where the rows of a job lie. The layout comes first, so that no two jobs share a name."""
+    return StatePath(f"{table}/{paths.layout.value}/{paths.root}.parquet")
+
+
+def read_history(catalogue: ObjectStore, paths: JobPaths) -> JobHistory:
+    """Read what the catalogue has of a job; nothing for one that was never catalogued.
+
+    Raises:
+        FormatError: an object of the catalogue does not decode.
+    """
+    epochs = _read_rows(catalogue, catalogue_path(EPOCH_CATALOG, paths), EpochRow)
+    files = _read_rows(catalogue, catalogue_path(OPERATOR_METADATA, paths), FileRow)
+    return JobHistory(paths=paths, epochs=epochs, files=files)
+
+
+def newest_rows(catalogue: ObjectStore, jobs: Iterable[JobPaths]) -> dict[str, EpochRow]:
+    """The newest epoch that is present of each job that was catalogued, by the job's root."""
+    listed = list(jobs)
+
+    def newest(paths: JobPaths) -> EpochRow | None:
+        epochs = _read_rows(catalogue, catalogue_path(EPOCH_CATALOG, paths), EpochRow)
+        return JobHistory(paths=paths, epochs=epochs).newest
+
+    found = zip(listed, concurrently(newest, listed), strict=True)
+    return {str(paths.root): row for paths, row in found if row is not None}
+
+
+def not_catalogued(
+    store: ObjectStore, catalogue: ObjectStore, jobs: Sequence[JobPaths]
+) -> dict[str, int]:
+    """How many epochs of each job are newer than the newest in the catalogue, by the job's root.
+
+    One listing a job; those that cannot be listed are left out.
+    """
+    known = newest_rows(catalogue, jobs)
+
+    def newer(paths: JobPaths) -> int | None:
+        newest = known.get(paths.root)
+        try:
+            epochs = ParquetBackend(store, paths).epochs()
+        except ArroyoStateError:
+            return None
+        return sum(newest is None or epoch > newest.epoch for epoch in epochs)
+
+    counts = zip((paths.root for paths in jobs), concurrently(newer, jobs), strict=True)
+    return {root: count for root, count in counts if count is not None}
+
+
+def _read_rows(catalogue: ObjectStore, path: StatePath, row: type[_Row]) -> tuple[_Row, ...]:
+    try:
+        data = catalogue.read(path)
+    except NotFoundError:
+        return ()
+    names = {field.name for field in fields(row)}
+    table, _ = decode_file(data, path)
+    # A later release may have written more columns; an older one fewer.
+    known = table.select([name for name in table.column_names if name in names])
+    return tuple(row(**found) for found in known.to_pylist())
+
+
+def _write(catalogue: ObjectStore, history: JobHistory) -> None:
+    # The files first: an epoch counts as catalogued by its row, so what is cut short is redone.
+    for table, rows, schema in (
+        (OPERATOR_METADATA, history.files, FILE_SCHEMA),
+        (EPOCH_CATALOG, history.epochs, EPOCH_SCHEMA),
+    ):
+        data = encode_rows(pa.Table.from_pylist([asdict(row) for row in rows], schema=schema))
+        catalogue.put(catalogue_path(table, history.paths), data)
+
+
+# ---- bringing it up to date ----------------------------------------------------------------------
+
+
+def refresh(
+    store: ObjectStore,
+    catalogue: ObjectStore,
+    paths: JobPaths,
+    *,
+    max_new_epochs: int = MAX_NEW_EPOCHS,
+    max_expired_epochs: int = MAX_EXPIRED_EPOCHS,
+    earlier: EarlierCatalogue | None = None,
+) -> Refreshed:
+    """Catalogue the epochs of a job that are not catalogued yet, and mark what has expired.
+
+    The newest epoch is always read again: of a job at rest a compaction may have rewritten it.
+
+    Args:
+        store: the job's; never written to.
+        max_new_epochs: at most so many are read, the newest.
+        max_expired_epochs: how many rows of expired epochs are kept, the newest.
+        earlier: where rows of a job that is not catalogued yet may be taken over from.
+
+    Raises:
+        StorageError: a store failed; the catalogue is as it was, or says of each epoch it names
+            what is true.
+    """
+    old = stored = read_history(catalogue, paths)
+    listed = _recorded(store, paths)
+    if not stored.epochs and earlier is not None:
+        old = _taken_over(earlier, paths, listed)
+    if _began_anew(old, listed):
+        old = replace(old, epochs=tuple(replace(r, present=False) for r in old.epochs), files=())
+    wanted = _to_read(old, listed)
+    chosen = wanted[max(0, len(wanted) - max_new_epochs) :]
+    answers = concurrently(lambda epoch: _load(store, paths, epoch), chosen)
+    loaded = {
+        epoch: answer for epoch, answer in zip(chosen, answers, strict=True) if answer is not None
+    }
+    history = _merged(store, old, listed, loaded, max_expired_epochs)
+    if history != stored:
+        _write(catalogue, history)
+    catalogued = {row.epoch for row in old.present}
+    return Refreshed(
+        history=history,
+        added=len(loaded.keys() - catalogued),
+        expired=len(catalogued - listed.keys()),
+        left=len(wanted) - len(chosen),
+        problems=tuple(one for one in loaded.values() if isinstance(one, ArroyoStateError)),
+    )
+
+
+def _taken_over(
+    earlier: EarlierCatalogue, paths: JobPaths, listed: Mapping[Epoch, int | None]
+) -> JobHistory:
+    """What an earlier catalogue has of a job, if it is this job.
+
+    Two checkpoint URLs may have written to it in turn, so each job's rows must prove themselves:
+    an epoch that is in both was recorded at the same microsecond. Where none is in both any more,
+    rows are taken that end before the epochs there are, as long as nobody else may own them.
+    """
+    nothing = JobHistory(paths=paths)
+    try:
+        found = read_history(earlier.store, paths)
+    except FormatError:
+        return nothing  # what is there now is read anew
+    known = {Epoch(row.epoch): row.recorded_micros for row in found.present}
+    both = known.keys() & listed.keys()
+    if both:
+        same = all(known[epoch] == listed[epoch] is not None for epoch in both)
+        return found if same else nothing
+    continues = bool(known and listed) and max(known) < min(listed)
+    return found if earlier.alone and continues else nothing
+
+
+def _recorded(store: ObjectStore, paths: JobPaths) -> dict[Epoch, int | None]:
+    """The epochs there are, and when the object that makes each exist was written."""
+    if paths.layout is Layout.PROTOCOL:
+        found = store.list_dir(paths.epochs).objects
+        numbers = [(parse_epoch_record(info.path.name), info.modified_micros) for info in found]
+    else:
+        dirs = ParquetBackend(store, paths).checkpoint_dirs()
+        heads = concurrently(lambda epoch: store.head(paths.legacy_metadata(epoch)), dirs)
+        numbers = [
+            (epoch, head.modified_micros)
+            for epoch, head in zip(dirs, heads, strict=True)
+            if head is not None
+        ]
+    return {epoch: micros for epoch, micros in sorted(numbers) if epoch is not None}
+
+
+def _began_anew(old: JobHistory, listed: Mapping[Epoch, int | None]) -> bool:
+    """Whether an epoch known by its number was written again: the job is another one."""
+    return any(
+        listed.get(Epoch(row.epoch), row.recorded_micros) != row.recorded_micros
+        for row in old.present
+    )
+
+
+def _to_read(old: JobHistory, listed: Mapping[Epoch, int | None]) -> list[Epoch]:
+    states = (CheckpointState.READY.value, CheckpointState.ROLLED_BACK.value, UNREADABLE)
+    settled = {row.epoch for row in old.present if row.state in states}
+    newest = max(listed, default=None)
+    return [epoch for epoch in listed if epoch not in settled or epoch == newest]
+
+
+def _load(
+    store: ObjectStore, paths: JobPaths, epoch: Epoch
+) -> Checkpoint | ArroyoStateError | None:
+    """Read one epoch; None if it expired meanwhile."""
+    legacy = paths.layout is Layout.LEGACY
+    root = paths.legacy_metadata(epoch) if legacy else paths.epoch_record(epoch)
+    try:
+        return ParquetBackend(store, paths).load_checkpoint_metadata(epoch)
+    except StorageError:
+        raise
+    except ArroyoStateError as error:
+        return None if store.head(root) is None else error
+
+
+def _merged(
+    store: ObjectStore,
+    old: JobHistory,
+    listed: Mapping[Epoch, int | None],
+    loaded: Mapping[Epoch, Checkpoint | ArroyoStateError],
+    max_expired: int,
+) -> JobHistory:
+    checkpoints = [one for one in loaded.values() if isinstance(one, Checkpoint)]
+    known = _known_footers(store, old, checkpoints)
+    files = [row for row in old.files if row.epoch in listed and row.epoch not in loaded]
+    for checkpoint in checkpoints:
+        files.extend(_file_rows(old.paths, checkpoint, known))
+    paths_of: dict[int, set[str]] = {row.epoch: set() for row in old.present}
+    for row in files:
+        paths_of.setdefault(row.epoch, set()).add(row.path)
+    fresh = [
+        _epoch_row(old.paths, epoch, answer, _earlier(epoch, listed, paths_of), known, recorded)
+        for epoch, answer in loaded.items()
+        for recorded in (listed[epoch],)
+    ]
+    return JobHistory(
+        paths=old.paths,
+        epochs=_with_rolled_back(_merged_rows(old.epochs, fresh, listed, max_expired)),
+        files=tuple(sorted(files, key=lambda row: row.epoch)),
+    )
+
+
+def _merged_rows(
+    old: Sequence[EpochRow],
+    fresh: Sequence[EpochRow],
+    listed: Collection[int],
+    max_expired: int,
+) -> tuple[EpochRow, ...]:
+    read = {row.epoch for row in fresh}
+    same = {_identity(row) for row in fresh}
+    kept = [
+        replace(row, present=row.present and row.epoch in listed)
+        for row in old
+        if not (row.present and row.epoch in read) and _identity(row) not in same
+    ]
+    expired = [row for row in kept if not row.present]
+    rows = [*expired[max(0, len(expired) - max_expired) :], *(r for r in kept if r.present), *fresh]
+    # Expired ones first: where a number comes twice, the job that is there now is the later.
+    return tuple(sorted(rows, key=lambda row: (row.epoch, row.present)))
+
+
+def _with_rolled_back(rows: tuple[EpochRow, ...]) -> tuple[EpochRow, ...]:
+    """Mark the epochs that rollbacks have left behind, and no others any more."""
+    present = [row for row in rows if row.present and row.state != UNREADABLE]
+    if not present:
+        return rows
+    restored = {
+        Epoch(row.epoch): Epoch(row.rolled_back_to)
+        for row in present
+        if row.rolled_back_to is not None
+    }
+    numbers = [Epoch(row.epoch) for row in present]
+    left = rolled_back(max(numbers), numbers, restored)
+    was, ready = CheckpointState.ROLLED_BACK.value, CheckpointState.READY.value
+    return tuple(
+        replace(row, state=was if row.epoch in left else ready)
+        if row.present
+        and row.state in (was, ready, CheckpointState.COMMITTING.value)
+        and (row.epoch in left or row.state == was)
+        else row
+        for row in rows
+    )
+
+
+def _identity(row: EpochRow) -> tuple[int, int | None, int | None]:
+    return row.epoch, row.worker_generation, row.started_micros
+
+
+def _earlier(
+    epoch: Epoch, listed: Iterable[Epoch], paths_of: Mapping[int, Collection[str]]
+) -> Collection[str] | None:
+    """The files of the epoch before this one; None if that is not catalogued."""
+    earlier = max((number for number in listed if number < epoch), default=None)
+    return None if earlier is None else paths_of.get(earlier)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of data files that are there: footers, and their columns as text."""
+
+    files: Mapping[StatePath, StoredFile]
+    columns: Mapping[StatePath, str | None]
+
+
+def _known_footers(
+    store: ObjectStore, old: JobHistory, checkpoints: Iterable[Checkpoint]
+) -> _Known:
+    """The facts of every file the checkpoints list, from the older catalogue where it has them."""
+    files = {
+        StatePath(row.path): StoredFile(size_bytes=row.size_bytes, rows=row.rows)
+        for row in old.files
+        if row.size_bytes is not None and row.rows is not None
+    }
+    columns = {StatePath(row.path): row.columns for row in old.files}
+    wanted = {path for one in checkpoints for path in one.paths} - files.keys()
+    read = Footers().read(store, sorted(wanted))
+    texts = {path: ", ".join(map(str, one.columns)) for path, one in read.items()}
+    return _Known(files | read, columns | texts)
+
+
+def _epoch_row(
+    paths: JobPaths,
+    epoch: Epoch,
+    answer: Checkpoint | ArroyoStateError,
+    earlier: Collection[str] | None,
+    known: _Known,
+    recorded_micros: int | None,
+) -> EpochRow:
+    row = EpochRow(
+        job=paths.job,
+        pipeline=paths.pipeline,
+        epoch=epoch,
+        state=UNREADABLE,
+        recorded_micros=recorded_micros,
+    )
+    if not isinstance(answer, Checkpoint):
+        return replace(row, problem=str(answer))
+    return replace(
+        row,
+        worker_generation=answer.worker_generation,
+        state=answer.state.value,
+        started_micros=_int64(answer.start_time_micros),
+        finished_micros=_int64(answer.finish_time_micros),
+        duration_micros=_int64(answer.finish_time_micros - answer.start_time_micros),
+        watermark_micros=_int64(job_watermark_micros(answer)),
+        operators=len(answer.operators),
+        min_epoch=answer.min_epoch,
+        final=answer.progress is not None and answer.progress.final,
+        ref=answer.ref,
+        rolled_back_to=answer.rolled_back_to,
+        **asdict(figures(answer, earlier, known.files)),
+    )
+
+
+def _int64(number: int | None) -> int | None:
+    # Arroyo's times are unsigned; beyond 2**63 they are no times.
+    return None if number is None else min(number, _INT64_MAX)
+
+
+def _file_rows(paths: JobPaths, checkpoint: Checkpoint, known: _Known) -> list[FileRow]:
+    return [
+        replace(
+            row,
+            job=paths.job,
+            pipeline=paths.pipeline,
+            worker_generation=checkpoint.worker_generation,
+            epoch=checkpoint.epoch,
+        )
+        for operator in shown_operators(checkpoint)
+        for table, files in sorted(operator.tables.items())
+        for row in _table_rows(operator, table, files, known)
+    ]
+
+
+def _table_rows(
+    operator: OperatorCheckpoint, table: str, files: TableFiles, known: _Known
+) -> list[FileRow]:
+    rows = [
+        FileRow(
+            job=operator.job,
+            epoch=operator.epoch,
+            operator=operator.operator,
+            parallelism=operator.parallelism,
+            table=table,
+            table_kind=files.kind.label,
+            place=place,
+            path=path,
+            **_facts(path, known),
+        )
+        for place, path in enumerate(files.paths)
+    ]
+    if not isinstance(files, ExpiringTimeKeyFiles):
+        return rows
+    return [
+        replace(
+            row,
+            written_epoch=file.epoch,
+            min_routing_key=file.min_routing_key,
+            max_routing_key=file.max_routing_key,
+            max_timestamp_micros=_int64(file.max_timestamp_micros),
+            compaction_generation=file.compaction_generation,
+        )
+        for row, file in zip(rows, files.files, strict=True)
+    ]
+
+
+def _facts(path: StatePath, known: _Known) -> dict[str, Any]:
+    stored = known.files.get(path)
+    if stored is None:
+        return {"problem": "the file is missing"}
+    if stored.problem is not None:
+        return {"size_bytes": stored.size_bytes, "problem": stored.problem}
+    columns = known.columns.get(path)
+    return {"size_bytes": stored.size_bytes, "rows": stored.rows, "columns": columns}

@@ -1,0 +1,288 @@
+"""Gathers the facts that the checks of `planning/verify/checks.py` ask for. Nothing here writes.
+
+Of data files only the footers are read.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    ConflictError,
+    FormatError,
+    NotFoundError,
+    StorageError,
+)
+from arroyo_dagster.state.codec.parquet import (
+    FileFacts,
+    read_facts,
+)
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.job_facts import JobAnswer
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.tables import (
+    KEY_HASH_COLUMN,
+    TIMESTAMP_COLUMN,
+)
+from arroyo_dagster.state.operations.catalog.jobs import (
+    JobSummary,
+    job_is_there,
+    newest_generation,
+    stored_sizes,
+    summarise_job,
+)
+from arroyo_dagster.state.planning.restore.reads import is_at_rest, restore_plan
+from arroyo_dagster.state.planning.verify.checks import (
+    Columns,
+    JobAge,
+    StoredFile,
+    TableKey,
+    Verdict,
+    files_exist,
+    restorable,
+    unreadable,
+)
+from arroyo_dagster.state.planning.verify.findings import error, warning
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_forms
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+
+_REMEMBERED_FILES = 100_000
+_ATTEMPTS = 3
+
+
+# ---- footers -------------------------------------------------------------------------------------
+
+
+def read_stored_file(store: ObjectStore, path: StatePath) -> StoredFile | None:
+    """Read what the footer of a data file says; None if it is not there.
+
+    A file that is no Parquet is a `problem`, not an error.
+    """
+    try:
+        with store.open_input(path) as file:
+            size = file.seek(0, io.SEEK_END)
+            file.seek(0)
+            try:
+                return _as_stored(read_facts(file, path, bounds=True), size)
+            except FormatError as error:
+                return StoredFile(size_bytes=size, problem=error.message)
+    except NotFoundError:
+        return None
+
+
+def _as_stored(facts: FileFacts, size_bytes: int) -> StoredFile:
+    keys = facts.bounds.get(KEY_HASH_COLUMN)
+    times = facts.bounds.get(TIMESTAMP_COLUMN)
+    return StoredFile(
+        size_bytes=size_bytes,
+        rows=facts.rows,
+        columns=columns_of(facts.schema),
+        min_routing_key=None if keys is None else keys[0],
+        max_routing_key=None if keys is None else keys[1],
+        max_timestamp_micros=None if times is None else times[1] // 1000,
+        schema_json=stored_form(facts.schema),
+    )
+
+
+class Footers:
+    """Footers of data files, each read once as long as this object lives; safe between threads.
+
+    Data files never change once an epoch lists them, so what was read stays true.
+
+    Args:
+        remembered: how many files; the least recently asked for is forgotten.
+    """
+
+    def __init__(self, remembered: int = _REMEMBERED_FILES) -> None:
+        self._remembered = remembered
+        self._known: OrderedDict[tuple[str, StatePath], StoredFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(
+        self,
+        store: ObjectStore,
+        paths: Iterable[StatePath],
+        *,
+        deadline: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> dict[StatePath, StoredFile]:
+        """The footers of the files that are there, as far as the deadline allows.
+
+        Args:
+            deadline: on `clock`; None = none.
+        """
+        wanted = list(dict.fromkeys(paths))
+
+        def one(path: StatePath) -> StoredFile | None:
+            known = self._recalled(store.url, path)
+            if known is not None:
+                return known
+            if deadline is not None and clock() > deadline:
+                return None
+            return self._kept(store.url, path, read_stored_file(store, path))
+
+        found = concurrently(one, wanted)
+        return {path: file for path, file in zip(wanted, found, strict=True) if file is not None}
+
+    def _recalled(self, url: str, path: StatePath) -> StoredFile | None:
+        with self._lock:
+            known = self._known.get((url, path))
+            if known is not None:
+                self._known.move_to_end((url, path))
+            return known
+
+    def _kept(self, url: str, path: StatePath, file: StoredFile | None) -> StoredFile | None:
+        if file is not None and file.problem is None:
+            with self._lock:
+                self._known[url, path] = file
+                while len(self._known) > self._remembered:
+                    self._known.popitem(last=False)
+        return file
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def check_newest(
+    store: ObjectStore, paths: JobPaths, check: Callable[[ObjectStore, Checkpoint], Verdict]
+) -> Verdict:
+    """The verdict of `check` on the newest epoch of a job; errors as `newest_verdict`."""
+    return newest_verdict(store, paths, check)[1]
+
+
+def newest_verdict(
+    store: ObjectStore, paths: JobPaths, check: Callable[[ObjectStore, Checkpoint], Verdict]
+) -> tuple[Epoch | None, Verdict]:
+    """The newest epoch of a job, and the verdict of `check` on it.
+
+    A job that is not there is an error, one without an epoch a warning: neither was looked at. An
+    epoch that expires while it is looked at is no finding: the one that is newest then is looked
+    at.
+
+    Raises:
+        ConflictError: every epoch looked at expired meanwhile.
+        NotFoundError: the root does not exist.
+        StorageError: the store failed.
+    """
+    backend = ParquetBackend(store, paths)
+    for _ in range(_ATTEMPTS):
+        epochs = backend.epochs()
+        if not epochs:
+            return None, _nothing_to_check(store, paths)
+        legacy = paths.layout is Layout.LEGACY
+        root = paths.legacy_metadata(epochs[-1]) if legacy else paths.epoch_record(epochs[-1])
+        try:
+            verdict = check(store, backend.load_checkpoint_metadata(epochs[-1]))
+            # An epoch may list no file; its metadata was read.
+            verdict = replace(verdict, looked_at=max(1, verdict.looked_at))
+        except StorageError:
+            raise
+        except ArroyoStateError as error:
+            verdict = unreadable(root, str(error))
+        if verdict.passed or store.head(root) is not None:
+            return epochs[-1], verdict
+    raise expired_meanwhile(store, paths, "try again, or keep more epochs")
+
+
+def _nothing_to_check(store: ObjectStore, paths: JobPaths) -> Verdict:
+    if job_is_there(store, paths):
+        step = "wait for its first checkpoint, or look at its logs"
+        finding = warning("no-epoch", paths.root, "has no epoch yet: nothing was checked", step)
+    else:
+        finding = error(
+            "job-missing",
+            paths.root,
+            "there is no such job below the checkpoint URL: nothing was checked",
+            "bring its objects back; if it was removed on purpose, acknowledge that with "
+            f"`arroyo-state forget {paths.root}`",
+        )
+    return Verdict(findings=(finding,), looked_at=0)
+
+
+def expired_meanwhile(store: ObjectStore, paths: JobPaths, next_step: str) -> ConflictError:
+    """What is said when every epoch that was looked at had gone before the look was over."""
+    return ConflictError(
+        "epochs of this job expire faster than they can be looked at",
+        job=paths.root,
+        url=store.url,
+        retryable=True,
+        next_step=next_step,
+    )
+
+
+def check_files_exist(store: ObjectStore, checkpoint: Checkpoint) -> Verdict:
+    """`planning.health.files_exist` of one epoch, by a listing of each directory of files."""
+    return files_exist(checkpoint, stored_sizes(store, set(checkpoint.paths)))
+
+
+def check_restorable(store: ObjectStore, checkpoint: Checkpoint) -> Verdict:
+    """`planning.health.restorable` of one epoch: the footer of every file a restore opens."""
+    plan = restore_plan(checkpoint)
+    files = Footers().read(store, plan.files)
+    return restorable(checkpoint, plan, files, expected_columns(checkpoint))
+
+
+def expected_columns(checkpoint: Checkpoint) -> Mapping[TableKey, tuple[Columns, ...]]:
+    """The forms that the files of each table of a checkpoint may have."""
+    return {
+        (operator.operator, name): table_forms(config)
+        for operator in checkpoint.operators
+        for name, config in operator.configs.items()
+    }
+
+
+# ---- all jobs ------------------------------------------------------------------------------------
+
+
+def survey(
+    store: ObjectStore, jobs: Iterable[JobPaths], directory: JobDirectory | None = None
+) -> list[JobAge]:
+    """How each job stands, by its newest epoch; what `fleet_recent` asks.
+
+    Args:
+        directory: who is asked what the jobs are doing; None = nobody.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    wanted = list(jobs)
+    ages = concurrently(lambda paths: _job_age(store, summarise_job(store, paths)), wanted)
+    if directory is None or not directory.sources:
+        return ages
+    answers = directory.look_up(wanted)
+    return [_as_answered(age, answer) for age, answer in zip(ages, answers, strict=True)]
+
+
+def _as_answered(age: JobAge, answer: JobAnswer) -> JobAge:
+    facts = answer.facts
+    said = facts.source if answer.reason is None else answer.reason
+    return replace(age, condition=facts.condition, said=said, failure=facts.failure)
+
+
+def _job_age(store: ObjectStore, job: JobSummary) -> JobAge:
+    newest = job.newest
+    final = newest is not None and newest.progress is not None and newest.progress.final
+    # Whether it was started again since needs one more read; only a stopped job has to ask.
+    generation = newest_generation(store, job.paths) if final else None
+    return JobAge(
+        job=job.paths.root,
+        epoch=job.newest_epoch,
+        epochs=job.epochs,
+        files=0 if newest is None else len(dict.fromkeys(newest.paths)),
+        finished_micros=None if newest is None else newest.finish_time_micros,
+        at_rest=newest is not None and is_at_rest(newest, generation),
+        problem=None if job.problem is None else str(job.problem),
+    )

@@ -1,0 +1,209 @@
+"""`JobDirectory`: what is known of a job's pipeline and state, whoever knows it.
+
+Facts only: whether they allow a deletion or a rewrite is decided in `planning`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
+from arroyo_dagster.state.model.job_facts import (
+    Absence,
+    JobAnswer,
+    JobCondition,
+    JobFacts,
+    SourceWord,
+    condition_of,
+    merge_words,
+)
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage.arroyo.api import ArroyoApi
+from arroyo_dagster.state.storage.arroyo.postgres import ArroyoPostgres, is_postgres
+from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
+
+
+class JobSource(Protocol):
+    """Somebody who may know about jobs."""
+
+    source: str
+    """How this source is named where its words are shown."""
+
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+        """Give one word for each of `jobs`, in their order; asked anew every time."""
+
+
+class JobDirectory:
+    """Asks its sources about jobs, in their order: for each fact the first one that knows wins.
+
+    Nothing is kept between two calls, so that a plan can be checked against fresh facts. List the
+    jobs on the store first and ask then: a job that is created in between is known here, while
+    one that is only found afterwards may look absent.
+    """
+
+    def __init__(self, sources: Sequence[JobSource] = ()) -> None:
+        self.sources = tuple(sources)
+
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[JobAnswer]:
+        """Answer for each of `jobs`, in their order; nothing that a source does is an error here.
+
+        A source that cannot answer is a problem in the answers, a job that nobody knows has the
+        condition UNKNOWN and the reason of each source.
+
+        Args:
+            checkpoints: ask for the epochs too, which may cost a request a job.
+        """
+        heard = [_words(source, jobs, checkpoints) for source in self.sources]
+        return [merge_words(paths, [words[at] for words in heard]) for at, paths in enumerate(jobs)]
+
+    def find(self, job: JobPaths, *, checkpoints: bool = True) -> JobAnswer:
+        """Answer for one job; one that nobody knows has the condition UNKNOWN.
+
+        Raises:
+            InputError, StorageError, FormatError, NotFoundError: nobody says what the job is
+                doing, and this kept a source from answering.
+        """
+        answer = self.look_up([job], checkpoints=checkpoints)[0]
+        if not answer.facts.tells_state and answer.problems:
+            raise answer.problems[0]
+        return answer
+
+
+def _words(source: JobSource, jobs: Sequence[JobPaths], checkpoints: bool) -> list[SourceWord]:
+    try:
+        return source.look_up(jobs, checkpoints=checkpoints)
+    except ArroyoStateError as error:
+        return [SourceWord(source=source.source, problem=error) for _ in jobs]
+
+
+def open_directory(
+    *,
+    api: str | None = None,
+    token: str | None = None,
+    database: str | None = None,
+    said: Mapping[str, object] | None = None,
+    **limits: Any,
+) -> JobDirectory:
+    """A directory of the sources given: the REST API first, then the database, then the user.
+
+    A running controller outranks its database, which may be an old copy, and both outrank what
+    somebody remembers; where they differ the answers say so.
+
+    Args:
+        api: the address of Arroyo's REST API; token, limits: for it, as `JsonServer` takes them.
+        database: a path or URL of `state.sqlite`, or `postgresql://…` of a Postgres.
+        said: what the user says, as `SaidJobs` takes it.
+
+    Raises:
+        InputError: one of them cannot be used; nothing was asked yet.
+    """
+    sources: list[JobSource] = []
+    if api is not None:
+        sources.append(ArroyoApi(api, token=token, **limits))
+    if database is not None:
+        postgres = is_postgres(database)
+        sources.append(ArroyoPostgres(database) if postgres else ArroyoDatabase(database))
+    if said:
+        sources.append(SaidJobs(said))
+    return JobDirectory(sources)
+
+
+# ---- the user's word -----------------------------------------------------------------------------
+
+_WORDS = {condition.value: condition for condition in JobCondition}
+
+
+class SaidJobs:
+    """What the user says of jobs.
+
+    Args:
+        said: by `job` or `pipeline/job`: a condition (`stopped`…; Arroyo's words for states do
+            too), or an object with any of `condition`, `name`, `run_id`, `epoch` (the newest ready
+            one).
+        source: how the user is named in answers.
+
+    Raises:
+        InputError: a condition or a fact that there is not.
+    """
+
+    def __init__(self, said: Mapping[str, object], *, source: str = "the user") -> None:
+        self.source = source
+        self._said = {name: _said_facts(name, words, source) for name, words in said.items()}
+
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+        """Repeat what was said of each of `jobs`; `pipeline/job` counts before `job`."""
+        return [self._word(paths) for paths in jobs]
+
+    def _word(self, paths: JobPaths) -> SourceWord:
+        facts = self._said.get(str(paths.root)) or self._said.get(paths.job)
+        if facts is None:
+            return SourceWord(source=self.source, absence=Absence.UNSAID)
+        return SourceWord(source=self.source, facts=facts)
+
+
+def read_said(path: str | Path) -> dict[str, object]:
+    """Read what the user says of jobs from a JSON file.
+
+    Raises:
+        InputError: there is no such file, or it is not one JSON object.
+    """
+    try:
+        said = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"not a JSON file: {error}", path=str(path)) from error
+    if not isinstance(said, dict):
+        raise InputError(
+            "the file says nothing of jobs: it holds no JSON object",
+            path=str(path),
+            next_step='write it as {"JOB": "stopped", "OTHER": {"name": "orders"}}',
+        )
+    return said
+
+
+def _said_facts(name: str, words: object, source: str) -> JobFacts:
+    given = words if isinstance(words, Mapping) else {"condition": words}
+    unknown = [str(key) for key in given if key not in ("condition", "name", "run_id", "epoch")]
+    if unknown:
+        raise InputError(
+            f"nothing of a job is called {', '.join(unknown)}",
+            job=name,
+            next_step="say condition, name, run_id or epoch",
+        )
+    pipeline, _, job = name.rpartition("/")
+    text = given.get("condition")
+    title = given.get("name")
+    epoch = _count(name, "epoch", given.get("epoch"))
+    if not isinstance(title, str | None):
+        raise InputError("the name of a pipeline is a text", job=name, found=repr(title))
+    return JobFacts(
+        job=JobId(job),
+        source=source,
+        pipeline=PipelineId(pipeline) if pipeline else None,
+        name=title,
+        condition=JobCondition.UNKNOWN if text is None else _condition(name, text),
+        run_id=_count(name, "run_id", given.get("run_id")),
+        newest_ready_epoch=None if epoch is None else Epoch(epoch),
+    )
+
+
+def _condition(job: str, text: object) -> JobCondition:
+    if isinstance(text, str):
+        found = _WORDS.get(text.lower(), condition_of(text))
+        if found is not JobCondition.UNKNOWN or text.lower() == found.value:
+            return found
+    raise InputError(
+        "a job has no such condition",
+        job=job,
+        condition=str(text),
+        next_step=f"say one of {', '.join(_WORDS)}",
+    )
+
+
+def _count(job: str, fact: str, value: object) -> int | None:
+    if value is None or (type(value) is int and value >= 0):
+        return value
+    raise InputError(f"{fact} is a whole number from 0", job=job, found=repr(value))

@@ -1,0 +1,476 @@
+"""What lies below a checkpoint URL: jobs, and the epochs of each.
+
+Nothing here writes. Listings go one level at a time and stop above the data files; many objects
+are read at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    StorageError,
+)
+from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.reader import as_checkpoint, bring_back_or_go_back
+from arroyo_dagster.state.model.checkpoints import (
+    RECORD_VERSION,
+    Checkpoint,
+    CheckpointState,
+)
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    PipelineId,
+    StatePath,
+    WorkerGeneration,
+    path_problem,
+)
+from arroyo_dagster.state.model.layout import (
+    JobPaths,
+    Layout,
+)
+from arroyo_dagster.state.model.numbers import parse_number
+from arroyo_dagster.state.planning.restore import recovery
+from arroyo_dagster.state.planning.restore.lineage import rolled_back
+from arroyo_dagster.state.planning.restore.partially_collected import (
+    Remains,
+    lies_at_the_bucket_root,
+    partially_collected,
+)
+from arroyo_dagster.state.planning.restore.reads import (
+    Attempt,
+    Level,
+    check_root,
+    choose_job,
+    directories_to_list,
+    job_watermark_micros,
+    jobs_in,
+    unfinished_attempts,
+)
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.names import StoredName
+from arroyo_dagster.state.storage.store import ObjectStore
+
+_T = TypeVar("_T")
+
+
+# ---- jobs ----------------------------------------------------------------------------------------
+
+
+def list_jobs(store: ObjectStore) -> list[JobPaths]:
+    """Find the jobs below the URL of a store, in both layouts, by path.
+
+    Raises:
+        NotFoundError: the root does not exist.
+        InputError: the root holds something, none of it a job.
+    """
+    known: dict[str, Level] = {}
+    while wanted := directories_to_list(known):
+        levels = concurrently(lambda path: list_level(store, path), wanted)
+        known.update(zip(wanted, levels, strict=True))
+    check_root(known, store.url)
+    return jobs_in(known)
+
+
+def list_level(store: ObjectStore, path: str) -> Level:
+    """List one directory, "" for the root, for `planning.query.jobs_in`."""
+    listing = store.list_dir(path)
+    # A name that no raw path leads to cannot be a job; it is still something that was found.
+    objects = {info.path.name for info in listing.objects}
+    foreign = {below.name for below in listing.prefixes if isinstance(below, StoredName)}
+    directories = {below.name for below in listing.prefixes if not isinstance(below, StoredName)}
+    return Level(frozenset(objects | foreign), frozenset(directories))
+
+
+def find_job(store: ObjectStore, name: str) -> JobPaths:
+    """Find a job by `job`, or by `pipeline/job` where several pipelines have one of that name.
+
+    Raises:
+        NotFoundError: there is none; says which there are.
+        InputError: the name is ambiguous, or not a name at all.
+    """
+    problem = path_problem(name)
+    if problem is not None:
+        raise InputError(
+            f"not the name of a job: {problem}",
+            job=name,
+            next_step="name it as job, or as pipeline/job",
+        )
+    path = StatePath(name)
+    # A whole path needs one listing, however many jobs there are.
+    pipeline, _, job = path.rpartition("/")
+    paths = JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
+    return paths if job_is_there(store, paths) else choose_job(name, list_jobs(store), store.url)
+
+
+def job_is_there(store: ObjectStore, paths: JobPaths) -> bool:
+    """Whether a job is there, by one listing.
+
+    Raises:
+        NotFoundError: the root itself does not exist.
+    """
+    legacy = paths.layout is Layout.LEGACY
+    at = str(paths.checkpoints()) if legacy else str(paths.root)
+    return paths in jobs_in({at: list_level(store, at)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSummary:
+    """A job as seen from outside.
+
+    Attributes:
+        epochs: how many epochs are visible.
+        newest_epoch: None if there is none.
+        newest: what the newest one holds; None if there is none or it cannot be read.
+        problem: why it cannot be read, or not be restored.
+    """
+
+    paths: JobPaths
+    epochs: int
+    newest_epoch: Epoch | None = None
+    newest: Checkpoint | None = None
+    problem: ArroyoStateError | None = None
+
+    @property
+    def watermark_micros(self) -> int | None:
+        """Event time reached by all operators that have a watermark."""
+        return None if self.newest is None else job_watermark_micros(self.newest)
+
+
+def summarise_jobs(store: ObjectStore) -> list[JobSummary]:
+    """Describe every job below the URL by its newest epoch. Errors as `list_jobs`."""
+    return concurrently(lambda paths: summarise_job(store, paths), list_jobs(store))
+
+
+def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
+    """Describe one job by its newest epoch; a broken one is a `problem`, not an error."""
+    epochs = ParquetBackend(store, paths).epochs()
+    if not epochs:
+        return JobSummary(paths=paths, epochs=0)
+    loaded = _loaded(store, paths, epochs[-1])
+    problem, newest = loaded.problem, loaded.checkpoint
+    if newest is not None:
+        problem = _damage(paths, newest, (), loaded.lost_operators) or version_problem(newest)
+    return JobSummary(
+        paths=paths,
+        epochs=len(epochs),
+        newest_epoch=epochs[-1],
+        newest=newest,
+        problem=problem,
+    )
+
+
+def version_problem(checkpoint: Checkpoint) -> FormatError | None:
+    """What to say of records that another release wrote; None = nothing."""
+    if checkpoint.record_version == RECORD_VERSION:
+        return None
+    return FormatError(
+        f"a record of the epoch is of version {checkpoint.record_version}: it was read as version "
+        f"{RECORD_VERSION}, and its job is not written on",
+        job=checkpoint.job,
+        epoch=checkpoint.epoch,
+        path=checkpoint.ref,
+        next_step="use a release of arroyo-dagster that knows this version",
+    )
+
+
+def newest_generation(store: ObjectStore, paths: JobPaths) -> WorkerGeneration | None:
+    """The newest worker generation that was started; None in the legacy layout."""
+    if paths.layout is Layout.LEGACY:
+        return None
+    path = paths.current_generation
+    fence = _optional(store, path, records.decode_current_generation)
+    return None if fence is None else fence.worker_generation
+
+
+# ---- epochs --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochSummary:
+    """One epoch, or one unfinished attempt at it.
+
+    Attributes:
+        state: None if its objects cannot be read.
+        checkpoint: None if it is invisible or cannot be read.
+        files, size_bytes: the data files it lists, which a restore reads.
+        new_files, new_size_bytes: those that the visible epoch before it does not list; None where
+            that one is not known.
+        missing: how many objects it lists that are not there.
+        problem: why it cannot be read, or restored; None where an expiry of it has only begun.
+    """
+
+    epoch: Epoch
+    worker_generation: WorkerGeneration | None
+    state: CheckpointState | None
+    checkpoint: Checkpoint | None = None
+    files: int = 0
+    size_bytes: int = 0
+    new_files: int | None = None
+    new_size_bytes: int | None = None
+    missing: int = 0
+    problem: ArroyoStateError | None = None
+
+
+def list_epochs(
+    store: ObjectStore, paths: JobPaths, limit: int | None = None
+) -> list[EpochSummary]:
+    """Describe the epochs of a job, oldest first, each with its state.
+
+    Attempts that are invisible, unclaimed or orphaned are shown beside them, unless older than
+    everything shown: what expired epochs leave behind looks the same. What an expiry has removed
+    in part is shown as partially collected.
+
+    Args:
+        limit: only so many of the newest visible epochs; None = all.
+    """
+    epochs = ParquetBackend(store, paths).epochs()
+    shown = epochs if limit is None else epochs[max(0, len(epochs) - limit) :]
+    # One more than shown, to tell what is new in the oldest of them.
+    wanted = epochs[max(0, len(epochs) - len(shown) - 1) :]
+    found = concurrently(lambda epoch: _loaded(store, paths, epoch), wanted)
+    loaded = [one for one in found if not one.vanished]
+    rest = _unfinished(store, paths, [one for one in loaded if one.epoch in shown])
+    if len(shown) == len(epochs):
+        rest += _without_record(store, paths, loaded)
+    checkpoints = [one.checkpoint for one in (*loaded, *rest) if one.checkpoint is not None]
+    sizes = stored_sizes(store, {path for checkpoint in checkpoints for path in checkpoint.paths})
+    by_number: dict[Epoch | None, _Loaded] = {one.epoch: one for one in loaded}
+    before: dict[Epoch, _Loaded] = {
+        later.epoch: earlier for earlier, later in itertools.pairwise(loaded)
+    }
+    left = _rolled_back(loaded)
+    before |= {
+        one.epoch: by_number[to]
+        for one in loaded
+        if one.checkpoint and (to := one.checkpoint.rolled_back_to) in by_number
+    }
+    collected = _collected([one for one in loaded if one.epoch not in left], sizes)
+    summaries = [
+        _summary(paths, one, sizes, before.get(one.epoch), collected, left)
+        for one in (*loaded, *rest)
+        if one.epoch in shown or one in rest
+    ]
+    return sorted(summaries, key=lambda one: (one.epoch, one.worker_generation or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What reading the metadata of one epoch gave."""
+
+    epoch: Epoch
+    state: CheckpointState | None = None
+    checkpoint: Checkpoint | None = None
+    problem: ArroyoStateError | None = None
+    vanished: bool = False
+    generation: WorkerGeneration | None = None
+    lost: tuple[StatePath, ...] = ()
+
+    @property
+    def lost_operators(self) -> tuple[StatePath, ...]:
+        """Objects of operators that are gone, in the legacy layout."""
+        return tuple(path for path in self.lost if path.name == "metadata")
+
+
+def _loaded(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> _Loaded:
+    try:
+        checkpoint, lost = ParquetBackend(store, paths).load_remains(epoch)
+    except StorageError:
+        raise
+    except ArroyoStateError as error:
+        root = (
+            paths.legacy_metadata(epoch)
+            if paths.layout is Layout.LEGACY
+            else paths.epoch_record(epoch)
+        )
+        # Expired between listing and reading: that is no problem of the job's.
+        return _Loaded(epoch, problem=error, vanished=store.head(root) is None)
+    generation = checkpoint.worker_generation
+    return _Loaded(epoch, checkpoint.state, checkpoint, generation=generation, lost=lost)
+
+
+def _without_record(
+    store: ObjectStore, paths: JobPaths, loaded: Sequence[_Loaded]
+) -> list[_Loaded]:
+    """Epochs whose record an expiry has removed, but not yet their manifest."""
+    if paths.layout is Layout.LEGACY or not loaded or loaded[0].checkpoint is None:
+        return []
+    try:
+        chain = list(ParquetBackend(store, paths).load_chain(loaded[0].checkpoint))
+    except StorageError:
+        raise
+    except ArroyoStateError as error:
+        oldest = Epoch(max(0, loaded[0].epoch - 1))
+        return [_Loaded(oldest, problem=error)]
+    return [_Loaded(one.epoch, one.state, one, generation=one.worker_generation) for one in chain]
+
+
+def _rolled_back(loaded: Sequence[_Loaded]) -> frozenset[Epoch]:
+    """The epochs that rollbacks have left behind."""
+    if not loaded:
+        return frozenset()
+    restored = {
+        one.epoch: to
+        for one in loaded
+        if one.checkpoint and (to := one.checkpoint.rolled_back_to) is not None
+    }
+    return rolled_back(loaded[-1].epoch, (one.epoch for one in loaded), restored)
+
+
+def _collected(loaded: Sequence[_Loaded], sizes: Mapping[StatePath, int]) -> frozenset[Epoch]:
+    """The epochs that an expiry has removed in part."""
+    known = [(one.checkpoint, one.lost) for one in loaded if one.checkpoint is not None]
+    if not known:
+        return frozenset()
+    newest = known[-1][0]
+    remains = [
+        Remains(
+            epoch=checkpoint.epoch,
+            listed=frozenset(checkpoint.paths),
+            lost=frozenset((*(p for p in checkpoint.paths if p not in sizes), *lost)),
+        )
+        for checkpoint, lost in known
+    ]
+    return partially_collected(remains, newest)
+
+
+def _unfinished(store: ObjectStore, paths: JobPaths, owners: Sequence[_Loaded]) -> list[_Loaded]:
+    unreadable = {one.epoch for one in owners if one.checkpoint is None}
+    owning = [Attempt(one.epoch, one.generation) for one in owners if one.checkpoint is not None]
+    if paths.layout is Layout.LEGACY:
+        # Without metadata an older directory holds files that newer epochs list, nothing else.
+        newest = max((one.epoch for one in owners), default=Epoch(0))
+        epochs = ParquetBackend(store, paths).checkpoint_dirs()
+        return [_Loaded(epoch, CheckpointState.INVISIBLE) for epoch in epochs if epoch > newest]
+    below = store.list_dir(paths.generations).prefixes
+    parsed = (parse_number(path.name) for path in below)
+    generations = [WorkerGeneration(number) for number in parsed if number is not None]
+    dirs = concurrently(
+        lambda number: ParquetBackend(store, paths).checkpoint_dirs(number), generations
+    )
+    attempts = [
+        Attempt(epoch, generation)
+        for generation, epochs in zip(generations, dirs, strict=True)
+        for epoch in epochs
+        if epoch not in unreadable
+    ]
+    return concurrently(
+        lambda attempt: _attempted(store, paths, attempt), unfinished_attempts(attempts, owning)
+    )
+
+
+def _attempted(store: ObjectStore, paths: JobPaths, attempt: Attempt) -> _Loaded:
+    assert attempt.worker_generation is not None
+    ref = paths.manifest(attempt.worker_generation, attempt.epoch)
+    try:
+        manifest = _optional(store, ref, metadata.decode_manifest)
+        path = paths.epoch_record(attempt.epoch)
+        record = _optional(store, path, records.decode_epoch_record)
+        state = recovery.checkpoint_state(ref, manifest, record, None).state
+    except StorageError:
+        raise
+    except ArroyoStateError as error:
+        return _Loaded(attempt.epoch, problem=error, generation=attempt.worker_generation)
+    checkpoint = None if manifest is None else as_checkpoint(manifest, ref, state)
+    return _Loaded(attempt.epoch, state, checkpoint, generation=attempt.worker_generation)
+
+
+def _optional(store: ObjectStore, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
+    try:
+        data = store.read(path)
+    except NotFoundError:
+        return None
+    return decode(data, path)
+
+
+def stored_sizes(store: ObjectStore, paths: Iterable[StatePath]) -> dict[StatePath, int]:
+    """The sizes in bytes of the files that are there: one listing for each directory."""
+    wanted = set(paths)
+    parents = sorted({parent for path in wanted if (parent := path.parent) is not None})
+    listings = concurrently(store.list_dir, parents)
+    return {
+        info.path: info.size_bytes
+        for listing in listings
+        for info in listing.objects
+        if info.path in wanted
+    }
+
+
+def _summary(
+    paths: JobPaths,
+    one: _Loaded,
+    sizes: Mapping[StatePath, int],
+    before: _Loaded | None,
+    collected: Container[Epoch],
+    left: Container[Epoch],
+) -> EpochSummary:
+    checkpoint = one.checkpoint
+    listed = dict.fromkeys(checkpoint.paths) if checkpoint else {}
+    missing = [path for path in listed if path not in sizes]
+    state, problem = one.state, one.problem
+    if one.epoch in collected and state is not None and state.canonical:
+        state = CheckpointState.PARTIALLY_COLLECTED
+    owns = one.state is None or one.state.canonical
+    if one.epoch in left and owns:
+        state = CheckpointState.ROLLED_BACK
+    if state is not CheckpointState.PARTIALLY_COLLECTED and checkpoint is not None:
+        problem = problem or _damage(paths, checkpoint, missing, one.lost_operators)
+        problem = problem or version_problem(checkpoint)
+    new: list[StatePath] | None = None
+    if checkpoint is not None and one.state is not None and one.state.canonical:
+        earlier = before.checkpoint if before is not None else None
+        if earlier is not None or checkpoint.epoch == 1:
+            known = set(earlier.paths) if earlier is not None else set()
+            new = [path for path in listed if path not in known]
+    return EpochSummary(
+        epoch=one.epoch,
+        worker_generation=one.generation,
+        state=state,
+        checkpoint=checkpoint,
+        files=len(listed),
+        size_bytes=sum(sizes.get(path, 0) for path in listed),
+        new_files=None if new is None else len(new),
+        new_size_bytes=None if new is None else sum(sizes.get(path, 0) for path in new),
+        missing=len(missing) + len(one.lost_operators),
+        problem=problem,
+    )
+
+
+def _damage(
+    paths: JobPaths,
+    checkpoint: Checkpoint,
+    missing: Sequence[StatePath],
+    lost: Sequence[StatePath],
+) -> ArroyoStateError | None:
+    facts: dict[str, Any] = {"job": paths.root, "epoch": checkpoint.epoch}
+    if lost:
+        return FormatError(
+            f"the metadata of {len(lost)} operators is missing",
+            path=lost[0],
+            next_step=bring_back_or_go_back(paths, checkpoint, "object"),
+            **facts,
+        )
+    if missing:
+        step = bring_back_or_go_back(paths, checkpoint, "file")
+        if lies_at_the_bucket_root(checkpoint, missing):
+            step = (
+                "all files of expiring tables are missing and no others: Arroyo before v0.12 wrote "
+                "them without the prefix of the URL; look at the root of the bucket"
+            )
+        listed = len(dict.fromkeys(checkpoint.paths))
+        return FormatError(
+            f"{len(missing)} of {listed} data files are missing",
+            path=missing[0],
+            next_step=step,
+            **facts,
+        )
+    return None

@@ -1,0 +1,87 @@
+"""The leases on jobs: who holds which, and how to end one whose holder hangs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.metadata.lease import ON_ITS_WAY_SECONDS, lease, newest_lease, wall_clock
+from arroyo_dagster.state.metadata.lease_records import store_time
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import LeaseRecord
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+KINDS = ("maintenance", "writer", "window")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLease:
+    """The newest lease of one kind on one job.
+
+    Attributes:
+        kind: `maintenance`; `writer` (legacy layout only); `window` (a maintenance window).
+        record: None if it does not decode: then nobody gets this lease until it is broken.
+        problem: why it does not.
+    """
+
+    paths: JobPaths
+    kind: str
+    record: LeaseRecord | None
+    problem: FormatError | None = None
+
+
+def lease_directory(paths: JobPaths, kind: str) -> StatePath:
+    """Where the leases of a kind lie."""
+    return {"writer": paths.writers, "window": paths.windows}.get(kind, paths.leases)
+
+
+def list_leases(
+    store: ObjectStore, jobs: Iterable[JobPaths], kinds: Iterable[str] = KINDS
+) -> list[JobLease]:
+    """The newest lease of each kind on each job, if there ever was one. Reads only."""
+    wanted = [(paths, kind) for paths in jobs for kind in kinds]
+    found = concurrently(lambda one: _newest(store, *one), wanted)
+    return [one for one in found if one is not None]
+
+
+def _newest(store: ObjectStore, paths: JobPaths, kind: str) -> JobLease | None:
+    try:
+        record = newest_lease(store, lease_directory(paths, kind))
+    except FormatError as error:
+        return JobLease(paths=paths, kind=kind, record=None, problem=error)
+    return None if record is None else JobLease(paths=paths, kind=kind, record=record)
+
+
+def break_lease(
+    store: ObjectStore,
+    paths: JobPaths,
+    kind: str,
+    *,
+    owner: str = "arroyo-state lease break",
+    clock: Callable[[], int] = wall_clock,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int | None:
+    """End a lease that somebody holds: take the next number, and give it back.
+
+    The holder loses it at its next call that changes anything. What it has sent before may still
+    arrive, so that nobody else gets the lease for ten seconds.
+
+    Returns:
+        How long ago the holder had renewed it, in microseconds by the store's clock; None if the
+        store gives no times or the record does not decode.
+
+    Raises:
+        ConflictError: another process took the lease at the same moment.
+        FormatError: `newest.json` does not decode.
+    """
+    directory = lease_directory(paths, kind)
+    found = _newest(store, paths, kind)
+    renewed = None if found is None or found.record is None else found.record.renewed_at_micros
+    now = store_time(store, directory)
+    with lease(store, paths, owner, directory=directory, take_over=True, clock=clock):
+        sleep(ON_ITS_WAY_SECONDS)
+    return None if renewed is None or now is None else now - renewed

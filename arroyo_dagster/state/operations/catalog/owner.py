@@ -1,0 +1,116 @@
+"""Which checkpoint URL a catalogue is of: written in it, and checked whenever it is opened.
+
+Rows are found by the names of jobs, and jobs of two checkpoint URLs may have one name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
+from arroyo_dagster.redaction import redact_url
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.remote.credentials import resolved
+from arroyo_dagster.state.storage.remote.options import normalised
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.urls import parse_url
+
+OWNER = StatePath("catalogue.json")
+_VERSION = 1
+_DIGEST_LETTERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueOwner:
+    """Whose catalogue it is.
+
+    Attributes:
+        identity: drawn at random when it was made; two hosts that read one identity read one
+            catalogue.
+        checkpoint_url: the place its jobs lie at, as `checkpoint_place` gives it.
+    """
+
+    identity: str
+    checkpoint_url: str
+
+
+def checkpoint_place(url: str, options: Mapping[str, Any]) -> str:
+    """Where checkpoints lie, without credentials: equal for all ways to reach one place.
+
+    Args:
+        options: of the store's client: they and the environment may name the endpoint.
+
+    Raises:
+        InputError: `url` is no checkpoint URL, or an option is not what it must be.
+    """
+    parsed = parse_url(url)
+    place = str(replace(parsed, region=None))
+    if parsed.backend in ("file", "memory") or parsed.endpoint:
+        return place
+    endpoint = resolved(parsed, normalised(options, parsed.backend)).get("endpoint")
+    if not endpoint or parsed.account:
+        return place
+    return f"{place} at {redact_url(str(endpoint)).rstrip('/')}"
+
+
+def place_digest(place: str) -> str:
+    """A short name for a place, for directories."""
+    return hashlib.sha256(place.encode()).hexdigest()[:_DIGEST_LETTERS]
+
+
+def read_owner(catalogue: ObjectStore) -> CatalogueOwner | None:
+    """Whose catalogue it is; None if it does not say, as those of older releases.
+
+    Raises:
+        FormatError: what it says cannot be read.
+    """
+    try:
+        data = catalogue.read(OWNER)
+    except NotFoundError:
+        return None
+    try:
+        document = json.loads(data)
+        return CatalogueOwner(
+            identity=str(document["id"]), checkpoint_url=str(document["checkpoint_url"])
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise FormatError(
+            "the catalogue does not say which checkpoint URL it is of: not a JSON object with "
+            "id and checkpoint_url",
+            path=OWNER,
+            url=catalogue.url,
+            next_step="remove the catalogue: it is built anew from the epochs that are there",
+        ) from error
+
+
+def claim_catalogue(catalogue: ObjectStore, place: str) -> CatalogueOwner:
+    """Check that a catalogue is of `place`; write so into one that does not say.
+
+    Raises:
+        InputError: it is of another checkpoint URL.
+        FormatError: what it says cannot be read.
+    """
+    owner = read_owner(catalogue)
+    if owner is None:
+        made = CatalogueOwner(identity=uuid.uuid4().hex, checkpoint_url=place)
+        document = {"v": _VERSION, "id": made.identity, "checkpoint_url": place}
+        # Of two that come at once, the first counts.
+        owner = made if catalogue.create(OWNER, _encoded(document)) else read_owner(catalogue)
+    if owner is None or owner.checkpoint_url != place:
+        raise InputError(
+            "the catalogue is of another checkpoint URL",
+            catalogue=catalogue.url,
+            catalogue_of=None if owner is None else owner.checkpoint_url,
+            checkpoint_url=place,
+            next_step="give each checkpoint URL a catalogue_url of its own",
+        )
+    return owner
+
+
+def _encoded(document: Mapping[str, object]) -> bytes:
+    return json.dumps(document, indent=2).encode() + b"\n"

@@ -1,0 +1,357 @@
+"""What one epoch holds, and the rows of its tables as a restore would load them.
+
+Nothing here writes; many objects are read at once.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import (
+    FormatError,
+    NotFoundError,
+)
+from arroyo_dagster.state.codec.parquet import read_facts
+from arroyo_dagster.state.codec.plain import plain_rows, plain_value
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    OperatorId,
+    StatePath,
+    TableName,
+)
+from arroyo_dagster.state.model.layout import (
+    JobPaths,
+)
+from arroyo_dagster.state.model.tables import (
+    GlobalKeyedFiles,
+    TableConfig,
+    TableFiles,
+    TableKind,
+)
+from arroyo_dagster.state.planning.restore.reads import find_table, shown_operators
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
+from arroyo_dagster.state.tables.global_keys import Entries, first_entries
+from arroyo_dagster.state.tables.known.catalogue import (
+    Catalogue,
+    KnownTable,
+    TableForm,
+    default_catalogue,
+)
+from arroyo_dagster.state.tables.restoring import restored_rows
+
+_T = TypeVar("_T")
+
+
+# ---- one epoch -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSummary:
+    """A table at one epoch: the files it lists, their rows as stored, their bytes.
+
+    `owner` is who keeps it in the words of the catalogue; None = the catalogue does not know it.
+    """
+
+    table: TableName
+    kind: TableKind
+    description: str
+    owner: str | None
+    files: int
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSummary:
+    """An operator at one epoch. The watermark is the smallest of its subtasks; None = not all."""
+
+    operator: OperatorId
+    parallelism: int
+    watermark_micros: int | None
+    tables: tuple[TableSummary, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochDescription:
+    """What one epoch holds."""
+
+    checkpoint: Checkpoint
+    operators: tuple[OperatorSummary, ...]
+
+
+def load_epoch(store: ObjectStore, paths: JobPaths, epoch: int | None = None) -> Checkpoint:
+    """Read the metadata of an epoch, the newest visible one when None.
+
+    Raises:
+        NotFoundError: no such epoch, or none at all; says which there are.
+        FormatError: an object of it does not decode.
+    """
+    backend = ParquetBackend(store, paths)
+    wanted = chosen_epoch(store, paths, backend.epochs(), epoch)
+    try:
+        return backend.load_checkpoint_metadata(wanted)
+    except NotFoundError as error:
+        raise _missing(error, paths, wanted) from error
+
+
+def chosen_epoch(
+    store: ObjectStore, paths: JobPaths, epochs: Sequence[Epoch], epoch: int | None
+) -> Epoch:
+    """The epoch that was asked for, out of those of a job; the newest when None.
+
+    Raises:
+        NotFoundError: no such epoch, or none at all; says which there are.
+    """
+    wanted = Epoch(epoch) if epoch is not None else (epochs[-1] if epochs else None)
+    if wanted is None or wanted not in epochs:
+        raise NotFoundError(
+            "the job has no visible epoch" if wanted is None else "there is no such epoch",
+            job=paths.root,
+            epoch=wanted,
+            epochs=_ranges(epochs),
+            url=store.url,
+            next_step="choose one of the epochs there are, or wait for it to be written",
+        )
+    return wanted
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers as ranges: `1-4, 7`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts) or "none"
+
+
+def _missing(error: NotFoundError, paths: JobPaths, epoch: Epoch) -> FormatError:
+    return FormatError(
+        "an object that the epoch needs is missing",
+        **({"job": paths.root, "epoch": epoch} | error.facts),  # type: ignore[arg-type]
+        next_step="choose another epoch, or bring the object back; if the job runs, this epoch "
+        "may just have expired",
+    )
+
+
+def describe_epoch(
+    store: ObjectStore, paths: JobPaths, epoch: int | None = None
+) -> EpochDescription:
+    """Describe what an epoch holds: operators, tables, files, rows, bytes.
+
+    Raises:
+        NotFoundError: no such epoch.
+        FormatError: an object of it, or the footer of a data file, is missing or broken.
+    """
+    checkpoint = load_epoch(store, paths, epoch)
+    listed = list(dict.fromkeys(checkpoint.paths))
+    try:
+        found = concurrently(lambda path: _file_facts(store, path), listed)
+    except NotFoundError as error:
+        raise _missing(error, paths, checkpoint.epoch) from error
+    facts = dict(zip(listed, found, strict=True))
+    operators = tuple(
+        OperatorSummary(
+            operator=operator.operator,
+            parallelism=operator.parallelism,
+            watermark_micros=operator.min_watermark_micros,
+            tables=tuple(
+                _table_summary(operator, name, files, facts)
+                for name, files in sorted(operator.tables.items())
+            ),
+        )
+        for operator in shown_operators(checkpoint)
+    )
+    return EpochDescription(checkpoint=checkpoint, operators=operators)
+
+
+def _file_facts(store: ObjectStore, path: StatePath) -> tuple[int, int]:
+    """Rows and bytes of a data file; only its footer is read."""
+    with store.open_input(path) as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        return read_facts(file, path).rows, size
+
+
+def _table_summary(
+    operator: OperatorCheckpoint,
+    name: TableName,
+    files: TableFiles,
+    facts: Mapping[StatePath, tuple[int, int]],
+) -> TableSummary:
+    config = operator.configs.get(name)
+    known = None if config is None else default_catalogue().owner_of(operator.operator, config)
+    return TableSummary(
+        table=name,
+        kind=files.kind,
+        description="" if config is None else config.config.description,
+        owner=known,
+        files=len(files.paths),
+        rows=sum(facts[path][0] for path in files.paths),
+        size_bytes=sum(facts[path][1] for path in files.paths),
+    )
+
+
+# ---- the rows of a table -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRows:
+    """Rows of a table at one epoch, as plain JSON values.
+
+    Attributes:
+        rows: `{key, value}`, or `{key_hex, value_hex}` where no types are known or the bytes are
+            not of them; of an expiring table one object a row, by column name.
+        count: how many rows the table has at this epoch.
+        known: what the catalogue says of the table; None = nothing.
+        problem: why entries are shown as bytes, which values are damaged, or why Arroyo would go
+            on from less than these rows, and what to do about it; None = nothing of it is so.
+        commit_data: by subtask what it left for the second phase of the commit; bytes in hex
+            where no type is known, None where it left nothing.
+    """
+
+    epoch: Epoch
+    rows: tuple[dict[str, Any], ...]
+    count: int
+    known: KnownTable | None = None
+    problem: str | None = None
+    commit_data: Mapping[int, Any] = field(default_factory=dict)
+
+
+def read_rows(
+    store: ObjectStore,
+    paths: JobPaths,
+    operator: str,
+    table: str,
+    *,
+    epoch: int | None = None,
+    limit: int | None = None,
+    history: bool = False,
+    catalogue: Catalogue | None = None,
+) -> TableRows:
+    """Read the rows that a restore at this epoch would load, over all subtasks.
+
+    Removals are applied, rows older than the retention left out, and of generational tables each
+    key has its newest row, if that still counts.
+
+    With a limit files are read piece by piece, and of a global keyed table only the keys, and the
+    values shown, are in memory.
+
+    Args:
+        limit: give only so many rows; None = all.
+        history: show the older generations of generational tables too.
+        catalogue: how entries decode whose types the job did not store; None = what this process
+            knows, see `register_table`.
+
+    Raises:
+        NotFoundError: no such epoch, operator or table; says which there are.
+        FormatError: a data file is missing or broken.
+    """
+    checkpoint = load_epoch(store, paths, epoch)
+    found, config, files = find_table(checkpoint, operator, table)
+    catalogue = catalogue or default_catalogue()
+    try:
+        if isinstance(files, GlobalKeyedFiles):
+            return _entries(store, catalogue, checkpoint.epoch, found, config.table, limit)
+        ours = checkpoint.progress is not None
+        held = restored_rows(store, found, config.table, ours=ours, history=history, limit=limit)
+    except NotFoundError as error:
+        raise _missing(error, paths, checkpoint.epoch) from error
+    return TableRows(
+        epoch=checkpoint.epoch,
+        rows=tuple(plain_rows(held.rows)),
+        count=held.count,
+        known=catalogue.describe(found.operator, config),
+        problem=_damaged_rows(held.rows) or (None if held.upstream is None else _LESS_UPSTREAM),
+    )
+
+
+def _damaged_rows(rows: pa.Table) -> str | None:
+    try:
+        rows.validate(full=True)
+    except pa.ArrowInvalid as error:
+        return (
+            f"a value is not of its column's type ({error}); texts that are none are shown in hex. "
+            "Keep the files and report it; `arroyo-state verify` says which"
+        )
+    return None
+
+
+_LESS_UPSTREAM = (
+    "an aggregate without GROUP BY: when it is restarted, Arroyo looks at the first row of each "
+    "record batch only, and goes on from an older state than this. `arroyo-state verify` says more"
+)
+
+# How many entries tell the forms of a table apart that several releases gave it.
+_TELLING = 1000
+
+
+def _entries(
+    store: ObjectStore,
+    catalogue: Catalogue,
+    epoch: Epoch,
+    operator: OperatorCheckpoint,
+    table: TableName,
+    limit: int | None,
+) -> TableRows:
+    config, files = operator.configs[table], operator.tables[table]
+    assert isinstance(files, GlobalKeyedFiles)
+    if limit is None:
+        entries = GlobalKeyedTable(config, store).load_with_version(files.files)
+        held = Entries(len(entries), entries)
+    else:
+        held = first_entries(store, files.files, max(limit, _TELLING))
+    form = catalogue.form_of(operator.operator, config, held.first)
+    shown = list(itertools.islice(held.first.items(), limit))
+    damaged: list[str] = []
+    rows = [_entry(form, key, value, damaged) for key, (_, value) in shown]
+    return TableRows(
+        epoch=epoch,
+        rows=tuple(rows),
+        count=held.count,
+        known=form.known,
+        problem=_damage(damaged, len(shown)) or (form.problem if held.count else None),
+        commit_data={
+            subtask: _commit_data(catalogue, operator, config, data)
+            for subtask, data in sorted(files.commit_data_by_subtask.items())
+        },
+    )
+
+
+def _entry(form: TableForm, key: bytes, value: bytes, damaged: list[str]) -> dict[str, Any]:
+    """An entry for people; in bytes if it does not decode, and why is added to `damaged`."""
+    try:
+        return form.plain(key, value)
+    except FormatError as error:
+        damaged.append(f"key {key.hex()}: {error}")
+        return TableForm().plain(key, value)
+
+
+def _damage(damaged: Sequence[str], shown: int) -> str | None:
+    if not damaged:
+        return None
+    return (
+        f"{len(damaged)} of the {shown} entries are not what the table's stored types say and are "
+        f"shown as bytes, such as {damaged[0]}. Keep the files and report it; "
+        "`arroyo-state verify` says which"
+    )
+
+
+def _commit_data(
+    catalogue: Catalogue, operator: OperatorCheckpoint, config: TableConfig, data: bytes
+) -> Any:
+    if not data:
+        return None
+    decoded = catalogue.decode_commit_data(operator.operator, config, data)
+    return data.hex() if decoded is None else plain_value(*decoded)

@@ -1,0 +1,111 @@
+"""The last verdict of each check on each job, kept in the catalogue: one small object for both.
+
+Verdicts of different jobs, or of different checks, are different objects: writers that run at the
+same time never lose each other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from arroyo_dagster.errors import FormatError, NotFoundError
+from arroyo_dagster.state.codec.gc import known_fields, number_of, optional_number
+from arroyo_dagster.state.codec.records import encode_json
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.verify.findings import Finding, Severity, Verdict
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+VERSION = 1
+FINDINGS_KEPT = 50
+
+
+@dataclass(frozen=True, slots=True)
+class JobVerdict:
+    """What one check found of one job.
+
+    Attributes:
+        kind: the name of the check.
+        at_micros: when the job was looked at, since 1970 in UTC.
+        epoch: the one that was looked at; None if the job had none.
+    """
+
+    paths: JobPaths
+    kind: str
+    at_micros: int
+    epoch: Epoch | None
+    verdict: Verdict
+
+
+def verdict_path(kind: str, paths: JobPaths) -> StatePath:
+    """Where the last verdict of a check on a job lies, in the catalogue."""
+    return StatePath(f"verdicts/{kind}/{paths.layout.value}/{paths.root}.json")
+
+
+def write_verdict(catalogue: ObjectStore, found: JobVerdict) -> None:
+    """Keep a verdict in the place of the last one; of its findings the first 50."""
+    findings = sorted(found.verdict.findings, key=lambda one: one.severity is not Severity.ERROR)
+    document = {
+        "version": VERSION,
+        "job": found.paths.root,
+        "at_micros": found.at_micros,
+        "epoch": found.epoch,
+        "looked_at": found.verdict.looked_at,
+        "findings": [
+            {
+                "severity": one.severity.value,
+                "code": one.code,
+                "object": one.object,
+                "evidence": one.evidence,
+                "next_step": one.next_step,
+            }
+            for one in findings[:FINDINGS_KEPT]
+        ],
+    }
+    catalogue.put(verdict_path(found.kind, found.paths), encode_json(document))
+
+
+def read_verdicts(
+    catalogue: ObjectStore, kind: str, jobs: Iterable[JobPaths]
+) -> dict[JobPaths, JobVerdict]:
+    """The last verdict of a check on each of `jobs` that was ever checked.
+
+    One that does not decode counts as none: the next check of the job writes it again.
+    """
+    wanted = list(jobs)
+
+    def one(paths: JobPaths) -> JobVerdict | None:
+        path = verdict_path(kind, paths)
+        try:
+            return _decoded(catalogue.read(path), path, kind, paths)
+        except (NotFoundError, FormatError):
+            return None
+
+    found = zip(wanted, concurrently(one, wanted), strict=True)
+    return {paths: verdict for paths, verdict in found if verdict is not None}
+
+
+def _decoded(data: bytes, path: StatePath, kind: str, paths: JobPaths) -> JobVerdict:
+    with known_fields(data, path) as fields:
+        epoch = optional_number(fields["epoch"])
+        return JobVerdict(
+            paths=paths,
+            kind=kind,
+            at_micros=number_of(fields["at_micros"]),
+            epoch=None if epoch is None else Epoch(epoch),
+            verdict=Verdict(
+                findings=tuple(
+                    Finding(
+                        severity=Severity(one["severity"]),
+                        code=str(one["code"]),
+                        object=str(one["object"]),
+                        evidence=str(one["evidence"]),
+                        next_step=str(one["next_step"]),
+                    )
+                    for one in fields["findings"]
+                ),
+                looked_at=number_of(fields["looked_at"]),
+            ),
+        )

@@ -1,0 +1,1 @@
+"""Files of a job merged or rewritten as planned, and published."""

@@ -1,0 +1,171 @@
+"""The merges of a plan carried out in this process, and how far they are."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from arroyo_dagster.errors import ProtocolError, StorageError
+from arroyo_dagster.state.model.compaction import MEBIBYTE, MergeOutcome
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.verify.checks import row_parity
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.merge.rows import OnBytes
+from arroyo_dagster.state.tables.merge.task import MergeTask, combined, parts, run_merge, run_part
+
+RunMerges = Callable[[ObjectStore, Sequence[MergeTask], OnBytes], Iterable[MergeOutcome]]
+"""Carries out merges, outcomes in the order of the tasks, and tells of every byte it has read."""
+
+_SIDE_BY_SIDE_BYTES = 16 * MEBIBYTE
+_ATTEMPTS = 3
+_LEAST_SHARE = 0.02
+_EVERY_SECONDS = 0.5
+
+
+def merge_here(
+    store: ObjectStore, tasks: Sequence[MergeTask], on_bytes: OnBytes = lambda count: None
+) -> Iterable[MergeOutcome]:
+    """Carry out merges in this process: one after the other, or on all cores if they are big."""
+    workers = os.cpu_count() or 1
+    pieces = [parts(task) for task in tasks]
+    big = sum(task.merge.size_bytes for task in tasks) >= _SIDE_BY_SIDE_BYTES
+    if not big or workers < 2 or sum(map(len, pieces)) < 2:
+        return (_tried(lambda one: run_merge(store, one, on_bytes), task) for task in tasks)
+    return _side_by_side(store, tasks, pieces, workers, on_bytes)
+
+
+def _tried(run: Callable[[MergeTask], MergeOutcome], task: MergeTask) -> MergeOutcome:
+    """What `run` gives; where the store fails for a moment, of this one only, once more."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return run(task)
+        except StorageError as error:
+            if not error.retryable:
+                raise
+    return run(task)
+
+
+def _side_by_side(
+    store: ObjectStore,
+    tasks: Sequence[MergeTask],
+    pieces: Sequence[Sequence[MergeTask]],
+    workers: int,
+    on_bytes: OnBytes,
+) -> Iterator[MergeOutcome]:
+    ended = threading.Event()
+
+    def read(count: int) -> None:
+        if ended.is_set():
+            raise _EndedError
+        on_bytes(count)
+
+    with ThreadPoolExecutor(workers, "arroyo-merge") as pool:
+        begun = [
+            [pool.submit(_tried, lambda part: run_part(store, part, read), one) for one in piece]
+            for piece in pieces
+        ]
+        try:
+            for task, waiting in zip(tasks, begun, strict=True):
+                yield combined(task, [one.result() for one in waiting])
+        finally:
+            # An error or an interrupt does not wait for the rest of what was begun.
+            ended.set()
+            for waiting in begun:
+                for one in waiting:
+                    one.cancel()
+
+
+class _EndedError(Exception):
+    """Nobody wants the outcome of a merge any more."""
+
+
+def check_same(paths: JobPaths, epoch: Epoch, outcome: MergeOutcome) -> None:
+    """Refuse to publish new files that do not hold what those they were made of do.
+
+    Raises:
+        ProtocolError: a restore would load something else of them.
+    """
+    verdict = row_parity([outcome])
+    if not verdict.passed:
+        raise ProtocolError(
+            "new files would not restore as what they were made of, so nothing was published: "
+            + verdict.findings[0].evidence,
+            job=paths.root,
+            epoch=epoch,
+            path=verdict.findings[0].object,
+            next_step="keep the files and report it; the job is as it was",
+        )
+
+
+# ---- how far they are ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a compaction is.
+
+    Attributes:
+        bytes_done, bytes_total: of the inputs of all merges.
+        seconds: since the first merge began.
+    """
+
+    bytes_done: int
+    bytes_total: int
+    seconds: float
+
+    @property
+    def share(self) -> float:
+        """How much of it is done, from 0 to 1."""
+        return self.bytes_done / self.bytes_total if self.bytes_total else 1.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long it will take at the speed so far; None while that says nothing."""
+        if self.share < _LEAST_SHARE:
+            return None
+        return self.seconds * (1 - self.share) / self.share
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Meter:
+    """Adds up what merges read, from any thread, and tells of it now and then.
+
+    What is read twice, because a key range is taken in pieces, counts once.
+    """
+
+    def __init__(
+        self,
+        total_bytes: int,
+        told: OnProgress,
+        *,
+        every_seconds: float = _EVERY_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total = total_bytes
+        self._told = told
+        self._every = every_seconds
+        self._clock = clock
+        self._begun = clock()
+        self._last = self._begun
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        """So many bytes more are read."""
+        with self._lock:
+            self._done = min(self._total, self._done + count)
+            now = self._clock()
+            if now - self._last < self._every and self._done < self._total:
+                return
+            self._last = now
+            progress = Progress(
+                bytes_done=self._done, bytes_total=self._total, seconds=now - self._begun
+            )
+        self._told(progress)

@@ -1,0 +1,110 @@
+"""How many bytes merged files will have: some of the inputs merged in memory, and that scaled up.
+
+Neither sizes nor footers tell it: how much smaller many small files become depends on their pages,
+and on which rows replace others.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.state.model.compaction import MEBIBYTE
+from arroyo_dagster.state.model.rewrite import RewrittenPart
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.wrappers import Scratch
+from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, run_rewrite
+from arroyo_dagster.state.tables.merge.task import MergeTask, run_merge
+
+SAMPLE_BYTES = 8 * MEBIBYTE
+"""So many bytes of the inputs of a job are read for a forecast. Up to there it is exact; of more it
+is an upper bound where keys repeat so seldom that a sample does not show it."""
+
+
+def forecast_merges(
+    store: ObjectStore, tasks: Sequence[MergeTask], sample_bytes: int = SAMPLE_BYTES
+) -> list[int]:
+    """Forecast how many bytes the outputs of each merge have. Writes nothing to the store.
+
+    Args:
+        sample_bytes: of all merges together; each has its share by size.
+    """
+    share = _share(sample_bytes, [task.merge.size_bytes for task in tasks])
+
+    def of_task(task: MergeTask) -> int:
+        merge = task.merge
+
+        def merged(chosen: Sequence[int]) -> int:
+            sizes = tuple(merge.sizes[at] for at in chosen)
+            inputs: Any = tuple(merge.inputs[at] for at in chosen)
+            part = replace(merge, inputs=inputs, sizes=sizes, size_bytes=sum(sizes))
+            return run_merge(Scratch(store), replace(task, merge=part)).size_bytes_out
+
+        return _scaled_up(merge.sizes, share, merged) if merge.sizes else merge.size_bytes
+
+    return concurrently(of_task, tasks)
+
+
+def forecast_rewrites(
+    store: ObjectStore, tasks: Sequence[RewriteTask], sample_bytes: int = SAMPLE_BYTES
+) -> list[int]:
+    """Forecast how many bytes the new file of each part of a rewrite has, as `forecast_merges`."""
+    share = _share(sample_bytes, [task.size_bytes for task in tasks])
+
+    def of_task(task: RewriteTask) -> int:
+        wanted = {file.path for file in task.inputs}
+        inputs = [one for one in task.table.inputs if one.file.path in wanted]
+
+        def rewritten(chosen: Sequence[int]) -> int:
+            table = replace(task.table, inputs=tuple(inputs[at] for at in chosen))
+            found = run_rewrite(Scratch(store), replace(task, table=table))
+            # What cannot be rewritten stays as it is.
+            return found.size_bytes_out if isinstance(found, RewrittenPart) else table.size_bytes
+
+        return _scaled_up([one.size_bytes for one in inputs], share, rewritten)
+
+    return concurrently(of_task, tasks)
+
+
+def _share(sample_bytes: int, sizes: Sequence[int]) -> float:
+    return min(1.0, sample_bytes / max(1, sum(sizes)))
+
+
+def _scaled_up(sizes: Sequence[int], share: float, merged: Callable[[Sequence[int]], int]) -> int:
+    """How many bytes merging all inputs would give.
+
+    Args:
+        sizes: of the inputs.
+        share: of their bytes may be read. If that is not all, two samples are merged, the smaller
+            one inside the larger, to see how the output grows with the input.
+        merged: merges the inputs of these numbers, ascending, and gives the bytes that they become.
+    """
+    total = sum(sizes)
+    order = [*range(len(sizes))]
+    random.Random(0).shuffle(order)  # old and new ones: files of one time are alike
+    sums = [*accumulate(sizes[at] for at in order)]
+    count = sum(one <= total * share * 2 / 3 for one in sums)
+    half = sum(one <= sums[count - 1] / 2 for one in sums) if count else 0
+    try:
+        if share >= 1.0:
+            return merged(range(len(sizes)))
+        if not half:
+            return total  # so few files, and so large, hardly get smaller
+        small, large = merged(sorted(order[:half])), merged(sorted(order[:count]))
+    except ArroyoStateError:
+        return total  # whoever merges them says what is wrong with them
+    growth = _growth(sums[half - 1], sums[count - 1], small, large)
+    return round(large * math.pow(total / sums[count - 1], growth))
+
+
+def _growth(half_in: int, whole_in: int, half_out: int, whole_out: int) -> float:
+    """By which power of the input the output grows: 1 where no row replaces another."""
+    if not half_out or not whole_out or half_in == whole_in:
+        return 1.0
+    return min(1.0, max(0.0, math.log(whole_out / half_out) / math.log(whole_in / half_in)))

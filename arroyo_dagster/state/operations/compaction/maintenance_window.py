@@ -1,0 +1,641 @@
+"""A running job of Arroyo's, stopped with a checkpoint, rewritten, and started again.
+
+Whatever happens, it is started again: a step that fails or takes too long ends the rewrite, not
+the start. Before the job is stopped a record is left beside it, which goes once it runs again: if
+this process dies, whoever finds the record alone starts the job (`recover_window`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    ConflictError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    StorageError,
+)
+from arroyo_dagster.state.codec.maintenance_records import (
+    decode_window_record,
+    encode_window_record,
+)
+from arroyo_dagster.state.metadata.lease import Leased, lease, newest_lease, wall_clock
+from arroyo_dagster.state.model.compaction import CompactionSettings
+from arroyo_dagster.state.model.ids import PipelineId
+from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
+from arroyo_dagster.state.model.maintenance_window import (
+    WindowEnd,
+    WindowLimits,
+    WindowOutcome,
+    WindowRecord,
+    WindowStep,
+)
+from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, JobSource
+from arroyo_dagster.state.operations.compaction.rewrite import (
+    RunRewrites,
+    plan_rewrite_of,
+    rewrite_here,
+    rewrite_job,
+)
+from arroyo_dagster.state.operations.compaction.rewrite_preconditions import check_restorable
+from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+POLL_SECONDS = 1.0
+_GRACE_SECONDS = 30.0
+
+
+class JobControl(JobSource, Protocol):
+    """Who says what jobs are doing, and can stop and start them: `ArroyoControl`."""
+
+    def stop_with_checkpoint(self, pipeline: PipelineId) -> None:
+        """Ask for a last checkpoint and a stop."""
+
+    def start(self, pipeline: PipelineId) -> None:
+        """Ask a stopped job to run again; takes back a stop, too."""
+
+    def restart(self, pipeline: PipelineId) -> None:
+        """Ask a failed job to run again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowOptions:
+    """How a window is carried out.
+
+    Attributes:
+        settings: what is rewritten.
+        closes_at_micros: the job must run again by then, by `clock`; None = no such time.
+        verify_level: how closely the rewritten epoch is verified before the job is started.
+        run: carries the parts out.
+        clock: microseconds since the Unix epoch.
+        on_step: told each step as it is done.
+    """
+
+    settings: CompactionSettings | None = None
+    limits: WindowLimits = field(default_factory=WindowLimits)
+    closes_at_micros: int | None = None
+    verify_level: int = 2
+    owner: str = "arroyo-state compact window"
+    run: RunRewrites = rewrite_here
+    clock: Callable[[], int] = wall_clock
+    sleep: Callable[[float], None] = time.sleep
+    on_step: Callable[[WindowStep], None] = lambda step: None
+
+
+# ---- the window ----------------------------------------------------------------------------------
+
+
+def run_window(
+    store: ObjectStore,
+    paths: JobPaths,
+    control: JobControl,
+    options: WindowOptions | None = None,
+    *,
+    dry_run: bool = False,
+) -> WindowOutcome:
+    """Stop a running job of Arroyo's with a checkpoint, rewrite its state, start it again.
+
+    A job that somebody stopped before is rewritten and stays stopped. One that an earlier window
+    left behind is started again, and nothing else is done. One with nothing to rewrite is not
+    touched. If it would not run from the rewritten state, the old one is put back.
+
+    Args:
+        control: Arroyo's own API; nobody else's word is enough here.
+        dry_run: plan, and touch nothing.
+
+    Returns:
+        What was done. `started` is False where nobody could make sure that the job runs; its
+        record then stays, and `recover_window` starts it later.
+
+    Raises:
+        InputError: the job is neither running nor at rest, or the window closes too soon.
+        ConflictError: somebody else holds the window of this job.
+        NotFoundError, FormatError, StorageError: before the job was touched.
+    """
+    window = _Window(store, paths, control, options or WindowOptions())
+    if dry_run:
+        return window.outcome(WindowEnd.DRY_RUN, plan=window.plan())
+    with lease(
+        store,
+        paths,
+        window.options.owner,
+        directory=paths.windows,
+        wait_seconds=window.lease_wait_seconds(),
+        clock=window.options.clock,
+        sleep=window.options.sleep,
+    ) as held:
+        left = read_window_record(store, paths)
+        if left is not None:
+            return window.recovered(held, left)
+        facts = window.ask()
+        if facts.condition.at_rest:
+            return window.at_rest()
+        window.check_may_stop(facts)
+        plan = window.plan()
+        if not plan.tables:
+            return window.outcome(WindowEnd.NOTHING_TO_DO, plan=plan)
+        return window.stopped_for_it(held, facts, plan)
+
+
+def recover_window(
+    store: ObjectStore,
+    paths: JobPaths,
+    control: JobControl,
+    options: WindowOptions | None = None,
+) -> WindowOutcome | None:
+    """Start a job again that a window left stopped, because its process died.
+
+    Returns:
+        None if no window left it.
+
+    Raises:
+        ConflictError: the window is held: it is not over.
+    """
+    if read_window_record(store, paths) is None:
+        return None
+    window = _Window(store, paths, control, options or WindowOptions())
+    with lease(
+        store,
+        paths,
+        window.options.owner,
+        directory=paths.windows,
+        wait_seconds=window.lease_wait_seconds(),
+        clock=window.options.clock,
+        sleep=window.options.sleep,
+    ) as held:
+        left = read_window_record(store, paths)
+        return None if left is None else window.recovered(held, left)
+
+
+def interrupted_windows(
+    store: ObjectStore,
+    jobs: Iterable[JobPaths],
+    *,
+    clock: Callable[[], int] = wall_clock,
+) -> list[JobPaths]:
+    """The jobs whose window was cut off: its record is there, and nobody holds it any more.
+
+    Two requests a job; a record that cannot be read counts.
+    """
+
+    def cut_off(paths: JobPaths) -> bool:
+        return store.head(paths.window) is not None and not _is_held(store, paths, clock())
+
+    wanted = list(jobs)
+    found = concurrently(cut_off, wanted)
+    return [paths for paths, one in zip(wanted, found, strict=True) if one]
+
+
+def _is_held(store: ObjectStore, paths: JobPaths, now_micros: int) -> bool:
+    """Whether a window is at work. Writes nothing, so that the time now is this machine's: whoever
+    acts on the answer takes the lease first, which asks the store."""
+    try:
+        found = newest_lease(store, paths.windows)
+    except FormatError:
+        return False
+    return found is not None and found.held_until(now_micros, now_micros) is not None
+
+
+def read_window_record(store: ObjectStore, paths: JobPaths) -> WindowRecord | FormatError | None:
+    """Read the record of a window that has not ended; None if there is none.
+
+    A record that does not decode is returned as its error: a window left that behind, too.
+    """
+    try:
+        return decode_window_record(store.read(paths.window), paths.window)
+    except NotFoundError:
+        return None
+    except FormatError as error:
+        return error
+
+
+class _Window:
+    """One window, as far as it has come."""
+
+    def __init__(
+        self, store: ObjectStore, paths: JobPaths, control: JobControl, options: WindowOptions
+    ) -> None:
+        self.store = store
+        self.paths = paths
+        self.control = control
+        self.options = options
+        self.directory = JobDirectory([control])
+        self.steps: list[WindowStep] = []
+        self.problem: ArroyoStateError | None = None
+        self.facts: JobFacts | None = None
+
+    def outcome(
+        self,
+        end: WindowEnd,
+        *,
+        plan: RewritePlan | None = None,
+        rewrite: RewriteOutcome | None = None,
+        downtime_seconds: float = 0.0,
+    ) -> WindowOutcome:
+        return WindowOutcome(
+            end=end,
+            steps=tuple(self.steps),
+            plan=plan,
+            rewrite=rewrite,
+            problem=self.problem,
+            facts=self.facts,
+            downtime_seconds=downtime_seconds,
+        )
+
+    def did(self, what: str) -> None:
+        step = WindowStep(at_micros=self.options.clock(), did=what)
+        self.steps.append(step)
+        self.options.on_step(step)
+
+    def lease_wait_seconds(self) -> float:
+        """How long to wait for the window's lease: a job may be down whose window was cut off."""
+        if read_window_record(self.store, self.paths) is None:
+            return 0.0
+        if _is_held(self.store, self.paths, self.options.clock()):
+            self.did("a window was opened before: waiting until its lease is free or expires")
+        return EXPIRED_SECONDS
+
+    def failed(self, at: str, error: ArroyoStateError) -> None:
+        """Remember what went wrong first, and go on to start the job."""
+        self.did(f"{at}: {error}")
+        self.problem = self.problem or error
+
+    def seconds_left(self, until_micros: int) -> float:
+        return (until_micros - self.options.clock()) / 1e6
+
+    def after(self, seconds: float) -> int:
+        return self.options.clock() + int(seconds * 1e6)
+
+    # ---- asking ----------------------------------------------------------------------------------
+
+    def ask(self) -> JobFacts:
+        """What Arroyo says of the job now.
+
+        Raises:
+            StorageError…: it cannot be asked.
+            InputError: it has no such job, or uses a word that nobody here knows.
+        """
+        answer = self.directory.find(self.paths, checkpoints=False)
+        if answer.facts.condition is JobCondition.UNKNOWN:
+            raise InputError(
+                f"Arroyo does not say what the job is doing: {answer.reason}",
+                job=self.paths.root,
+                next_step="check that this is the API of the cluster that runs it",
+            )
+        self.facts = answer.facts
+        return answer.facts
+
+    def asked(self, until_micros: int) -> Iterator[JobFacts]:
+        """What Arroyo says, again and again until a time; what fails is asked again.
+
+        Raises:
+            ArroyoStateError: what failed last, once the time is over.
+        """
+        while True:
+            error: ArroyoStateError | None = None
+            try:
+                facts = self.ask()
+            except ArroyoStateError as caught:
+                error = caught
+            else:
+                yield facts
+            if self.seconds_left(until_micros) <= 0:
+                if error is not None:
+                    raise error
+                return
+            self.options.sleep(POLL_SECONDS)
+
+    def plan(self) -> RewritePlan:
+        return plan_rewrite_of(self.store, self.paths, self.directory, self.options.settings)
+
+    def check_may_stop(self, facts: JobFacts) -> None:
+        if facts.condition is not JobCondition.RUNNING or facts.pipeline is None:
+            raise InputError(
+                f"only a job that runs can be given a window; it is {facts.state}",
+                job=self.paths.root,
+                next_step="wait until it runs",
+            )
+        closes, limits = self.options.closes_at_micros, self.options.limits
+        needed = limits.stop + limits.start
+        if closes is not None and self.seconds_left(closes) < needed:
+            raise InputError(
+                f"the window closes in {max(0, self.seconds_left(closes)):.0f} s, but to stop the "
+                f"job and start it again may take {needed:.0f} s",
+                job=self.paths.root,
+                next_step="begin earlier, or give the steps less time; the job was not touched",
+            )
+
+    # ---- a job that nobody has to start ----------------------------------------------------------
+
+    def at_rest(self) -> WindowOutcome:
+        """Somebody stopped it on purpose: rewritten, and left stopped."""
+        self.did("the job is at rest already: it is rewritten, and not started")
+        limits = self.options.limits
+        found = self.rewrite(self.after(limits.rewrite), limits.quiet)
+        return self.outcome(WindowEnd.AT_REST, plan=found.plan, rewrite=found)
+
+    def recovered(self, held: Leased, left: WindowRecord | FormatError) -> WindowOutcome:
+        """Start what a window that was cut off left stopped."""
+        facts = self.ask()
+        run = left.run_id if isinstance(left, WindowRecord) else None
+        if run is not None and facts.run_id is not None and facts.run_id > run:
+            self.did(f"an earlier window was cut off; the job was started since, as {facts.run_id}")
+            self.forget(held)
+            return self.outcome(WindowEnd.RECOVERED)
+        self.did("an earlier window was cut off: the job is started again")
+        pipeline = facts.pipeline or (left.pipeline if isinstance(left, WindowRecord) else None)
+        down_since = _down_since(facts, left)
+        started = pipeline is not None and self.start(pipeline)
+        end = WindowEnd.RECOVERED if started else WindowEnd.NOT_STARTED
+        if started:
+            self.forget(held)
+        down = 0.0 if down_since is None else max(0.0, -self.seconds_left(down_since))
+        return self.outcome(end, downtime_seconds=down)
+
+    # ---- a job that is stopped for it ------------------------------------------------------------
+
+    def stopped_for_it(self, held: Leased, facts: JobFacts, plan: RewritePlan) -> WindowOutcome:
+        assert facts.pipeline is not None
+        self.leave_record(held, facts)
+        began = self.options.clock()
+        rewrite: RewriteOutcome | None = None
+        started = undone = False
+        try:
+            rewrite = self.between(facts)
+        except ArroyoStateError as error:
+            self.failed("given up", error)
+        finally:
+            # Also where this process is told to end: that is no reason to leave the job stopped.
+            started = self.start(facts.pipeline)
+        if not started and rewrite is not None and rewrite.published:
+            started = undone = self.put_back_and_start(facts.pipeline)
+        if started:
+            self.forget(held)
+        return self.outcome(
+            _end(started, undone or self.undone, rewrite),
+            plan=plan,
+            rewrite=rewrite,
+            downtime_seconds=-self.seconds_left(began),
+        )
+
+    undone = False
+
+    def leave_record(self, held: Leased, facts: JobFacts) -> None:
+        assert facts.pipeline is not None
+        record = WindowRecord(
+            pipeline=facts.pipeline,
+            job=self.paths.job,
+            run_id=facts.run_id,
+            owner=self.options.owner,
+            opened_at_micros=self.options.clock(),
+        )
+        held.put(self.paths.window, encode_window_record(record))
+        self.did(f"left a record beside the job, which runs as {facts.run_id}")
+
+    def forget(self, held: Leased) -> None:
+        # One that stays is found later, when the job runs, and removed then.
+        with contextlib.suppress(StorageError, ConflictError):
+            held.delete_many([self.paths.window])
+
+    def between(self, before: JobFacts) -> RewriteOutcome | None:
+        """From the request to stop to the moment before the start."""
+        assert before.pipeline is not None
+        limits = self.options.limits
+        stopped = self.stop(before.pipeline, self.after(limits.stop))
+        if stopped.run_id != before.run_id:
+            raise ConflictError(
+                f"somebody started the job meanwhile: it is run {stopped.run_id} now",
+                job=self.paths.root,
+                retryable=True,
+            )
+        if stopped.condition is not JobCondition.STOPPED:
+            raise ConflictError(
+                f"the job did not stop, it {stopped.state}: {stopped.failure or 'no reason given'}",
+                job=self.paths.root,
+                next_step="look at it in Arroyo",
+            )
+        until = self.after(limits.rewrite)
+        if self.options.closes_at_micros is not None:
+            closes = self.options.closes_at_micros - int(limits.start * 1e6)
+            until = min(until, closes)
+        # The job was seen to come to rest, so there is no unknown time of its stop to wait out. A
+        # cleanup that Arroyo may have left running reads metadata of older epochs only; if it
+        # changes an object meanwhile, nothing is published (arroyo-state.md 9.6).
+        found = self.rewrite(until, quiet_seconds=0.0)
+        if found.published:
+            self.verify(found)
+        return found
+
+    def stop(self, pipeline: PipelineId, until_micros: int) -> JobFacts:
+        """Stop the job with a checkpoint, and give what it came to rest as.
+
+        Raises:
+            ConflictError: it did not stop in time.
+        """
+        asked = False
+        for facts in self.asked(until_micros):
+            if facts.condition.at_rest:
+                self.did(f"the job is {facts.state}")
+                return facts
+            if not asked or facts.stop_requested == "none":
+                asked = self.tried(lambda: self.control.stop_with_checkpoint(pipeline), "stop")
+        raise ConflictError(
+            f"the job did not stop within {self.options.limits.stop:g} s",
+            job=self.paths.root,
+            retryable=True,
+            next_step="give it more time to stop; its state was not touched",
+        )
+
+    def tried(self, request: Callable[[], None], what: str) -> bool:
+        """Make a request, and say whether it was surely taken."""
+        try:
+            request()
+        except ArroyoStateError as error:
+            self.did(f"asked Arroyo to {what} the job, without an answer: {error}")
+            return False
+        self.did(f"asked Arroyo to {what} the job")
+        return True
+
+    def rewrite(self, until_micros: int, quiet_seconds: float) -> RewriteOutcome:
+        """Rewrite within the time: what hangs is left behind, and changes nothing any more.
+
+        Raises:
+            ConflictError: it did not end in time.
+        """
+        over = threading.Event()
+        options = self.options
+
+        def rewrite() -> RewriteOutcome:
+            return rewrite_job(
+                self.store,
+                self.paths,
+                self.directory,
+                options.settings,
+                run=options.run,
+                owner=options.owner,
+                quiet_seconds=quiet_seconds,
+                clock=options.clock,
+                sleep=options.sleep,
+                cancelled=lambda: over.is_set() or self.seconds_left(until_micros) <= 0,
+            )
+
+        found = _within(rewrite, max(0.0, self.seconds_left(until_micros)) + _GRACE_SECONDS, over)
+        files = f"{found.plan.before.files} files became {found.after.files}"
+        self.did(f"rewritten: {files}" if found.published else "nothing was rewritten")
+        return found
+
+    def verify(self, found: RewriteOutcome) -> None:
+        """Verify what the job will restore, and put the old state back where it does not pass."""
+        try:
+            check_restorable(self.store, self.paths, found.plan.epoch, self.options.verify_level)
+            self.did(f"verified at level {self.options.verify_level}")
+        except StorageError as error:
+            self.failed("not verified", error)
+        except ArroyoStateError as error:
+            self.failed("the rewritten epoch does not pass", error)
+            self.undone = self.put_back()
+
+    # ---- starting --------------------------------------------------------------------------------
+
+    def start(self, pipeline: PipelineId) -> bool:
+        """Start the job, whatever it takes, within the time; whether it surely runs.
+
+        A request to start is sent even to a job that runs: one to stop may still be on its way.
+        """
+        asked = False
+        restarted: int | None = None
+        until = self.after(self.options.limits.start)
+
+        def restart() -> None:
+            self.control.restart(pipeline)
+
+        try:
+            for facts in self.asked(until):
+                if facts.condition is JobCondition.FINISHED:
+                    self.did("the job has finished: there is nothing to start")
+                    return True
+                if asked and facts.condition is JobCondition.RUNNING and _means_to_run(facts):
+                    self.did(f"the job runs, as {facts.run_id}")
+                    return True
+                if facts.condition is JobCondition.FAILED and asked:
+                    if restarted not in (None, facts.run_id):
+                        break  # it was tried again, and failed again
+                    if restarted is None and self.tried(restart, "restart"):
+                        restarted = facts.run_id
+                elif not asked or not _means_to_run(facts):
+                    asked = self.tried(lambda: self.control.start(pipeline), "start") or asked
+        except ArroyoStateError as error:
+            self.failed("nobody knows whether the job runs", error)
+            return False
+        self.failed(
+            "not started",
+            ConflictError(
+                f"the job was asked to run, and is {self.facts and self.facts.state}",
+                job=self.paths.root,
+                next_step="look at it in Arroyo, and start it by hand",
+            ),
+        )
+        return False
+
+    def put_back(self) -> bool:
+        """Put the metadata back that the job had before."""
+        try:
+            undone = undo_rewrite(
+                self.store,
+                self.paths,
+                self.directory,
+                owner=self.options.owner,
+                lease_wait_seconds=EXPIRED_SECONDS,
+                clock=self.options.clock,
+                sleep=self.options.sleep,
+            )
+        except ArroyoStateError as error:
+            self.failed("could not put the old state back", error)
+            return False
+        self.did(f"put {len(undone.objects)} metadata objects back as they were")
+        return undone.done
+
+    def put_back_and_start(self, pipeline: PipelineId) -> bool:
+        """It failed from what was rewritten: once more from what was before."""
+        if self.facts is None or self.facts.condition is not JobCondition.FAILED:
+            return False
+        self.failed(
+            "failed after the rewrite",
+            ConflictError(
+                f"the job failed after its state was rewritten: {self.facts.failure}",
+                job=self.paths.root,
+                next_step="report it, with the job's logs",
+            ),
+        )
+        return self.put_back() and self.start(pipeline)
+
+
+def _down_since(facts: JobFacts, left: WindowRecord | FormatError) -> int | None:
+    """When the job was asked to stop, in microseconds; None if it runs, or nobody knows."""
+    if facts.condition is JobCondition.RUNNING and _means_to_run(facts):
+        return None
+    if isinstance(left, WindowRecord):
+        return left.opened_at_micros
+    return facts.finish_time_micros
+
+
+def _means_to_run(facts: JobFacts) -> bool:
+    return facts.stop_requested in (None, "none") and facts.running_desired is not False
+
+
+def _end(started: bool, undone: bool, rewrite: RewriteOutcome | None) -> WindowEnd:
+    if not started:
+        return WindowEnd.NOT_STARTED
+    if undone:
+        return WindowEnd.UNDONE
+    published = rewrite is not None and rewrite.published
+    return WindowEnd.REWRITTEN if published else WindowEnd.KEPT
+
+
+def _within(
+    work: Callable[[], RewriteOutcome], seconds: float, over: threading.Event
+) -> RewriteOutcome:
+    """Do something in a thread that may be left behind.
+
+    Raises:
+        ConflictError: it did not end in time; `over` is set then.
+    """
+    done: list[RewriteOutcome] = []
+    failed: list[BaseException] = []
+
+    def do() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=do, name="arroyo-rewrite", daemon=True)
+    thread.start()
+    try:
+        thread.join(seconds)
+    except BaseException:  # an interrupt: the job is not started while its state is written
+        over.set()
+        thread.join(_GRACE_SECONDS)
+        raise
+    finally:
+        over.set()
+    if failed:
+        raise failed[0]
+    if not done:
+        raise ConflictError(
+            "the rewrite hangs, and was left behind: it changes nothing any more",
+            retryable=True,
+            next_step="look at the store; what was published so far can be restored",
+        )
+    return done[0]

@@ -1,0 +1,198 @@
+"""Rewritten files made visible: the metadata of one epoch of Arroyo's, overwritten in place."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from arroyo_dagster.errors import (
+    ConflictError,
+    ProtocolError,
+)
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.codec.maintenance_records import (
+    encode_rewrite_record,
+)
+from arroyo_dagster.state.metadata.interrupts import uninterrupted
+from arroyo_dagster.state.metadata.lease import Leased
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.compaction import LeftOut
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.rewrite import (
+    RewriteOutcome,
+    RewritePlan,
+    RewriteRecord,
+    RewrittenPart,
+    TableRewrite,
+)
+from arroyo_dagster.state.model.tables import (
+    TimeFile,
+)
+from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
+    Scene,
+    Unchanged,
+    changed_objects,
+    check_not_cancelled,
+    check_restorable,
+    list_objects,
+    overwrite,
+)
+from arroyo_dagster.state.operations.gc.pins import forget_rewrites, keep_rewrite
+from arroyo_dagster.state.planning.compaction.plan import forecast
+from arroyo_dagster.state.planning.compaction.rewrite import TableKey, rewritten
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.wrappers import Overlaid
+
+
+def _check_quiet(store: ObjectStore, paths: JobPaths, before: Scene) -> None:
+    """Nothing but what we wrote may differ from what was listed in the beginning."""
+    changed = changed_objects(paths, before.listing, list_objects(store, paths))
+    if changed:
+        raise ConflictError(
+            f"{len(changed)} objects of the job changed meanwhile: somebody is still at it",
+            job=paths.root,
+            path=changed[0],
+            retryable=True,
+            next_step="wait until the controller's cleanup is over, then run it again; nothing was "
+            "published",
+        )
+
+
+def publish(
+    held: Leased,
+    work: Unchanged,
+    plan: RewritePlan,
+    parts: Sequence[RewrittenPart],
+    left_out: Sequence[LeftOut],
+    verify_level: int,
+    now_micros: int,
+    on_published: Callable[[RewriteOutcome], None] = lambda outcome: None,
+) -> RewriteOutcome:
+    files, taken = _new_files(plan, parts, left_out)
+    after = rewritten(work.scene.checkpoint, files)
+    objects = _encoded(work.scene, after)
+    left = (*plan.left_out, *_left_out_once(left_out))
+    found = RewriteOutcome(plan=plan, parts=tuple(taken), left_out=left, after=plan.before)
+    if not objects:
+        return found
+    _check_quiet(held, work.paths, work.scene)
+    epoch = work.scene.checkpoint.epoch
+    check_restorable(Overlaid(held, objects), work.paths, epoch, verify_level)
+    record = _record(held, work, plan, objects, found, now_micros)
+    path = work.paths.rewrites / f"{plan.epoch:07}-{held.lease.token:010}.json"
+    held.put(path, encode_rewrite_record(record))
+    keep_rewrite(held, work.paths, path.name)
+    done = replace(_with_result(found, work, after), published=True, record=path)
+    with uninterrupted():
+        for at, data in objects.items():
+            check_not_cancelled(work.paths, work.cancelled)
+            work.check(held)
+            overwrite(held, work.paths, at, work.scene.objects[at], data)
+        on_published(done)
+    work.check(held, published=True)
+    # What undoes the rewrite of an epoch that was left behind undoes nothing any more.
+    mine = f"{plan.epoch:07}-"
+    forget_rewrites(held, work.paths, lambda name: not name.startswith(mine))
+    return done
+
+
+def _new_files(
+    plan: RewritePlan, parts: Sequence[RewrittenPart], left_out: Sequence[LeftOut]
+) -> tuple[dict[TableKey, tuple[TableRewrite, list[TimeFile]]], list[RewrittenPart]]:
+    """The tables that get new files. Both tables of an aggregate stay as they are, if one does."""
+    stuck = {one.operator for one in left_out if _of_aggregate(plan, one)}
+    stuck_tables = {(one.operator, one.table) for one in left_out}
+    found: dict[TableKey, tuple[TableRewrite, list[TimeFile]]] = {}
+    taken: list[RewrittenPart] = []
+    for table in plan.tables:
+        key = (table.operator, table.table)
+        mine = [p for p in parts if (p.merged.operator, p.merged.table) == key]
+        outputs = [file for part in mine for file in _outputs(part)]
+        # Without a row left the table would vanish from the epoch: Arroyo drops it in its time.
+        if key in stuck_tables or (table.operator in stuck and table.rule.aggregate) or not outputs:
+            continue
+        found[key] = (table, outputs)
+        taken += mine
+    return found, taken
+
+
+def _of_aggregate(plan: RewritePlan, one: LeftOut) -> bool:
+    return any(
+        (table.operator, table.table) == (one.operator, one.table) and table.rule.aggregate
+        for table in plan.tables
+    )
+
+
+def _left_out_once(left_out: Sequence[LeftOut]) -> list[LeftOut]:
+    """Of each table the first reason."""
+    return list({(one.operator, one.table): one for one in reversed(left_out)}.values())
+
+
+def _outputs(part: RewrittenPart) -> tuple[TimeFile, ...]:
+    return tuple(file for file in part.merged.outputs if isinstance(file, TimeFile))
+
+
+def _encoded(scene: Scene, after: Checkpoint) -> dict[StatePath, bytes]:
+    """The metadata objects to overwrite, and their new bytes."""
+    if after == scene.checkpoint:
+        return {}
+    ref = scene.checkpoint.ref
+    if scene.checkpoint.worker_generation is not None:
+        manifest = metadata.decode_manifest(scene.objects[ref], ref)
+        new = replace(manifest, operators=after.operators)
+        data = metadata.encode_manifest(new)
+        _check_reads(metadata.decode_manifest(data, ref) == new, ref)
+        return {ref: data}
+    found = {}
+    before = zip(scene.objects, scene.checkpoint.operators, after.operators, strict=True)
+    for path, old, changed in before:
+        if old != changed:
+            found[path] = metadata.encode_operator(changed)
+            _check_reads(metadata.decode_operator(found[path], path) == changed, path)
+    return found
+
+
+def _check_reads(same: bool, path: StatePath) -> None:
+    if not same:
+        raise ProtocolError("metadata would read back different from what was meant", path=path)
+
+
+def _record(
+    held: Leased,
+    work: Unchanged,
+    plan: RewritePlan,
+    objects: Mapping[StatePath, bytes],
+    found: RewriteOutcome,
+    now_micros: int,
+) -> RewriteRecord:
+    gone = {path for part in found.parts for path in part.merged.input_paths}
+    return RewriteRecord(
+        pipeline=plan.pipeline,
+        job=plan.job,
+        epoch=plan.epoch,
+        worker_generation=plan.worker_generation,
+        run_id=plan.run_id,
+        token=held.lease.token,
+        created_at_micros=now_micros,
+        before={path: work.scene.objects[path] for path in objects},
+        after={path: hashlib.sha256(data).hexdigest() for path, data in objects.items()},
+        inputs=tuple(sorted(gone)),
+    )
+
+
+def _with_result(found: RewriteOutcome, work: Unchanged, after: Checkpoint) -> RewriteOutcome:
+    new = {file.path: part for part in found.parts for file in _outputs(part)}
+    sizes = {**work.sizes, **{path: part.size_bytes_out for path, part in new.items()}}
+    listed = set(after.paths)
+    return replace(
+        found,
+        unlisted=tuple(
+            one.file.path
+            for table in found.plan.tables
+            for one in table.inputs
+            if one.file.path not in listed and one.file.epoch == found.plan.epoch
+        ),
+        after=forecast(after, sizes, found.plan.parallelism),
+    )

@@ -1,0 +1,197 @@
+"""Why an object stays or may go: for one, with all that refers to it; for many, by reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from arroyo_dagster.errors import InputError, NotFoundError, ProtocolError
+from arroyo_dagster.state.metadata.lease import wall_clock
+from arroyo_dagster.state.model.garbage import Roots
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.operations.gc.inventory import survey_job
+from arroyo_dagster.state.operations.gc.plan import GcRequest
+from arroyo_dagster.state.planning.gc.orphans import Reason, reason_of, standing_of
+from arroyo_dagster.state.planning.gc.reachability import referenced_by
+from arroyo_dagster.state.storage.names import decode_path
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """What is known of one object.
+
+    Attributes:
+        by: what refers to it, newest first: epochs, attempts, compactions, quarantines.
+        reason: why it stays, or may go.
+        undecided: why it is not known whether it may go; None if it is.
+    """
+
+    path: StatePath
+    kind: ObjectKind
+    size_bytes: int | None
+    modified_micros: int | None
+    by: tuple[str, ...]
+    reason: Reason
+    undecided: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reasons:
+    """Why the objects below a directory stay or may go: how many, and how many bytes."""
+
+    counts: dict[Reason, tuple[int, int]]
+    undecided: str | None = None
+
+    @property
+    def reclaimable_bytes(self) -> int:
+        return sum(size for reason, (_, size) in self.counts.items() if reason.goes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Tells the reason of each object of one job."""
+
+    roots: Roots
+    tell: Callable[[Stored], Reason]
+    undecided: str | None
+
+
+def explain_object(store: ObjectStore, paths: JobPaths, name: str, asked: GcRequest) -> Explained:
+    """Explain one object of a job.
+
+    Args:
+        name: its path, as metadata has it or as the store has it.
+
+    Raises:
+        NotFoundError: there is no such object.
+        ProtocolError, FormatError: what is referenced cannot be told; see `plan_collection`.
+    """
+    path, info = _found(store, name)
+    _, judge = _judged(store, paths, asked)
+    one = Stored(path, info.size_bytes, info.modified_micros, info.etag)
+    reason = judge.tell(one)
+    return Explained(
+        path=path,
+        kind=object_name(paths, path).kind,
+        size_bytes=info.size_bytes,
+        modified_micros=info.modified_micros,
+        by=tuple(_referring(judge.roots, path)),
+        reason=reason,
+        undecided=judge.undecided if reason is Reason.UNDECIDED else None,
+    )
+
+
+def _found(store: ObjectStore, name: str) -> tuple[StatePath, ObjectInfo]:
+    for path in dict.fromkeys((StatePath(name), decode_path(name))):
+        info = None if path is None else store.head(path)
+        if path is not None and info is not None:
+            return path, info
+    raise NotFoundError(
+        "there is no such object",
+        path=name,
+        url=store.url,
+        next_step="check the path; a directory ends in a slash",
+    )
+
+
+def explain_directory(
+    store: ObjectStore, paths: JobPaths, prefix: str, asked: GcRequest
+) -> Reasons:
+    """Summarise what lies below a directory of a job by why it stays or may go.
+
+    Args:
+        prefix: whole segments; the job's root for all of it.
+
+    Raises:
+        ProtocolError, FormatError: as `explain_object`.
+    """
+    shelves, judge = _judged(store, paths, asked)
+    below = f"{prefix.rstrip('/')}/"
+    counts: dict[Reason, tuple[int, int]] = {}
+    for shelf in shelves:
+        for one in shelf:
+            if f"{one.path}/".startswith(below):
+                reason = judge.tell(one)
+                objects, size = counts.get(reason, (0, 0))
+                counts[reason] = (objects + 1, size + (one.size_bytes or 0))
+    order = list(Reason)
+    return Reasons(
+        counts=dict(sorted(counts.items(), key=lambda item: order.index(item[0]))),
+        undecided=judge.undecided if Reason.UNDECIDED in counts else None,
+    )
+
+
+def _judged(store: ObjectStore, paths: JobPaths, asked: GcRequest) -> tuple[list[Packed], _Judge]:
+    survey, roots = survey_job(store, paths)
+    shelves = [survey.metadata, survey.files, survey.ours, survey.foreign]
+    answer = None if roots.ours else asked.answer(paths)
+    try:
+        standing = standing_of(
+            roots,
+            survey.metadata,
+            now_micros=wall_clock(),
+            grace_micros=asked.grace_micros,
+            answer=answer,
+        )
+    except ProtocolError as error:
+        return shelves, _Judge(roots, _by_references(roots), error.message)
+
+    def tell(one: Stored) -> Reason:
+        return reason_of(standing, one, object_name(paths, one.path))
+
+    return shelves, _Judge(roots, tell, None)
+
+
+def _by_references(roots: Roots) -> Callable[[Stored], Reason]:
+    """What can be told of a job of which nobody knows what it is doing."""
+    referenced = referenced_by(roots, (*roots.epochs, *roots.attempts))
+    by_kind = {
+        ObjectKind.FOREIGN: Reason.FOREIGN,
+        ObjectKind.OURS: Reason.OURS,
+        ObjectKind.DATA: Reason.UNDECIDED,
+        ObjectKind.SUBTASK: Reason.UNDECIDED,
+        ObjectKind.STAGED: Reason.UNDECIDED,
+    }
+
+    def tell(one: Stored) -> Reason:
+        kind = object_name(roots.paths, one.path).kind
+        listed = kind is ObjectKind.DATA and one.path in referenced
+        return Reason.REFERENCED if listed else by_kind.get(kind, Reason.METADATA)
+
+    return tell
+
+
+def _referring(roots: Roots, path: StatePath) -> Iterator[str]:
+    for one in roots.epochs:
+        if path in set(one.files.paths):
+            yield f"epoch {one.epoch}"
+    for one in roots.attempts:
+        if path in set(one.files.paths):
+            yield f"{one.state.value} attempt at epoch {one.epoch} ({one.ref})"
+    for record, touched in roots.compactions.items():
+        if path in set(touched.paths):
+            yield f"compaction {record}"
+    for aside in roots.quarantined:
+        if path in set(aside.needs.paths):
+            yield f"quarantine {aside.name}"
+
+
+def job_of_path(jobs: list[JobPaths], path: str) -> JobPaths:
+    """The job that a path lies in, or is the root of.
+
+    Raises:
+        InputError: it lies in none.
+    """
+    name = path.rstrip("/")
+    for paths in jobs:
+        if f"{name}/".startswith(f"{paths.root}/"):
+            return paths
+    raise InputError(
+        "this path lies in no job",
+        path=path,
+        jobs=", ".join(str(paths.root) for paths in jobs[:20]),
+        next_step="give a path below one of the jobs there are",
+    )

@@ -1,0 +1,407 @@
+"""What became of an object: whether it is there and why, or which run deleted or moved it.
+
+The journal is read a part at a time. Of a run only the batches are read whose range of paths, which
+`end.json` lists, can hold the object; of an archive only the row groups.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from operator import itemgetter
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    StorageError,
+)
+from arroyo_dagster.state.codec.journal import Line, archived_lines, archived_names
+from arroyo_dagster.state.codec.records import encode_json
+from arroyo_dagster.state.model.garbage import Moved, Quarantined
+from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+from arroyo_dagster.state.operations.gc.explain import Explained, explain_object, job_of_path
+from arroyo_dagster.state.operations.gc.journal import (
+    Entry,
+    Run,
+    archives_of,
+    entry_of,
+    read_run,
+    run_from_plan,
+)
+from arroyo_dagster.state.operations.gc.journal_chain import (
+    GONE,
+    UNKNOWN,
+    batch_name,
+    batches_by_name,
+    decode_batch,
+    seals_of,
+)
+from arroyo_dagster.state.operations.gc.plan import GcRequest
+from arroyo_dagster.state.operations.gc.quarantine import find_copy
+from arroyo_dagster.state.operations.gc.root_reader import Reader
+from arroyo_dagster.state.storage.concurrency import ahead
+from arroyo_dagster.state.storage.names import decode_path
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+
+MOVED, BACK, DELETED = "moved", "back", "deleted"
+
+
+class FateState(Enum):
+    """What became of an object; the value says it in words."""
+
+    PRESENT = "it is there"
+    BROUGHT_BACK = "it is there: it was brought back from quarantine"
+    DELETED = "it was deleted"
+    QUARANTINED = "it is in quarantine"
+    PURGED = "it was moved to quarantine, and purged from there"
+    IN_PROGRESS = "a run that has not ended was to delete it"
+    LOST = "it is not there, and the journal does not say who deleted it"
+    NEVER_SEEN = "it is not there, and no run of gc has listed it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FateEvent:
+    """What one run did with the object.
+
+    Attributes:
+        quarantine: the quarantine that the run moved objects to, or brought them back from.
+    """
+
+    entry: Entry
+    quarantine: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What became of one object.
+
+    Attributes:
+        events: what runs did with it, oldest first.
+        info: the object as the store has it; None if it is not there.
+        explained: why it stays or may go; None if it is not there or `unexplained`.
+        unexplained: why that could not be told.
+        quarantine, copy: where it can be brought back from.
+        purged: what the run that purged the quarantine says of one copy.
+        unreadable: parts of the journal that do not decode: the answer may lack what they say.
+    """
+
+    path: StatePath
+    paths: JobPaths
+    state: FateState
+    events: tuple[FateEvent, ...]
+    info: ObjectInfo | None = None
+    explained: Explained | None = None
+    unexplained: str | None = None
+    quarantine: Quarantined | None = None
+    copy: Moved | None = None
+    purged: Entry | None = None
+    unreadable: tuple[StatePath, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class FateCount:
+    """How many objects below a directory had the same outcome.
+
+    Attributes:
+        first_micros, last_micros: when the first and the last of them had it.
+    """
+
+    objects: int = 0
+    size_bytes: int = 0
+    first_micros: int | None = None
+    last_micros: int | None = None
+
+    def add(self, entry: Entry) -> None:
+        self.objects += 1
+        self.size_bytes += entry.size_bytes or 0
+        self.first_micros = min(self.first_micros or entry.at_micros, entry.at_micros)
+        self.last_micros = max(self.last_micros or entry.at_micros, entry.at_micros)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryFate:
+    """What became of the objects below a directory.
+
+    Attributes:
+        counts: by outcome (its first word) and kind of run. An object counts once for each run.
+        present, present_bytes: what is there now.
+        unreadable: as in `Fate`.
+    """
+
+    prefix: str
+    paths: JobPaths
+    counts: dict[tuple[str, str], FateCount]
+    present: int
+    present_bytes: int
+    unreadable: tuple[StatePath, ...] = ()
+
+
+def job_of_object(store: ObjectStore, path: str) -> JobPaths:
+    """The job that a path lies in; also one that was removed, and of which the journal is left.
+
+    Raises:
+        InputError: it lies in none.
+    """
+    first, _, rest = path.partition("/")
+    second = rest.partition("/")[0]
+    candidates = [JobPaths(JobId(first))] if first else []
+    if second:
+        candidates.append(JobPaths(JobId(second), PipelineId(first)))
+    for paths in candidates:
+        if store.list_dir(paths.ours).prefixes:
+            return paths
+    return job_of_path(list_jobs(store), path)
+
+
+def fate_of_object(store: ObjectStore, paths: JobPaths, name: str, asked: GcRequest) -> Fate:
+    """Say what became of one object of a job. Writes nothing.
+
+    Args:
+        name: its path, as metadata has it or as the store has it.
+        asked: for `explain_object`, where the object is there.
+
+    Raises:
+        InputError: not a path.
+        FormatError, ProtocolError: the index of a quarantine is missing or does not decode.
+    """
+    names = [StatePath(name)]
+    decoded = decode_path(name)
+    names += [decoded] if decoded not in (None, names[0]) else []
+    search = _Search.of_paths(names)
+    events = sorted(_events(store, paths, search), key=lambda one: one.entry.run)
+    heads = ((path, store.head(path)) for path in names)
+    path, info = next(((p, i) for p, i in heads if i is not None), (names[0], None))
+    if info is None and events:
+        path = events[-1].entry.path
+    found = _known(store, paths, path, tuple(events), tuple(search.unreadable))
+    if info is None:
+        return found
+    back = bool(events) and events[-1].entry.outcome == BACK
+    explained, unexplained = _explained(store, paths, path, asked)
+    return Fate(
+        path=path,
+        paths=paths,
+        state=FateState.BROUGHT_BACK if back else FateState.PRESENT,
+        events=found.events,
+        info=info,
+        explained=explained,
+        unexplained=unexplained,
+        unreadable=found.unreadable,
+    )
+
+
+def _explained(
+    store: ObjectStore, paths: JobPaths, path: StatePath, asked: GcRequest
+) -> tuple[Explained | None, str | None]:
+    try:
+        return explain_object(store, paths, path, asked), None
+    except StorageError:
+        raise
+    except ArroyoStateError as error:
+        return None, error.message
+
+
+def _known(
+    store: ObjectStore,
+    paths: JobPaths,
+    path: StatePath,
+    events: tuple[FateEvent, ...],
+    unreadable: tuple[StatePath, ...],
+) -> Fate:
+    """What the journal and the quarantine say of an object that is not there."""
+    state, last = FateState.NEVER_SEEN, events[-1] if events else None
+    quarantine, copy, purged = None, None, None
+    if last is not None:
+        outcome = last.entry.outcome
+        if last.quarantine is not None and outcome in (MOVED, GONE, UNKNOWN):
+            _, kept = Reader(store, paths).retained()
+            quarantine = next((one for one in kept if one.name == last.quarantine), None)
+            copy = None if quarantine is None else find_copy(store, paths, quarantine, path)
+        if copy is not None:
+            state = FateState.QUARANTINED
+        elif outcome == MOVED:
+            purged = _purge_of(store, paths, last.quarantine)
+            state = FateState.LOST if purged is None else FateState.PURGED
+        elif outcome in (DELETED, GONE):
+            state = FateState.DELETED
+        else:
+            state = FateState.IN_PROGRESS if outcome == UNKNOWN else FateState.LOST
+    return Fate(
+        path=path,
+        paths=paths,
+        state=state,
+        events=events,
+        quarantine=quarantine if copy is not None else None,
+        copy=copy,
+        purged=purged,
+        unreadable=unreadable,
+    )
+
+
+def _purge_of(store: ObjectStore, paths: JobPaths, quarantine: str | None) -> Entry | None:
+    """What a purge says of the first copy in a quarantine."""
+    if quarantine is None:
+        return None
+    copies = _Search.below(StatePath(paths.quarantine / quarantine))
+    return next(
+        (one.entry for one in _events(store, paths, copies) if one.entry.kind == "purge"), None
+    )
+
+
+def fate_of_directory(store: ObjectStore, paths: JobPaths, prefix: str) -> DirectoryFate:
+    """Count what became of the objects below a directory of a job.
+
+    Args:
+        prefix: whole segments; the job's root for all of it.
+    """
+    below = StatePath(prefix.rstrip("/"))
+    search = _Search.below(below)
+    counts: dict[tuple[str, str], FateCount] = {}
+    for event in _events(store, paths, search):
+        key = event.entry.outcome.partition(":")[0], event.entry.kind
+        counts.setdefault(key, FateCount()).add(event.entry)
+    present, size = 0, 0
+    for info in store.list(below):
+        present, size = present + 1, size + info.size_bytes
+    return DirectoryFate(
+        prefix=f"{below}/",
+        paths=paths,
+        counts=dict(sorted(counts.items())),
+        present=present,
+        present_bytes=size,
+        unreadable=tuple(search.unreadable),
+    )
+
+
+# ---- the journal ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """What is looked for in the journal.
+
+    Attributes:
+        low, high: all wanted paths lie between them, both included.
+        needles: a batch that holds none of these bytes holds no wanted path.
+        unreadable: parts that do not decode.
+    """
+
+    wants: Callable[[str], bool]
+    mask: Callable[[pa.ChunkedArray], pa.ChunkedArray]
+    low: str
+    high: str
+    needles: tuple[bytes, ...]
+    unreadable: list[StatePath] = field(default_factory=list)
+
+    @classmethod
+    def of_paths(cls, paths: list[StatePath]) -> _Search:
+        texts = [str(path) for path in paths]
+        return cls(
+            wants=frozenset(texts).__contains__,
+            mask=lambda column: pc.is_in(column, pa.array(texts, pa.string())),
+            low=min(texts),
+            high=max(texts),
+            needles=tuple(encode_json(text) for text in texts),
+        )
+
+    @classmethod
+    def below(cls, directory: StatePath) -> _Search:
+        prefix = f"{directory}/"
+        return cls(
+            wants=lambda path: path.startswith(prefix),
+            mask=lambda column: pc.starts_with(column, prefix),
+            low=prefix,
+            high=f"{prefix}\U0010ffff",
+            needles=(encode_json(prefix)[:-1],),
+        )
+
+
+def _events(store: ObjectStore, paths: JobPaths, search: _Search) -> Iterator[FateEvent]:
+    listed = store.list_dir(paths.journal)
+    archived: set[str] = set()
+    for path in archives_of(info.path for info in listed.objects):
+        try:
+            data = store.read(path)
+            archived |= archived_names(data, path)
+            lines = archived_lines(data, path, search.mask, search.low, search.high)
+            for (name, plan), mine in itertools.groupby(lines, itemgetter(0, 1)):
+                run = run_from_plan(name, plan.encode(), path, ended=True)
+                for _, _, line in mine:
+                    yield FateEvent(entry=entry_of(run, line), quarantine=run.quarantine)
+        except (FormatError, NotFoundError):
+            search.unreadable.append(path)
+    own = [path for path in listed.prefixes if path.name not in archived]
+    headers = ahead(lambda one: _parts_of(store, one, search), own)
+    for directory, (begun, parts) in zip(own, headers, strict=True):
+        if begun is not None:
+            for line in _lines(store, directory, parts, search):
+                yield FateEvent(entry=entry_of(begun, line), quarantine=begun.quarantine)
+
+
+def _parts_of(
+    store: ObjectStore, directory: StatePath, search: _Search
+) -> tuple[Run | None, list[int] | None]:
+    """A run, and the numbers of the batches that may hold a wanted path; None: nobody says."""
+    try:
+        run, seals = read_run(store, directory), seals_of(store, directory)
+    except FormatError:
+        search.unreadable.append(directory)
+        return None, None
+    if seals is None:
+        return run, None
+    return run, [s.number for s in seals if s.first <= search.high and s.last >= search.low]
+
+
+def _lines(
+    store: ObjectStore, directory: StatePath, parts: list[int] | None, search: _Search
+) -> Iterator[Line]:
+    found: Iterable[tuple[int, bytes | None]]
+    if parts is None:
+        found = batches_by_name(store, directory)
+    else:
+        found = zip(parts, ahead(lambda n: _read(store, directory, n), parts), strict=True)
+    for number, data in found:
+        path = directory / batch_name(number)
+        if data is None:
+            search.unreadable.append(path)
+            continue
+        if not any(needle in data for needle in search.needles):
+            continue
+        try:
+            at_micros, lines, _ = decode_batch(data, path)
+        except FormatError:
+            search.unreadable.append(path)
+            continue
+        for name, size, etag, outcome in lines:
+            if search.wants(name):
+                yield at_micros, name, size, etag, outcome
+
+
+def _read(store: ObjectStore, directory: StatePath, number: int) -> bytes | None:
+    try:
+        return store.read(directory / batch_name(number))
+    except NotFoundError:
+        return None
+
+
+def path_of_object(name: str, url: str, job: JobPaths | None) -> str:
+    """The path below the URL: of a full URL, a path below it, or one that is relative to the job.
+
+    Raises:
+        InputError: nothing is left of it.
+    """
+    path = name.removeprefix(f"{url.rstrip('/')}/")
+    if job is not None and not f"{path}/".startswith(f"{job.root}/"):
+        path = f"{job.root}/{path}"
+    if not path.strip("/"):
+        raise InputError("give the path of an object", path=name)
+    return path

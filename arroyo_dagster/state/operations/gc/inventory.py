@@ -1,0 +1,348 @@
+"""Everything that lies below a job, listed once and sorted by what its name says it is.
+
+The listing comes first and the references are read afterwards: what is published in between is
+referenced by more, never by less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
+
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
+from arroyo_dagster.state.codec.references import manifest_references, operator_references
+from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.garbage import EpochRoot, PathsDigest, References, Roots
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.numbers import parse_number
+from arroyo_dagster.state.model.objects import (
+    ObjectKind,
+    Packed,
+    Stored,
+    object_name,
+)
+from arroyo_dagster.state.operations.gc.root_reader import (
+    NO_EPOCH,
+    Progress,
+    Reader,
+    epoch_root,
+    unreadable_root,
+    untold,
+)
+from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots_once, settled
+from arroyo_dagster.state.operations.gc.roots_protocol import attempt
+from arroyo_dagster.state.operations.gc.roots_rolled_back import known_roots
+from arroyo_dagster.state.operations.gc.roots_times import with_store_times
+from arroyo_dagster.state.planning.gc.reachability import check_listed, nested_root, refuse
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+
+OUR_NAMES = frozenset(
+    {
+        *("stop-request.json", "retained.json", "compactions", "leases", "writers", "commits"),
+        *("journal", "quarantine", "removal.json"),
+        *("topics", "stdin", "landed", "spark", "spark-sinks"),
+        *("rewrites", "window.json", "windows"),
+    }
+)
+
+
+def directories_of(store: ObjectStore, paths: JobPaths) -> list[StatePath]:
+    """Directories that together hold everything but what lies beside them, level by level: one for
+    each attempt at an epoch, and for whatever else is there.
+    """
+    inner = {paths.root, paths.generations, paths.checkpoints()}
+    found: list[StatePath] = []
+    waiting = [paths.root]
+    while waiting:
+        levels = concurrently(store.list_dir, waiting)
+        below = [path for level in levels for path in level.prefixes]
+        waiting = [p for p in below if p in inner or _is_generation(paths, p)]
+        found += [path for path in below if path not in waiting]
+    return sorted(found)
+
+
+def _is_generation(paths: JobPaths, path: StatePath) -> bool:
+    rest = path.removeprefix(f"{paths.generations}/")
+    number, _, more = rest.partition("/")
+    return rest != path and parse_number(number) is not None and more in ("", "checkpoints")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """The objects below a job, as listed.
+
+    Attributes:
+        files: data files, subtask metadata and staged sink files: what may be an orphan.
+        metadata: what describes epochs and generations.
+        ours: what maintenance keeps for itself.
+        foreign: names that nobody here gives.
+        newest: the newest epoch when the listing began.
+        beside: how many files were listed elsewhere, and are not in `files`.
+    """
+
+    paths: JobPaths
+    files: Packed
+    metadata: Packed
+    ours: Packed
+    foreign: Packed
+    newest: Epoch
+    beside: int = 0
+
+    @property
+    def listed(self) -> int:
+        shelves = (self.files, self.metadata, self.ours, self.foreign)
+        return sum(map(len, shelves)) + self.beside
+
+
+def survey_job(
+    store: ObjectStore, paths: JobPaths, progress: Progress = untold
+) -> tuple[Survey, Roots]:
+    """List everything below a job, then read everything that refers to data files.
+
+    Args:
+        progress: told now and then what was listed and read.
+
+    Raises:
+        ProtocolError: what was found does not add up: an empty listing or one that is cut short,
+            another job's objects within this one, objects of a newer release.
+        FormatError, NotFoundError, ConflictError: as `read_roots`.
+    """
+    newest = newest_root(store, paths)
+    if newest is None:
+        raise refuse(NO_EPOCH, paths)
+    found = list_job(store, paths, newest.epoch, progress)
+    if not found.listed:
+        raise refuse("the listing is empty, and an epoch is there", paths, path=newest.ref)
+    return found, read_listed(store, found, progress)
+
+
+def read_listed(store: ObjectStore, found: Survey, progress: Progress = untold) -> Roots:
+    """Read everything that refers to data files: what leads to epochs, and what was listed.
+
+    Raises:
+        ProtocolError, FormatError, NotFoundError, ConflictError: as `survey_job`.
+    """
+    # Before the epochs: a record goes once an epoch that lists what was merged is published.
+    touched = _compactions(store, found.paths, found)
+
+    def read() -> Roots | None:
+        roots = read_roots_once(store, found.paths, progress)
+        return None if roots is None else _with_attempts(store, roots, found)
+
+    # An epoch that is published between the two reads leads nowhere the first time.
+    roots = settled(found.paths, read)
+    touched |= _rewrites(store, roots, found)
+    roots = replace(roots, compactions=touched)
+    _check_complete(store, roots, found)
+    return with_store_times(store, roots, found.metadata)
+
+
+def list_job(
+    store: ObjectStore,
+    paths: JobPaths,
+    newest: Epoch,
+    progress: Progress = untold,
+    below: StatePath | None = None,
+) -> Survey:
+    """List everything below a job, or below one directory of it.
+
+    Raises:
+        ProtocolError: another job's objects lie within this one, or those of a newer release; a
+            symbolic link does.
+    """
+    sorted_out: dict[str, list[Packed]] = {}
+    waiting: dict[str, list[Stored]] = {"files": [], "metadata": [], "ours": [], "foreign": []}
+    for count, info in enumerate(_newest_of_each(store.list(below or paths.root)), start=1):
+        if info.is_link:
+            raise refuse(
+                "a symbolic link lies in the job, so an object may have two names",
+                paths,
+                path=info.path,
+                next_step="put the directory itself in its place (a bind mount serves, too); "
+                "nothing was deleted",
+            )
+        where = _shelf(paths, info.path, info.addressable)
+        shelf = waiting[where]
+        shelf.append(Stored(info.path, info.size_bytes, info.modified_micros, info.etag))
+        if len(shelf) == 1000:
+            sorted_out.setdefault(where, []).append(Packed(shelf))
+            shelf.clear()
+        if count % 10_000 == 0:
+            progress("listed objects", count, None)
+
+    def shelf_of(name: str) -> Packed:
+        return Packed.joined([*sorted_out.get(name, ()), Packed(waiting[name])])
+
+    return Survey(
+        paths=paths,
+        newest=newest,
+        files=shelf_of("files"),
+        metadata=shelf_of("metadata"),
+        ours=shelf_of("ours"),
+        foreign=shelf_of("foreign"),
+    )
+
+
+def _newest_of_each(listed: Iterable[ObjectInfo]) -> Iterator[ObjectInfo]:
+    """Of each name what was written last: a listing that shows versions shows a name twice."""
+    for _, infos in groupby(listed, attrgetter("path")):
+        yield max(infos, key=lambda info: info.modified_micros or 0)
+
+
+def _shelf(paths: JobPaths, path: StatePath, addressable: bool) -> str:
+    if not addressable:
+        return "foreign"
+    kind = object_name(paths, path).kind
+    if kind is ObjectKind.FOREIGN:
+        if nested_root(paths, path):
+            raise refuse(
+                "objects of another job lie within this one: two deployments overlap",
+                paths,
+                path=path,
+                next_step="give each deployment a URL of its own; nothing was deleted",
+            )
+        return "foreign"
+    if kind in (ObjectKind.OURS, ObjectKind.STAGED):
+        name = path.removeprefix(f"{paths.ours}/").partition("/")[0]
+        if name not in OUR_NAMES:
+            raise refuse(
+                f"a newer release keeps something here: {name}",
+                paths,
+                path=path,
+                next_step="use a release of arroyo-dagster that knows it; nothing was deleted",
+            )
+    if kind is ObjectKind.OURS:
+        return "ours"
+    orphans = (ObjectKind.DATA, ObjectKind.SUBTASK, ObjectKind.STAGED)
+    return "files" if kind in orphans else "metadata"
+
+
+def _with_attempts(store: ObjectStore, roots: Roots, found: Survey) -> Roots:
+    """Add what only the listing shows: manifests and operator metadata that own no epoch."""
+    known = PathsDigest(root.path for root in roots.read)
+    paths = roots.paths
+    more = [
+        one.path
+        for one in found.metadata
+        if object_name(paths, one.path).kind.lists_files and one.path not in known
+    ]
+    reader = Reader(store, paths)
+    attempts = concurrently(
+        lambda path: _attempt_or_damaged(reader, path, found.newest, roots), more
+    )
+    found_now = [one for one in attempts if one is not None]
+    damaged = [one for one in found_now if one.unreadable is not None]
+    epochs = sorted((*roots.epochs, *damaged), key=lambda one: -one.epoch)
+    return replace(
+        roots,
+        epochs=tuple(epochs) if damaged else roots.epochs,
+        attempts=(*roots.attempts, *(one for one in found_now if one.unreadable is None)),
+    )
+
+
+def _attempt_or_damaged(
+    reader: Reader, path: StatePath, newest: Epoch, roots: Roots
+) -> EpochRoot | None:
+    """As `_attempt`; what does not decode and was rolled back goes with the epochs like it."""
+    try:
+        return _attempt(reader, path, newest)
+    except FormatError as error:
+        number = object_name(reader.paths, path).epoch
+        if number is None or not roots.behind_rollback(number):
+            raise
+        references = _references(reader, path)
+        if references is not None:
+            # Its epoch record does not decode.
+            return epoch_root(
+                reader.paths, path, references, CheckpointState.UNCLAIMED, reader.taken((path,))
+            )
+        return unreadable_root(
+            number,
+            error.message,
+            (path,),
+            roots=known_roots(reader, (path,)),
+            finish_time_micros=roots.head.finish_time_micros,
+        )
+
+
+def _references(reader: Reader, path: StatePath) -> References | None:
+    manifest = object_name(reader.paths, path).kind is ObjectKind.MANIFEST
+    try:
+        return reader.optional(path, manifest_references if manifest else operator_references)
+    except FormatError:
+        return None
+
+
+def _attempt(reader: Reader, path: StatePath, newest: Epoch) -> EpochRoot | None:
+    """An attempt at an epoch; None if it went after it was listed."""
+    kind = object_name(reader.paths, path).kind
+    if kind is ObjectKind.MANIFEST:
+        return attempt(reader, path)
+    if kind is not ObjectKind.OPERATOR:
+        return None  # an epoch of the legacy layout, collected meanwhile
+    found = reader.optional(path, operator_references)
+    if found is None:
+        return None
+    whole = reader.paths.legacy_metadata(found.epoch)
+    if found.epoch < newest and reader.store.head(whole) is not None:
+        check_listed(reader.paths, [whole])
+    return epoch_root(reader.paths, path, found, CheckpointState.UNCLAIMED, reader.taken((path,)))
+
+
+def _compactions(store: ObjectStore, paths: JobPaths, found: Survey) -> dict[StatePath, Packed]:
+    """The files that waiting compactions touch. One that does not decode is refused."""
+    listed = [one.path for one in found.ours if one.path.parent == paths.compactions]
+    reader = Reader(store, paths)
+    read = concurrently(lambda p: reader.optional(p, records.decode_compaction_record), listed)
+    touched: dict[StatePath, Packed] = {}
+    for path, record in zip(listed, read, strict=True):
+        if record is None:
+            continue  # taken over meanwhile: an epoch lists what came of it, or nothing does
+        if (record.pipeline, record.job) != (paths.pipeline, paths.job):
+            raise FormatError("a compaction record of another job", path=path, job=record.job)
+        files = (p for one in record.merged for p in (*one.input_paths, *one.output_paths))
+        touched[path] = Packed.of_paths(files)
+    return touched
+
+
+def _rewrites(store: ObjectStore, roots: Roots, found: Survey) -> dict[StatePath, Packed]:
+    """The files that putting back the rewrite of the newest epoch needs. A record that does not
+    decode is refused; one of an epoch that was left behind puts back nothing any more."""
+    directory = roots.paths.rewrites
+    listed = [one.path for one in found.ours if one.path.parent == directory]
+    # A listing that is cut short hides none: those that undo anything are known by name.
+    named = [directory / name for name in roots.retained.rewrites]
+    known = list(dict.fromkeys((*listed, *named)))
+    reader = Reader(store, roots.paths)
+    read = concurrently(lambda p: reader.optional(p, decode_rewrite_record), known)
+    return {
+        path: Packed.of_paths(record.inputs)
+        for path, record in zip(known, read, strict=True)
+        if record is not None and record.epoch == roots.head.epoch
+    }
+
+
+def _check_complete(store: ObjectStore, roots: Roots, found: Survey) -> None:
+    listed = PathsDigest(one.path for one in found.metadata)
+    known = (root for one in roots.epochs if one.epoch <= found.newest for root in one.roots)
+    unlisted = [root.path for root in known if root.path not in listed]
+    if unlisted:
+        foreign = PathsDigest(one.path for one in found.foreign)
+        unlisted = [path for path in unlisted if path not in foreign]
+    there = concurrently(store.head, unlisted)
+    # What is not there any more was collected by somebody else since it was read.
+    check_listed(
+        roots.paths,
+        [path for path, info in zip(unlisted, there, strict=True) if info is not None],
+    )
+
+
+def matching(found: Iterable[Stored], wanted: PathsDigest) -> Iterator[Stored]:
+    """Those of the objects whose paths are wanted."""
+    return (one for one in found if one.path in wanted)

@@ -1,0 +1,332 @@
+"""The journal of what was deleted: written before each batch, completed after it, kept for ever.
+
+What a run that died left open is looked up in the store by the next one, so that no entry stays
+without an outcome. A run is a directory of small objects until it is archived: see
+`journal_archive`. Each part holds the digest of the part before it: see `journal_chain`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
+from arroyo_dagster.state.codec.gc import VERSION, known_fields, number_of
+from arroyo_dagster.state.codec.journal import Line, archived_runs
+from arroyo_dagster.state.codec.journal_chain import (
+    Follows,
+    Head,
+    PartSeal,
+    encode_batch,
+    follows_to_json,
+    link_after,
+    seal_of,
+    seals_to_json,
+)
+from arroyo_dagster.state.codec.records import encode_json
+from arroyo_dagster.state.model.garbage import GcPlan, digest_of
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.objects import Stored
+from arroyo_dagster.state.operations.gc.journal_chain import (
+    END,
+    PLAN,
+    UNKNOWN,
+    batch_name,
+    batches_by_name,
+    decode_batch,
+    put_head,
+    run_to_follow,
+)
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+ARCHIVE = ".parquet"
+TIME_DIGITS = 17
+"""Microseconds since 1970 at the head of the name of a run, until the year 5138."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What became of one object.
+
+    Attributes:
+        run: the run's name, which begins with its time.
+        kind, plan: which of the three plans, and its digest.
+        outcome: `deleted`, `moved` aside, `gone` before, `there` still with the reason, or
+            `unknown`: a run died while it was at it.
+    """
+
+    run: str
+    owner: str
+    at_micros: int
+    kind: str
+    plan: str
+    path: StatePath
+    size_bytes: int | None
+    etag: str | None
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a collection.
+
+    Attributes:
+        ended: whether it came to its end.
+        objects, size_bytes: what its plan took.
+        quarantine: the name of the quarantine it moved objects to; None if it deleted them.
+    """
+
+    name: str
+    owner: str
+    begun_at_micros: int
+    kind: str
+    plan: str
+    objects: int
+    size_bytes: int
+    quarantine: str | None
+    ended: bool
+
+
+class Journal:
+    """Writes the journal of one run.
+
+    Args:
+        kind: which of the three plans, `purge` or `undelete`.
+        plan: the digest of what is to be done.
+        more: what else is known of it.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        paths: JobPaths,
+        *,
+        kind: str,
+        plan: str,
+        owner: str,
+        now_micros: int,
+        objects: int,
+        size_bytes: int,
+        quarantine: str | None = None,
+        more: Mapping[str, object] | None = None,
+    ) -> None:
+        self._store = store
+        self._paths = paths
+        self._begun = now_micros - time.monotonic_ns() // 1000
+        follows = run_to_follow(store, paths)
+        fields = {
+            "version": VERSION,
+            "owner": owner,
+            "begun_at_micros": now_micros,
+            "kind": kind,
+            "plan": plan,
+            "objects": objects,
+            "size_bytes": size_bytes,
+            "quarantine": quarantine,
+            **(more or {}),
+            **follows_to_json(follows),
+        }
+        data = encode_json(fields)
+        self.name = self._named(_time_after(follows, now_micros), plan[:12], data)
+        self._at = paths.journal / self.name
+        self._link = digest_of(data)
+        self._previous: dict[int, str] = {}
+        self._seals: dict[int, PartSeal] = {}
+        put_head(store, paths, Head(run=self.name, digest=self._link, ended=False))
+
+    def _named(self, micros: int, plan: str, data: bytes) -> str:
+        """Begin the directory of the run, under a name of its own."""
+        while True:
+            name = f"{micros:0{TIME_DIGITS}}-{plan}"
+            path = self._paths.journal / name / PLAN
+            # False may be the answer to a request of ours that was sent twice.
+            if self._store.create(path, data) or self._store.read(path) == data:
+                return name
+            micros += 1
+
+    @classmethod
+    def of_plan(
+        cls, store: ObjectStore, plan: GcPlan, owner: str, now_micros: int, quarantine: str | None
+    ) -> Journal:
+        """The journal of a plan that is being carried out."""
+        return cls(
+            store,
+            plan.paths,
+            kind=plan.kind.value,
+            plan=plan.digest,
+            owner=owner,
+            now_micros=now_micros,
+            objects=plan.objects,
+            size_bytes=plan.size_bytes,
+            quarantine=quarantine,
+            more={
+                "rule": dict(plan.rule),
+                "referenced": plan.proof.digest,
+                "roots": len(plan.proof.roots),
+            },
+        )
+
+    def write(
+        self, batches: Sequence[tuple[int, Sequence[Stored]]], outcomes: Mapping[Any, str]
+    ) -> None:
+        """Write batches: with no outcomes before they begin, with all of them afterwards.
+
+        Args:
+            batches: each with its number. They take their places in the chain in this order when
+                they are written first.
+        """
+        for number, objects in batches:
+            if number not in self._previous:
+                self._previous[number] = self._link
+                lines = [[str(one.path), one.size_bytes, one.etag] for one in objects]
+                self._link = link_after(self._link, lines)
+        now = self._begun + time.monotonic_ns() // 1000
+        seals = concurrently(lambda one: self._write(now, *one, outcomes), batches)
+        self._seals |= {seal.number: seal for seal in seals}
+
+    def _write(
+        self, now: int, number: int, objects: Sequence[Stored], outcomes: Mapping[Any, str]
+    ) -> PartSeal:
+        lines = [
+            [str(one.path), one.size_bytes, one.etag, outcomes.get(one.path, UNKNOWN)]
+            for one in objects
+        ]
+        data = encode_batch(now, lines, self._previous[number])
+        self._store.put(self._at / batch_name(number), data)
+        return seal_of(number, lines, data)
+
+    def end(self, counts: Mapping[str, int]) -> None:
+        """Say that the run came to its end, with what it did."""
+        seals = (self._seals[number] for number in sorted(self._seals))
+        data = encode_json({"version": VERSION, **counts, **seals_to_json(seals, self._link)})
+        self._store.put(self._at / END, data)
+        put_head(self._store, self._paths, Head(run=self.name, digest=digest_of(data), ended=True))
+
+
+def _time_after(follows: Follows | None, now_micros: int) -> int:
+    """The time in the name of a run: names ascend along the chain, whatever clocks say."""
+    time_of = "" if follows is None else follows.run.partition("-")[0]
+    known = len(time_of) == TIME_DIGITS and time_of.isdecimal()
+    return max(now_micros, int(time_of) + 1) if known else now_micros
+
+
+def list_runs(store: ObjectStore, paths: JobPaths) -> list[Run]:
+    """The runs that the journal of a job knows, oldest first.
+
+    Raises:
+        FormatError: one does not decode.
+    """
+    return [one.run for one in _found(store, paths)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A run, and where it lies: in a directory of its own, or with others in an archive."""
+
+    run: Run
+    archive: StatePath | None = None
+
+
+def _found(store: ObjectStore, paths: JobPaths) -> list[_Found]:
+    listed = store.list_dir(paths.journal)
+    found: dict[str, _Found] = {}
+    for path in archives_of(info.path for info in listed.objects):
+        for one in archived_runs(store.read(path), path):
+            run = run_from_plan(one.name, one.plan.encode(), path, ended=True)
+            found.setdefault(one.name, _Found(run, path))
+    # Of one that was archived the directory may not have gone yet.
+    own = [path for path in listed.prefixes if path.name not in found]
+    others = concurrently(lambda path: read_run(store, path), own)
+    found.update((run.name, _Found(run)) for run in others if run is not None)
+    return [found[name] for name in sorted(found)]
+
+
+def archives_of(objects: Iterable[StatePath]) -> list[StatePath]:
+    """The archives among the objects of a journal, in order of their names."""
+    return sorted(path for path in objects if path.name.endswith(ARCHIVE))
+
+
+def read_run(store: ObjectStore, directory: StatePath) -> Run | None:
+    path = directory / PLAN
+    try:
+        data = store.read(path)
+    except NotFoundError:
+        return None
+    ended = store.head(directory / END) is not None
+    return run_from_plan(directory.name, data, path, ended=ended)
+
+
+def run_from_plan(name: str, data: bytes, path: StatePath, *, ended: bool) -> Run:
+    with known_fields(data, path) as fields:
+        return Run(
+            name=name,
+            owner=str(fields["owner"]),
+            begun_at_micros=number_of(fields["begun_at_micros"]),
+            kind=str(fields["kind"]),
+            plan=str(fields["plan"]),
+            objects=number_of(fields["objects"]),
+            size_bytes=number_of(fields["size_bytes"]),
+            quarantine=None if fields["quarantine"] is None else str(fields["quarantine"]),
+            ended=ended,
+        )
+
+
+def read_journal(store: ObjectStore, paths: JobPaths, run: str | None = None) -> Iterator[Entry]:
+    """What became of every object that was to go, run by run, oldest first.
+
+    Args:
+        run: of this run only.
+
+    Raises:
+        FormatError: a part of the journal does not decode.
+    """
+    wanted = [one for one in _found(store, paths) if run is None or one.run.name == run]
+    for archive, runs in itertools.groupby(wanted, lambda one: one.archive):
+        if archive is None:
+            for one in runs:
+                yield from _entries(one.run, _lines(store, paths.journal / one.run.name))
+            continue
+        names = {one.run.name: one.run for one in runs}
+        for archived in archived_runs(store.read(archive), archive):
+            if archived.name in names:
+                yield from _entries(names[archived.name], archived.lines)
+
+
+def _entries(run: Run, lines: Iterable[Line]) -> Iterator[Entry]:
+    return (entry_of(run, line) for line in lines)
+
+
+def entry_of(run: Run, line: Line) -> Entry:
+    """What a line of a run says.
+
+    Raises:
+        FormatError: its path is none.
+    """
+    at_micros, name, size, etag, outcome = line
+    try:
+        path = StatePath(name)
+    except InputError as error:
+        raise FormatError(f"a line of the journal names no path: {error}", run=run.name) from error
+    return Entry(
+        run=run.name,
+        owner=run.owner,
+        at_micros=at_micros,
+        kind=run.kind,
+        plan=run.plan,
+        path=path,
+        size_bytes=size,
+        etag=etag,
+        outcome=str(outcome),
+    )
+
+
+def _lines(store: ObjectStore, directory: StatePath) -> Iterator[Line]:
+    for number, data in batches_by_name(store, directory):
+        at_micros, lines, _ = decode_batch(data, directory / batch_name(number))
+        for name, size, etag, outcome in lines:
+            yield at_micros, name, size, etag, outcome

@@ -1,0 +1,281 @@
+"""The three plans of one job, made of what the store and the directory of jobs say. Reads only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
+from arroyo_dagster.state.codec.gc import decode_gc_plan
+from arroyo_dagster.state.metadata.lease import wall_clock
+from arroyo_dagster.state.model.garbage import (
+    GRACE_MICROS,
+    GcPlan,
+    PlanKind,
+    Retention,
+    Roots,
+    checked_grace,
+)
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+from arroyo_dagster.state.operations.gc.inventory import Survey, list_job, survey_job
+from arroyo_dagster.state.operations.gc.root_reader import Progress, Reader, untold
+from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
+from arroyo_dagster.state.operations.gc.roots_times import with_store_times
+from arroyo_dagster.state.planning.gc.dead_jobs import files_below, plan_dead_job, what_is_left_of
+from arroyo_dagster.state.planning.gc.expiry import plan_expiry
+from arroyo_dagster.state.planning.gc.orphans import judge, plan_orphans, standing_of
+from arroyo_dagster.state.planning.gc.reachability import check_aliases, refuse
+from arroyo_dagster.state.planning.gc.recheck import measured
+from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_still, why_dead
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+Clock = Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcRequest:
+    """What is asked of a collection: which plan, by which rule.
+
+    Attributes:
+        retention: of an expiry.
+        grace_micros: of the other two.
+        directory: who is asked what jobs are doing; nobody unless given.
+        others: the other jobs below the URL, for a dead job; listed unless given.
+        unreadable: of a dead job whose metadata nobody can read: take it by what a listing shows,
+            on the user's word alone. It can only be moved aside.
+    """
+
+    kind: PlanKind
+    retention: Retention | None = None
+    grace_micros: int = GRACE_MICROS
+    directory: JobDirectory = field(default_factory=JobDirectory)
+    others: Sequence[JobPaths] | None = None
+    unreadable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.unreadable and self.kind is not PlanKind.DEAD_JOB:
+            raise InputError(
+                "only a job that is gone is collected although its metadata cannot be read",
+                next_step="repair it, or restore another epoch: see `arroyo-state verify`",
+            )
+        if (self.kind is PlanKind.EXPIRE) is not (self.retention is not None):
+            raise InputError("an expiry, and nothing else, needs to know how many epochs stay")
+        checked_grace(self.grace_micros)
+
+    def answer(self, paths: JobPaths) -> JobAnswer | None:
+        """What is known of a job now; None if nobody is asked."""
+        if not self.directory.sources:
+            return None
+        return self.directory.look_up([paths], checkpoints=True)[0]
+
+
+def check_allowed(store: ObjectStore, paths: JobPaths, asked: GcRequest) -> None:
+    """Refuse what is refused whatever the store holds, before anything is written there.
+
+    Raises:
+        ProtocolError: nobody knows what the job is doing, or it may not be touched now.
+    """
+    if asked.kind is PlanKind.DEAD_JOB:
+        return
+    head = newest_root(store, paths)
+    if head is not None and not head.ours:
+        # Which generation it is of is looked at with the rest.
+        at_rest(Roots(paths=paths, worker_generation=None, epochs=(head,)), asked.answer(paths))
+
+
+def plan_collection(
+    store: ObjectStore,
+    paths: JobPaths,
+    asked: GcRequest,
+    *,
+    now_micros: int | None = None,
+    progress: Progress = untold,
+    with_sizes: bool = True,
+) -> GcPlan:
+    """Make one plan of one job. Writes nothing: this is the dry run.
+
+    Args:
+        now_micros: the time, by the clock of the store if it is known; by this machine's unless
+            given.
+        progress: told now and then what was listed and read.
+        with_sizes: list the job for sizes, times and etags. Without, an expiry reads metadata only,
+            lists nothing (by age: the epoch records), and cannot be carried out.
+
+    Raises:
+        ProtocolError: what is there does not add up, or the job may not be touched now: refused,
+            with the evidence.
+        FormatError, NotFoundError: an object that is needed to know does not decode, or is missing.
+        InputError, ConflictError, StorageError: as everywhere.
+    """
+    now = wall_clock() if now_micros is None else now_micros
+    # A job that stops while it is looked at has published what the look has missed.
+    before = None if asked.kind is PlanKind.DEAD_JOB else asked.answer(paths)
+    if asked.kind is PlanKind.EXPIRE and not with_sizes:
+        assert asked.retention is not None
+        roots = read_roots(store, paths, progress)
+        if asked.retention.keep_micros is not None:
+            roots = with_store_times(store, roots)
+        answer = needed_answer(asked, roots, before)
+        return plan_expiry(roots, asked.retention, now_micros=now, answer=answer)
+    removes = asked.kind is PlanKind.DEAD_JOB and not asked.unreadable
+    begun = _begun_removal(store, paths) if removes else None
+    if begun is not None:
+        return _rest_of(store, asked, begun, now)
+    try:
+        survey, roots = survey_job(store, paths, progress)
+    except (FormatError, ProtocolError, NotFoundError) as error:
+        if not asked.unreadable:
+            raise
+        return _unreadable_job(store, paths, asked, str(error), now)
+    if asked.kind is PlanKind.DEAD_JOB:
+        return _dead_job(store, asked, survey, roots, now)
+    check_aliases(roots, survey.foreign, itertools.chain(survey.metadata, survey.files))
+    answer = needed_answer(asked, roots, before)
+    if asked.kind is PlanKind.ORPHANS:
+        return _orphans(asked, survey, roots, now, answer)
+    assert asked.retention is not None
+    plan = plan_expiry(
+        roots, asked.retention, now_micros=now, answer=answer, listed_from=survey.newest
+    )
+    return measured(plan, survey.files, survey.metadata, survey.ours, survey.foreign)
+
+
+def needed_answer(asked: GcRequest, roots: Roots, before: JobAnswer | None) -> JobAnswer | None:
+    """What is known of a job of Arroyo's; of a job of ours nobody is asked.
+
+    Args:
+        before: what was known before it was looked at.
+
+    Raises:
+        ConflictError: something else is known now.
+    """
+    if roots.ours:
+        return None
+    answer = asked.answer(roots.paths)
+    check_still(roots.paths, before, answer)
+    return answer
+
+
+def _orphans(
+    asked: GcRequest, survey: Survey, roots: Roots, now: int, answer: JobAnswer | None
+) -> GcPlan:
+    standing = standing_of(
+        roots, survey.metadata, now_micros=now, grace_micros=asked.grace_micros, answer=answer
+    )
+    return plan_orphans(
+        standing,
+        [judge(standing, survey.files)],
+        survey.metadata,
+        survey.foreign,
+        listed=survey.listed,
+        answer=answer,
+    )
+
+
+def _begun_removal(store: ObjectStore, paths: JobPaths) -> GcPlan | None:
+    """The plan of a removal that was begun and not finished."""
+    try:
+        data = store.read(paths.removal)
+    except NotFoundError:
+        return None
+    return decode_gc_plan(data, paths.removal)
+
+
+def _rest_of(store: ObjectStore, asked: GcRequest, begun: GcPlan, now: int) -> GcPlan:
+    _dead(store, asked, begun.paths, ours=bool(begun.rule.get("ours")))
+    retained, quarantined = Reader(store, begun.paths).retained()
+    found = list_job(store, begun.paths, Epoch(0))
+    return what_is_left_of(
+        begun,
+        found.files,
+        found.metadata,
+        found.foreign,
+        retained=retained,
+        quarantined=quarantined,
+        now_micros=now,
+    )
+
+
+def _dead(
+    store: ObjectStore, asked: GcRequest, paths: JobPaths, *, ours: bool
+) -> tuple[str, JobAnswer, list[JobPaths]]:
+    """How it is known that a job is dead, what is known of it, and the other jobs of the URL that
+    are not said to be gone themselves.
+    """
+    listed = _known_jobs(store) if asked.others is None else asked.others
+    others = [one for one in listed if one != paths]
+    answer, *known = asked.directory.look_up([paths, *others])
+    why = why_dead(paths, answer, known, ours=ours)
+    said = zip(others, known, strict=True)
+    alive = [one for one, its in said if its.facts.condition is not JobCondition.GONE]
+    return why, answer, alive
+
+
+def _known_jobs(store: ObjectStore) -> Sequence[JobPaths]:
+    """The jobs of the URL; none if what is left of one is all there is."""
+    try:
+        return list_jobs(store)
+    except InputError:
+        return []
+
+
+def _unreadable_job(
+    store: ObjectStore, paths: JobPaths, asked: GcRequest, evidence: str, now: int
+) -> GcPlan:
+    """What a listing shows of a job that is gone, although its metadata cannot be read.
+
+    Args:
+        evidence: why it cannot.
+    """
+    retained, quarantined = Reader(store, paths).retained()
+    found = list_job(store, paths, Epoch(0))
+    if not found.listed:
+        raise refuse("the listing is empty", paths)
+    roots = Roots(
+        paths=paths,
+        worker_generation=None,
+        epochs=(),
+        retained=retained,
+        quarantined=quarantined,
+    )
+    return _dead_job(store, asked, found, roots, now, evidence)
+
+
+def _dead_job(
+    store: ObjectStore,
+    asked: GcRequest,
+    survey: Survey,
+    roots: Roots,
+    now: int,
+    unreadable: str | None = None,
+) -> GcPlan:
+    paths = roots.paths
+    # Of one that cannot be read nobody knows whose it is: the user's word counts alone.
+    ours = unreadable is not None or roots.ours
+    why, answer, others = _dead(store, asked, paths, ours=ours)
+    heads = concurrently(lambda other: newest_root(store, other), others)
+    needed = [
+        (other, path)
+        for other, head in zip(others, heads, strict=True)
+        if head is not None
+        for path in files_below(paths, [head])
+    ]
+    return plan_dead_job(
+        roots,
+        survey.files,
+        survey.metadata,
+        survey.foreign,
+        why=why,
+        needed_by_others=needed,
+        now_micros=now,
+        grace_micros=asked.grace_micros,
+        listed=survey.listed,
+        answer=answer,
+        unreadable=unreadable,
+    )

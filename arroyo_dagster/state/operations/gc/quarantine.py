@@ -1,0 +1,300 @@
+"""Objects moved aside instead of deleted: they come back byte for byte, or go after a while.
+
+A quarantine is a directory of copies, each named in a part of its index with where it came from.
+As long as it is there, what its epochs list and was not moved with them stays, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
+from arroyo_dagster.state.codec.gc import (
+    encode_moved,
+    encode_quarantined,
+    known_fields,
+    moved_from_json,
+)
+from arroyo_dagster.state.codec.references import manifest_references, operator_references
+from arroyo_dagster.state.metadata.backend import delete_all
+from arroyo_dagster.state.metadata.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
+from arroyo_dagster.state.model.garbage import (
+    GRACE_FLOOR_MICROS,
+    PURGE_MICROS,
+    GcPlan,
+    Moved,
+    PathsDigest,
+    Quarantined,
+)
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.objects import NOTHING, ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
+from arroyo_dagster.state.operations.gc.journal import Journal
+from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
+from arroyo_dagster.state.operations.gc.pins import may_be_going, put_retained
+from arroyo_dagster.state.operations.gc.plan import Clock
+from arroyo_dagster.state.operations.gc.root_reader import Reader
+from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
+from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock
+from arroyo_dagster.state.storage.concurrency import ahead, concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+INDEX = "index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Moves the objects of one run aside."""
+
+    store: ObjectStore
+    paths: JobPaths
+    name: str
+
+    @classmethod
+    def begin(
+        cls,
+        held: ObjectStore,
+        plan: GcPlan,
+        owner: str,
+        now_micros: int,
+        sleep: Callable[[float], None],
+    ) -> Aside:
+        """Begin a quarantine: from here on what it needs stays.
+
+        Args:
+            held: the store, under the lease.
+            sleep: how to wait for what the job itself may have sent to be deleted before it could
+                see that.
+        """
+        name = f"{now_micros:017}-{plan.digest[:12]}"
+        steps = (plan.data, plan.records, plan.metadata)
+        found = Quarantined(
+            name=name,
+            needs=_needs(held, plan),
+            moved_at_micros=now_micros,
+            # What is still there at the end of a step is moved once more.
+            parts=sum(step.batch_count + 1 for step in steps),
+        )
+        path = plan.paths.quarantine / name / INDEX
+        held.put(path, encode_quarantined(found, owner))
+        put_retained(
+            held,
+            plan.paths,
+            lambda kept: replace(kept, quarantines=(*kept.quarantines, name)),
+        )
+        if found.needs and may_be_going(held, plan.paths):
+            sleep(ON_ITS_WAY_SECONDS)
+        return cls(held, plan.paths, name)
+
+    def copy(self, number: int, batch: list[Stored]) -> list[StatePath]:
+        """Copy a batch aside, read it back, and write down where it came from.
+
+        Returns:
+            What was not there to be copied, so that nothing of that name may be deleted.
+        """
+        directory = self.paths.quarantine / self.name
+        found = concurrently(
+            lambda at: self._copied(batch[at], directory / f"{number:06}-{at:04}"),
+            range(len(batch)),
+        )
+        moved = [one for one in found if one is not None]
+        self.store.put(directory / _part(number), encode_moved(moved))
+        return [one.path for one, copy in zip(batch, found, strict=True) if copy is None]
+
+    def _copied(self, one: Stored, target: StatePath) -> Moved | None:
+        with in_turn(one.size_bytes):
+            try:
+                digest, size_bytes = digest_stored(self.store, one.path)
+                self.store.copy(one.path, target)
+            except NotFoundError:
+                return None
+            if digest_stored(self.store, target) != (digest, size_bytes):
+                raise FormatError(
+                    "a copy reads back different from what was written; nothing was deleted of it",
+                    path=target,
+                    next_step="look at the store, then run it again",
+                )
+        return Moved(path=one.path, copy=target, size_bytes=size_bytes, digest=digest)
+
+
+def _needs(held: ObjectStore, plan: GcPlan) -> Packed:
+    """What the metadata in a plan lists that is not moved with it."""
+    if UNREADABLE in plan.rule:
+        return NOTHING  # all there is goes together
+    moved = PathsDigest(plan.data.paths)
+    reader = Reader(held, plan.paths)
+
+    def listed(path: StatePath) -> tuple[StatePath, ...]:
+        kind = object_name(plan.paths, path).kind
+        if kind is ObjectKind.MANIFEST:
+            return reader.required(path, manifest_references).files
+        # That of an operator whose id holds a slash is known by what lists it, not by its name.
+        if kind is ObjectKind.OPERATOR or (kind is ObjectKind.FOREIGN and path.name == "metadata"):
+            return reader.required(path, operator_references).files
+        return ()
+
+    found = concurrently(listed, plan.metadata.paths)
+    needed = {path for files in found for path in files if path not in moved}
+    return Packed.of_paths(sorted(needed))
+
+
+# ---- what is there -------------------------------------------------------------------------------
+
+
+def list_quarantines(store: ObjectStore, paths: JobPaths) -> list[tuple[Quarantined, list[Moved]]]:
+    """What lies in quarantine of a job, oldest first.
+
+    Raises:
+        ProtocolError, FormatError: an index is missing or does not decode.
+    """
+    _, found = Reader(store, paths).retained()
+    return [(one, all_moved(store, paths, one)) for one in found]
+
+
+def _part(number: int) -> str:
+    return f"part-{number:06}.json"
+
+
+def all_moved(store: ObjectStore, paths: JobPaths, one: Quarantined) -> list[Moved]:
+    """The objects in one quarantine."""
+    return [moved for part in _parts(store, paths, one).values() for moved in part]
+
+
+def _parts(store: ObjectStore, paths: JobPaths, one: Quarantined) -> dict[StatePath, list[Moved]]:
+    """The parts of the index of one quarantine, all of them, whatever a listing shows."""
+    directory = paths.quarantine / one.name
+    listed = {info.path for info in store.list_dir(directory).objects}
+    named = {directory / _part(number) for number in range(1, one.parts + 1)}
+    known = sorted(path for path in listed | named if path.name.startswith("part-"))
+    found = concurrently(lambda path: _moved_in(store, paths, path), known)
+    return {path: part for path, part in zip(known, found, strict=True) if part is not None}
+
+
+def find_copy(
+    store: ObjectStore, paths: JobPaths, one: Quarantined, path: StatePath
+) -> Moved | None:
+    """The copy of one object in a quarantine; None if there is none. Reads a part at a time."""
+    directory = paths.quarantine / one.name
+    names = [directory / _part(number) for number in range(1, one.parts + 1)]
+    if not names:
+        listed = store.list_dir(directory).objects
+        names = [info.path for info in listed if info.path.name.startswith("part-")]
+    for part in ahead(lambda name: _moved_in(store, paths, name), names):
+        found = next((moved for moved in part or () if moved.path == path), None)
+        if found is not None:
+            return found
+    return None
+
+
+def _moved_in(store: ObjectStore, paths: JobPaths, path: StatePath) -> list[Moved] | None:
+    try:
+        data = store.read(path)
+    except NotFoundError:
+        return None  # the move was stopped before it, or had nothing left to do
+    with known_fields(data, path) as fields:
+        moved = list(moved_from_json(fields))
+    _check_own(paths, path, moved)
+    return moved
+
+
+def _check_own(paths: JobPaths, index: StatePath, moved: Iterable[Moved]) -> None:
+    """A job that was copied under another name brings an index of the original's objects."""
+    root, copies = f"{paths.root}/", f"{paths.quarantine}/"
+    for one in moved:
+        if not (one.path.startswith(root) and one.copy.startswith(copies)):
+            raise ProtocolError(
+                "the quarantine is of another job: its index names objects outside of this one",
+                job=paths.root,
+                path=index,
+                found=one.path,
+                next_step="undelete or purge it in the job that it was copied from; nothing was "
+                "changed",
+            )
+
+
+# ---- for good ------------------------------------------------------------------------------------
+
+
+def purge(
+    store: ObjectStore,
+    paths: JobPaths,
+    *,
+    older_than_micros: int = PURGE_MICROS,
+    yes: bool = False,
+    owner: str = "arroyo-state gc purge",
+    clock: Clock = wall_clock,
+) -> list[Quarantined]:
+    """Delete what has been in quarantine for long enough.
+
+    Args:
+        older_than_micros: how long, by the clock of the store; at least an hour.
+        yes: do it; without it the answer says what would go.
+
+    Raises:
+        InputError: less than an hour.
+        ConflictError, StorageError, ProtocolError: as `collect`.
+    """
+    if older_than_micros < GRACE_FLOOR_MICROS:
+        raise InputError(
+            "what was moved aside less than an hour ago is not purged",
+            seconds=older_than_micros // 1_000_000,
+            next_step="give an hour or more; 7 days is the default",
+        )
+    if not yes:
+        return _old(store, paths, clock() - older_than_micros)
+    with lease(store, paths, owner, clock=clock) as held:
+        written = held.head(held.lease.path)
+        now = check_store_clock(
+            paths, None if written is None else written.modified_micros, clock()
+        )
+        finish_open_runs(held, paths, held.list_dir(paths.journal).prefixes)
+        going = _old(held, paths, now - older_than_micros)
+        for one in going:
+            _purge_one(held, paths, one, owner, now)
+    return going
+
+
+def _old(store: ObjectStore, paths: JobPaths, before_micros: int) -> list[Quarantined]:
+    _, found = Reader(store, paths).retained()
+    return [one for one in found if one.moved_at_micros <= before_micros]
+
+
+def _purge_one(
+    held: ObjectStore, paths: JobPaths, one: Quarantined, owner: str, now_micros: int
+) -> None:
+    """Copies first, then the index: it is readable for as long as it is registered."""
+    directory = paths.quarantine / one.name
+    listed = [info for info in held.list(directory) if info.path.name != INDEX]
+    going = {i.path: Stored(i.path, i.size_bytes, i.modified_micros, i.etag) for i in listed}
+    for part, moved in _parts(held, paths, one).items():
+        going.setdefault(part, Stored(part, None))
+        for copy in moved:
+            going.setdefault(copy.copy, Stored(copy.copy, copy.size_bytes))
+    # Parts, whose names sort behind those of the copies, go last: they name what no listing shows.
+    objects = [going[path] for path in sorted(going)]
+    journal = Journal(
+        held,
+        paths,
+        kind="purge",
+        plan=one.name,
+        owner=owner,
+        now_micros=now_micros,
+        objects=len(objects),
+        size_bytes=sum(stored.size_bytes or 0 for stored in objects),
+        quarantine=one.name,
+    )
+    for number, batch in enumerate(Packed(objects).batches(), start=1):
+        journal.write([(number, batch)], {})
+        delete_all(held, [stored.path for stored in batch])
+        journal.write([(number, batch)], dict.fromkeys((b.path for b in batch), "deleted"))
+    put_retained(
+        held,
+        paths,
+        lambda kept: replace(
+            kept, quarantines=tuple(name for name in kept.quarantines if name != one.name)
+        ),
+    )
+    delete_all(held, [directory / INDEX])
+    journal.end({"deleted": len(objects)})

@@ -1,0 +1,201 @@
+"""The roots of a job of the legacy layout: one level is listed, and the numbers behind it tried."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from arroyo_dagster.errors import ArroyoStateError, FormatError, ProtocolError
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.codec.references import operator_references
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.reader import BEYOND
+from arroyo_dagster.state.model.checkpoints import (
+    CheckpointState,
+    LegacyCheckpoint,
+)
+from arroyo_dagster.state.model.garbage import EpochRoot, References, Roots
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.gc.root_reader import (
+    AT_ONCE,
+    NO_EPOCH,
+    Progress,
+    Reader,
+    epoch_root,
+    unreadable_root,
+)
+from arroyo_dagster.state.operations.gc.roots_rolled_back import known_roots
+from arroyo_dagster.state.planning.gc.reachability import refuse
+from arroyo_dagster.state.planning.gc.retention import unreadable_objects
+from arroyo_dagster.state.planning.restore.lineage import rolled_back
+from arroyo_dagster.state.storage.concurrency import concurrently
+
+BESIDE_A_GAP = 500
+"""So many numbers at either end of a gap are looked at. Where a run of Arroyo's has ignored the
+state, gaps are as long as it has run."""
+
+
+def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
+    """The roots of a job of the legacy layout; None: it changed meanwhile, look again."""
+    backend = ParquetBackend(reader.store, reader.paths)
+    retained, aside = reader.retained()
+    numbers = sorted(backend.checkpoint_dirs(), reverse=True)
+    newest = newest_legacy(reader, numbers)
+    if newest is None:
+        raise refuse(NO_EPOCH, reader.paths)
+    wanted = [n for n in numbers if n <= newest]
+    _check_unlisted(reader, wanted)
+    found: list[EpochRoot] = []
+    damaged: dict[Epoch, ArroyoStateError] = {}
+    for at in range(0, len(wanted), AT_ONCE):
+        numbers_now = wanted[at : at + AT_ONCE]
+        some = concurrently(lambda n: _legacy_epoch_or_error(reader, n), numbers_now)
+        found += [one for one in some if isinstance(one, EpochRoot)]
+        damaged.update(
+            (number, one)
+            for number, one in zip(numbers_now, some, strict=True)
+            if isinstance(one, ArroyoStateError)
+        )
+        progress("read epochs", min(len(wanted), at + AT_ONCE), len(wanted))
+    found = _with_rolled_back(reader, newest, found, damaged)
+    if reader.store.head(reader.paths.legacy_metadata(newest)) is None:
+        return None
+    return Roots(
+        paths=reader.paths,
+        worker_generation=None,
+        epochs=tuple(found),
+        retained=retained,
+        quarantined=aside,
+        more=tuple(reader.roots.values()),
+    )
+
+
+def _legacy_epoch_or_error(reader: Reader, epoch: Epoch) -> EpochRoot | ArroyoStateError | None:
+    try:
+        return legacy_epoch(reader, epoch)
+    except (FormatError, ProtocolError) as error:
+        return error
+
+
+def _with_rolled_back(
+    reader: Reader,
+    newest: Epoch,
+    found: Sequence[EpochRoot],
+    damaged: Mapping[Epoch, ArroyoStateError],
+) -> list[EpochRoot]:
+    """Mark the epochs that a rollback has left behind; only of those one may be damaged.
+
+    Raises:
+        FormatError, ProtocolError: another one is.
+    """
+    restored = {one.epoch: to for one in found if (to := one.rolled_back_to) is not None}
+    left = rolled_back(newest, (*(one.epoch for one in found), *damaged), restored)
+    for number in sorted(damaged.keys() - left):
+        raise damaged[number]
+    if not found:
+        return []  # all of them have expired meanwhile
+    head = found[0]
+    marked = [_marked(reader, one, head) if one.epoch in left else one for one in found]
+    marked += [_damaged(reader, n, error.message, head) for n, error in damaged.items()]
+    return sorted(marked, key=lambda one: -one.epoch)
+
+
+def _marked(reader: Reader, one: EpochRoot, head: EpochRoot) -> EpochRoot:
+    if one.gone:
+        return _damaged(reader, one.epoch, f"{one.gone[0]} is missing", head, one)
+    return replace(one, state=CheckpointState.ROLLED_BACK, rolled_back=True)
+
+
+def _damaged(
+    reader: Reader, epoch: Epoch, reason: str, head: EpochRoot, known: EpochRoot | None = None
+) -> EpochRoot:
+    """An epoch whose metadata does not say what it lists. Its operators may be those of others."""
+    names = dict.fromkeys(name for one in (known, head) if one for name, _ in one.operators)
+    by_name = unreadable_objects(reader.paths, epoch, None, names)
+    roots = known_roots(reader, by_name) if known is None else known.roots
+    return unreadable_root(
+        epoch, reason, by_name, roots=roots, finish_time_micros=head.finish_time_micros
+    )
+
+
+def newest_legacy(reader: Reader, numbers: Sequence[Epoch]) -> Epoch | None:
+    """The newest epoch, by a listing and by looking where it might have been cut short."""
+    paths, store = reader.paths, reader.store
+    backend = ParquetBackend(store, paths)
+    heads = (number for number in numbers if store.head(paths.legacy_metadata(number)) is not None)
+    listed = next(heads, None)
+    unseen = backend.unlisted_behind(listed or Epoch(0), numbers)
+    fresh = {*backend.checkpoint_dirs()} if unseen else set()
+    _refuse_hidden(paths, [number for number in unseen if number not in fresh])
+    return listed
+
+
+def _refuse_hidden(paths: JobPaths, hidden: Sequence[Epoch]) -> None:
+    if hidden:
+        raise refuse(
+            f"the listing is incomplete: epoch {hidden[-1]} is there and was not listed",
+            paths,
+            path=paths.legacy_metadata(hidden[-1]),
+            next_step="check the store, or what lies between it and here, then try again",
+        )
+
+
+def _check_unlisted(reader: Reader, numbers: Sequence[Epoch]) -> None:
+    """Look where the listing shows no epoch: between those it shows, and below the oldest.
+
+    Args:
+        numbers: those it shows, the newest first.
+    """
+    gaps = [range(below + 1, above) for above, below in itertools.pairwise(numbers)]
+    gaps.append(range(max(0, numbers[-1] - BEYOND), numbers[-1]))
+    looked_at = {n for gap in gaps for n in (*gap[:BESIDE_A_GAP], *gap[-BESIDE_A_GAP:])}
+    missing = [Epoch(n) for n in sorted(looked_at)]
+    heads = concurrently(lambda n: reader.store.head(reader.paths.legacy_metadata(n)), missing)
+    found = zip(missing, heads, strict=True)
+    _refuse_hidden(reader.paths, [n for n, head in found if head is not None])
+
+
+def legacy_epoch(reader: Reader, epoch: Epoch) -> EpochRoot | None:
+    paths = reader.paths
+    ref = paths.legacy_metadata(epoch)
+    head = reader.optional(ref, metadata.decode_legacy_checkpoint)
+    if head is None:
+        return None
+    _check_own(reader, head, ref, epoch)
+    names = {name: paths.operator_metadata(name, epoch) for name in head.operators}
+    parts = [reader.optional(path, operator_references) for path in names.values()]
+    gone = [p for p, part in zip(names.values(), parts, strict=True) if part is None]
+    known = [part for part in parts if part is not None]
+    for name, part in zip(names, parts, strict=True):
+        if part is not None and (part.job, part.operators[0][0]) != (paths.job, name):
+            raise refuse("operator metadata is of another operator", paths, path=names[name])
+    found = References(
+        job=head.job,
+        epoch=epoch,
+        min_epoch=head.min_epoch,
+        start_time_micros=head.start_time_micros,
+        finish_time_micros=head.finish_time_micros,
+        needs_commit=any(part.needs_commit for part in known),
+        operators=tuple((name, _parallelism(parts, name)) for name in names),
+        ours=head.progress is not None,
+        rolled_back_to=None if head.progress is None else head.progress.rolled_back_to,
+        files=tuple(dict.fromkeys(path for part in known for path in part.files)),
+    )
+    roots = reader.taken((ref, *names.values()))
+    return epoch_root(reader.paths, ref, found, CheckpointState.READY, roots, tuple(gone))
+
+
+def _parallelism(parts: Sequence[References | None], name: OperatorId) -> int:
+    known = {part.operators[0][0]: part.operators[0][1] for part in parts if part is not None}
+    return known.get(name, 0)
+
+
+def _check_own(reader: Reader, head: LegacyCheckpoint, ref: StatePath, epoch: Epoch) -> None:
+    if (head.job, head.epoch) != (reader.paths.job, epoch):
+        raise refuse(
+            f"checkpoint metadata says that it is epoch {head.epoch} of {head.job}",
+            reader.paths,
+            path=ref,
+        )

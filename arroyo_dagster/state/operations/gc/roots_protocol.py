@@ -1,0 +1,295 @@
+"""The roots of a job of the protocol layout: from the fence to the newest epoch and its parents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from arroyo_dagster.errors import ArroyoStateError, FormatError, ProtocolError
+from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec.references import manifest_references
+from arroyo_dagster.state.model.checkpoints import (
+    CheckpointState,
+    CurrentGeneration,
+    EpochRecord,
+    GenerationManifest,
+)
+from arroyo_dagster.state.model.garbage import EpochRoot, References, Root, Roots
+from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.operations.gc.root_reader import (
+    AT_ONCE,
+    NO_EPOCH,
+    Progress,
+    Reader,
+    T,
+    epoch_root,
+)
+from arroyo_dagster.state.operations.gc.roots_rolled_back import with_rolled_back
+from arroyo_dagster.state.planning.gc.reachability import refuse
+from arroyo_dagster.state.planning.restore import recovery
+from arroyo_dagster.state.storage.concurrency import concurrently
+
+
+def protocol_roots(reader: Reader, progress: Progress) -> Roots | None:
+    """The roots of a job of the protocol layout; None: it changed meanwhile, look again."""
+    paths = reader.paths
+    fence = reader.required(paths.current_generation, records.decode_current_generation)
+    retained, aside = reader.retained()
+    found = newest_head(reader, fence)
+    if found is None:
+        raise refuse(NO_EPOCH, paths, path=paths.current_generation)
+    head, restorable, asked = found
+    epochs = [head]
+    for epoch in _below(reader, head):
+        epochs.append(epoch)
+        if len(epochs) % AT_ONCE == 0:
+            progress("read epochs", len(epochs), head.epoch)
+    if head.parent_ref is not None and len(epochs) == 1:
+        # Its direct parent is never collected: either somebody did, or there is a newer epoch.
+        again = newest_head(Reader(reader.store, paths), fence)
+        if again is not None and again[0].ref == head.ref:
+            raise refuse("the parent of the newest epoch is missing", paths, path=head.parent_ref)
+        return None
+    for pin in sorted(retained.ever_pinned, reverse=True):
+        if pin < epochs[-1].epoch:
+            epochs += _pinned(reader, pin)
+    epochs = with_rolled_back(reader, epochs, retained.ever_pinned)
+    data = reader.store.read(paths.current_generation)
+    if records.decode_current_generation(data, paths.current_generation) != fence:
+        return None
+    generations = {path: found for path, found in asked.items() if found is not None}
+    own = generations.get(paths.generation_manifest(fence.worker_generation))
+    numbers = sorted(found.worker_generation for found in generations.values())
+    return Roots(
+        paths=paths,
+        worker_generation=fence.worker_generation,
+        resolved_from=numbers[0] if numbers else None,
+        restorable=restorable,
+        restored=own.base_ref if own else None,
+        epochs=tuple(epochs),
+        attempts=_unowned(reader, epochs),
+        retained=retained,
+        quarantined=aside,
+        generations=tuple(numbers),
+        more=tuple(reader.roots.values()),
+    )
+
+
+def newest_head(
+    reader: Reader, fence: CurrentGeneration
+) -> tuple[EpochRoot, Epoch, dict[StatePath, GenerationManifest | None]] | None:
+    """The epoch that a start would go on from, the one that an Arroyo would, and by which way.
+
+    None: no worker generation leads to an epoch.
+    """
+    facts: dict[StatePath, recovery.Record | None] = {reader.paths.current_generation: fence}
+    found = _resolved(reader, fence, facts, as_arroyo=False)
+    by_arroyo = _resolved(reader, fence, facts, as_arroyo=True)
+    if found is None or by_arroyo is None:
+        return None
+    state = CheckpointState.COMMITTING if found.replay_commit else CheckpointState.READY
+    references = reader.required(found.ref, manifest_references)
+    path = reader.paths.epoch_record(references.epoch)
+    reader.required(path, records.decode_epoch_record)
+    root = epoch_root(reader.paths, found.ref, references, state, reader.taken((found.ref, path)))
+    generations = {
+        path: fact
+        for path, fact in facts.items()
+        if path.name == "generation-manifest.json"
+        and (fact is None or isinstance(fact, GenerationManifest))
+    }
+    return root, by_arroyo.manifest.epoch, generations
+
+
+def _resolved(
+    reader: Reader,
+    fence: CurrentGeneration,
+    facts: dict[StatePath, recovery.Record | None],
+    *,
+    as_arroyo: bool,
+) -> recovery.Restore | None:
+    starting = WorkerGeneration(fence.worker_generation + 1)
+    while True:
+        found = recovery.resolve(
+            reader.paths, starting, facts, now_micros=0, as_arroyo=as_arroyo, only_reads=True
+        )
+        if isinstance(found, recovery.Restore):
+            return found
+        if isinstance(found, recovery.CannotStart):
+            raise refuse(f"it cannot be restored: {found.reason}", reader.paths, path=found.ref)
+        if not isinstance(found, recovery.Need):
+            return None
+        facts[found.path] = reader.early(found.path)
+
+
+def _below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot]:
+    """Follow the parents of an epoch, many at a time: newest first, until one is not there."""
+    while newest.parent_ref is not None:
+        for found in _some_below(reader, newest):
+            if found is None:
+                return
+            yield found
+            newest = found
+
+
+def _some_below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot | None]:
+    """The next parents, None behind the last. Their numbers are tried before they are known."""
+    paths = reader.paths
+    above = newest.parent_ref
+    assert above is not None
+    parent = recovery.expect_manifest_path(paths, above).epoch
+    first = min(parent, newest.epoch - 1)  # after a rollback it may be much older
+    numbers = [Epoch(n) for n in range(first, max(-1, first - AT_ONCE), -1)]
+    tried = concurrently(lambda n: _tried(lambda: _claim(reader, n)), numbers)
+    refs = [one.checkpoint_ref if isinstance(one, EpochRecord) else None for one in tried]
+    if newest.parent_ref not in refs:
+        for one in tried[:1]:
+            _known(one)
+        claims = [one for one in tried if isinstance(one, EpochRecord)]
+        yield _without_record(reader, newest, claims)
+        return
+    manifests = concurrently(lambda ref: _tried(lambda: _manifest(reader, ref)), refs)
+    for number, one, found in zip(numbers, tried, manifests, strict=True):
+        if newest.parent_ref is None:
+            yield None
+            return
+        if number != recovery.expect_manifest_path(paths, newest.parent_ref).epoch:
+            return  # a rollback: the caller goes on from there
+        claim: EpochRecord | None = _known(one)
+        manifest: References | None = _known(found)
+        if claim is None or claim.checkpoint_ref != newest.parent_ref:
+            # A collection has begun with records: the manifest tells how it goes on.
+            yield _without_record(reader, newest, [claim])
+            return
+        if manifest is None:
+            _check_vanished(reader, newest, claim)
+            yield None
+            return
+        ref = claim.checkpoint_ref
+        roots = reader.taken((ref, paths.epoch_record(claim.epoch)))
+        newest = _checked(reader, newest, ref, manifest, CheckpointState.READY, roots)
+        yield newest
+
+
+def _claim(reader: Reader, epoch: Epoch) -> EpochRecord | None:
+    claim = reader.optional(reader.paths.epoch_record(epoch), records.decode_epoch_record)
+    if claim is not None:
+        recovery.expect_manifest_path(reader.paths, claim.checkpoint_ref)
+    return claim
+
+
+def _manifest(reader: Reader, ref: StatePath | None) -> References | None:
+    return None if ref is None else reader.optional(ref, manifest_references)
+
+
+def _tried(read: Callable[[], T | None]) -> T | ArroyoStateError | None:
+    """What reading an object gave. It may be one that a rollback has left behind, and damaged."""
+    try:
+        return read()
+    except (FormatError, ProtocolError) as error:
+        return error
+
+
+def _known(found: T | ArroyoStateError | None) -> T | None:
+    """What was read, now that it matters."""
+    if isinstance(found, ArroyoStateError):
+        raise found
+    return found
+
+
+def _without_record(
+    reader: Reader, newest: EpochRoot, claims: Sequence[EpochRecord | None]
+) -> EpochRoot | None:
+    ref = newest.parent_ref
+    assert ref is not None
+    recovery.expect_manifest_path(reader.paths, ref)
+    manifest = reader.optional(ref, manifest_references)
+    if manifest is None:
+        return None
+    claim = next((c for c in claims if c is not None and c.epoch == manifest.epoch), None)
+    if claim is not None:
+        raise refuse(
+            f"epoch {newest.epoch} goes back to a checkpoint that does not own its epoch",
+            reader.paths,
+            path=ref,
+            owner=claim.checkpoint_ref,
+        )
+    roots = reader.taken((ref,))
+    state = CheckpointState.PARTIALLY_COLLECTED
+    return _checked(reader, newest, ref, manifest, state, roots)
+
+
+def _checked(
+    reader: Reader,
+    newest: EpochRoot,
+    ref: StatePath,
+    manifest: References,
+    state: CheckpointState,
+    roots: tuple[Root, ...],
+) -> EpochRoot:
+    if manifest.epoch >= newest.epoch:
+        raise refuse(
+            f"the parent of epoch {newest.epoch} says that it is epoch {manifest.epoch}",
+            reader.paths,
+            path=ref,
+        )
+    address = recovery.expect_manifest_path(reader.paths, ref)
+    if (manifest.pipeline, manifest.job) != (reader.paths.pipeline, reader.paths.job):
+        raise refuse("a manifest is of another job", reader.paths, path=ref, found=manifest.job)
+    if address.epoch != manifest.epoch:
+        raise refuse(
+            f"a manifest lies where epoch {address.epoch} belongs and says {manifest.epoch}",
+            reader.paths,
+            path=ref,
+        )
+    missing = (reader.paths.epoch_record(manifest.epoch),)
+    gone = missing if state is CheckpointState.PARTIALLY_COLLECTED else ()
+    return epoch_root(reader.paths, ref, manifest, state, roots, gone)
+
+
+def _check_vanished(reader: Reader, newest: EpochRoot, claim: EpochRecord) -> None:
+    """A record without its manifest: collected between the two reads, or damage."""
+    path = reader.paths.epoch_record(claim.epoch)
+    if reader.store.head(path) is None:
+        reader.roots.pop(path, None)
+        return
+    raise refuse(
+        f"epoch {claim.epoch} has a record and no manifest",
+        reader.paths,
+        path=claim.checkpoint_ref,
+        newer=newest.ref,
+    )
+
+
+def _pinned(reader: Reader, pin: Epoch) -> list[EpochRoot]:
+    """A pinned epoch below those that follow each other, and what hangs on it."""
+    path = reader.paths.epoch_record(pin)
+    claim = reader.optional(path, records.decode_epoch_record)
+    if claim is None:
+        return []  # told by `check_roots`
+    recovery.expect_manifest_path(reader.paths, claim.checkpoint_ref)
+    manifest = reader.required(claim.checkpoint_ref, manifest_references)
+    roots = reader.taken((claim.checkpoint_ref, path))
+    one = epoch_root(reader.paths, claim.checkpoint_ref, manifest, CheckpointState.READY, roots)
+    return [one, *_below(reader, one)]
+
+
+def _unowned(reader: Reader, epochs: Sequence[EpochRoot]) -> tuple[EpochRoot, ...]:
+    """Manifests that a start would look at and that own no epoch: what they list stays."""
+    known = {one.ref for one in epochs}
+    refs = [ref for ref in reader.roots if ref.name == "checkpoint-manifest.pb"]
+    found = (attempt(reader, ref) for ref in refs if ref not in known)
+    return tuple(one for one in found if one is not None)
+
+
+def attempt(reader: Reader, ref: StatePath) -> EpochRoot | None:
+    """A manifest that owns no epoch, with its state; None if it is not there any more."""
+    manifest = reader.optional(ref, manifest_references)
+    if manifest is None:
+        return None
+    path = reader.paths.epoch_record(manifest.epoch)
+    claim = reader.optional(path, records.decode_epoch_record)
+    state = CheckpointState.UNCLAIMED
+    if claim is not None:
+        owns = claim.checkpoint_ref == ref
+        state = CheckpointState.READY if owns else CheckpointState.ORPHANED
+    return epoch_root(reader.paths, ref, manifest, state, reader.taken((ref, path)))

@@ -1,0 +1,126 @@
+"""Epochs that a rollback has left behind: they are there until they expire, and may be damaged.
+
+What one of them lists stays as long as it does. One whose metadata does not decode says nothing of
+what it lists: it is a root all the same, and known by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from arroyo_dagster.errors import FormatError, ProtocolError
+from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec.references import manifest_references
+from arroyo_dagster.state.model.checkpoints import CheckpointState, EpochRecord
+from arroyo_dagster.state.model.garbage import EpochRoot, References, Root
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import parse_manifest_path
+from arroyo_dagster.state.operations.gc.root_reader import (
+    AT_ONCE,
+    Reader,
+    epoch_root,
+    unreadable_root,
+)
+from arroyo_dagster.state.planning.gc.retention import unreadable_objects
+from arroyo_dagster.state.planning.restore import recovery
+from arroyo_dagster.state.storage.concurrency import concurrently
+
+
+def with_rolled_back(
+    reader: Reader, epochs: Sequence[EpochRoot], pinned: Collection[Epoch]
+) -> list[EpochRoot]:
+    """Add the epochs that rollbacks have left behind to those that follow each other.
+
+    Args:
+        epochs: newest first.
+        pinned: numbers that are looked at whatever lies around them.
+    """
+    known = {one.epoch: one for one in epochs}
+    for one in epochs:
+        restored = one.rolled_back_to
+        parent = None if one.parent_ref is None else parse_manifest_path(one.parent_ref)
+        if restored is not None and parent is not None and parent.epoch == restored:
+            for found in _between(reader, restored, one, pinned):
+                known.setdefault(found.epoch, found)
+    return sorted(known.values(), key=lambda one: -one.epoch)
+
+
+def _between(
+    reader: Reader, restored: Epoch, newer: EpochRoot, pinned: Collection[Epoch]
+) -> Iterator[EpochRoot]:
+    """The epochs behind the one that was restored, newest first.
+
+    They expire oldest first: below many numbers without an epoch there are pinned ones only.
+    """
+    last = newer.epoch
+    while last > restored + 1:
+        first = max(restored + 1, last - AT_ONCE)
+        numbers = [Epoch(n) for n in range(last - 1, first - 1, -1)]
+        found = [one for one in concurrently(lambda n: _one(reader, n, newer), numbers) if one]
+        yield from found
+        last = Epoch(first)
+        if not found:
+            break
+    rest = [pin for pin in sorted(pinned, reverse=True) if restored < pin < last]
+    yield from (one for pin in rest if (one := _one(reader, pin, newer)) is not None)
+
+
+def _one(reader: Reader, epoch: Epoch, newer: EpochRoot) -> EpochRoot | None:
+    """One epoch by its number; None if there is none."""
+    record = reader.paths.epoch_record(epoch)
+    claim: EpochRecord | None = None
+    try:
+        claim = reader.optional(record, records.decode_epoch_record)
+        if claim is None:
+            return None
+        _check_claim(reader, claim, epoch)
+        manifest = reader.optional(claim.checkpoint_ref, manifest_references)
+        return _readable(reader, claim, manifest)
+    except FormatError as error:
+        return _unreadable(reader, epoch, claim, error.message, newer)
+
+
+def _check_claim(reader: Reader, claim: EpochRecord, epoch: Epoch) -> None:
+    try:
+        address = recovery.expect_manifest_path(reader.paths, claim.checkpoint_ref)
+    except ProtocolError as error:
+        raise FormatError(error.message) from error
+    if (address.epoch, claim.epoch) != (epoch, epoch):
+        raise FormatError(f"its record says that it is epoch {claim.epoch}")
+
+
+def _readable(reader: Reader, claim: EpochRecord, manifest: References | None) -> EpochRoot:
+    paths, ref = reader.paths, claim.checkpoint_ref
+    if manifest is None:
+        raise FormatError("its manifest is missing")
+    expected = (paths.pipeline, paths.job, claim.epoch)
+    if (manifest.pipeline, manifest.job, manifest.epoch) != expected:
+        raise FormatError("its manifest is of another job or epoch")
+    found = epoch_root(paths, ref, manifest, CheckpointState.ROLLED_BACK, (), rolled_back=True)
+    if found.outside is not None:
+        raise FormatError("it lists a file outside of its job")
+    roots = reader.taken((ref, paths.epoch_record(claim.epoch)))
+    return epoch_root(paths, ref, manifest, CheckpointState.ROLLED_BACK, roots, rolled_back=True)
+
+
+def _unreadable(
+    reader: Reader, epoch: Epoch, claim: EpochRecord | None, reason: str, newer: EpochRoot
+) -> EpochRoot:
+    address = None if claim is None else parse_manifest_path(claim.checkpoint_ref)
+    own = address is not None and (address.paths, address.epoch) == (reader.paths, epoch)
+    ref = claim.checkpoint_ref if claim is not None and own else None
+    by_name = unreadable_objects(reader.paths, epoch, ref)
+    return unreadable_root(
+        epoch,
+        reason,
+        by_name,
+        roots=known_roots(reader, by_name),
+        finish_time_micros=newer.finish_time_micros,
+    )
+
+
+def known_roots(reader: Reader, found: Sequence[StatePath]) -> tuple[Root, ...]:
+    """Remember objects that do not decode by their bytes; what is ours alone lists nothing."""
+    metadata = [path for path in found if not path.startswith(f"{reader.paths.ours}/")]
+    there = [path for path in metadata if path in reader.roots or reader.raw(path)]
+    return reader.taken(there)

@@ -1,0 +1,61 @@
+"""When the store says that the epochs of a job were written: ages are taken from nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from arroyo_dagster.state.model.garbage import EpochRoot, Roots
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.objects import Stored
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+
+def with_store_times(
+    store: ObjectStore, roots: Roots, listed: Iterable[Stored] | None = None
+) -> Roots:
+    """The same roots, each epoch with the time of the object that makes it exist.
+
+    What a listing does not show is asked for by name: a listing may be cut short.
+
+    Args:
+        listed: the objects of the job's metadata, as listed; listed here if None: one level, in the
+            legacy layout nothing, since each epoch has a directory of its own.
+    """
+    paths, head = roots.paths, roots.head
+    names = {one.epoch: _existence(paths, one) for one in roots.epochs}
+    of_head = {names[head.epoch], *(root.path for root in head.roots)}
+    wanted = {*names.values(), *of_head}
+    times = _listed(store, paths, wanted) if listed is None else _times(listed, wanted)
+    missing = [path for path in wanted if path not in times]
+    for path, info in zip(missing, concurrently(store.head, missing), strict=True):
+        times[path] = None if info is None else info.modified_micros
+    known = [times[path] for path in of_head]
+    oldest = min((micros for micros in known if micros), default=None)
+    epochs = [replace(one, written_at_micros=times[names[one.epoch]]) for one in roots.epochs]
+    epochs[0] = replace(epochs[0], oldest_object_micros=oldest)
+    return replace(roots, epochs=tuple(epochs))
+
+
+def _existence(paths: JobPaths, one: EpochRoot) -> StatePath:
+    """The object that makes an epoch exist, as long as it is there."""
+    if paths.layout is Layout.LEGACY:
+        return one.ref
+    # Created once and never written again, unlike the manifest, which a rewrite replaces.
+    record = paths.epoch_record(one.epoch)
+    return one.ref if record in one.gone else record
+
+
+def _listed(
+    store: ObjectStore, paths: JobPaths, wanted: set[StatePath]
+) -> dict[StatePath, int | None]:
+    if paths.layout is Layout.LEGACY:
+        return {}
+    found = store.list_dir(paths.epochs).objects
+    return {info.path: info.modified_micros for info in found if info.path in wanted}
+
+
+def _times(listed: Iterable[Stored], wanted: set[StatePath]) -> dict[StatePath, int | None]:
+    return {one.path: one.modified_micros for one in listed if one.path in wanted}

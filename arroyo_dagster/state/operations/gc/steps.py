@@ -1,0 +1,315 @@
+"""A plan carried out by steps: data files, then records, then what refers to them, oldest first.
+
+Each step is journalled and read back from the store before the next begins. Stopped anywhere, every
+epoch that stays is whole, and the next run finishes the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from arroyo_dagster.errors import StorageError
+from arroyo_dagster.state.metadata.lease import Leased
+from arroyo_dagster.state.model.garbage import GcPlan, PathsDigest
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.job_facts import JobFacts
+from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.model.objects import BATCH, ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.operations.gc.journal import Journal
+from arroyo_dagster.state.operations.gc.journal_chain import GONE
+from arroyo_dagster.state.operations.gc.plan import GcRequest
+from arroyo_dagster.state.operations.gc.quarantine import Aside
+from arroyo_dagster.state.operations.gc.roots import newest_root
+from arroyo_dagster.state.planning.gc.reachability import refuse
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.failures import lasts
+from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
+
+Delete = Callable[[ObjectStore, Sequence[Sequence[StatePath]]], list[DeleteOutcome]]
+"""Deletes batches of up to 1000 objects; gives what became of each batch, in order."""
+
+HEADS = 64
+"""So few objects are looked up one by one to see whether they are gone; more by a listing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast objects are deleted, and how patiently.
+
+    Attributes:
+        in_flight: so many batches of 1000 at once.
+        batches_per_second: no more than so many; None = as fast as the store answers.
+        tries: how often a failure that may pass is tried again, key by key.
+        sleep: how to wait; a test gives its own.
+    """
+
+    in_flight: int = 8
+    batches_per_second: float | None = None
+    tries: int = 5
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcProgress:
+    """How far a run has come.
+
+    Attributes:
+        step: what is being done.
+        total: None while nobody knows how much there is.
+        left_seconds: at the speed so far; None where that cannot be told.
+    """
+
+    step: str
+    done: int
+    total: int | None
+    left_seconds: float | None
+
+
+def delete_here(store: ObjectStore, batches: Sequence[Sequence[StatePath]]) -> list[DeleteOutcome]:
+    """Delete batches in this process, all at once."""
+    return concurrently(store.delete_many, batches)
+
+
+@dataclass(slots=True)
+class Run:
+    """One plan being carried out."""
+
+    store: Leased
+    plan: GcPlan
+    asked: GcRequest
+    journal: Journal
+    aside: Aside | None
+    delete: Delete
+    pace: Pace
+    progress: Callable[[GcProgress], None]
+    deleted: int = 0
+    size_bytes: int = 0
+    _number: int = 0
+    _done: int = 0
+    _began: float = field(default_factory=time.monotonic)
+    _last: float = 0.0
+
+    def carry_out(self) -> None:
+        plan = self.plan
+        if plan.paths.layout is Layout.LEGACY:
+            # The next run may write the same names: all of them, if it is to ignore the state.
+            self.store.before_deleting = self._ask_again
+        self._step("data", plan.data, self.delete)
+        self.store.before_deleting = None
+        self._step("records", plan.records, delete_here)
+        self._step("metadata", plan.metadata, delete_here)
+
+    def _step(self, name: str, step: Packed, delete: Delete) -> None:
+        if not step:
+            return
+        for wave in _waves(step, 1 if name == "metadata" else self.pace.in_flight):
+            self._recheck()
+            self._wave(wave, delete, in_order=name == "metadata")
+            self._done += sum(map(len, wave))
+            self._report(name)
+        left = self._read_back(step)
+        if left:
+            self._wave([left], delete, in_order=name == "metadata")
+            left = self._read_back(Packed(left))
+        self.deleted += len(step) - len(left)
+        self.size_bytes += step.size_bytes - sum(one.size_bytes or 0 for one in left)
+        if left:
+            raise StorageError(
+                f"{len(left)} objects are still there although the store said they were deleted",
+                path=left[0].path,
+                url=self.store.url,
+                next_step="run it again: what refers to them is still there",
+            )
+
+    def _recheck(self) -> None:
+        """Ask once more, just before acting, what must not have changed."""
+        facts = self._ask_again()
+        if facts is not None and facts.condition.at_rest:
+            self._check_head()
+
+    def _ask_again(self) -> JobFacts | None:
+        """What somebody says the job is doing, where the plan rests on that.
+
+        Raises:
+            ProtocolError: it is doing something else now.
+        """
+        plan = self.plan
+        if plan.proof.condition is None:
+            return None
+        answer = self.asked.answer(plan.paths)
+        facts = None if answer is None else answer.facts
+        said = None if facts is None else f"{facts.condition.value} ({facts.source})"
+        run_id = None if facts is None else facts.run_id
+        if (said, run_id) != (plan.proof.condition, plan.proof.run_id):
+            raise refuse(
+                f"the job was {plan.proof.condition} and is {said} now",
+                plan.paths,
+                run=run_id,
+                next_step="let it go on, then make a new plan; run it again for the rest",
+            )
+        return facts
+
+    def _check_head(self) -> None:
+        """A job at rest publishes nothing, whatever anybody says."""
+        plan = self.plan
+        newest = newest_root(self.store, plan.paths)
+        if newest is None or newest.ref != plan.proof.head:
+            raise refuse(
+                f"the job is said to be at rest, and its newest epoch is another one now: "
+                f"{None if newest is None else newest.epoch}",
+                plan.paths,
+                path=plan.proof.head,
+                next_step="find out who runs it; make a new plan then",
+            )
+
+    # ---- a wave of batches -----------------------------------------------------------------------
+
+    def _wave(self, wave: list[list[Stored]], delete: Delete, *, in_order: bool) -> None:
+        numbered = [(self._next_number(), batch) for batch in wave]
+        self.journal.write(numbered, {})
+        outcomes: dict[StatePath, str] = {}
+        if self.aside is not None:
+            moving = self.aside
+            gone = concurrently(lambda one: moving.copy(one[0], one[1]), numbered)
+            outcomes = dict.fromkeys((path for paths in gone for path in paths), GONE)
+            wave = [[one for one in batch if one.path not in outcomes] for batch in wave]
+        paths = [[one.path for one in batch] for batch in wave if batch]
+        together = [paths] if paths else []
+        for batches in [[p] for p in self._pieces(wave)] if in_order else together:
+            outcomes |= self._deleted(batches, delete)
+            if _kept(outcomes):
+                break
+        self.journal.write(numbered, outcomes)
+        failed = _kept(outcomes)
+        if failed:
+            path, said = next(iter(failed.items()))
+            raise StorageError(
+                f"{len(failed)} objects could not be deleted; the first is {said}",
+                path=path,
+                url=self.store.url,
+                retryable=not lasts(said),
+                next_step="run it again: what refers to them is still there",
+            )
+
+    def _pieces(self, wave: list[list[Stored]]) -> Iterator[list[StatePath]]:
+        """An interruption must never remove a newer manifest before an older one.
+
+        Metadata of the operators of one epoch of the legacy layout may go in any order.
+        """
+        together: list[StatePath] = []
+        for one in (one for batch in wave for one in batch):
+            together.append(one.path)
+            if object_name(self.plan.paths, one.path).kind is not ObjectKind.OPERATOR:
+                *operators, last = together
+                if operators:
+                    yield operators
+                yield [last]
+                together = []
+        if together:
+            yield together
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _deleted(
+        self, waiting: Sequence[Sequence[StatePath]], delete: Delete
+    ) -> dict[StatePath, str]:
+        """Delete batches; what fails and may pass is tried again, key by key.
+
+        Returns:
+            For each path `deleted`, `moved`, or `there: ` and why.
+        """
+        word = "deleted" if self.aside is None else "moved"
+        found: dict[StatePath, str] = {}
+        for attempt in range(1, self.pace.tries + 1):
+            outcomes = self._asked_of_store(waiting, delete)
+            for outcome in outcomes:
+                found |= dict.fromkeys(outcome.deleted, word)
+                found |= {path: f"there: {said}" for path, said in outcome.failed.items()}
+            failed = [
+                path
+                for outcome in outcomes
+                for path, said in outcome.failed.items()
+                if not lasts(said)
+            ]
+            if not failed or attempt == self.pace.tries:
+                break
+            self.pace.sleep(min(10.0, 0.1 * 2**attempt))
+            waiting = [failed[at : at + BATCH] for at in range(0, len(failed), BATCH)]
+        return found
+
+    def _asked_of_store(
+        self, batches: Sequence[Sequence[StatePath]], delete: Delete
+    ) -> list[DeleteOutcome]:
+        if self.pace.batches_per_second:
+            self.pace.sleep(len(batches) / self.pace.batches_per_second)
+        try:
+            return delete(self.store, batches)
+        except StorageError as error:
+            # Nobody knows what was done: every key counts as failed, and is tried again.
+            reason = f"{error.message}"
+            if not error.retryable and not lasts(reason):
+                reason = f"the store refused the request: {reason}"
+            return [DeleteOutcome(failed=dict.fromkeys(batch, reason)) for batch in batches]
+
+    # ---- reading back ----------------------------------------------------------------------------
+
+    def _read_back(self, step: Packed) -> list[Stored]:
+        """Which objects of a step are still there, by the store's own word."""
+        if len(step) <= HEADS:
+            objects = list(step)
+        else:  # what a listing shows may be gone all the same
+            objects = self._still_listed(PathsDigest(_same(one.path, one.etag) for one in step))
+        infos = concurrently(self.store.head, [one.path for one in objects])
+        found = zip(objects, infos, strict=True)
+        return [one for one, info in found if info is not None and info.etag == one.etag]
+
+    def _still_listed(self, wanted: PathsDigest) -> list[Stored]:
+        left, listed = [], 0
+        for info in self.store.list(self.plan.paths.root):
+            listed += 1
+            if info.addressable and _same(info.path, info.etag) in wanted:
+                left.append(Stored(info.path, info.size_bytes, info.modified_micros, info.etag))
+        if not listed:
+            # The lease and the journal are there: such an answer says nothing of the others.
+            raise StorageError(
+                "the store lists nothing below the job, and the lease on it is there",
+                path=self.plan.paths.root,
+                url=self.store.url,
+                next_step="run it again: what refers to what was deleted is still there",
+            )
+        return left
+
+    def _report(self, name: str) -> None:
+        now = time.monotonic()
+        total = self.plan.objects
+        if now - self._last < 1.0 and self._done < total:
+            return
+        self._last = now
+        took = now - self._began
+        left = None if not self._done else took / self._done * (total - self._done)
+        self.progress(GcProgress(step=name, done=self._done, total=total, left_seconds=left))
+
+
+def _same(path: StatePath, etag: str | None) -> str:
+    """What tells an object from one that was written under its name since."""
+    return f"{path}\0{etag or ''}"
+
+
+def _waves(step: Packed, in_flight: int) -> Iterator[list[list[Stored]]]:
+    """Batches, as many as may be in flight at a time."""
+    wave: list[list[Stored]] = []
+    for batch in step.batches():
+        wave.append(batch)
+        if len(wave) == in_flight:
+            yield wave
+            wave = []
+    if wave:
+        yield wave
+
+
+def _kept(outcomes: dict[StatePath, str]) -> dict[StatePath, str]:
+    return {path: said for path, said in outcomes.items() if said.startswith("there")}

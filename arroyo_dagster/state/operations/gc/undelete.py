@@ -1,0 +1,256 @@
+"""What was moved aside brought back, byte for byte, in an order that makes no epoch visible before
+all that it needs is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError
+from arroyo_dagster.state.codec.metadata import decode_legacy_checkpoint
+from arroyo_dagster.state.codec.records import decode_epoch_record
+from arroyo_dagster.state.codec.references import manifest_references, operator_references
+from arroyo_dagster.state.metadata.backend import ParquetBackend, delete_all
+from arroyo_dagster.state.metadata.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
+from arroyo_dagster.state.model.garbage import Moved, Pin, Quarantined, References, Retained
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
+from arroyo_dagster.state.operations.gc.journal import Journal
+from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
+from arroyo_dagster.state.operations.gc.pins import may_be_going, put_retained
+from arroyo_dagster.state.operations.gc.plan import Clock
+from arroyo_dagster.state.operations.gc.quarantine import all_moved
+from arroyo_dagster.state.operations.gc.root_reader import Reader
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+
+def undelete(
+    store: ObjectStore,
+    paths: JobPaths,
+    name: str,
+    *,
+    yes: bool = False,
+    owner: str = "arroyo-state gc undelete",
+    clock: Clock = wall_clock,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[Moved]:
+    """Bring back what was moved aside, byte for byte; epochs that come back are pinned.
+
+    A job of ours that keeps them no more may be finishing what an expiry has begun: then ten
+    seconds pass between the two, until what it has sent to the store has arrived.
+
+    The copies stay until they are purged. An epoch of which something is neither there nor in the
+    quarantine does not come back: another collection had taken it before, or takes it meanwhile.
+
+    Args:
+        name: of the quarantine.
+        yes: do it; without it the answer says what would come back.
+
+    Raises:
+        NotFoundError: there is no such quarantine.
+        ConflictError: something else lies where an object was; nothing was brought back.
+        FormatError: a copy is not what it was, or an epoch is back and cannot be restored: what
+            it needs besides went just now, which Arroyo's own cleanup does.
+    """
+    aside = _quarantined(store, paths, name)
+    found = sorted(all_moved(store, paths, aside), key=lambda one: _order(paths, one))
+    if not yes:
+        return _that_are_whole(store, paths, found)
+    with lease(store, paths, owner, clock=clock) as held:
+        moved = _that_are_whole(held, paths, found)
+        there = concurrently(lambda one: _lies_there(held, one), moved)
+        now = clock()
+        size = sum(one.size_bytes for one in moved)
+        finish_open_runs(held, paths, held.list_dir(paths.journal).prefixes)
+        journal = Journal(
+            held,
+            paths,
+            kind="undelete",
+            plan=name,
+            owner=owner,
+            now_micros=now,
+            objects=len(moved),
+            size_bytes=size,
+            quarantine=name,
+        )
+        pins = sorted({epoch for one in moved if (epoch := _epoch_of(paths, one)) is not None})
+        put_retained(held, paths, lambda kept: _pinned(kept, pins, owner, now))
+        if pins and may_be_going(held, paths, pins[0]):
+            sleep(ON_ITS_WAY_SECONDS)
+        missing = [one for one, is_there in zip(moved, there, strict=True) if not is_there]
+        for group in _groups(paths, missing):
+            concurrently(lambda one: _bring_back(held, one), group)
+        objects = [Stored(one.path, one.size_bytes) for one in moved]
+        delete_all(held, [paths.removal])  # one that has begun is given up
+        for number, batch in enumerate(Packed(objects).batches(), start=1):
+            journal.write([(number, batch)], dict.fromkeys((one.path for one in batch), "back"))
+        journal.end({"back": len(moved)})
+    for epoch in pins:
+        ParquetBackend(store, paths).prepare_checkpoint_load(epoch)
+    return moved
+
+
+_OF_AN_EPOCH = frozenset(
+    {
+        *(ObjectKind.OPERATOR, ObjectKind.MANIFEST, ObjectKind.CHECKPOINT),
+        *(ObjectKind.MARKER, ObjectKind.RECORD),
+    }
+)
+
+
+def _that_are_whole(store: ObjectStore, paths: JobPaths, moved: list[Moved]) -> list[Moved]:
+    """What may come back: nothing that would make an epoch visible which cannot be restored."""
+    copies = {one.path: one.copy for one in moved}
+    heads = [one for one in moved if _epoch_of(paths, one) is not None]
+    whole = concurrently(lambda one: _may_come_back(store, paths, one, copies), heads)
+    broken = {_epoch_of(paths, one) for one, fine in zip(heads, whole, strict=True) if not fine}
+    names = {one.path: object_name(paths, one.path) for one in moved}
+    return [
+        one
+        for one in moved
+        if names[one.path].kind not in _OF_AN_EPOCH or names[one.path].epoch not in broken
+    ]
+
+
+def _may_come_back(
+    store: ObjectStore, paths: JobPaths, head: Moved, copies: Mapping[StatePath, StatePath]
+) -> bool:
+    try:
+        return _is_whole(store, paths, head, copies)
+    except FormatError:
+        return True  # as it was before it was moved aside
+
+
+def _is_whole(
+    store: ObjectStore, paths: JobPaths, head: Moved, copies: Mapping[StatePath, StatePath]
+) -> bool:
+    """Whether all that an epoch needs is there or among the copies."""
+
+    def read(path: StatePath) -> bytes | None:
+        try:
+            return store.read(copies.get(path, path))
+        except NotFoundError:
+            return None
+
+    lists: list[tuple[StatePath, Callable[[bytes, str], References]]]
+    data = read(head.path)
+    if data is None:
+        return False
+    if paths.layout is Layout.PROTOCOL:
+        lists = [(decode_epoch_record(data, head.path).checkpoint_ref, manifest_references)]
+    else:
+        legacy = decode_legacy_checkpoint(data, head.path)
+        own = (paths.operator_metadata(name, legacy.epoch) for name in legacy.operators)
+        lists = [(path, operator_references) for path in own]
+    for path, decode in lists:
+        found = read(path)
+        if found is None:
+            return False
+        elsewhere = [file for file in decode(found, path).files if file not in copies]
+        if None in concurrently(store.head, elsewhere):
+            return False
+    return True
+
+
+def _quarantined(store: ObjectStore, paths: JobPaths, name: str) -> Quarantined:
+    _, known = Reader(store, paths).retained()
+    found = next((one for one in known if one.name == name), None)
+    if found is None:
+        raise NotFoundError(
+            "there is no such quarantine",
+            job=paths.root,
+            name=name,
+            known=", ".join(one.name for one in known) or "none",
+            next_step="choose one of those there are, or look at `arroyo-state gc journal`",
+        )
+    return found
+
+
+_LATER = {
+    ObjectKind.OPERATOR: 1,
+    ObjectKind.MANIFEST: 2,
+    ObjectKind.CHECKPOINT: 2,
+    ObjectKind.MARKER: 3,
+    ObjectKind.RECORD: 4,
+    ObjectKind.GENERATION: 5,
+    ObjectKind.FENCE: 6,
+}
+
+
+def _order(paths: JobPaths, one: Moved) -> tuple[int, int, str]:
+    """Data first, then what lists it, newest first; what makes an epoch visible last."""
+    name = object_name(paths, one.path)
+    return (_LATER.get(name.kind, 0), -int(name.epoch or 0), one.path)
+
+
+def _groups(paths: JobPaths, moved: Iterable[Moved]) -> Iterator[list[Moved]]:
+    """What may come back at once, in the order of `_order`: metadata comes one by one."""
+    together: list[Moved] = []
+    for one in moved:
+        if _order(paths, one)[0]:
+            if together:
+                yield together
+                together = []
+            yield [one]
+        else:
+            together.append(one)
+    if together:
+        yield together
+
+
+def _epoch_of(paths: JobPaths, one: Moved) -> Epoch | None:
+    """The epoch that an object makes visible; None for all others."""
+    name = object_name(paths, one.path)
+    return name.epoch if name.kind in (ObjectKind.RECORD, ObjectKind.CHECKPOINT) else None
+
+
+def _pinned(kept: Retained, epochs: Sequence[Epoch], owner: str, now_micros: int) -> Retained:
+    more = (
+        Pin(epoch=epoch, owner=owner, pinned_at_micros=now_micros, reason="brought back")
+        for epoch in epochs
+        if epoch not in kept.pinned
+    )
+    still = (pin for pin in kept.pins if not pin.released or pin.epoch not in epochs)
+    return replace(kept, pins=tuple(sorted((*still, *more), key=lambda pin: pin.epoch)))
+
+
+def _lies_there(store: ObjectStore, one: Moved) -> bool:
+    """Whether an object is back already."""
+    try:
+        with in_turn(one.size_bytes):
+            digest, _ = digest_stored(store, one.path)
+    except NotFoundError:
+        return False
+    if digest == one.digest:
+        return True
+    raise ConflictError(
+        "something else lies where this object was; nothing was brought back",
+        path=one.path,
+        next_step="look at both: the copy is still in the quarantine",
+        copy=one.copy,
+    )
+
+
+def _bring_back(store: ObjectStore, one: Moved) -> None:
+    with in_turn(one.size_bytes):
+        digest, _ = digest_stored(store, one.copy)
+        if digest != one.digest:
+            raise FormatError(
+                "the copy in quarantine is not what was moved there",
+                path=one.copy,
+                original=one.path,
+                next_step="keep it and report it; what came back before it stays",
+            )
+        store.copy(one.copy, one.path, create=True)
+        digest, _ = digest_stored(store, one.path)
+    if digest != one.digest:
+        raise ConflictError(
+            "something else was written where this object was",
+            path=one.path,
+            next_step="look at both: the copy is still in the quarantine",
+        )

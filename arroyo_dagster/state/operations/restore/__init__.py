@@ -1,0 +1,1 @@
+"""A job taken back to an older epoch."""

@@ -1,0 +1,379 @@
+"""Going back to an older epoch: planned from what the store says, then published as a new epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    ConflictError,
+    FormatError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
+from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
+from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
+    CheckpointState,
+    CommitNote,
+    LegacyCheckpoint,
+    Manifest,
+    OperatorCheckpoint,
+)
+from arroyo_dagster.state.model.garbage import Pin, Retained
+from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.rollback import (
+    CommittedOutput,
+    GivenUpEpoch,
+    RollbackOutcome,
+    RollbackPlan,
+)
+from arroyo_dagster.state.operations.catalog.footers import Footers
+from arroyo_dagster.state.operations.catalog.jobs import (
+    EpochSummary,
+    list_epochs,
+    newest_generation,
+)
+from arroyo_dagster.state.operations.gc.pins import may_be_going, put_retained
+from arroyo_dagster.state.operations.gc.plan import Clock
+from arroyo_dagster.state.planning.restore.checkpoint import carry_operator
+from arroyo_dagster.state.planning.restore.reads import is_at_rest
+from arroyo_dagster.state.planning.restore.rollback import (
+    EpochFacts,
+    RollbackFacts,
+    check_same,
+    choices,
+    committed_output,
+    done_before,
+    make_plan,
+    progress_after,
+)
+from arroyo_dagster.state.runtime.connectors import staged_paths
+from arroyo_dagster.state.storage.store import ObjectStore
+
+MAX_FOOTERS = 2_000
+"""Rows are counted in so many files at most; beyond that their number is not known."""
+
+REASON = "a rollback to this epoch is under way"
+
+
+# ---- planning ------------------------------------------------------------------------------------
+
+
+def restorable_epochs(store: ObjectStore, paths: JobPaths) -> list[Epoch]:
+    """The epochs that a rollback could restore, ascending. Data files are listed, not opened."""
+    return choices(_facts(store, paths))
+
+
+def way_back(store: ObjectStore, paths: JobPaths, epoch: Epoch, *, tries: int = 5) -> Epoch | None:
+    """The newest epoch that a job whose newest epoch is damaged could go back to.
+
+    Args:
+        epoch: the damaged one.
+        tries: so many epochs are looked at closely, newest first.
+
+    Returns:
+        None for an Arroyo job, for an epoch that is not the newest, and if there is none.
+    """
+    facts = _facts(store, paths)
+    if epoch != facts.newest_number:
+        return None
+    older = [one for one in reversed(choices(facts)) if one < epoch]
+    backend = ParquetBackend(store, paths)
+    for one in older[:tries]:
+        with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
+            backend.prepare_checkpoint_load(one)
+            return one
+    return None
+
+
+def rollback_done(store: ObjectStore, paths: JobPaths, epoch: int) -> Epoch | None:
+    """The epoch that went back to `epoch` before, if the job goes on from it; else None."""
+    return done_before(_facts(store, paths), Epoch(epoch))
+
+
+def plan_rollback(store: ObjectStore, paths: JobPaths, epoch: int) -> RollbackPlan:
+    """Plan to go back to an epoch. Writes nothing: this is the dry run.
+
+    Raises:
+        NotFoundError: the job has no such epoch.
+        FormatError: the epoch cannot be restored; names the first thing that is wrong.
+        InputError: the epoch is the newest one, or the job is Arroyo's.
+        ProtocolError: the commit of the epoch is not finished, or other services depend on the job.
+    """
+    facts = _facts(store, paths)
+    plan = make_plan(facts, Epoch(epoch))
+    ParquetBackend(store, paths).prepare_checkpoint_load(plan.epoch)
+    return _measured(store, facts, plan)
+
+
+def _facts(store: ObjectStore, paths: JobPaths) -> RollbackFacts:
+    backend = ParquetBackend(store, paths)
+    summaries = list_epochs(store, paths)
+    numbers = {*backend.every_epoch()}
+    listed = {one.epoch for one in summaries}
+    epochs = [
+        _epoch_facts(paths, one, owns=one.epoch in numbers and _owns(one)) for one in summaries
+    ]
+    epochs += [
+        EpochFacts(epoch=n, owns=True, state=None, checkpoint=None) for n in numbers - listed
+    ]
+    epochs.sort(key=lambda one: (one.epoch, one.owns))
+    head = next((one.checkpoint for one in reversed(epochs) if one.owns), None)
+    generation = _generation(store, paths)
+    return RollbackFacts(
+        paths=paths,
+        epochs=tuple(epochs),
+        newest_number=backend.newest_number(),
+        worker_generation=generation,
+        at_rest=head is not None and is_at_rest(head, generation),
+        siblings=_siblings(store, paths),
+        kept_records=_keeps_records(store, paths),
+    )
+
+
+def _owns(one: EpochSummary) -> bool:
+    """Whether an epoch is one, and not an attempt at one."""
+    attempt = (CheckpointState.INVISIBLE, CheckpointState.UNCLAIMED, CheckpointState.ORPHANED)
+    return one.state not in attempt
+
+
+def _epoch_facts(paths: JobPaths, one: EpochSummary, *, owns: bool) -> EpochFacts:
+    found, problem = one.checkpoint, None if one.problem is None else one.problem.message
+    if found is not None and (found.job, found.epoch) != (paths.job, one.epoch):
+        problem = f"its metadata says that it is epoch {found.epoch} of {found.job or 'no job'}"
+        found = None
+    return EpochFacts(
+        epoch=one.epoch, owns=owns, state=one.state, checkpoint=found, problem=problem
+    )
+
+
+def _generation(store: ObjectStore, paths: JobPaths) -> WorkerGeneration | None:
+    try:
+        return newest_generation(store, paths)
+    except FormatError:
+        return None
+
+
+def _siblings(store: ObjectStore, paths: JobPaths) -> tuple[JobId, ...]:
+    if paths.pipeline is None:
+        return ()
+    below = store.list_dir(paths.pipeline).prefixes
+    return tuple(JobId(path.name) for path in below if path.name != paths.job)
+
+
+def _keeps_records(store: ObjectStore, paths: JobPaths) -> bool:
+    below = {path.name for path in store.list_dir(paths.ours).prefixes}
+    return not below.isdisjoint({"topics", "stdin", "landed"})
+
+
+# ---- what is given up, measured ------------------------------------------------------------------
+
+
+def _measured(store: ObjectStore, facts: RollbackFacts, plan: RollbackPlan) -> RollbackPlan:
+    known = {one.epoch: one.checkpoint for one in facts.epochs if one.owns and one.checkpoint}
+    new: dict[Epoch, Sequence[StatePath]] = {}
+    before = {*known[plan.epoch].paths}
+    for one in plan.given_up:
+        if (checkpoint := known.get(one.epoch)) is not None:
+            new[one.epoch] = [path for path in checkpoint.paths if path not in before]
+            before.update(checkpoint.paths)
+    rows = _rows(store, new)
+    return replace(
+        plan,
+        given_up=tuple(replace(one, rows=rows.get(one.epoch)) for one in plan.given_up),
+        committed=tuple(_committed(plan.given_up, known)),
+    )
+
+
+def _rows(store: ObjectStore, new: dict[Epoch, Sequence[StatePath]]) -> dict[Epoch, int]:
+    """The rows of the files that each epoch wrote, by their footers; as far as they are known."""
+    wanted = [path for paths in new.values() for path in paths]
+    if len(wanted) > MAX_FOOTERS:
+        return {}
+    footers = Footers().read(store, wanted)
+    found: dict[Epoch, int] = {}
+    for epoch, paths in new.items():
+        counts = [footers[path].rows for path in paths if path in footers]
+        numbers = [rows for rows in counts if rows is not None]
+        if len(numbers) == len(paths):
+            found[epoch] = sum(numbers)
+    return found
+
+
+def _committed(
+    given_up: Sequence[GivenUpEpoch], known: dict[Epoch, Checkpoint]
+) -> Iterator[CommittedOutput]:
+    for one in given_up:
+        checkpoint = known.get(one.epoch)
+        if checkpoint is not None:
+            names = {
+                operator.operator: _files(operator)
+                for operator in checkpoint.operators
+                if any(any(data.values()) for data in operator.commit_data().values())
+            }
+            yield from committed_output(checkpoint, names)
+
+
+def _files(operator: OperatorCheckpoint) -> tuple[str, ...] | None:
+    """The names of the files that a sink has put out; None if its commit data names none."""
+    try:
+        staged = [path for data in operator.commit_data().values() for path in staged_paths(data)]
+    except (ArroyoStateError, ValueError):
+        return None  # a sink with commit data of its own
+    return tuple(path.name for path in staged)
+
+
+# ---- carrying out --------------------------------------------------------------------------------
+
+
+def run_rollback(
+    store: ObjectStore,
+    plan: RollbackPlan,
+    *,
+    owner: str = "arroyo-state rollback",
+    clock: Clock = wall_clock,
+    sleep: Callable[[float], None] = time.sleep,
+) -> RollbackOutcome:
+    """Publish the content of an older epoch as the newest epoch of the job.
+
+    An older run that is still alive is fenced; in the legacy layout it is waited for by refusing.
+    The epochs that are given up stay until they expire. Stopped anywhere, the job is as before or
+    rolled back, and the next call goes on from there.
+
+    Raises:
+        ConflictError: the plan no longer fits, or somebody else maintains, or runs, the job.
+        NotFoundError, FormatError, InputError, ProtocolError: as `plan_rollback`.
+        StorageError: the store failed; whether the epoch was published is not known.
+    """
+    paths = plan.paths
+    with contextlib.ExitStack() as held:
+        leased: ObjectStore = held.enter_context(lease(store, paths, owner, clock=clock))
+        if paths.layout is Layout.LEGACY:
+            leased = held.enter_context(
+                lease(leased, paths, owner, directory=paths.writers, clock=clock)
+            )
+        check_same(plan, make_plan(_facts(leased, paths), plan.epoch))
+        with _kept(leased, paths, plan.epoch, owner, clock, sleep):
+            return _published(ParquetBackend(leased, paths, clock=clock), plan)
+
+
+@contextlib.contextmanager
+def _kept(
+    held: ObjectStore,
+    paths: JobPaths,
+    epoch: Epoch,
+    owner: str,
+    clock: Clock,
+    sleep: Callable[[float], None],
+) -> Iterator[None]:
+    """Keep an epoch while this lasts: a run that is still alive may be about to let it expire."""
+    before = ParquetBackend(held, paths).retained()
+    if epoch not in before.pinned:
+        pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=REASON)
+        put_retained(held, paths, lambda kept: _with(kept, pin))
+        if may_be_going(held, paths, epoch):
+            sleep(ON_ITS_WAY_SECONDS)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ConflictError, StorageError):
+            put_retained(held, paths, _released)
+
+
+def _with(kept: Retained, pin: Pin) -> Retained:
+    others = (one for one in kept.pins if one.epoch != pin.epoch)
+    return replace(kept, pins=tuple(sorted((*others, pin), key=lambda one: one.epoch)))
+
+
+def _released(kept: Retained) -> Retained:
+    """Without the pins of rollbacks: under the lease no other one is under way, only dead ones."""
+    pins = (replace(one, released=True) if one.reason == REASON else one for one in kept.pins)
+    return replace(kept, pins=tuple(pins))
+
+
+def _published(backend: ParquetBackend, plan: RollbackPlan) -> RollbackOutcome:
+    # Before the fence, so that a rollback which cannot be done stops no run.
+    backend.prepare_checkpoint_load(plan.epoch)
+    if plan.pipeline is not None:
+        backend.start_from(plan.ref)
+        # What an older run has published until it was fenced is found now.
+        check_same(plan, make_plan(_facts(backend.store, plan.paths), plan.epoch))
+    target = backend.prepare_checkpoint_load(plan.epoch)
+    check_same(plan, replace(plan, epoch=target.epoch, ref=target.ref))
+    min_epoch = max(target.min_epoch, *_min_epochs(backend, plan))
+    publish = _publish_legacy if plan.pipeline is None else _publish
+    ref = publish(backend, plan, target, min_epoch)
+    return RollbackOutcome(
+        plan=plan, epoch=plan.publishes, ref=ref, worker_generation=backend.generation
+    )
+
+
+def _min_epochs(backend: ParquetBackend, plan: RollbackPlan) -> Iterator[Epoch]:
+    """What the epochs that are given up say is the oldest epoch that stays.
+
+    Cleanups which they have begun may not be over, and whoever pins an epoch has to know.
+    """
+    for one in plan.given_up:
+        with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
+            yield backend.load_checkpoint_metadata(one.epoch).min_epoch
+    yield Epoch(0)
+
+
+def _publish(
+    backend: ParquetBackend, plan: RollbackPlan, target: Checkpoint, min_epoch: Epoch
+) -> StatePath:
+    assert target.pipeline is not None
+    assert backend.generation is not None
+    now = backend.clock()
+    manifest = Manifest(
+        pipeline=target.pipeline,
+        job=target.job,
+        worker_generation=backend.generation,
+        epoch=plan.publishes,
+        min_epoch=min_epoch,
+        start_time_micros=now,
+        finish_time_micros=now,
+        needs_commit=False,  # what the restored epoch had to commit is committed
+        operators=_operators(plan, target),
+        parent_ref=target.ref,
+        progress=progress_after(target),
+    )
+    return backend.publish(manifest).ref
+
+
+def _operators(plan: RollbackPlan, target: Checkpoint) -> tuple[OperatorCheckpoint, ...]:
+    return tuple(carry_operator(operator, plan.publishes) for operator in target.operators)
+
+
+def _publish_legacy(
+    backend: ParquetBackend, plan: RollbackPlan, target: Checkpoint, min_epoch: Epoch
+) -> StatePath:
+    """Write the operators' metadata, then the checkpoint's, which makes the epoch exist."""
+    backend.check_fence()
+    operators = _operators(plan, target)
+    now = backend.clock()
+    if any(operator.needs_commit for operator in operators):
+        # There is nothing to commit: said before the epoch exists, so that no start tries to.
+        note = CommitNote(job=target.job, epoch=plan.publishes, finish_time_micros=now)
+        path = backend.paths.commit_note(plan.publishes)
+        backend.store.put(path, records.encode_commit_note(note))
+    for operator in operators:
+        backend.write_operator_checkpoint_metadata(operator)
+    head = LegacyCheckpoint(
+        job=target.job,
+        epoch=plan.publishes,
+        min_epoch=min_epoch,
+        start_time_micros=now,
+        finish_time_micros=now,
+        operators=tuple(operator.operator for operator in operators),
+        progress=progress_after(target),
+    )
+    return backend.write_checkpoint_metadata(head)

@@ -1,0 +1,195 @@
+"""Looks at the data files of an epoch for `verify`: alone, beside its neighbours, restored."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig, TableFiles
+from arroyo_dagster.state.operations.catalog.jobs import stored_sizes
+from arroyo_dagster.state.operations.verify.keys import find_variant
+from arroyo_dagster.state.operations.verify.metadata import JobMetadata
+from arroyo_dagster.state.operations.verify.rows import MAX_LEVEL, FileToRead, Look, read_file_facts
+from arroyo_dagster.state.operations.verify.values import value_findings
+from arroyo_dagster.state.planning.restore.reads import RestorePlan, TableRead, restore_plan
+from arroyo_dagster.state.planning.verify.checks import config_findings
+from arroyo_dagster.state.planning.verify.epochs import across_findings, waiting_findings
+from arroyo_dagster.state.planning.verify.files import (
+    FileFacts,
+    ListedFile,
+    file_findings,
+    list_findings,
+)
+from arroyo_dagster.state.planning.verify.findings import KEEP_AND_REPORT, Finding, error
+from arroyo_dagster.state.planning.verify.restore import (
+    SubtaskRestore,
+    owner_findings,
+    subtask_restores,
+    unkeyed_findings,
+)
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.forms import table_forms
+
+# Rows are decoded here: more threads than this only take more memory.
+_READERS = 4
+_FOOTER_READERS = 16
+_Files = Mapping[StatePath, FileFacts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFindings:
+    """What the data files of an epoch say, beside its neighbours."""
+
+    findings: tuple[Finding, ...] = ()
+    restore: tuple[SubtaskRestore, ...] = ()
+    looked_at: int = 0
+
+
+def data_findings(
+    store: ObjectStore, paths: JobPaths, found: JobMetadata, look: Look
+) -> DataFindings:
+    """Look at what the epoch lists, as closely as `look` asks.
+
+    Args:
+        found: metadata that says what the epoch holds.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    checkpoint = found.checkpoint
+    assert checkpoint is not None
+    plan = restore_plan(checkpoint, look.parallelism)
+    tables = _tables_of(checkpoint, plan)
+    files = _read(store, tables.files, plan, look)
+    findings = [*tables.findings, *_of_files(paths, checkpoint, tables.files, files)]
+    # What is another's cannot be compared with its neighbours.
+    if not any(one.code == "metadata-of-another" for one in found.findings):
+        findings += across_findings(found.history)
+    findings += _waiting(store, paths, checkpoint)
+    findings += value_findings(store, checkpoint, tables.files, files, look)
+    if look.level < MAX_LEVEL:
+        return DataFindings(findings=tuple(findings), looked_at=len(files))
+    told = {one.object for one in (*found.findings, *findings)}
+    findings += owner_findings(plan, files, told)
+    findings += unkeyed_findings(checkpoint, files)
+    restore = subtask_restores(plan, files)
+    return DataFindings(findings=tuple(findings), restore=restore, looked_at=len(files))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tables:
+    """The tables of an epoch: the files they list, and what is wrong with their configurations."""
+
+    files: Mapping[StatePath, ListedFile]
+    findings: tuple[Finding, ...]
+
+
+def _tables_of(checkpoint: Checkpoint, plan: RestorePlan) -> _Tables:
+    """Every file that the epoch lists, as the first table that does."""
+    listed: dict[StatePath, ListedFile] = {}
+    findings = list(config_findings(checkpoint))
+    opened = set(plan.files)
+    for operator in checkpoint.operators:
+        for name, files in operator.tables.items():
+            config = operator.configs.get(name)
+            if config is None or config.kind is not files.kind:
+                continue  # told above
+            try:
+                own = _listed_files(checkpoint, operator, config, files, opened)
+            except FormatError as problem:
+                evidence = f"table {name} of operator {operator.operator}: {problem.message}"
+                findings.append(
+                    error("table-configuration", checkpoint.ref, evidence, KEEP_AND_REPORT)
+                )
+                continue
+            for file in own:
+                listed.setdefault(file.path, file)
+    return _Tables(files=listed, findings=tuple(findings))
+
+
+def _listed_files(
+    checkpoint: Checkpoint,
+    operator: OperatorCheckpoint,
+    config: TableConfig,
+    files: TableFiles,
+    opened: Container[StatePath],
+) -> list[ListedFile]:
+    forms = table_forms(config)
+    bounds = {} if isinstance(files, GlobalKeyedFiles) else {one.path: one for one in files.files}
+    return [
+        ListedFile(
+            path=path,
+            operator=operator.operator,
+            config=config,
+            forms=forms,
+            bounds=bounds.get(path),
+            opened=path in opened,
+            ours=checkpoint.progress is not None,
+        )
+        for path in files.paths
+    ]
+
+
+def _read(
+    store: ObjectStore, listed: Mapping[StatePath, ListedFile], plan: RestorePlan, look: Look
+) -> dict[StatePath, FileFacts]:
+    if look.level == 0:
+        sizes = stored_sizes(store, listed)
+        return {path: FileFacts(size_bytes=size) for path, size in sizes.items()}
+    if look.level == MAX_LEVEL:
+        look = Look(
+            level=look.level,
+            parallelism=look.parallelism,
+            catalogue=look.catalogue,
+            variant=find_variant(store, listed.values()),
+        )
+    reads = {(read.operator, read.table): read for read in plan.reads}
+    wanted = [_to_read(file, reads) for file in listed.values()]
+    with ThreadPoolExecutor(_READERS if look.level > 1 else _FOOTER_READERS, "verify") as pool:
+        found = pool.map(lambda file: read_file_facts(store, file, look), wanted)
+        pairs = zip(listed, found, strict=True)
+        return {path: facts for path, facts in pairs if facts is not None}
+
+
+def _to_read(
+    file: ListedFile, reads: Mapping[tuple[OperatorId, TableName], TableRead]
+) -> FileToRead:
+    # The last read of a table is that of its last subtask.
+    last = reads.get((file.operator, file.config.table))
+    return FileToRead(
+        listed=file,
+        parallelism=1 if last is None else last.subtask + 1,
+        cutoff_micros=0 if last is None else last.cutoff_micros,
+    )
+
+
+def _of_files(
+    paths: JobPaths,
+    checkpoint: Checkpoint,
+    listed: Mapping[StatePath, ListedFile],
+    files: _Files,
+) -> Iterator[Finding]:
+    twice = list(list_findings(checkpoint, paths.root, files))
+    yield from twice
+    told = {one.object for one in twice if one.code == "file-listed-twice"}
+    for path, file in listed.items():
+        if path not in told:
+            yield from file_findings(file, files.get(path))
+
+
+def _waiting(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> Iterator[Finding]:
+    records = ParquetBackend(store, paths).compaction_records()
+    outputs = [
+        path
+        for record in records.values()
+        for merged in (() if record is None else record.merged)
+        for path in merged.output_paths
+    ]
+    present = stored_sizes(store, outputs) if outputs else {}
+    yield from waiting_findings(records, present, checkpoint.paths)

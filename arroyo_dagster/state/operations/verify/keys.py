@@ -1,0 +1,139 @@
+"""Reads keys for `verify`: those that several subtasks wrote, and by which hash rows are routed."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
+from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes
+from arroyo_dagster.state.codec.parquet import decoding, open_pages
+from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.layout import parse_data_file
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
+from arroyo_dagster.state.planning.verify.files import ListedFile
+from arroyo_dagster.state.planning.verify.restore import SharedKeys
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.forms import columns_of
+from arroyo_dagster.state.tables.global_keys import keys_of_several, open_keyed_files
+
+_SAMPLED_FILES = 8
+_SAMPLED_ROWS = 256
+
+
+# ---- keys written by several subtasks ------------------------------------------------------------
+
+
+def find_shared_keys(
+    store: ObjectStore, operator: OperatorId, config: TableConfig, files: Iterable[StatePath]
+) -> list[SharedKeys]:
+    """Find keys that several subtasks wrote in one epoch of a global keyed table.
+
+    Only keys of one epoch are in memory at a time.
+
+    Args:
+        files: those that can be read.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    groups: dict[StatePath, dict[int, list[StatePath]]] = {}
+    for path in files:
+        subtask = parse_data_file(path, config.table)
+        if subtask is not None and path.parent is not None:
+            groups.setdefault(path.parent, {}).setdefault(subtask, []).append(path)
+    found = (
+        _shared(store, operator, config.table, directory, by_subtask)
+        for directory, by_subtask in groups.items()
+        if len(by_subtask) > 1
+    )
+    return [one for one in found if one is not None]
+
+
+def _shared(
+    store: ObjectStore,
+    operator: OperatorId,
+    table: TableName,
+    directory: StatePath,
+    by_subtask: dict[int, list[StatePath]],
+) -> SharedKeys | None:
+    subtasks = sorted(by_subtask)
+    with ExitStack() as opened:
+        try:
+            groups = [list(open_keyed_files(store, by_subtask[one])) for one in subtasks]
+            for file in itertools.chain(*groups):
+                opened.enter_context(closing(file.data))
+            found = keys_of_several(groups)
+        except (FormatError, NotFoundError):
+            return None  # it went, or changed, since it was looked at
+    if found is None:
+        return None
+    return SharedKeys(
+        operator=operator,
+        table=table,
+        directory=directory,
+        keys=found.keys,
+        differ=found.differ,
+        example=found.example.hex(),
+        subtasks=tuple(subtasks[place] for place in found.groups),
+    )
+
+
+# ---- the hash ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Votes:
+    """How many sampled rows each variant of the hash explains."""
+
+    rows: Counter[HashVariant] = field(default_factory=Counter)
+
+    @property
+    def winner(self) -> HashVariant | None:
+        """The one that explains most; None while two are level."""
+        best = self.rows.most_common(2)
+        if not best or (len(best) > 1 and best[0][1] == best[1][1]):
+            return None
+        return best[0][0]
+
+
+def find_variant(store: ObjectStore, files: Iterable[ListedFile]) -> HashVariant:
+    """Find the hash that most routing keys of a few files were made by; the official one if level.
+
+    Unlike `find_hash_variant` it does not mind a file that is damaged: those are judged by it.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    votes = _Votes()
+    hashed = [file for file in files if _hashed_by(file)]
+    for file in hashed[:_SAMPLED_FILES]:
+        try:
+            with store.open_input(file.path) as source, decoding(file.path):
+                batch = next(open_pages(source).iter_batches(_SAMPLED_ROWS), None)
+            if batch is not None and columns_of(batch.schema) in file.forms:
+                _vote(votes, batch, _hashed_by(file))
+        except (FormatError, NotFoundError, InputError):
+            continue
+        if votes.winner is not None:
+            return votes.winner
+    return HashVariant.FALLBACK
+
+
+def _hashed_by(file: ListedFile) -> tuple[int, ...]:
+    config = file.config.config
+    return config.schema.hashed_indices if isinstance(config, ExpiringTimeKeyConfig) else ()
+
+
+def _vote(votes: _Votes, batch: pa.RecordBatch, indices: tuple[int, ...]) -> None:
+    stored = batch.column(batch.num_columns - 2)
+    for variant in HashVariant:
+        columns = [batch.column(index) for index in indices]
+        found = key_hashes(columns, batch.num_rows, variant=variant)
+        votes.rows[variant] += pc.sum(pc.equal(found, stored)).as_py() or 0

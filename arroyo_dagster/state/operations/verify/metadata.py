@@ -1,0 +1,395 @@
+"""Reads the metadata around one epoch of a job, whatever of it is missing or broken.
+
+Each object is read once; what does not decode is a fact, not an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, StorageError
+from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.reader import as_checkpoint, legacy_checkpoint
+from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
+    CheckpointState,
+    CommitNote,
+    CommittedMarker,
+    CurrentGeneration,
+    EpochRecord,
+    LegacyCheckpoint,
+    Manifest,
+    OperatorCheckpoint,
+)
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, Layout
+from arroyo_dagster.state.model.numbers import parse_number
+from arroyo_dagster.state.planning.gc.retention import LEGACY_EPOCHS_BEFORE_NEWEST, behind_pinned
+from arroyo_dagster.state.planning.restore import recovery
+from arroyo_dagster.state.planning.restore.lineage import rolled_back
+from arroyo_dagster.state.planning.verify.findings import Finding
+from arroyo_dagster.state.planning.verify.legacy import LegacyFacts, legacy_findings
+from arroyo_dagster.state.planning.verify.protocol import (
+    NextStart,
+    ProtocolFacts,
+    head_of,
+    protocol_findings,
+)
+from arroyo_dagster.state.planning.verify.records import MetadataObject, Unreadable
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+_Decode = Callable[[bytes, str], MetadataObject]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobMetadata:
+    """The metadata around one epoch, judged.
+
+    Attributes:
+        root: the object that makes the epoch exist.
+        checkpoint: the epoch; None if its objects do not say what it holds.
+        history: consecutive visible epochs that could be read, oldest first, the verified one last.
+        findings: about metadata objects.
+        objects: how many were looked at.
+    """
+
+    root: StatePath
+    epoch: Epoch
+    checkpoint: Checkpoint | None
+    history: tuple[Checkpoint, ...]
+    findings: tuple[Finding, ...]
+    objects: int
+
+
+def read_job_metadata(
+    store: ObjectStore, paths: JobPaths, epochs: Sequence[Epoch], epoch: Epoch, history: int
+) -> JobMetadata:
+    """Read and judge the metadata of an epoch and of up to `history` visible ones before it.
+
+    Args:
+        epochs: the visible epochs, ascending; `epoch` is one of them.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    looked_at = tuple(one for one in epochs if one <= epoch)[-history - 1 :]
+    if any(later - earlier > 1 for earlier, later in itertools.pairwise(looked_at)):
+        looked_at = _without_pinned(store, paths, looked_at)
+    reader = _Reader(store, paths)
+    if paths.layout is Layout.LEGACY:
+        reader.read(map(paths.legacy_metadata, looked_at), metadata.decode_legacy_checkpoint)
+    else:
+        records_of = [paths.epoch_record(one) for one in looked_at]
+        reader.read(records_of, records.decode_epoch_record)
+        _read_manifests(reader, records_of)
+    rollbacks = _rollbacks(reader, looked_at)
+    left = rolled_back(looked_at[-1], looked_at, rollbacks)
+    lineage = tuple(one for one in looked_at if one not in left)
+    rollbacks = {one: to for one, to in rollbacks.items() if one not in left}
+    judge = _legacy if paths.layout is Layout.LEGACY else _protocol
+    return judge(reader, lineage, newest=epochs[-1], rollbacks=rollbacks)
+
+
+def _rollbacks(reader: _Reader, epochs: Iterable[Epoch]) -> dict[Epoch, Epoch]:
+    """Of some epochs those that a rollback published, with what it restored."""
+    found: dict[Epoch, Epoch] = {}
+    for epoch in epochs:
+        head = _head(reader, epoch)
+        if head is not None and head.progress is not None and head.epoch == epoch:
+            restored = head.progress.rolled_back_to
+            found.update({} if restored is None else {epoch: restored})
+    return found
+
+
+def _head(reader: _Reader, epoch: Epoch) -> Manifest | LegacyCheckpoint | None:
+    """What says that an epoch exists, and how far its sources were read."""
+    if reader.paths.layout is Layout.LEGACY:
+        legacy: LegacyCheckpoint | None = reader.get(
+            reader.paths.legacy_metadata(epoch), LegacyCheckpoint
+        )
+        return legacy
+    record = reader.get(reader.paths.epoch_record(epoch), EpochRecord)
+    manifest: Manifest | None = record and reader.get(record.checkpoint_ref, Manifest)
+    return manifest
+
+
+def _without_pinned(
+    store: ObjectStore, paths: JobPaths, epochs: tuple[Epoch, ...]
+) -> tuple[Epoch, ...]:
+    """The epochs since the last one whose follower expired while it was pinned."""
+    try:
+        pinned = ParquetBackend(store, paths).retained().ever_pinned
+    except FormatError:
+        return epochs  # a gap that nothing explains is told as one
+    return behind_pinned(epochs, pinned)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """What was read so far."""
+
+    store: ObjectStore
+    paths: JobPaths
+    objects: dict[StatePath, MetadataObject | Unreadable | None] = field(default_factory=dict)
+
+    def read(self, paths: Iterable[StatePath], decode: _Decode) -> None:
+        """Read objects that were not read before, many at once."""
+        wanted = [path for path in dict.fromkeys(paths) if path not in self.objects]
+        found = concurrently(lambda path: self._object(path, decode), wanted)
+        self.objects.update(zip(wanted, found, strict=True))
+
+    def _object(self, path: StatePath, decode: _Decode) -> MetadataObject | Unreadable | None:
+        try:
+            return decode(self.store.read(path), path)
+        except NotFoundError:
+            return None
+        except StorageError:
+            raise
+        except ArroyoStateError as error:
+            return Unreadable(error.message)
+
+    def get(self, path: StatePath, kind: type[Any]) -> Any:
+        """An object that was read, if it is there and decodes."""
+        found = self.objects.get(path)
+        return found if isinstance(found, kind) else None
+
+
+# ---- protocol ------------------------------------------------------------------------------------
+
+
+def _protocol(
+    reader: _Reader, looked_at: tuple[Epoch, ...], newest: Epoch, rollbacks: Mapping[Epoch, Epoch]
+) -> JobMetadata:
+    paths, epoch = reader.paths, looked_at[-1]
+    generations = _read_generations(reader)
+    facts = ProtocolFacts(
+        paths=paths,
+        epoch=epoch,
+        newest=epoch == newest,
+        epochs=looked_at,
+        objects=reader.objects,
+        ours=False,
+        rollbacks=rollbacks,
+        generations=generations,
+    )
+    head = head_of(facts)
+    if head is not None and head[1].parent_ref is not None:
+        _read_parent(reader, head[1].parent_ref)
+    ours = head is not None and head[1].progress is not None
+    facts = replace(facts, ours=ours)
+    if facts.newest:
+        facts = replace(facts, next_start=_next_start(reader, facts))
+    states = [_protocol_checkpoint(facts, one) for one in looked_at]
+    return _judged(facts, paths.epoch_record(epoch), states, protocol_findings(facts))
+
+
+def _read_generations(reader: _Reader) -> tuple[WorkerGeneration, ...]:
+    paths = reader.paths
+    below = reader.store.list_dir(paths.generations).prefixes
+    found = (parse_number(path.name) for path in below)
+    numbers = sorted(WorkerGeneration(number) for number in found if number is not None)
+    reader.read([paths.current_generation], records.decode_current_generation)
+    manifests = (paths.generation_manifest(number) for number in numbers)
+    reader.read(manifests, records.decode_generation_manifest)
+    return tuple(numbers)
+
+
+def _read_manifests(reader: _Reader, records_of: Iterable[StatePath]) -> None:
+    """The manifests that records name, and the markers of those that commit."""
+    found = [reader.get(path, EpochRecord) for path in records_of]
+    refs = [one.checkpoint_ref for one in found if one and _inside(reader, one.checkpoint_ref)]
+    reader.read(refs, metadata.decode_manifest)
+    manifests = [(ref, reader.get(ref, Manifest)) for ref in refs]
+    markers = [recovery.marker_path(ref) for ref, one in manifests if one and one.needs_commit]
+    reader.read(markers, records.decode_committed_marker)
+
+
+def _inside(reader: _Reader, ref: StatePath) -> bool:
+    return ref.startswith(f"{reader.paths.root}/")
+
+
+def _read_parent(reader: _Reader, ref: StatePath) -> None:
+    try:
+        recovery.expect_manifest_path(reader.paths, ref)
+    except ArroyoStateError:
+        return
+    reader.read([ref], metadata.decode_manifest)
+    parent = reader.get(ref, Manifest)
+    if parent is not None:
+        path = reader.paths.epoch_record(parent.epoch)
+        reader.read([path], records.decode_epoch_record)
+        _read_manifests(reader, [path])
+
+
+def _next_start(reader: _Reader, facts: ProtocolFacts) -> NextStart | str | None:
+    """Ask what the next start would restore, reading what the answer needs."""
+    fence = facts.get(reader.paths.current_generation, CurrentGeneration)
+    if fence is None:
+        return None
+    starting = WorkerGeneration(max(fence.worker_generation, *facts.generations, 0) + 1)
+    # A start raises the fence before it looks, so that it may claim.
+    raised = replace(fence, worker_generation=starting)
+    known: dict[StatePath, recovery.Record | None] = {reader.paths.current_generation: raised}
+    while True:
+        try:
+            found = recovery.resolve(
+                reader.paths, starting, known, now_micros=0, as_arroyo=not facts.ours
+            )
+        except ArroyoStateError as error:
+            return error.message
+        if not isinstance(found, recovery.Need):
+            return found
+        reader.read([found.path], _decoder_of(found.path))
+        answer = reader.objects[found.path]
+        if isinstance(answer, Unreadable | LegacyCheckpoint | OperatorCheckpoint):
+            return None
+        known[found.path] = answer
+
+
+def _decoder_of(path: StatePath) -> _Decode:
+    by_name: dict[str, _Decode] = {
+        "checkpoint-manifest.pb": metadata.decode_manifest,
+        "committed.json": records.decode_committed_marker,
+        "generation-manifest.json": records.decode_generation_manifest,
+        CURRENT_GENERATION: records.decode_current_generation,
+    }
+    return by_name.get(path.name, records.decode_epoch_record)
+
+
+def _protocol_checkpoint(facts: ProtocolFacts, epoch: Epoch) -> Checkpoint | None:
+    found = head_of(replace(facts, epoch=epoch))
+    if found is None or found[1].epoch != epoch:
+        return None
+    ref, manifest = found
+    done = not manifest.needs_commit or facts.get(recovery.marker_path(ref), CommittedMarker)
+    state = CheckpointState.READY if done else CheckpointState.COMMITTING
+    return as_checkpoint(manifest, ref, state)
+
+
+def _judged(
+    facts: ProtocolFacts | LegacyFacts,
+    root: StatePath,
+    states: Sequence[Checkpoint | None],
+    findings: Sequence[Finding],
+) -> JobMetadata:
+    return JobMetadata(
+        root=root,
+        epoch=facts.epoch,
+        checkpoint=states[-1],
+        history=tuple(one for one in states if one is not None) if states[-1] else (),
+        findings=tuple(findings),
+        objects=sum(found is not None for found in facts.objects.values()),
+    )
+
+
+# ---- legacy --------------------------------------------------------------------------------------
+
+
+def _legacy(
+    reader: _Reader, looked_at: tuple[Epoch, ...], newest: Epoch, rollbacks: Mapping[Epoch, Epoch]
+) -> JobMetadata:
+    paths, epoch = reader.paths, looked_at[-1]
+    reader.read([paths.legacy_metadata(newest)], metadata.decode_legacy_checkpoint)
+    head = reader.get(paths.legacy_metadata(epoch), LegacyCheckpoint)
+    last = reader.get(paths.legacy_metadata(newest), LegacyCheckpoint)
+    min_epoch = Epoch(0) if last is None else last.min_epoch
+    _read_operators(reader, looked_at, head, min_epoch)
+    states = [_legacy_checkpoint(reader, one) for one in looked_at]
+    facts = LegacyFacts(
+        paths=paths,
+        epoch=epoch,
+        newest=epoch == newest,
+        epochs=looked_at,
+        objects=reader.objects,
+        ours=head is not None and head.progress is not None,
+        rollbacks=rollbacks,
+        min_epoch=min_epoch,
+        unfinished=_unfinished(reader, newest) if epoch == newest else (),
+        committed=_committed(states[-1]),
+    )
+    return _judged(facts, paths.legacy_metadata(epoch), states, legacy_findings(facts))
+
+
+def _read_operators(
+    reader: _Reader,
+    looked_at: Iterable[Epoch],
+    head: LegacyCheckpoint | None,
+    min_epoch: Epoch,
+) -> None:
+    """The operators of every epoch looked at, and of those that Arroyo's cleanup will read."""
+    names = () if head is None else head.operators
+    wanted = {one: _operators_of(reader, one) or names for one in looked_at}
+    if head is not None:
+        oldest = max(head.epoch - LEGACY_EPOCHS_BEFORE_NEWEST, min_epoch, 1)
+        for number in range(oldest, head.epoch):
+            epoch = Epoch(number)
+            path = reader.paths.legacy_metadata(epoch)
+            reader.read([path], metadata.decode_legacy_checkpoint)
+            wanted[epoch] = (*wanted.get(epoch, ()), *names)
+    found = [
+        reader.paths.operator_metadata(name, epoch)
+        for epoch, operators in wanted.items()
+        for name in operators
+    ]
+    reader.read(found, metadata.decode_operator)
+
+
+def _operators_of(reader: _Reader, epoch: Epoch) -> tuple[OperatorId, ...]:
+    head = reader.get(reader.paths.legacy_metadata(epoch), LegacyCheckpoint)
+    return () if head is None else head.operators
+
+
+def _legacy_checkpoint(reader: _Reader, epoch: Epoch) -> Checkpoint | None:
+    """What of an epoch can be read; None if an operator of it cannot."""
+    path = reader.paths.legacy_metadata(epoch)
+    head: LegacyCheckpoint | None = reader.get(path, LegacyCheckpoint)
+    if head is None or head.epoch != epoch:
+        return None
+    at = (reader.paths.operator_metadata(name, epoch) for name in head.operators)
+    operators = [reader.get(one, OperatorCheckpoint) for one in at]
+    if None in operators:
+        return None
+    committed = head.progress is not None and _noted(reader, head)
+    return legacy_checkpoint(
+        head, operators, path, recovery.legacy_state(head, operators, committed)
+    )
+
+
+def _noted(reader: _Reader, head: LegacyCheckpoint) -> bool:
+    expected = CommitNote(
+        job=head.job, epoch=head.epoch, finish_time_micros=head.finish_time_micros
+    )
+    path = reader.paths.commit_note(head.epoch)
+    try:
+        return records.decode_commit_note(reader.store.read(path), path) == expected
+    except NotFoundError:
+        return False
+    except StorageError:
+        raise
+    except ArroyoStateError:
+        return False
+
+
+def _committed(checkpoint: Checkpoint | None) -> bool | None:
+    if checkpoint is None or checkpoint.progress is None or not checkpoint.needs_commit:
+        return None
+    return checkpoint.state is CheckpointState.READY
+
+
+def _unfinished(reader: _Reader, newest: Epoch) -> tuple[Epoch, ...]:
+    """Directories later than every visible epoch in which an operator was finished."""
+    numbers = ParquetBackend(reader.store, reader.paths).checkpoint_dirs()
+    names = _operators_of(reader, newest)
+    found = []
+    for epoch in (number for number in numbers if number > newest):
+        heads = concurrently(
+            reader.store.head, [reader.paths.operator_metadata(name, epoch) for name in names]
+        )
+        if any(heads):
+            found.append(epoch)
+    return tuple(found)

@@ -1,0 +1,322 @@
+"""Reads a data file for `verify`: its footer, then its rows, a few thousand at a time.
+
+Nothing is kept of the rows but what `planning.verify_files.RowScan` says.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
+from arroyo_dagster.state.codec.bincode.codec import codec_for
+from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes, subtasks_for_hashes
+from arroyo_dagster.state.codec.operations import INSERT, decode_operation
+from arroyo_dagster.state.codec.parquet import FileFacts as FooterFacts
+from arroyo_dagster.state.codec.parquet import decoding, open_pages, read_facts, rows_at_once
+from arroyo_dagster.state.model.tables import (
+    KEY_HASH_COLUMN,
+    TIMESTAMP_COLUMN,
+    ExpiringTimeKeyConfig,
+    TableConfig,
+)
+from arroyo_dagster.state.model.types import Type
+from arroyo_dagster.state.planning.verify.files import FileFacts, Footer, ListedFile, RowScan
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.forms import columns_of, stored_form
+from arroyo_dagster.state.tables.known.catalogue import Catalogue
+from arroyo_dagster.state.tables.time_files import WHOLE_BYTES
+
+MAX_LEVEL = 4
+_MOST_ROWS = 8192
+_NANOS_PER_MICRO = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How closely files are looked at.
+
+    Attributes:
+        level: 1 = footers, 2 = rows against statistics, 3 = values, 4 = owners.
+        parallelism: of the restored job; None = each operator's own.
+        variant: the hash that the job's routing keys were made by.
+    """
+
+    level: int
+    catalogue: Catalogue
+    parallelism: int | None = None
+    variant: HashVariant = HashVariant.FALLBACK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileToRead:
+    """A listed file, and what decides which of its rows a restore keeps.
+
+    Attributes:
+        parallelism: subtasks of the restored operator.
+        cutoff_micros: rows older than this are not kept; 0 = none.
+    """
+
+    listed: ListedFile
+    parallelism: int
+    cutoff_micros: int
+
+
+def read_file_facts(store: ObjectStore, file: FileToRead, look: Look) -> FileFacts | None:
+    """Read what `look` asks of a data file; None if it is not there.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    path = file.listed.path
+    try:
+        with store.open_input(path) as source:
+            size = source.seek(0, io.SEEK_END)
+            source.seek(0)
+            if size == 0:
+                return FileFacts(size_bytes=0)
+            try:
+                with decoding(path):
+                    small = look.level > 1 and size <= WHOLE_BYTES
+                    read = io.BytesIO(source.read()) if small else source
+                return _facts(read, size, file, look)
+            except FormatError as error:
+                return FileFacts(size_bytes=size, problem=error.message)
+    except NotFoundError:
+        return None
+
+
+def _facts(source: BinaryIO, size: int, file: FileToRead, look: Look) -> FileFacts:
+    path = file.listed.path
+    facts = read_facts(source, path, bounds=look.level > 1)
+    footer = _footer(facts)
+    sources = file.listed.reading(footer).sources
+    rows = None
+    if look.level > 1 and sources:
+        rows = _scanned(source, file, look, sources, facts.version)
+    return FileFacts(size_bytes=size, footer=footer, rows=rows)
+
+
+def _footer(facts: FooterFacts) -> Footer:
+    keys, times = facts.bounds.get(KEY_HASH_COLUMN), facts.bounds.get(TIMESTAMP_COLUMN)
+    return Footer(
+        rows=facts.rows,
+        row_groups=facts.row_groups,
+        columns=columns_of(facts.schema),
+        schema_json=stored_form(facts.schema),
+        state_version=facts.version,
+        min_routing_key=None if keys is None else keys[0],
+        max_routing_key=None if keys is None else keys[1],
+        max_timestamp_micros=None if times is None else times[1] // _NANOS_PER_MICRO,
+    )
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def _scanned(
+    source: BinaryIO, file: FileToRead, look: Look, sources: Sequence[int | None], version: int
+) -> RowScan:
+    config = file.listed.config.config
+    scan: _RowsScan | _PairsScan
+    if isinstance(config, ExpiringTimeKeyConfig):
+        scan = _RowsScan(file, look, config, sources)
+    else:
+        scan = _PairsScan(file, look, version)
+    with decoding(file.listed.path):
+        source.seek(0)
+        pages = open_pages(source)
+        rows = rows_at_once(pages.metadata, _MOST_ROWS)
+        for batch in pages.iter_batches(batch_size=rows, use_threads=False):
+            scan.add(batch)
+    return scan.result()
+
+
+class _RowsScan:
+    """What the rows of a file of an expiring table say, a batch after the other."""
+
+    def __init__(
+        self,
+        file: FileToRead,
+        look: Look,
+        config: ExpiringTimeKeyConfig,
+        sources: Sequence[int | None],
+    ) -> None:
+        self._look = look
+        self._ours = file.listed.ours
+        self._cutoff_nanos = file.cutoff_micros * _NANOS_PER_MICRO
+        self._parallelism = file.parallelism
+        self._time = sources[config.schema.timestamp_index]
+        self._keys = [sources[index] for index in config.schema.hashed_indices]
+        self._rows = self._strange_hashes = self._strange_operations = 0
+        self._hashes: list[int] = []
+        self._times: list[int] = []
+        self._live = np.zeros(file.parallelism, np.int64)
+        self._undecodable: str | None = None
+        self._unhashed: str | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Look at a batch."""
+        self._rows += batch.num_rows
+        if not batch.num_rows:
+            return
+        hashes = batch.column(batch.num_columns - 2)
+        times = batch.column(self._time).cast(pa.int64())
+        self._hashes = _range([*self._hashes, *_bounds(hashes)])
+        self._times = _range([*self._times, *_bounds(times)])
+        if self._look.level > 2:
+            self._add_values(batch)
+        if self._look.level > 3:
+            self._add_owners(batch, hashes, times)
+
+    def _add_values(self, batch: pa.RecordBatch) -> None:
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid as error:
+            self._undecodable = self._undecodable or f"a value is not of its type ({error})"
+        operations = batch.column(batch.num_columns - 1)
+        if pc.all(pc.equal(operations, INSERT)).as_py():
+            return
+        for kind in pc.value_counts(operations).to_pylist():
+            if kind["values"] != INSERT and not (self._ours and _is_operation(kind["values"])):
+                self._strange_operations += kind["counts"]
+
+    def _add_owners(self, batch: pa.RecordBatch, hashes: pa.Array, times: pa.Array) -> None:
+        owners = subtasks_for_hashes(hashes, self._parallelism)
+        fresh = pc.fill_null(pc.greater_equal(times, self._cutoff_nanos), True)
+        kept = owners[fresh.to_numpy(zero_copy_only=False)]
+        self._live += np.bincount(kept, minlength=self._parallelism)
+        try:
+            columns = [batch.column(index) for index in self._keys]
+            recomputed = key_hashes(columns, batch.num_rows, variant=self._look.variant)
+        except InputError as error:
+            self._unhashed = f"routing keys were not recomputed: {error.message}"
+            return
+        self._strange_hashes += pc.sum(pc.not_equal(recomputed, hashes)).as_py()
+
+    def result(self) -> RowScan:
+        """What all batches say."""
+        low, high = self._hashes or (None, None)
+        first, last = self._times or (None, None)
+        return RowScan(
+            rows=self._rows,
+            min_routing_key=low,
+            max_routing_key=high,
+            min_timestamp_micros=None if first is None else first // _NANOS_PER_MICRO,
+            max_timestamp_micros=None if last is None else last // _NANOS_PER_MICRO,
+            live=tuple(self._live.tolist()),
+            strange_hashes=self._strange_hashes,
+            strange_operations=self._strange_operations,
+            undecodable=self._undecodable,
+            unhashed=self._unhashed,
+        )
+
+
+def _bounds(values: pa.Array) -> Iterator[int]:
+    found = pc.min_max(values).as_py()
+    return (found[end] for end in ("min", "max") if found[end] is not None)
+
+
+def _range(values: list[int]) -> list[int]:
+    return [min(values), max(values)] if values else []
+
+
+def _is_operation(data: bytes) -> bool:
+    try:
+        decode_operation(data)
+    except FormatError:
+        return False
+    return True
+
+
+# ---- pairs ---------------------------------------------------------------------------------------
+
+
+class _PairsScan:
+    """What the rows of a file of a global keyed table say, a batch after the other."""
+
+    def __init__(self, file: FileToRead, look: Look, version: int) -> None:
+        self._look = look
+        self._listed = file.listed
+        self._version = version
+        self._rows = self._unordered = 0
+        self._last: bytes | None = None
+        self._undecodable: str | None = None
+        self._unknown: str | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Look at a batch."""
+        self._rows += batch.num_rows
+        if self._look.level < 3 or not batch.num_rows:
+            return
+        keys = batch.column(0).to_pylist()
+        earlier = [self._last, *keys[:-1]]
+        self._unordered += sum(
+            before is not None and key <= before for before, key in zip(earlier, keys, strict=True)
+        )
+        self._last = keys[-1]
+        seconds = batch.column(1).to_pylist()
+        if batch.schema.names[1] == "value":
+            self._decode(keys, seconds)
+        else:
+            self._undecodable = self._undecodable or _removal_problem(seconds)
+
+    def _decode(self, keys: list[bytes], values: list[bytes]) -> None:
+        config = self._listed.config
+        if config.key_type is not None and config.value_type is not None:
+            stored = self._version == config.state_version
+            self._undecodable = self._undecodable or _typed_problem(config, keys, values, stored)
+            return
+        known = self._look.catalogue.find(self._listed.operator, config)
+        problem = self._form_problem(keys, values)
+        # Of a version that nobody knows nothing can be said; one that is known must decode.
+        if any(one.has_version(self._version) for one in known):
+            self._undecodable = self._undecodable or problem
+        else:
+            self._unknown = self._unknown or problem
+
+    def _form_problem(self, keys: list[bytes], values: list[bytes]) -> str | None:
+        versioned = {key: (self._version, value) for key, value in zip(keys, values, strict=True)}
+        operator, config = self._listed.operator, self._listed.config
+        return self._look.catalogue.form_of(operator, config, versioned).problem
+
+    def result(self) -> RowScan:
+        """What all batches say."""
+        return RowScan(
+            rows=self._rows,
+            unordered=self._unordered,
+            undecodable=self._undecodable,
+            unknown=self._unknown,
+        )
+
+
+def _typed_problem(
+    config: TableConfig, keys: list[bytes], values: list[bytes], current: bool
+) -> str | None:
+    """Why pairs do not decode by the types that the job stored; values of older versions have
+    other types, which are not stored."""
+    assert config.key_type is not None
+    assert config.value_type is not None
+    return _pairs_problem(config.key_type, config.value_type, keys, values if current else [])
+
+
+def _pairs_problem(
+    key_type: Type, value_type: Type, keys: list[bytes], values: list[bytes]
+) -> str | None:
+    for what, described, found in (("key", key_type, keys), ("value", value_type, values)):
+        try:
+            codec_for(described).decode_many(found)
+        except FormatError as error:
+            return f"a {what} is not what the table's types say: {error.message}"
+    return None
+
+
+def _removal_problem(operations: Iterable[bytes]) -> str | None:
+    strange = next((one for one in set(operations) if not _is_operation(one)), None)
+    return None if strange is None else f"{strange.hex()} is no operation on a key"

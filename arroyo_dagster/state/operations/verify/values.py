@@ -1,0 +1,69 @@
+"""What the values of an epoch tell `verify`, a table at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.operations.verify.keys import find_shared_keys
+from arroyo_dagster.state.operations.verify.rows import Look
+from arroyo_dagster.state.planning.verify.files import FileFacts, ListedFile
+from arroyo_dagster.state.planning.verify.findings import KEEP_AND_REPORT, Finding, error
+from arroyo_dagster.state.planning.verify.restore import shared_key_findings, unknown_table_findings
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.known.catalogue import Catalogue
+
+
+def value_findings(
+    store: ObjectStore,
+    checkpoint: Checkpoint,
+    listed: Mapping[StatePath, ListedFile],
+    files: Mapping[StatePath, FileFacts],
+    look: Look,
+) -> Iterator[Finding]:
+    """Tell tables nobody knows, keys of several subtasks, and commit data that does not decode.
+
+    Args:
+        files: the facts of the files that are there.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    if look.level < 3:
+        return
+    unknown: dict[tuple[OperatorId, TableName], str] = {}
+    for path, file in listed.items():
+        found = files.get(path)
+        if found is not None and found.rows is not None and found.rows.unknown:
+            unknown.setdefault((file.operator, file.config.table), found.rows.unknown)
+    yield from unknown_table_findings(unknown)
+    for operator in checkpoint.operators:
+        for name, tables in operator.tables.items():
+            config = operator.configs.get(name)
+            if config is None or not isinstance(tables, GlobalKeyedFiles):
+                continue
+            readable = [path for path in tables.files if path in files and files[path].rows]
+            shared = find_shared_keys(store, operator.operator, config, readable)
+            yield from shared_key_findings(shared, ours=checkpoint.progress is not None)
+    if checkpoint.progress is None:
+        yield from _commit_data(checkpoint, look.catalogue)
+
+
+def _commit_data(checkpoint: Checkpoint, catalogue: Catalogue) -> Iterator[Finding]:
+    for operator in checkpoint.operators:
+        for name, by_subtask in operator.commit_data().items():
+            config = operator.configs.get(name)
+            if config is None:
+                continue  # told as the fault of the configuration
+            typed = any(one.commit for one in catalogue.find(operator.operator, config))
+            for subtask, data in by_subtask.items():
+                if not data or not typed:
+                    continue
+                if catalogue.decode_commit_data(operator.operator, config, data) is None:
+                    at = f"{operator.operator}.{name}"
+                    evidence = (
+                        f"what subtask {subtask} of {at} left to be committed does not decode"
+                    )
+                    yield error("commit-undecodable", checkpoint.ref, evidence, KEEP_AND_REPORT)

@@ -1,0 +1,103 @@
+"""The metadata of a job once files of it are merged.
+
+In the replay order a merged file lies where those lay that it was made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
+from arroyo_dagster.state.model.compaction import Merged, MergedPairs, MergedRows
+from arroyo_dagster.state.model.ids import OperatorId, StatePath
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedFiles,
+    TableFiles,
+)
+from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """A merge that no longer fits what the job lists, and why."""
+
+    merged: Merged
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Operators with merged files in place of their inputs, and which merges that took."""
+
+    operators: tuple[OperatorCheckpoint, ...]
+    done: tuple[Merged, ...]
+    void: tuple[Void, ...]
+
+
+def apply_merged(operators: Sequence[OperatorCheckpoint], merged: Iterable[Merged]) -> Applied:
+    """Put merged files in the place of their inputs, where those are still listed.
+
+    A merge counts as a whole or not at all. Inputs of an expiring table may be missing because
+    they have expired: no row of theirs is loaded any more. Any other that is missing was merged by
+    somebody else, and the merge is void: its rows would come twice.
+    """
+    by_id: dict[OperatorId, OperatorCheckpoint] = {one.operator: one for one in operators}
+    done: list[Merged] = []
+    void: list[Void] = []
+    for one in merged:
+        operator = by_id.get(one.operator)
+        files = operator.tables.get(one.table) if operator else None
+        if operator is None or files is None:
+            void.append(Void(one, "the table is no longer there"))
+            continue
+        changed = _applied(operator, files, one)
+        if isinstance(changed, str):
+            void.append(Void(one, changed))
+            continue
+        by_id[one.operator] = replace(operator, tables={**operator.tables, one.table: changed})
+        done.append(one)
+    return Applied(tuple(by_id.values()), tuple(done), tuple(void))
+
+
+def _applied(operator: OperatorCheckpoint, files: TableFiles, merged: Merged) -> TableFiles | str:
+    known = set(files.paths)
+    if known & set(merged.output_paths):
+        return "it was taken over before"
+    if isinstance(merged, MergedPairs) and isinstance(files, GlobalKeyedFiles):
+        at = _index_of_run(files.files, merged.inputs)
+        if at is None:
+            return "its inputs are no longer listed side by side"
+        after = at + len(merged.inputs)
+        return replace(files, files=(*files.files[:at], *merged.outputs, *files.files[after:]))
+    if isinstance(merged, MergedRows) and isinstance(files, ExpiringTimeKeyFiles):
+        return _applied_rows(operator, files, merged)
+    return "the table is of another kind now"
+
+
+def _index_of_run(files: Sequence[StatePath], run: Sequence[StatePath]) -> int | None:
+    if not run or run[0] not in files:
+        return None
+    at = files.index(run[0])
+    return at if tuple(files[at : at + len(run)]) == tuple(run) else None
+
+
+def _applied_rows(
+    operator: OperatorCheckpoint, files: ExpiringTimeKeyFiles, merged: MergedRows
+) -> ExpiringTimeKeyFiles | str:
+    config = operator.configs[merged.table].config
+    assert isinstance(config, ExpiringTimeKeyConfig)
+    cutoff = cutoff_micros(operator.min_watermark_micros, config.retention_micros)
+    inputs = {file.path: file for file in merged.inputs}
+    places = [index for index, file in enumerate(files.files) if file.path in inputs]
+    missing = set(inputs) - set(files.paths)
+    if not places:
+        return "none of its inputs is listed any more"
+    if any(inputs[path].max_timestamp_micros >= cutoff for path in missing):
+        return "some of its inputs were merged by somebody else"
+    outputs = [file for file in merged.outputs if file.max_timestamp_micros >= cutoff]
+    kept = [file for file in files.files if file.path not in inputs]
+    kept[places[0] : places[0]] = outputs
+    return replace(files, files=tuple(kept))

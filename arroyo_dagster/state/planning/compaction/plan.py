@@ -1,0 +1,466 @@
+"""Which files to merge, and what a restore would then read.
+
+Files are merged where they lie side by side in the replay order, so that later files still act on
+what they acted on. Of an expiring table only the order within a key range counts: ranges are
+merged apart, and each file that comes of it belongs to one subtask.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.compaction import (
+    CompactionPlan,
+    CompactionRecord,
+    CompactionSettings,
+    Forecast,
+    Generations,
+    InputFile,
+    LeftOut,
+    Merge,
+    Merged,
+    MergedPairs,
+    MergedRows,
+    OutputForm,
+    PairsMerge,
+    RowsMerge,
+    SortOrder,
+)
+from arroyo_dagster.state.model.ids import StatePath, TableName
+from arroyo_dagster.state.model.keys import range_for_server
+from arroyo_dagster.state.model.layout import compaction_level
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    TableFiles,
+    TimeFile,
+)
+from arroyo_dagster.state.planning.compaction.apply import apply_merged
+from arroyo_dagster.state.planning.compaction.budget import within_budget
+from arroyo_dagster.state.planning.compaction.policies import Candidate, Run, choose, why_left
+from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
+from arroyo_dagster.state.planning.restore.reads import restore_plan
+
+NOT_OURS = (
+    "this is a job of Arroyo's: it is not compacted as ours are, but rewritten in place while it "
+    "is stopped (`state.operations.compaction.rewrite`)"
+)
+SNAPSHOTS = "Arroyo writes global keyed tables anew at every epoch: there is nothing to merge"
+UNKEYED = "an aggregate without GROUP BY restores from the first row of a batch: it is not merged"
+_WINDOWS_IN_RETENTION = 8
+
+
+# ---- planning ------------------------------------------------------------------------------------
+
+
+def plan_compaction(
+    checkpoint: Checkpoint,
+    sizes: Mapping[StatePath, int],
+    settings: CompactionSettings,
+    pending: Sequence[CompactionRecord] = (),
+    *,
+    stamps: Mapping[StatePath, str] | None = None,
+    merged_bytes: Sequence[int] | None = None,
+    arroyo: bool = False,
+) -> CompactionPlan:
+    """Choose what to merge at one epoch.
+
+    Args:
+        checkpoint: the newest epoch of the job.
+        sizes: bytes of every file that it, or a pending record, lists.
+        pending: compactions that the job has not taken over yet; they count as done.
+        stamps: what changes with each of the files, for whoever checks the plan later.
+        merged_bytes: how many bytes come of each merge, where that was looked at; else as many as
+            go into it.
+        arroyo: plan a job of Arroyo's too, by the rules of its operators: expiring tables only,
+            and none that restores from the first rows of its batches.
+
+    Returns:
+        A plan, without merges where nothing would get smaller; `left_out` says why.
+
+    Raises:
+        InputError: the size of a listed file is not known.
+    """
+    waiting = [merged for record in pending for merged in record.merged]
+    operators = apply_merged(checkpoint.operators, waiting).operators
+    ours = checkpoint.progress is not None
+    merges: list[Merge] = []
+    left_out: list[LeftOut] = []
+    if not ours and not arroyo:
+        operators = ()
+        left_out.append(LeftOut(reason=NOT_OURS))
+    for operator in operators:
+        for name, files in operator.tables.items():
+            _check_sizes(files.paths, sizes, checkpoint)
+            found = _plan_table(_Table(operator, name, ours), files, sizes, settings)
+            merges.extend(found.merges)
+            left_out.extend(found.left_out)
+    merges, too_much = within_budget(settings.budget, merges, gain)
+    left_out.extend(too_much)
+    looked_at = replace(checkpoint, operators=operators)
+    after = replace(checkpoint, operators=_forecast(operators, merges))
+    known = {**sizes, **_forecast_sizes(merges, merged_bytes)}
+    stamps = stamps or {}
+    taken = dict.fromkeys(path for merge in merges for path in merge.paths)
+    return CompactionPlan(
+        pipeline=checkpoint.pipeline,
+        job=checkpoint.job,
+        epoch=checkpoint.epoch,
+        ref=checkpoint.ref,
+        policy=settings.policy,
+        merges=tuple(merges),
+        inputs=tuple(
+            InputFile(path=path, size_bytes=sizes[path], stamp=stamps.get(path)) for path in taken
+        ),
+        left_out=tuple(left_out),
+        pending=len(pending),
+        before=forecast(looked_at, sizes, settings.parallelism),
+        after=forecast(after, known, settings.parallelism),
+        parallelism=settings.parallelism,
+    )
+
+
+def forecast(
+    checkpoint: Checkpoint, sizes: Mapping[StatePath, int], parallelism: int | None = None
+) -> Forecast:
+    """Say what a restore of this epoch reads.
+
+    Args:
+        sizes: of the files it lists, in bytes.
+        parallelism: of the restore; None = each operator's own.
+    """
+    plan = restore_plan(checkpoint, parallelism, sizes=sizes)
+    listed = list(dict.fromkeys(path for one in checkpoint.operators for path in one.paths))
+    opens = [0] * max((read.subtask + 1 for read in plan.reads), default=0)
+    for read in plan.reads:
+        opens[read.subtask] += len(read.files)
+    return Forecast(
+        files=len(listed),
+        size_bytes=sum(sizes.get(path, 0) for path in listed),
+        opens=tuple(opens),
+    )
+
+
+def backlog(checkpoint: Checkpoint) -> int:
+    """How many data files of a job were never merged, beyond one for each subtask and table.
+
+    From metadata alone, so that a schedule can ask it of hundreds of jobs.
+    """
+    if checkpoint.progress is None:
+        return 0
+    return sum(
+        max(0, _fresh(files) - operator.parallelism)
+        for operator in checkpoint.operators
+        for files in operator.tables.values()
+    )
+
+
+def most_outputs(merge: Merge) -> int:
+    """How many files a merge gives at most, values of several state versions aside."""
+    if isinstance(merge, PairsMerge):
+        return 1 if merge.from_oldest else 2
+    return len(merge.ranges) + merge.size_bytes // merge.form.file_bytes
+
+
+def gain(merge: Merge) -> int:
+    """How many files fewer there are after a merge, at least."""
+    return len(merge.paths) - most_outputs(merge)
+
+
+def _check_sizes(
+    paths: Iterable[StatePath], sizes: Mapping[StatePath, int], checkpoint: Checkpoint
+) -> None:
+    unknown = [path for path in paths if path not in sizes]
+    if unknown:
+        raise InputError(
+            f"{len(unknown)} listed files have no known size; they may be missing",
+            job=checkpoint.job,
+            epoch=checkpoint.epoch,
+            path=unknown[0],
+            next_step="check the epoch; nothing is merged while a file is missing",
+        )
+
+
+# ---- one table -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table, and who wrote it."""
+
+    operator: OperatorCheckpoint
+    name: TableName
+    ours: bool
+
+    def left(self, reason: str, files: Iterable[StatePath] = ()) -> LeftOut:
+        return LeftOut(
+            operator=self.operator.operator, table=self.name, reason=reason, files=tuple(files)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    merges: Sequence[Merge] = ()
+    left_out: Sequence[LeftOut] = ()
+
+
+def _plan_table(
+    table: _Table,
+    files: TableFiles,
+    sizes: Mapping[StatePath, int],
+    settings: CompactionSettings,
+) -> _Found:
+    if isinstance(files, ExpiringTimeKeyFiles):
+        return _plan_rows(table, files, sizes, settings)
+    if not table.ours:
+        return _Found(left_out=[table.left(SNAPSHOTS)])
+    candidates = [_candidate(path, sizes) for path in files.files]
+    runs, left = _split(table, candidates, settings, None)
+    merges: list[Merge] = []
+    for run in runs:
+        inputs = files.files[run.start : run.end]
+        merge = PairsMerge(
+            operator=table.operator.operator,
+            table=table.name,
+            inputs=inputs,
+            size_bytes=sum(sizes[path] for path in inputs),
+            from_oldest=run.start == 0,
+            sizes=tuple(sizes[path] for path in inputs),
+            level=_level(candidates, run),
+        )
+        if most_outputs(merge) < len(inputs):
+            merges.append(merge)
+        else:
+            left.append(table.left(_no_gain(merge), inputs))
+    return _Found(merges, left)
+
+
+def _candidate(path: StatePath, sizes: Mapping[StatePath, int]) -> Candidate:
+    return Candidate(path=path, size_bytes=sizes[path], level=compaction_level(path))
+
+
+def _level(candidates: Sequence[Candidate], run: Run) -> int:
+    return 1 + max(one.level for one in candidates[run.start : run.end])
+
+
+def _no_gain(merge: Merge) -> str:
+    return f"{len(merge.paths)} files would become {most_outputs(merge)}"
+
+
+def _split(
+    table: _Table,
+    candidates: Sequence[Candidate],
+    settings: CompactionSettings,
+    window_micros: int | None,
+) -> tuple[list[Run], list[LeftOut]]:
+    """The runs to merge, and the other files by the reason why they are left."""
+    runs = choose(candidates, settings, window_micros)
+    taken = {at for run in runs for at in range(run.start, run.end)}
+    reasons: dict[str, list[StatePath]] = {}
+    for at, candidate in enumerate(candidates):
+        if at not in taken:
+            reason = why_left(candidates, at, settings, window_micros)
+            reasons.setdefault(reason, []).append(candidate.path)
+    return runs, [table.left(reason, files) for reason, files in reasons.items()]
+
+
+def _plan_rows(
+    table: _Table,
+    files: ExpiringTimeKeyFiles,
+    sizes: Mapping[StatePath, int],
+    settings: CompactionSettings,
+) -> _Found:
+    config = table.operator.configs[table.name].config
+    assert isinstance(config, ExpiringTimeKeyConfig)
+    if config.generational and not table.ours and not config.schema.hashed_indices:
+        return _Found(left_out=[table.left(UNKEYED)])
+    parallelism = settings.parallelism or table.operator.parallelism
+    rule = _RowsRule.of(table, config, settings, parallelism)
+    live = [file for file in files.files if file.max_timestamp_micros >= rule.expired_micros]
+    if not table.ours:
+        live.sort(key=lambda file: file.epoch)  # the order in which Arroyo reads them
+    kept = {file.path for file in live}
+    gone = [file.path for file in files.files if file.path not in kept]
+    merges: list[Merge] = []
+    left = [table.left("no row of it is kept: the next epoch no longer lists it", gone)]
+    for sequence in _sequences(live, parallelism):
+        candidates = [rule.candidate(file, sizes) for file in sequence]
+        runs, others = _split(table, candidates, settings, rule.window_micros)
+        left.extend(others)
+        for run in runs:
+            merge = rule.merge(sequence, run, candidates, sizes)
+            if most_outputs(merge) < len(merge.inputs) or _is_rescale(settings, candidates, run):
+                merges.append(merge)
+            else:
+                left.append(table.left(_no_gain(merge), merge.paths))
+    if not live and not gone:
+        left = [table.left("it has one file or none")]
+    return _Found(merges, [one for one in left if one.files or not files.files])
+
+
+def _is_rescale(settings: CompactionSettings, candidates: Sequence[Candidate], run: Run) -> bool:
+    straddling = any(one.straddles for one in candidates[run.start : run.end])
+    return settings.parallelism is not None and straddling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RowsRule:
+    """How the files of one expiring table are merged."""
+
+    table: _Table
+    parallelism: int
+    expired_micros: int
+    cutoff_micros: int
+    window_micros: int
+    generations: Generations
+    form: OutputForm
+
+    @classmethod
+    def of(
+        cls,
+        table: _Table,
+        config: ExpiringTimeKeyConfig,
+        settings: CompactionSettings,
+        parallelism: int,
+    ) -> _RowsRule:
+        cutoff = cutoff_micros(table.operator.min_watermark_micros, config.retention_micros)
+        window = settings.window_micros or config.retention_micros // _WINDOWS_IN_RETENTION
+        return cls(
+            table=table,
+            parallelism=parallelism,
+            expired_micros=cutoff,
+            # Arroyo reads its generational tables without looking at the retention.
+            cutoff_micros=0 if config.generational and not table.ours else cutoff,
+            window_micros=max(1, window),
+            generations=_generations(config, settings, ours=table.ours),
+            form=OutputForm(
+                sort=_sort(config, settings),
+                file_bytes=2 * settings.target_bytes,
+                memory_bytes=settings.memory_bytes,
+            ),
+        )
+
+    def candidate(self, file: TimeFile, sizes: Mapping[StatePath, int]) -> Candidate:
+        return Candidate(
+            path=file.path,
+            size_bytes=sizes[file.path],
+            level=max(file.compaction_generation, compaction_level(file.path)),
+            latest_micros=file.max_timestamp_micros,
+            straddles=len(file.owners(self.parallelism)) > 1,
+        )
+
+    def merge(
+        self,
+        sequence: Sequence[TimeFile],
+        run: Run,
+        candidates: Sequence[Candidate],
+        sizes: Mapping[StatePath, int],
+    ) -> RowsMerge:
+        inputs = tuple(sequence[run.start : run.end])
+        owners = sorted(set().union(*(file.owners(self.parallelism) for file in inputs)))
+        return RowsMerge(
+            operator=self.table.operator.operator,
+            table=self.table.name,
+            inputs=inputs,
+            ranges=tuple(range_for_server(owner, self.parallelism) for owner in owners),
+            cutoff_micros=self.cutoff_micros,
+            size_bytes=sum(sizes[file.path] for file in inputs),
+            from_oldest=run.start == 0,
+            sizes=tuple(sizes[file.path] for file in inputs),
+            level=_level(candidates, run),
+            parallelism=self.parallelism,
+            generations=self.generations,
+            form=self.form,
+        )
+
+
+def _generations(
+    config: ExpiringTimeKeyConfig, settings: CompactionSettings, *, ours: bool
+) -> Generations:
+    if not config.generational or not settings.deduplicate:
+        return Generations.ALL
+    return Generations.NEWEST_AT_ANY_CUTOFF if ours else Generations.NEWEST
+
+
+def _sort(config: ExpiringTimeKeyConfig, settings: CompactionSettings) -> SortOrder:
+    """The order asked for, unless rows act on each other by the order they have."""
+    if settings.sort is SortOrder.TIME and config.generational and not settings.deduplicate:
+        return SortOrder.REPLAY
+    return settings.sort
+
+
+def _sequences(files: Sequence[TimeFile], parallelism: int) -> list[tuple[TimeFile, ...]]:
+    """Files that act on each other, in replay order: those of one subtask, if none is of two."""
+    owners = [file.owners(parallelism) for file in files]
+    if any(len(owner) > 1 for owner in owners):
+        return [tuple(files)]
+    pairs = sorted(zip((owner[0] for owner in owners), range(len(files)), strict=True))
+    return [
+        tuple(files[index] for _, index in group)
+        for _, group in itertools.groupby(pairs, key=lambda pair: pair[0])
+    ]
+
+
+def _fresh(files: TableFiles) -> int:
+    return sum(not compaction_level(path) for path in files.paths)
+
+
+# ---- the forecast --------------------------------------------------------------------------------
+
+
+def _forecast(
+    operators: Sequence[OperatorCheckpoint], merges: Sequence[Merge]
+) -> tuple[OperatorCheckpoint, ...]:
+    """Operators as they would be with as many outputs as each merge can give."""
+    applied = apply_merged(operators, [_stand_in(at, merge) for at, merge in enumerate(merges)])
+    assert not applied.void
+    return applied.operators
+
+
+def _outputs(at: int, merge: Merge) -> list[StatePath]:
+    return [StatePath(f"planned/{at}/{number}") for number in range(most_outputs(merge))]
+
+
+def _stand_in(at: int, merge: Merge) -> Merged:
+    paths = _outputs(at, merge)
+    if isinstance(merge, PairsMerge):
+        return MergedPairs(
+            operator=merge.operator,
+            table=merge.table,
+            inputs=merge.inputs,
+            outputs=tuple(paths),
+        )
+    newest = max(file.max_timestamp_micros for file in merge.inputs)
+    epoch = max(file.epoch for file in merge.inputs)
+    ranges = [*merge.ranges, *[merge.ranges[-1]] * (len(paths) - len(merge.ranges))]
+    return MergedRows(
+        operator=merge.operator,
+        table=merge.table,
+        inputs=merge.inputs,
+        outputs=tuple(
+            TimeFile(
+                epoch=epoch,
+                path=path,
+                min_routing_key=keys.start,
+                max_routing_key=keys.end,
+                max_timestamp_micros=newest,
+                compaction_generation=merge.level,
+            )
+            for path, keys in zip(paths, ranges, strict=True)
+        ),
+    )
+
+
+def _forecast_sizes(
+    merges: Sequence[Merge], merged_bytes: Sequence[int] | None
+) -> dict[StatePath, int]:
+    found: dict[StatePath, int] = {}
+    for at, merge in enumerate(merges):
+        paths = _outputs(at, merge)
+        size_bytes = merge.size_bytes if merged_bytes is None else merged_bytes[at]
+        found.update(dict.fromkeys(paths, size_bytes // len(paths)))
+    return found

@@ -1,0 +1,417 @@
+"""Which files of a job of Arroyo's may be rewritten, when, and the metadata once they are.
+
+All or nothing a table: what a rewrite gives takes the place of every file of level 0, for of an
+aggregate only all generations together tell what is old, and a file of level 0 beside a younger
+one of a higher level is what a compaction that raced a barrier leaves behind.
+
+Source: `arroyo-state.md` 5.4 to 5.7 and 9.8; seen to be restored by a real Arroyo in both layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings, LeftOut
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
+from arroyo_dagster.state.model.keys import (
+    KeyRange,
+    range_for_server,
+)
+from arroyo_dagster.state.model.layout import is_rewritten
+from arroyo_dagster.state.model.rewrite import RewriteInput, RewritePlan, RewriteRule, TableRewrite
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    TableConfig,
+    TableFiles,
+    TimeFile,
+)
+from arroyo_dagster.state.planning.compaction.budget import within_budget
+from arroyo_dagster.state.planning.compaction.plan import forecast
+from arroyo_dagster.state.planning.restore.reads import plan_read
+
+PART_BYTES = 64 << 20
+"""A part of a table reads about so many bytes; larger tables are split by key range."""
+
+SNAPSHOT = "every epoch writes it whole, so there is nothing to merge, and no older file is read"
+UNKNOWN_TABLE = (
+    "no operator that is known here has such a table, so nobody knows what a restore loads of it"
+)
+RUNS = (
+    "the job runs, so its files are only looked at: its workers keep the lists of files in memory"
+)
+SAY_IT = (
+    "name Arroyo's API or database (--arroyo-api, --arroyo-db), or say it yourself: "
+    "--say JOB=stopped"
+)
+
+_WINDOWS = frozenset(
+    {"tumbling_intermediate", "Sliding_intermediate", "session", "window function input"}
+)
+_JOINS = frozenset({"left join data", "right join data"})
+_AGGREGATES = frozenset({"accumulator_state", "batch_state"})
+
+TableKey = tuple[OperatorId, TableName]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnkeyedFacts:
+    """What the footers of a table of an aggregate without GROUP BY say.
+
+    Attributes:
+        rows, batches: of all its files; Arroyo looks at one row of each record batch.
+    """
+
+    rows: int
+    batches: int
+
+    @property
+    def lost(self) -> int:
+        """How many rows Arroyo does not look at; those that count are among them, or are not."""
+        return self.rows - self.batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFacts:
+    """What is known of the tables of an epoch beside its metadata.
+
+    Attributes:
+        sizes: of every listed file, in bytes.
+        inputs: every listed file of an expiring table that is there, by path.
+        unkeyed: of the tables of aggregates without GROUP BY.
+        unwritable: why the columns of a table cannot be written back exactly.
+    """
+
+    sizes: Mapping[StatePath, int]
+    inputs: Mapping[StatePath, RewriteInput]
+    unkeyed: Mapping[TableKey, UnkeyedFacts]
+    unwritable: Mapping[TableKey, str]
+
+
+# ---- when ----------------------------------------------------------------------------------------
+
+
+def why_not_now(answer: JobAnswer, checkpoint: Checkpoint) -> str | None:
+    """Say why a job of Arroyo's must not be rewritten now; None = it may.
+
+    Args:
+        answer: what is said of the job, its epochs included.
+        checkpoint: the epoch that it would restore.
+    """
+    facts = answer.facts
+    condition = facts.condition
+    if condition is JobCondition.UNKNOWN:
+        return f"nobody says what the job is doing: {answer.reason}"
+    said = [one for one in answer.disagreements if one.fact in ("condition", "run_id")]
+    if said:
+        return f"sources disagree on {said[0]}"
+    if condition is JobCondition.RUNNING:
+        return RUNS
+    if not condition.at_rest:
+        return f"the job is {condition.value}" + (f" ({facts.state})" if facts.state else "")
+    if facts.action_in_progress or (
+        condition is JobCondition.STOPPED and facts.running_desired is True
+    ):
+        return "the job is about to be started"
+    ignored = facts.ignore_state_before_epoch
+    if ignored is not None and checkpoint.epoch < ignored:
+        return f"its next start ignores the epochs below {ignored}"
+    if checkpoint.state is not CheckpointState.READY:
+        return f"epoch {checkpoint.epoch} is {checkpoint.state.value}: the next start finishes it"
+    return _why_committing(answer, checkpoint)
+
+
+def _why_committing(answer: JobAnswer, checkpoint: Checkpoint) -> str | None:
+    """A later epoch of the controller's that it may restore, and commit again."""
+    for one in answer.facts.checkpoints or ():
+        later = one.epoch > checkpoint.epoch or (one.epoch == checkpoint.epoch and not one.ready)
+        if not later or one.ready:
+            continue
+        if one.state == "committing" or (one.state is None and checkpoint.needs_commit):
+            return f"epoch {one.epoch} may still have to be committed"
+    return None
+
+
+def epoch_to_rewrite(answer: JobAnswer, visible: Sequence[Epoch]) -> Epoch | None:
+    """The epoch of the legacy layout that the next start restores, as far as anybody says.
+
+    Args:
+        visible: the epochs there are, ascending.
+
+    Returns:
+        The controller's newest ready one; the newest there is, where nobody names one: the one
+        before it stays restorable as it is. None if the named one is not there.
+    """
+    named = answer.facts.newest_ready_epoch
+    if named is None:
+        return visible[-1] if visible else None
+    return named if named in visible else None
+
+
+# ---- what ----------------------------------------------------------------------------------------
+
+
+def plan_rewrite(
+    checkpoint: Checkpoint,
+    facts: TableFacts,
+    settings: CompactionSettings,
+    part_bytes: Mapping[TableKey, Sequence[int]] | None = None,
+) -> RewritePlan:
+    """Choose what to rewrite at one epoch of a job of Arroyo's; not whether it may be done.
+
+    Args:
+        part_bytes: how many bytes come of each part of a table, where that was looked at; else as
+            many as go into it.
+
+    Returns:
+        A plan; of every table that is not in it `left_out` says why.
+
+    Raises:
+        InputError: a listed file is missing.
+    """
+    tables: list[TableRewrite] = []
+    left_out: list[LeftOut] = []
+    chooser = _Chooser(facts, settings)
+    for operator in checkpoint.operators:
+        for name, files in operator.tables.items():
+            found = chooser.table(operator, name, files)
+            if isinstance(found, str):
+                left_out.append(LeftOut(operator=operator.operator, table=name, reason=found))
+            else:
+                tables.append(found)
+    tables, too_much = within_budget(settings.budget, tables, lambda one: one.gain)
+    expected = {(one.operator, one.table): _as_forecast(one) for one in tables}
+    after = rewritten(
+        checkpoint,
+        {(one.operator, one.table): (one, expected[one.operator, one.table]) for one in tables},
+    )
+    sizes = dict(facts.sizes)
+    for one in tables:
+        key = one.operator, one.table
+        even = [one.size_bytes // len(one.parts)] * len(one.parts)
+        looked_at = (part_bytes or {}).get(key, even)
+        sizes |= zip((file.path for file in expected[key]), looked_at, strict=True)
+    return RewritePlan(
+        pipeline=checkpoint.pipeline,
+        job=checkpoint.job,
+        epoch=checkpoint.epoch,
+        worker_generation=checkpoint.worker_generation,
+        ref=checkpoint.ref,
+        tables=tuple(tables),
+        left_out=(*left_out, *too_much),
+        before=forecast(checkpoint, facts.sizes, settings.parallelism),
+        after=forecast(after, sizes, settings.parallelism),
+        parallelism=settings.parallelism,
+    )
+
+
+def _as_forecast(table: TableRewrite) -> tuple[TimeFile, ...]:
+    """A file for each part, as far as can be told before there is one."""
+    newest = max(one.file.max_timestamp_micros for one in table.inputs)
+    epoch = max(one.file.epoch for one in table.inputs)
+    return tuple(
+        TimeFile(
+            epoch=epoch,
+            path=StatePath(f"forecast/{table.operator}/{table.table}/{at}"),
+            min_routing_key=keys.start,
+            max_routing_key=keys.end,
+            max_timestamp_micros=newest,
+            compaction_generation=table.compaction_generation,
+        )
+        for at, keys in enumerate(table.parts)
+    )
+
+
+def rewritten(
+    checkpoint: Checkpoint, files: Mapping[TableKey, tuple[TableRewrite, Sequence[TimeFile]]]
+) -> Checkpoint:
+    """An epoch with new files of some tables in the place of those they were made of."""
+    operators = tuple(
+        rewritten_operator(
+            one, {name: new for (operator, name), new in files.items() if operator == one.operator}
+        )
+        for one in checkpoint.operators
+    )
+    return replace(checkpoint, operators=operators)
+
+
+def rule_for(config: ExpiringTimeKeyConfig) -> RewriteRule | None:
+    """Which rows of a table of Arroyo's a restore loads; None for a table nobody here knows.
+
+    Source: crates/arroyo-worker/src/arrow/ (arroyo-state.md 5.6).
+    """
+    if config.generational:
+        if config.description not in _AGGREGATES:
+            return None
+        keyed = bool(config.schema.hashed_indices)
+        return RewriteRule.NEWEST if keyed else RewriteRule.UNKEYED
+    if config.description in _JOINS:
+        # A windowed join has the same descriptions, and reads row by row.
+        return RewriteRule.BATCHES if config.retention_micros > 0 else RewriteRule.ROWS
+    return RewriteRule.ROWS if config.description in _WINDOWS else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chooser:
+    """The rules by which the tables of one job are chosen."""
+
+    facts: TableFacts
+    settings: CompactionSettings
+
+    def table(
+        self, operator: OperatorCheckpoint, name: TableName, files: TableFiles
+    ) -> TableRewrite | str:
+        """What to do with one table, or why nothing."""
+        config = operator.configs.get(name)
+        if not isinstance(files, ExpiringTimeKeyFiles):
+            return SNAPSHOT
+        if config is None or not isinstance(config.config, ExpiringTimeKeyConfig):
+            return "its configuration is missing, or of another kind"
+        rule = rule_for(config.config)
+        if rule is None:
+            return UNKNOWN_TABLE
+        unwritable = self.facts.unwritable.get((operator.operator, name))
+        if unwritable is not None:
+            return unwritable
+        return self._expiring(operator, config, rule, files)
+
+    def _expiring(
+        self,
+        operator: OperatorCheckpoint,
+        config: TableConfig,
+        rule: RewriteRule,
+        files: ExpiringTimeKeyFiles,
+    ) -> TableRewrite | str:
+        assert isinstance(config.config, ExpiringTimeKeyConfig)
+        subtasks = self.settings.parallelism or operator.parallelism
+        known = [self._input(file) for file in sorted(files.files, key=lambda one: one.epoch)]
+        chosen = self._chosen(known, rule, subtasks)
+        if not chosen:
+            return "it has no files"
+        facts = self.facts.unkeyed.get((operator.operator, config.table))
+        lost = facts.lost if facts is not None and rule is RewriteRule.UNKEYED else 0
+        parts = self._parts(chosen, rule, subtasks)
+        reason = self._why_not(chosen, parts, rule, subtasks)
+        if reason is not None and not lost:
+            return reason
+        # Generations are read without a look at the retention.
+        cutoff = plan_read(config.config, files, operator.min_watermark_micros, ours=False)
+        return TableRewrite(
+            operator=operator.operator,
+            table=config.table,
+            rule=rule,
+            inputs=tuple(chosen),
+            parts=parts,
+            parallelism=subtasks,
+            cutoff_micros=cutoff.cutoff_micros,
+            compaction_generation=1 + max(one.file.compaction_generation for one in chosen),
+            lost_rows=lost,
+        )
+
+    def _input(self, file: TimeFile) -> RewriteInput:
+        found = self.facts.inputs.get(file.path)
+        if found is None:
+            raise InputError(
+                "a listed file has no known size; it may be missing",
+                path=file.path,
+                next_step="check the epoch; nothing is rewritten while a file is missing",
+            )
+        return found
+
+    def _chosen(
+        self, files: Sequence[RewriteInput], rule: RewriteRule, subtasks: int
+    ) -> list[RewriteInput]:
+        whole = self.settings.policy is CompactionPolicy.FULL
+        if whole or rule.aggregate:
+            return list(files)
+        small = self.settings.target_bytes * self.settings.small_share
+        return [
+            one
+            for one in files
+            if one.file.compaction_generation == 0
+            or one.size_bytes < small
+            or len(one.file.owners(subtasks)) > 1
+        ]
+
+    def _why_not(
+        self,
+        chosen: Sequence[RewriteInput],
+        parts: Sequence[KeyRange],
+        rule: RewriteRule,
+        subtasks: int,
+    ) -> str | None:
+        if any(len(one.file.owners(subtasks)) > 1 for one in chosen):
+            return None  # every subtask in whose range it reaches reads it, and filters its rows
+        fresh = sum(not is_rewritten(one.file.path) for one in chosen)
+        if not fresh:
+            return "all its files were rewritten already"
+        if len(chosen) <= len(parts):
+            return "it has one file a subtask already"
+        if self.settings.policy is CompactionPolicy.FULL:
+            return None
+        if fresh < self.settings.min_files or 2 * fresh < len(chosen):
+            return (
+                f"fewer than {self.settings.min_files} files that were never rewritten, or fewer "
+                "of them than of others"
+            )
+        return None
+
+    def _parts(
+        self, chosen: Sequence[RewriteInput], rule: RewriteRule, subtasks: int
+    ) -> tuple[KeyRange, ...]:
+        owners = sorted({owner for one in chosen for owner in one.file.owners(subtasks)})
+        return tuple(part for owner in owners for part in self._of_owner(chosen, owner, subtasks))
+
+    def _of_owner(
+        self, chosen: Sequence[RewriteInput], owner: int, subtasks: int
+    ) -> Iterator[KeyRange]:
+        """The key range of a subtask, cut where its files hold too much for one part."""
+        keys = range_for_server(owner, subtasks)
+        inside = [one for one in chosen if _reaches(one.file, keys)]
+        total = sum(one.size_bytes // len(one.file.owners(subtasks)) for one in inside)
+        low = max(keys.start, min(one.file.min_routing_key for one in inside))
+        high = min(keys.end, max(one.file.max_routing_key for one in inside))
+        part_bytes = min(PART_BYTES, self.settings.part_bytes)
+        count = min(-(-total // part_bytes) or 1, high - low + 1)
+        cuts = [low + (high - low + 1) * at // count for at in range(1, count)]
+        starts, ends = [keys.start, *cuts], [*(cut - 1 for cut in cuts), keys.end]
+        yield from map(KeyRange, starts, ends)
+
+
+def _reaches(file: TimeFile, keys: KeyRange) -> bool:
+    return keys.intersects(file.min_routing_key, file.max_routing_key)
+
+
+# ---- the metadata once they are ------------------------------------------------------------------
+
+
+def rewritten_operator(
+    operator: OperatorCheckpoint,
+    outputs: Mapping[TableName, tuple[TableRewrite, Sequence[TimeFile]]],
+) -> OperatorCheckpoint:
+    """An operator's metadata with new files in the place of those they were made of.
+
+    Nothing changes but the lists of files of these tables.
+
+    Raises:
+        InputError: the operator does not list every input, or lists an output already.
+    """
+    tables = dict(operator.tables)
+    for name, (table, files) in outputs.items():
+        listed = tables.get(name)
+        assert isinstance(listed, ExpiringTimeKeyFiles)
+        gone, new = set(table.paths), {file.path for file in files}
+        if not gone <= set(listed.paths) or new & set(listed.paths) or len(new) != len(files):
+            raise InputError(
+                "new files do not fit what the operator lists",
+                operator=operator.operator,
+                table=name,
+                next_step="plan again; nothing was published",
+            )
+        kept = tuple(file for file in listed.files if file.path not in gone)
+        tables[name] = replace(listed, files=(*files, *kept))
+    return replace(operator, tables=tables)

@@ -1,0 +1,234 @@
+"""What goes with a job that will never run again: everything of it but what nobody here wrote."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.garbage import (
+    EpochRoot,
+    GcPlan,
+    PathsDigest,
+    PlanKind,
+    Quarantined,
+    Retained,
+    Roots,
+    checked_grace,
+)
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.job_facts import JobAnswer
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.planning.gc.orphans import FOREIGN_SHOWN
+from arroyo_dagster.state.planning.gc.reachability import prove, refuse
+
+_LAST = (ObjectKind.GENERATION, ObjectKind.FENCE)
+_RECORDS = (ObjectKind.SUBTASK, ObjectKind.MARKER, ObjectKind.RECORD, ObjectKind.STAGED)
+
+
+UNREADABLE = "unreadable"
+"""In the rule of a plan: why the metadata of the job could not be read."""
+
+
+def check_way(plan: GcPlan, *, aside: bool) -> None:
+    """Make sure that what nobody could read is not deleted for good.
+
+    Raises:
+        InputError: it would be.
+    """
+    if UNREADABLE in plan.rule and not aside:
+        raise InputError(
+            "the metadata of the job cannot be read, so it can be moved aside and not deleted",
+            job=plan.paths.root,
+            evidence=plan.rule[UNREADABLE],
+            next_step="run it with --quarantine; `gc purge` lets it go a week later",
+        )
+
+
+def plan_dead_job(
+    roots: Roots,
+    files: Packed,
+    metadata: Packed,
+    foreign: Iterable[Stored],
+    *,
+    why: str,
+    needed_by_others: Iterable[tuple[JobPaths, StatePath]] = (),
+    now_micros: int,
+    grace_micros: int,
+    listed: int,
+    answer: JobAnswer | None = None,
+    unreadable: str | None = None,
+) -> GcPlan:
+    """Plan to remove a dead job: data, then records, then metadata, the fence last.
+
+    Args:
+        files, metadata, foreign: the objects below the job, as listed, in order of name.
+        why: how it is known that the job is dead; see `permission.why_dead`.
+        needed_by_others: files below it that other jobs list, with who does.
+        now_micros: the time, by the clock of the store.
+        grace_micros: nothing of it may have been written for so long.
+        unreadable: why its metadata cannot be read; then `roots` has no epochs, and what is planned
+            may only be moved aside.
+
+    Raises:
+        InputError: a grace period below the floor, or in the future.
+        ProtocolError: something speaks against its being dead, or somebody needs what is its.
+    """
+    checked_grace(grace_micros)
+    _check_unneeded(roots, needed_by_others)
+    _check_quiet(roots, (*_newest(files), *_newest(metadata)), now_micros - grace_micros)
+    referenced = _kept_for(roots.quarantined)
+    names = [one.path for one in foreign]
+    stays = Counter({"foreign": len(names), "ours": listed - len(files) - len(metadata)})
+    stays["ours"] -= len(names)
+    kept = [one for one in files if one.path in referenced]
+    stays["quarantined"] = len(kept)
+    known = [one for one in (*metadata, *files) if one.path not in referenced]
+    kinds = {one.path: object_name(roots.paths, one.path).kind for one in known}
+    rule = {
+        "why": why,
+        "grace_micros": grace_micros,
+        "ours": unreadable is not None or roots.ours,
+        **({} if unreadable is None else {UNREADABLE: unreadable}),
+    }
+    return GcPlan(
+        kind=PlanKind.DEAD_JOB,
+        pipeline=roots.paths.pipeline,
+        job=roots.paths.job,
+        made_at_micros=now_micros,
+        rule=rule,
+        proof=prove(roots, referenced, answer, listed),
+        epochs=tuple(one.epoch for one in reversed(roots.epochs)),
+        data=Packed(one for one in known if kinds[one.path] is ObjectKind.DATA),
+        records=Packed(one for one in known if kinds[one.path] in _RECORDS),
+        metadata=Packed(_oldest_first(roots, known)),
+        stays={reason: (count, 0) for reason, count in sorted(stays.items()) if count},
+        foreign=tuple(names[:FOREIGN_SHOWN]),
+    )
+
+
+def what_is_left_of(
+    begun: GcPlan,
+    files: Packed,
+    metadata: Packed,
+    foreign: Iterable[Stored],
+    *,
+    retained: Retained,
+    quarantined: Iterable[Quarantined],
+    now_micros: int,
+) -> GcPlan:
+    """Plan the rest of a removal that was begun: its epochs cannot be read any more.
+
+    Args:
+        begun: the plan it began with.
+        files, metadata, foreign: the objects below the job, as listed now.
+        retained, quarantined: what stays of it, read now.
+
+    Raises:
+        ProtocolError: something was written, or pinned, since.
+    """
+    _check_unpinned(begun.paths, retained)
+    kept = _kept_for(quarantined)
+    known = PathsDigest(
+        f"{one.path}\0{one.etag or ''}"
+        for step in (begun.data, begun.records, begun.metadata)
+        for one in step
+    )
+    for one in (*metadata, *files):
+        if f"{one.path}\0{one.etag or ''}" not in known and one.path not in kept:
+            raise refuse(
+                "something was written after the removal of the job began",
+                begun.paths,
+                path=one.path,
+                next_step="look at who wrote it; nothing more was deleted",
+            )
+    there = PathsDigest(one.path for one in (*metadata, *files))
+    data, records, left = (
+        Packed(one for one in step if one.path in there)
+        for step in (begun.data, begun.records, begun.metadata)
+    )
+    return replace(
+        begun,
+        made_at_micros=now_micros,
+        data=data,
+        records=records,
+        metadata=left,
+        foreign=tuple(one.path for one in foreign)[:FOREIGN_SHOWN],
+    )
+
+
+def _newest(objects: Packed) -> Iterator[Stored]:
+    """The object that was written last; one of which nobody knows when counts as just now."""
+    found = max(objects, key=lambda one: one.modified_micros or 2**63, default=None)
+    return iter(() if found is None else (found,))
+
+
+def _check_quiet(roots: Roots, newest: Iterable[Stored], old_micros: int) -> None:
+    # By the younger of two clocks: a copy is younger than what its writer says, and where the
+    # writer says that it is younger the store's clock may have been wrong.
+    finished = max((one.finish_time_micros for one in roots.epochs), default=0)
+    if finished > old_micros:
+        raise refuse(
+            "by its writer's clock an epoch of the job was finished within the grace period, or "
+            "will be",
+            roots.paths,
+            path=roots.head.ref,
+            finished_micros=finished,
+            next_step="wait, or ask again whether it is really dead; nothing was deleted",
+        )
+    for one in newest:
+        if not one.modified_micros or one.modified_micros > old_micros:
+            raise refuse(
+                "something of the job was written within the grace period, or nobody knows when",
+                roots.paths,
+                path=one.path,
+                modified_micros=one.modified_micros,
+                next_step="wait, or ask again whether it is really dead; nothing was deleted",
+            )
+
+
+def _check_unneeded(roots: Roots, needed: Iterable[tuple[JobPaths, StatePath]]) -> None:
+    for other, path in needed:
+        raise refuse(
+            f"the job {other.root} lists a file of it: two deployments may overlap",
+            roots.paths,
+            path=path,
+        )
+    _check_unpinned(roots.paths, roots.retained)
+
+
+def _check_unpinned(paths: JobPaths, retained: Retained) -> None:
+    if retained.pinned:
+        raise refuse(
+            f"epoch {min(retained.pinned)} is pinned",
+            paths,
+            next_step="`arroyo-state unpin` it first; nothing was deleted",
+        )
+
+
+def _kept_for(quarantined: Iterable[Quarantined]) -> PathsDigest:
+    """What epochs in quarantine need to come back whole."""
+    return PathsDigest(path for aside in quarantined for path in aside.needs.texts)
+
+
+def _oldest_first(roots: Roots, known: Iterable[Stored]) -> Iterator[Stored]:
+    """Metadata, what makes an epoch exist behind what describes it, the fence last of all."""
+    parts = {ObjectKind.OPERATOR: 0, ObjectKind.MANIFEST: 1, ObjectKind.CHECKPOINT: 1}
+
+    def order(one: Stored) -> tuple[bool, bool, int, int, str]:
+        name = object_name(roots.paths, one.path)
+        last = name.kind in _LAST
+        at = int(name.worker_generation or 0) if last else int(name.epoch or 0)
+        return (last, name.kind is ObjectKind.FENCE, at, parts.get(name.kind, 0), one.path)
+
+    kept = (*_RECORDS, ObjectKind.DATA)
+    chosen = [one for one in known if object_name(roots.paths, one.path).kind not in kept]
+    return iter(sorted(chosen, key=order))
+
+
+def files_below(paths: JobPaths, epochs: Iterable[EpochRoot]) -> Iterator[StatePath]:
+    """The files below a job that these epochs, of any job, list."""
+    root = f"{paths.root}/"
+    return (path for one in epochs for path in one.files.paths if path.startswith(root))

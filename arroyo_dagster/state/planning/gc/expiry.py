@@ -1,0 +1,164 @@
+"""Which epochs of a job expire, and what goes with them.
+
+Source: crates/arroyo-state-protocol/src/gc.rs, `classify_checkpoint_history`;
+crates/arroyo-state/src/parquet.rs, `cleanup_checkpoint`; arroyo-state.md 9.5, 9.6, 9.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from arroyo_dagster.state.model.aliases import ReferencedPaths
+from arroyo_dagster.state.model.garbage import EpochRoot, GcPlan, PlanKind, Retention, Roots
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.job_facts import JobAnswer
+from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.model.objects import Packed
+from arroyo_dagster.state.planning.gc.reachability import (
+    check_readable,
+    check_whole,
+    metadata_of,
+    prove,
+    records_of,
+    referenced_by,
+    refuse,
+)
+from arroyo_dagster.state.planning.gc.retention import LEGACY_EPOCHS_BEFORE_NEWEST
+from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_clock, newest_restorable
+
+
+def plan_expiry(
+    roots: Roots,
+    retention: Retention,
+    *,
+    now_micros: int,
+    answer: JobAnswer | None = None,
+    listed_from: Epoch | None = None,
+) -> GcPlan:
+    """Choose what goes once only the epochs of `retention`, and pinned ones, stay.
+
+    A file stays while an epoch which stays lists it, whichever wrote it. Always staying: the newest
+    epoch and its parent, which recovery needs; in the legacy layout the ten before the newest,
+    which Arroyo's own cleanup needs when the job starts again; of the parent of a pinned epoch what
+    makes the pinned one restorable.
+
+    Args:
+        now_micros: the time, by the clock of the store: as the times of the epochs are.
+        answer: what is known of the job; needed for a job of Arroyo's, of which only one at rest
+            has epochs that may go.
+        listed_from: the newest epoch when the listing began, from which the plan will take what is
+            there. It and those after it stay: the listing may show a part of them.
+
+    Raises:
+        ProtocolError: it is not known, or not allowed; says why, with the evidence.
+    """
+    if not roots.ours and not at_rest(roots, answer):
+        raise refuse(
+            "Arroyo itself expires the epochs of a job of its own that runs",
+            roots.paths,
+            next_step="collect its orphans, or stop it first; nothing was deleted",
+        )
+    if retention.keep_micros is not None:
+        check_clock(roots, now_micros)
+    keep_from = oldest_staying(roots, retention, now_micros, answer)
+    if listed_from is not None:
+        keep_from = min(keep_from, listed_from)
+    pinned = roots.retained.pinned
+    recovery = {one.ref for one in _needed_by_recovery(roots, newest_restorable(roots, answer))}
+    stays = [
+        one
+        for one in roots.epochs
+        if one.epoch >= keep_from or one.epoch in pinned or one.ref in recovery
+    ]
+    check_whole(roots, stays)
+    staying = {one.epoch for one in stays}
+    expired = [one for one in reversed(roots.epochs) if one.epoch not in staying]
+    if expired:
+        check_readable(roots, stays)
+    needed = _parents_of_pinned(roots)
+    referenced = referenced_by(roots, (*stays, *roots.attempts))
+    going = [one for one in expired if one.ref not in needed]
+    timeless = 0 if retention.keep_micros is None else sum(map(_timeless, stays))
+    paths = roots.paths
+    return GcPlan(
+        kind=PlanKind.EXPIRE,
+        pipeline=paths.pipeline,
+        job=paths.job,
+        made_at_micros=now_micros,
+        rule={"keep_epochs": retention.keep_epochs, "keep_micros": retention.keep_micros},
+        proof=prove(roots, referenced, answer),
+        keep_from=keep_from,
+        epochs=tuple(one.epoch for one in going),
+        data=Packed.of_paths(_listed_by_none(expired, referenced)),
+        records=Packed.of_paths(p for one in going for p in records_of(paths, one)),
+        metadata=Packed.of_paths(p for one in going for p in metadata_of(paths, one)),
+        stays={} if not timeless else {"no_time": (timeless, 0)},
+    )
+
+
+def oldest_staying(
+    roots: Roots, retention: Retention, now_micros: int, answer: JobAnswer | None = None
+) -> Epoch:
+    """The oldest epoch that stays, pinned ones aside, and the parent of one that a rollback
+    published.
+
+    Epochs that were rolled back do not count: so many stay that the job can be restored from. With
+    fewer of these, those that were rolled back stay while they are among the newest by number, as
+    they do in the job's own retention.
+    """
+    keeping = [one.epoch for one in roots.current[: retention.keep_epochs or 0]]
+    if retention.keep_epochs is not None:
+        lowest = roots.epochs[0].epoch - retention.keep_epochs + 1
+        readable = (one.epoch for one in roots.epochs if one.unreadable is None)
+        keeping += [epoch for epoch in readable if epoch >= lowest]
+    if retention.keep_micros is not None:
+        since = now_micros - retention.keep_micros
+        pinned = roots.retained.pinned
+        keeping += [
+            one.epoch
+            for one in roots.epochs
+            if one.epoch not in pinned and (_timeless(one) or (one.written_at_micros or 0) >= since)
+        ]
+    newest = newest_restorable(roots, answer)
+    needed = _needed_by_recovery(roots, newest)
+    keeping += [one.epoch for one in needed if not roots.behind_rollback(Epoch(one.epoch + 1))]
+    oldest = min(keeping)
+    if roots.paths.layout is Layout.LEGACY:
+        return min(oldest, Epoch(max(0, newest - LEGACY_EPOCHS_BEFORE_NEWEST)))
+    return oldest
+
+
+def _timeless(one: EpochRoot) -> bool:
+    """Whether nobody knows how old an epoch is: then it stays, unless it is half gone already."""
+    return not one.written_at_micros and not one.gone
+
+
+def _needed_by_recovery(roots: Roots, newest: Epoch) -> Sequence[EpochRoot]:
+    """The newest epochs down to the parent of `newest`, which must be ready."""
+    after = [one for one in roots.current if one.epoch >= newest]
+    return roots.current[: len(after) + 1]
+
+
+def _parents_of_pinned(roots: Roots) -> frozenset[StatePath]:
+    """The parents of all pinned epochs, young ones too: they grow old, and then it is too late."""
+    pinned = roots.retained.pinned
+    return frozenset(
+        one.parent_ref for one in roots.epochs if one.epoch in pinned and one.parent_ref is not None
+    )
+
+
+def _listed_by_none(
+    expired: Sequence[EpochRoot], referenced: ReferencedPaths
+) -> Iterator[StatePath]:
+    """The files of epochs, oldest first, that nothing which stays refers to.
+
+    A file that skips an epoch comes twice: deleting it twice is no harm.
+    """
+    before: frozenset[str] = frozenset()
+    new = str.__new__  # checked when they were read
+    for one in expired:
+        files = frozenset(one.files.texts)
+        found = sorted(text for text in files - before if text not in referenced)
+        # Where a file system ignores case, the file of another name may be one that stays.
+        yield from (new(StatePath, text) for text in found if not referenced.resembles(text))
+        before = files

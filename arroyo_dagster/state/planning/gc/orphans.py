@@ -1,0 +1,409 @@
+"""Which objects of a job nothing refers to, and whether each may go: object by object, with why.
+
+A file that is not referenced may be about to be. Of a job whose writer may be at work it goes only
+if everything speaks for its being forgotten: arroyo-state.md 9.8.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.state.model.aliases import ReferencedPaths
+from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.garbage import (
+    MARGIN_MICROS,
+    EpochRoot,
+    GcPlan,
+    PathsDigest,
+    PlanKind,
+    Roots,
+    checked_grace,
+)
+from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.job_facts import JobAnswer
+from arroyo_dagster.state.model.layout import Layout, parse_manifest_path
+from arroyo_dagster.state.model.objects import ObjectKind, ObjectName, Packed, Stored, object_name
+from arroyo_dagster.state.planning.gc.reachability import check_readable, prove, referenced_by
+from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_clock
+
+FOREIGN_SHOWN = 1000
+
+
+class Reason(enum.Enum):
+    """Why an object stays, or may go."""
+
+    REFERENCED = "an epoch that stays lists it"
+    METADATA = "it describes epochs or generations that stay"
+    OURS = "maintenance keeps it"
+    ALIAS = "its name differs from a referenced one only by case, Unicode form or trailing dots"
+    FOREIGN = "nobody here gives such names"
+    NO_TIME = "the store does not say when it was written"
+    YOUNG = "it is younger than the grace period"
+    UNCOMMITTED = "its epoch may still be committed"
+    IN_FLIGHT = "it was not written before the newest epoch began"
+    MAY_COME_AGAIN = "its name may be written again"
+    MERGED_LATELY = "the next epochs may list what was merged"
+    RESTORED_FROM = "the run went on from its epoch, and may read it late"
+    UNDECIDED = "nothing refers to it, and whether it may go is not known"
+    ORPHAN = "nothing refers to it"
+    LOST = "another checkpoint owns its epoch"
+    OLD_GENERATION = "no start looks at so old a generation"
+
+    @property
+    def goes(self) -> bool:
+        """Whether an object may be collected for this reason."""
+        return self in (Reason.ORPHAN, Reason.LOST, Reason.OLD_GENERATION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """All that decides whether an object may go.
+
+    Attributes:
+        referenced: what epochs and attempts that stay, compactions, and quarantine refer to.
+        live: whether a writer may be at work.
+        began_micros: when the newest epoch began, by the clock of the store, with a margin.
+        newest_written: the highest number of a directory in which the newest epoch wrote; None: in
+            none, or a run may be at work that writes all names again.
+        owned: the directories of epochs that stay.
+        restored: the directory of the epoch that the run went on from.
+        lost: manifests that own no epoch and may go, with when they may.
+    """
+
+    roots: Roots
+    referenced: ReferencedPaths
+    live: bool
+    now_micros: int
+    grace_micros: int
+    began_micros: int
+    newest_written: Epoch | None
+    owned: frozenset[tuple[WorkerGeneration | None, Epoch]]
+    restored: tuple[WorkerGeneration, Epoch] | None
+    lost: frozenset[StatePath]
+
+
+def standing_of(
+    roots: Roots,
+    metadata: Iterable[Stored],
+    *,
+    now_micros: int,
+    grace_micros: int,
+    answer: JobAnswer | None = None,
+    in_parts: bool = False,
+) -> Standing:
+    """Gather what decides about every object of a job.
+
+    Args:
+        metadata: the objects of its metadata, as listed.
+        now_micros: the time, by the clock of the store.
+        in_parts: leave out what is referenced: `judge_below` finds it, a directory at a time.
+
+    Raises:
+        InputError: a grace period below the floor, or in the future.
+        ProtocolError: it is not known what the job is doing, or a clock is wrong.
+    """
+    checked_grace(grace_micros)
+    check_readable(roots, roots.epochs)
+    live = not at_rest(roots, answer)
+    check_clock(roots, now_micros)
+    times = {one.path: one.modified_micros for one in metadata}
+    old = now_micros - grace_micros
+    lost = frozenset(
+        one.ref for one in roots.attempts if _may_go(roots, one, live, times.get(one.ref), old)
+    )
+    stays = [*roots.epochs, *(one for one in roots.attempts if one.ref not in lost)]
+    address = None if roots.restored is None else parse_manifest_path(roots.restored)
+    return Standing(
+        roots=roots,
+        referenced=ReferencedPaths(roots.paths.root) if in_parts else referenced_by(roots, stays),
+        live=live,
+        now_micros=now_micros,
+        grace_micros=grace_micros,
+        began_micros=_began(roots.head),
+        newest_written=None if live and _may_begin_again(roots, answer) else _newest_written(roots),
+        owned=frozenset((one.worker_generation, one.epoch) for one in stays),
+        restored=None if address is None else (address.worker_generation, address.epoch),
+        lost=lost,
+    )
+
+
+def _may_go(
+    roots: Roots, one: EpochRoot, live: bool, modified_micros: int | None, old: int
+) -> bool:
+    """Whether a manifest that owns no epoch is of no use to anybody any more."""
+    if not modified_micros or modified_micros > old or one.worker_generation is None:
+        return False
+    if live and not roots.ours:
+        return False  # metadata of a running Arroyo is its own
+    read_by_a_start = any(root.path == one.ref for root in roots.more)
+    past = one.epoch <= roots.head.epoch and not read_by_a_start
+    fenced = roots.worker_generation is not None and one.worker_generation < roots.worker_generation
+    lost = one.state is CheckpointState.ORPHANED or one.state is CheckpointState.UNCLAIMED
+    return past and lost and (fenced or not live)
+
+
+def _began(head: EpochRoot) -> int:
+    """When the newest epoch began, no later than either clock says; 0 if the store does not say."""
+    took = max(0, head.finish_time_micros - head.start_time_micros)
+    began = (head.oldest_object_micros or 0) - took
+    return max(0, min(began, head.start_time_micros) - MARGIN_MICROS)
+
+
+def _may_begin_again(roots: Roots, answer: JobAnswer | None) -> bool:
+    """Whether a running job of Arroyo's in the legacy layout may have ignored its state at its last
+    start, and has no epoch of its own yet: it writes into directories from number 1 on.
+
+    Then nobody names an old epoch as ready any more. A database may be one epoch behind the store.
+    """
+    if roots.paths.layout is not Layout.LEGACY or roots.ours:
+        return False
+    newest = None if answer is None else answer.facts.newest_ready_epoch
+    return newest is None or newest not in [one.epoch for one in roots.epochs[:2]]
+
+
+def _newest_written(roots: Roots) -> Epoch | None:
+    """The number of the directory in which the newest epoch wrote its own files; None: in none."""
+    before = frozenset(roots.epochs[1].files.paths) if len(roots.epochs) > 1 else frozenset()
+    own = (path for path in roots.head.files.paths if path not in before)
+    numbers = [object_name(roots.paths, path).epoch for path in own]
+    return max((number for number in numbers if number is not None), default=None)
+
+
+def reason_of(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+    """Say why an object stays, or may go.
+
+    Args:
+        name: what its name says; see `object_name`.
+    """
+    if name.kind is ObjectKind.FOREIGN:
+        # Files of an operator whose id holds a slash are known by metadata alone.
+        return Reason.REFERENCED if one.path in standing.referenced else Reason.FOREIGN
+    if name.kind is ObjectKind.OURS:
+        return Reason.OURS
+    if name.kind is ObjectKind.DATA and one.path in standing.referenced:
+        return Reason.REFERENCED
+    if name.kind in (ObjectKind.DATA, ObjectKind.SUBTASK):
+        reason = _reason_of_file(standing, one, name)
+        alias = reason.goes and standing.referenced.resembles(one.path)
+        return Reason.ALIAS if alias else reason
+    if name.kind is ObjectKind.STAGED:
+        return _reason_of_staged(standing, one, name)
+    if name.kind is ObjectKind.MANIFEST and one.path in standing.lost:
+        return Reason.LOST
+    if name.kind is ObjectKind.GENERATION:
+        return _reason_of_generation(standing, one, name)
+    return Reason.METADATA
+
+
+def _reason_of_file(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+    place = (name.worker_generation, name.epoch)
+    if name.kind is ObjectKind.SUBTASK and place in standing.owned:
+        return Reason.METADATA
+    young = _young(standing, one)
+    if young is not None:
+        return young
+    if place == standing.restored:
+        return Reason.RESTORED_FROM
+    if standing.live:
+        return _reason_while_live(standing, one, name)
+    return Reason.MAY_COME_AGAIN if _next_of_legacy(standing, name) else Reason.ORPHAN
+
+
+def _reason_of_staged(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+    """Of what a sink has staged the epochs before the newest need nothing: a run commits an epoch
+    before it publishes the next one, and commits the newest again when it starts."""
+    assert name.epoch is not None
+    if name.epoch >= standing.roots.head.epoch:
+        return Reason.UNCOMMITTED
+    return _young(standing, one) or Reason.ORPHAN
+
+
+def _next_of_legacy(standing: Standing, name: ObjectName) -> bool:
+    """Whether the next epoch of a job at rest writes such a name: it may start at any moment."""
+    if standing.roots.paths.layout is not Layout.LEGACY:
+        return False
+    newest = standing.newest_written or standing.roots.head.epoch
+    return name.epoch is not None and name.epoch > newest
+
+
+def _young(standing: Standing, one: Stored) -> Reason | None:
+    if not one.modified_micros:
+        return Reason.NO_TIME
+    if one.modified_micros > standing.now_micros - standing.grace_micros:
+        return Reason.YOUNG
+    return None
+
+
+def _reason_while_live(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+    """The conditions of a job whose writer may be at work; arroyo-state.md 9.8."""
+    roots, head = standing.roots, standing.roots.head
+    assert one.modified_micros is not None
+    assert name.epoch is not None
+    if one.modified_micros >= standing.began_micros:
+        return Reason.IN_FLIGHT
+    if roots.paths.layout is Layout.LEGACY:
+        if standing.newest_written is None or name.epoch >= standing.newest_written:
+            return Reason.MAY_COME_AGAIN
+        if name.compacted and name.epoch > head.epoch - 2:
+            return Reason.MERGED_LATELY
+        return Reason.ORPHAN
+    # Every generation has directories of its own; only the newest one's are written to.
+    own = name.worker_generation == roots.worker_generation
+    published = head.worker_generation == roots.worker_generation
+    if own and (not published or name.epoch >= head.epoch):
+        return Reason.MAY_COME_AGAIN
+    return Reason.ORPHAN
+
+
+def _reason_of_generation(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+    oldest = standing.roots.resolved_from
+    assert name.worker_generation is not None
+    if oldest is None or name.worker_generation >= oldest:
+        return Reason.METADATA
+    if standing.live and not standing.roots.ours:
+        return Reason.METADATA
+    return _young(standing, one) or Reason.OLD_GENERATION
+
+
+# ---- the plan ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What was decided of some objects.
+
+    Attributes:
+        data, records: what may go.
+        stays: for each reason why others stay, how many objects and bytes.
+        referenced, digest: how many files among them are referenced, and the digest of those.
+    """
+
+    data: Packed
+    records: Packed
+    stays: Mapping[str, tuple[int, int]]
+    referenced: int = 0
+    digest: str = "0"
+
+
+def judge(standing: Standing, files: Iterable[Stored]) -> Judged:
+    """Decide of data files and subtask metadata, in order of name."""
+    stays = _Stays()
+    data, records = _split(_chosen(standing, files, stays))
+    return Judged(
+        data=data,
+        records=records,
+        stays=stays.counts(),
+        referenced=len(standing.referenced),
+        digest=standing.referenced.hexdigest,
+    )
+
+
+def judge_below(standing: Standing, below: str, files: Iterable[Stored]) -> Judged:
+    """As `judge`, for the files of one directory: what refers to others is not looked at.
+
+    Args:
+        standing: as `standing_of` gives it; what it says is referenced is made anew.
+        below: the directory, with a slash behind it.
+    """
+    roots = standing.roots
+    stays = [*roots.epochs, *(one for one in roots.attempts if one.ref not in standing.lost)]
+    return judge(replace(standing, referenced=referenced_by(roots, stays, below)), files)
+
+
+def plan_orphans(
+    standing: Standing,
+    parts: Sequence[Judged],
+    metadata: Iterable[Stored],
+    foreign: Iterable[Stored],
+    *,
+    listed: int,
+    answer: JobAnswer | None = None,
+) -> GcPlan:
+    """Choose what nothing refers to and may go.
+
+    Args:
+        parts: what was decided of data files and subtask metadata, in order of name.
+        metadata, foreign: the other objects below the job, as listed.
+        listed: how many there are altogether.
+    """
+    roots, stays = standing.roots, _Stays()
+    found = [one for one, _ in _chosen(standing, metadata, stays)]
+    going = sorted(found, key=lambda one: _age(roots, one.path))
+    for part in parts:
+        stays.add(part.stays)
+    names = [one.path for one in foreign]
+    stays.add({Reason.FOREIGN.name.lower(): (len(names), 0)})
+    proof = replace(
+        prove(roots, standing.referenced, answer, listed),
+        referenced=sum(part.referenced for part in parts),
+        digest=PathsDigest.joined(part.digest for part in parts),
+    )
+    return GcPlan(
+        kind=PlanKind.ORPHANS,
+        pipeline=roots.paths.pipeline,
+        job=roots.paths.job,
+        made_at_micros=standing.now_micros,
+        rule={"grace_micros": standing.grace_micros},
+        proof=proof,
+        data=Packed.joined(part.data for part in parts),
+        records=Packed.joined(part.records for part in parts),
+        metadata=Packed(going),
+        stays=stays.counts(),
+        foreign=tuple(names[:FOREIGN_SHOWN]),
+    )
+
+
+class _Stays:
+    """Counts what stays, by reason."""
+
+    def __init__(self) -> None:
+        self._objects: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+
+    def count(self, reason: Reason, one: Stored) -> None:
+        self._objects[reason.name.lower()] += 1
+        self._bytes[reason.name.lower()] += one.size_bytes or 0
+
+    def add(self, counts: Mapping[str, tuple[int, int]]) -> None:
+        for name, (objects, size) in counts.items():
+            self._objects[name] += objects
+            self._bytes[name] += size
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        return {name: (n, self._bytes[name]) for name, n in sorted(self._objects.items()) if n}
+
+
+def _chosen(
+    standing: Standing, objects: Iterable[Stored], stays: _Stays
+) -> Iterator[tuple[Stored, ObjectName]]:
+    paths = standing.roots.paths
+    for one in objects:
+        name = object_name(paths, one.path)
+        reason = reason_of(standing, one, name)
+        if reason.goes:
+            yield one, name
+        else:
+            stays.count(reason, one)
+
+
+def _split(chosen: Iterable[tuple[Stored, ObjectName]]) -> tuple[Packed, Packed]:
+    """Data files, and the subtask metadata among them, which goes after all data."""
+    records: list[Stored] = []
+
+    def data() -> Iterator[Stored]:
+        for one, name in chosen:
+            if name.kind is ObjectKind.DATA:
+                yield one
+            else:
+                records.append(one)
+
+    packed = Packed(data())
+    return packed, Packed(records)
+
+
+def _age(roots: Roots, path: StatePath) -> tuple[int, int, str]:
+    name = object_name(roots.paths, path)
+    return (name.epoch or 0, name.worker_generation or 0, path)

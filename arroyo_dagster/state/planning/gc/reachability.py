@@ -1,0 +1,277 @@
+"""What is referenced, proved complete: checks of what was read, and the proof a plan carries.
+
+Anything that does not add up is refused with the evidence, so that nothing is ever deleted on an
+incomplete view.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.model.aliases import ReferencedPaths, fold, fold_numbers, second_names
+from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.garbage import EpochRoot, PathsDigest, Proof, Root, Roots
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.job_facts import JobAnswer
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.objects import Packed, Stored
+from arroyo_dagster.state.planning.restore.recovery import marker_path
+
+NOTHING_DELETED = "look at it with `arroyo-state verify`; nothing was deleted"
+
+
+def refuse(reason: str, paths: JobPaths, **facts: object) -> ProtocolError:
+    """The error that says why nothing of a job is collected, with the evidence."""
+    next_step = facts.pop("next_step", NOTHING_DELETED)
+    assert isinstance(next_step, str)
+    known: dict[str, object] = {"job": paths.root, **facts}
+    return ProtocolError(f"refused to collect: {reason}", next_step=next_step, **known)  # type: ignore[arg-type]
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def check_roots(roots: Roots) -> None:
+    """Make sure that what was read of a job is whole and contradicts itself nowhere.
+
+    Raises:
+        ProtocolError: a cycle or a gap in the chain of epochs, an object that says it is another's,
+            a reference that leads out of the job, an epoch that should stay and is not whole.
+    """
+    if not roots.epochs:
+        raise refuse("the job has no epoch, so nothing says what is needed", roots.paths)
+    missing = sorted(roots.retained.pinned - _numbers(roots))
+    if missing:
+        raise refuse(
+            f"the pinned epoch {missing[0]} is not there",
+            roots.paths,
+            epoch=missing[0],
+            next_step="find out who removed it, or `arroyo-state unpin` it; nothing was deleted",
+        )
+    for one in (*roots.epochs, *roots.attempts):
+        _check_inside(roots.paths, one)
+    for one in roots.attempts:
+        if one.state is CheckpointState.READY:
+            raise refuse(
+                f"a gap in the chain of epochs: nothing leads to epoch {one.epoch}, which is there",
+                roots.paths,
+                path=one.ref,
+            )
+    for newer, older in itertools.pairwise(roots.current):
+        if older.epoch >= newer.epoch:
+            raise refuse(
+                f"the chain of epochs turns back: epoch {newer.epoch} follows epoch {older.epoch}",
+                roots.paths,
+                path=older.ref,
+            )
+        gap = older.epoch not in (newer.epoch - 1, newer.rolled_back_to)
+        if gap and not _may_follow_a_gap(roots, older.epoch, newer.epoch):
+            raise refuse(
+                f"a gap in the chain of epochs: {older.epoch} is there, {older.epoch + 1} is not",
+                roots.paths,
+                path=older.ref,
+                newer=newer.ref,
+            )
+
+
+def _numbers(roots: Roots) -> frozenset[Epoch]:
+    return frozenset(one.epoch for one in roots.epochs)
+
+
+def _may_follow_a_gap(roots: Roots, epoch: Epoch, newer: Epoch) -> bool:
+    """Whether what lay between this epoch and the next newer one may have gone by right."""
+    if roots.paths.layout is Layout.LEGACY and not roots.ours:
+        # A run that ignored the state leaves what is older as it is (arroyo-state.md 9.6): then
+        # nothing at all is between them, which was seen by looking, not by a listing alone. What a
+        # cleanup that died leaves of an epoch below its `min_epoch` counts as nothing; it stays.
+        kept = max(epoch + 1, roots.head.min_epoch)
+        return not any(kept <= one.epoch < newer for one in roots.attempts)
+    pinned = roots.retained.ever_pinned
+    # Below a pinned epoch lies its parent's metadata, and what a collection has not finished.
+    return any(pin >= epoch for pin in pinned)
+
+
+def _check_inside(paths: JobPaths, one: EpochRoot) -> None:
+    if one.outside is not None:
+        raise refuse(
+            f"epoch {one.epoch} lists a file outside of its job: two deployments may overlap",
+            paths,
+            path=one.ref,
+            reference=one.outside,
+        )
+
+
+def check_whole(roots: Roots, stays: Iterable[EpochRoot]) -> None:
+    """Make sure that of epochs which stay no object of their metadata is missing.
+
+    Raises:
+        ProtocolError: one is.
+    """
+    for one in stays:
+        if one.gone:
+            raise refuse(
+                f"epoch {one.epoch} is to stay, and {len(one.gone)} objects of it are missing",
+                roots.paths,
+                path=one.gone[0],
+                epoch=one.epoch,
+            )
+
+
+def check_readable(roots: Roots, stays: Iterable[EpochRoot]) -> None:
+    """Make sure that it is known what every epoch which stays lists.
+
+    Raises:
+        ProtocolError: one that was rolled back is damaged: it must expire first.
+    """
+    for one in stays:
+        if one.unreadable is not None:
+            raise refuse(
+                f"epoch {one.epoch}, which was rolled back, cannot be read, so that nobody knows "
+                f"what it lists: {one.unreadable}",
+                roots.paths,
+                epoch=one.epoch,
+                path=one.ref,
+                next_step="run the job on: an expiry that keeps only newer epochs removes this "
+                "one; nothing was deleted",
+            )
+
+
+def check_listed(paths: JobPaths, unlisted: Sequence[StatePath]) -> None:
+    """Make sure that a listing shows what was read: one that is cut short proves nothing.
+
+    Args:
+        unlisted: what was there before the listing, is there now, and was not listed.
+
+    Raises:
+        ProtocolError: there is such an object.
+    """
+    if unlisted:
+        raise refuse(
+            f"the listing is incomplete: {len(unlisted)} objects of metadata are there and were "
+            "not listed",
+            paths,
+            path=unlisted[0],
+            next_step="check the store, or what lies between it and here, then try again",
+        )
+
+
+def check_aliases(roots: Roots, foreign: Packed, known: Iterable[Stored]) -> None:
+    """Make sure that no foreign name looks like a second name of an object of the job.
+
+    A copy of a directory is one (`generations/01`, `Checkpoints`): whether both names lead to the
+    same objects cannot be told, so nothing is collected beside it.
+
+    Args:
+        foreign: the foreign objects below the job, as listed.
+        known: the others, as listed.
+
+    Raises:
+        ProtocolError: one does.
+    """
+    aliases = second_names(foreign.paths, roots.paths.root)
+    if not aliases:
+        return
+    root = f"{roots.paths.root}/"
+    referenced = (path for one in (*roots.epochs, *roots.attempts) for path in one.files.texts)
+    for path in itertools.chain((one.path for one in known), referenced):
+        alias = aliases.get(fold_numbers(path.removeprefix(root)))
+        if alias is not None and alias != path:
+            raise refuse(
+                f"{alias} looks like a second name of {path}",
+                roots.paths,
+                path=alias,
+                next_step="move the copy out of the job's directory; nothing was deleted",
+            )
+
+
+def nested_root(paths: JobPaths, path: str) -> bool:
+    """Whether an object below a job belongs to another job that lies within it."""
+    rest = path.removeprefix(f"{paths.root}/").split("/")
+    for at, name in enumerate(rest):
+        if name == "current-generation.json" and at:
+            return True
+        follows = rest[at + 1 : at + 2]
+        nested = name == "checkpoints" and follows and follows[0].startswith("checkpoint-")
+        own = at == 0 or (at == 2 and fold(rest[0]) == "generations")
+        if nested and not own:
+            return "operator-" not in "/".join(rest[:at])
+    return bool(rest) and rest[0] == "checkpoints" and paths.layout is Layout.PROTOCOL
+
+
+# ---- the objects of an epoch ---------------------------------------------------------------------
+
+
+def records_of(paths: JobPaths, one: EpochRoot) -> Iterator[StatePath]:
+    """What says something about an epoch and lists nothing."""
+    if one.unreadable is not None:
+        return
+    for name, parallelism in one.operators:
+        for index in range(parallelism if one.ours else 0):
+            yield paths.subtask_metadata(name, index, one.epoch, one.worker_generation)
+    if paths.layout is Layout.PROTOCOL:
+        if one.needs_commit:
+            yield marker_path(one.ref)
+        yield paths.epoch_record(one.epoch)
+    elif one.ours and one.needs_commit:
+        yield paths.commit_note(one.epoch)
+
+
+def metadata_of(paths: JobPaths, one: EpochRoot) -> Iterator[StatePath]:
+    """What lists the files of an epoch, what makes it exist last."""
+    if one.unreadable is not None:
+        yield from one.by_name
+        return
+    if paths.layout is Layout.LEGACY:
+        for name, _ in one.operators:
+            yield paths.operator_metadata(name, one.epoch)
+    yield one.ref
+
+
+# ---- the proof -----------------------------------------------------------------------------------
+
+
+def referenced_by(roots: Roots, stays: Iterable[EpochRoot], below: str = "") -> ReferencedPaths:
+    """Every data file that something which stays refers to.
+
+    Args:
+        stays: the epochs and attempts that stay.
+        below: only files whose paths begin so.
+    """
+    found = ReferencedPaths(roots.paths.root)
+    before: frozenset[str] = frozenset()
+    for one in stays:
+        files = frozenset(text for text in one.files.texts if text.startswith(below))
+        found.add(files - before)
+        before = files
+    others = (*roots.compactions.values(), *(aside.needs for aside in roots.quarantined))
+    for packed in others:
+        found.add(text for text in packed.texts if text.startswith(below))
+    return found
+
+
+def prove(
+    roots: Roots,
+    referenced: PathsDigest,
+    answer: JobAnswer | None = None,
+    listed: int | None = None,
+) -> Proof:
+    """Say how it is known what is referenced."""
+    facts = None if answer is None else answer.facts
+    said = None if facts is None else f"{facts.condition.value} ({facts.source})"
+    return Proof(
+        roots=tuple(sorted(roots.read, key=_by_path)),
+        epochs=len(roots.epochs),
+        referenced=len(referenced),
+        digest=referenced.hexdigest,
+        head=roots.head.ref if roots.epochs else None,
+        worker_generation=roots.worker_generation,
+        run_id=None if facts is None else facts.run_id,
+        condition=said,
+        listed=listed,
+    )
+
+
+def _by_path(root: Root) -> str:
+    return root.path

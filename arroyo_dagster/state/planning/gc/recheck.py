@@ -1,0 +1,101 @@
+"""Whether a plan that was made earlier may still be carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from arroyo_dagster.errors import ConflictError
+from arroyo_dagster.state.model.garbage import GcPlan, PathsDigest, PlanKind
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.objects import NOTHING, Packed, Stored
+
+NEW_PLAN = "make a new plan; nothing was deleted"
+
+
+def check_same_job(plan: GcPlan, fresh: GcPlan) -> None:
+    """Make sure that a fresh plan speaks of the same job, in the same condition.
+
+    Raises:
+        ConflictError: the job was started, stopped or fenced since, where that matters.
+    """
+    if (plan.kind, plan.pipeline, plan.job) != (fresh.kind, fresh.pipeline, fresh.job):
+        raise _stale(plan, "it is of another job, or of another kind")
+    # An epoch that expires may expire whoever writes; what nothing refers to may be a new run's.
+    watched = plan.kind is not PlanKind.EXPIRE or plan.proof.condition is not None
+    before = (plan.proof.worker_generation, plan.proof.run_id)
+    now = (fresh.proof.worker_generation, fresh.proof.run_id)
+    if watched and before != now:
+        raise _stale(plan, f"the job was started again: generation and run {before} are now {now}")
+
+
+def no_longer_planned(plan: GcPlan, fresh: GcPlan) -> Iterator[StatePath]:
+    """What a plan takes and a fresh one does not: it must be gone, or the plan no longer fits."""
+    known = _names(fresh)
+    return (one.path for step in _steps(plan) for one in step if _name(one) not in known)
+
+
+def check_gone(plan: GcPlan, there: Sequence[StatePath]) -> None:
+    """Refuse a plan of which something that is not planned any more is still there.
+
+    Args:
+        there: these objects.
+
+    Raises:
+        ConflictError: there is one.
+    """
+    if there:
+        raise _stale(plan, f"{len(there)} of its objects changed or are needed now", path=there[0])
+
+
+def what_is_left(plan: GcPlan, fresh: GcPlan) -> GcPlan:
+    """What of a plan a fresh one takes too."""
+    known = PathsDigest(one.path for step in _steps(plan) for one in step)
+    chosen = [Packed(one for one in step if one.path in known) for step in _steps(fresh)]
+    data, records, metadata = chosen
+    return replace(plan, data=data, records=records, metadata=metadata)
+
+
+def _steps(plan: GcPlan) -> tuple[Packed, Packed, Packed]:
+    return plan.data, plan.records, plan.metadata
+
+
+def _names(plan: GcPlan) -> PathsDigest:
+    return PathsDigest(_name(one) for step in _steps(plan) for one in step)
+
+
+def _name(one: Stored) -> str:
+    """Path and etag: an object that was written again is another one."""
+    return f"{one.path}\0{one.etag or ''}"
+
+
+def _stale(plan: GcPlan, reason: str, **facts: object) -> ConflictError:
+    return ConflictError(
+        f"the plan no longer fits: {reason}",
+        job=plan.paths.root,
+        next_step=NEW_PLAN,
+        **facts,  # type: ignore[arg-type]
+    )
+
+
+def measured(
+    plan: GcPlan, files: Packed, metadata: Packed, ours: Packed, foreign: Packed = NOTHING
+) -> GcPlan:
+    """A plan with sizes, times and etags as listed, without what is not there any more.
+
+    Args:
+        files, metadata, ours: the objects below the job, as listed.
+        foreign: the others: those of an operator whose id holds a slash are known by metadata
+            alone.
+    """
+    wanted = PathsDigest(plan.data.paths)
+    files = Packed.joined([files, foreign])
+    small = {one.path: one for shelf in (metadata, ours) for one in shelf}
+    named = {*plan.records.paths, *plan.metadata.paths}
+    small |= {one.path: one for one in files if one.path in named}
+    return replace(
+        plan,
+        data=Packed(one for one in files if one.path in wanted),
+        records=Packed(small[path] for path in plan.records.paths if path in small),
+        metadata=Packed(small[path] for path in plan.metadata.paths if path in small),
+    )

@@ -1,0 +1,261 @@
+"""Whether anything of a job may be collected now: by whose it is, and by what it is doing.
+
+A job in unknown condition is never touched: that nobody knows it proves nothing.
+
+Source: arroyo-state.md 9.6 and 9.8; docs/decisions/job-directory.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from arroyo_dagster.errors import ConflictError, ProtocolError
+from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.garbage import SKEW_MICROS, Roots
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.job_facts import Absence, JobAnswer, JobCondition, JobFacts
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.planning.gc.reachability import refuse
+
+ASK = "say who knows: --arroyo-api, --arroyo-db or --say JOB=stopped; nothing was deleted"
+
+
+def at_rest(roots: Roots, answer: JobAnswer | None) -> bool:
+    """Whether no writer of the job is at work. Of a job of ours that is never taken for granted.
+
+    Raises:
+        ProtocolError: a job of Arroyo's of which nobody knows what it is doing, of which two say
+            different things, or that is about to change.
+    """
+    if roots.ours:
+        return False
+    facts = _known(roots.paths, answer)
+    if facts.condition is JobCondition.GONE:
+        raise refuse(
+            "its pipeline is said to be gone",
+            roots.paths,
+            next_step="collect it as a dead job; nothing was deleted",
+        )
+    if facts.condition is JobCondition.CHANGING or (
+        facts.condition.at_rest and facts.action_in_progress
+    ):
+        raise refuse(
+            f"the job is changing its state ({facts.state or facts.condition.value})",
+            roots.paths,
+            next_step="wait until it runs or has stopped; nothing was deleted",
+        )
+    stored, said = roots.worker_generation, facts.run_id
+    if facts.condition.at_rest and None not in (stored, said) and stored != said:
+        raise refuse(
+            f"the store knows worker generation {stored}, {facts.source} speaks of run {said}",
+            roots.paths,
+            next_step="ask the server that runs this job; nothing was deleted",
+        )
+    return facts.condition.at_rest
+
+
+def check_still(paths: JobPaths, before: JobAnswer | None, now: JobAnswer | None) -> None:
+    """Make sure that a job was doing one thing from before it was looked at until afterwards.
+
+    Raises:
+        ConflictError: it was not: what was seen may lack what it has published since.
+    """
+    was, now_is = (_doing(answer) for answer in (before, now))
+    if was != now_is:
+        raise ConflictError(
+            f"the job changed while it was looked at: {was} is {now_is} now",
+            job=paths.root,
+            retryable=True,
+            next_step="run it again; nothing was deleted",
+        )
+
+
+def _doing(answer: JobAnswer | None) -> tuple[str, int | None]:
+    if answer is None:
+        return "unknown", None
+    return answer.facts.condition.value, answer.facts.run_id
+
+
+def _known(paths: JobPaths, answer: JobAnswer | None) -> JobFacts:
+    if answer is None or answer.facts.condition is JobCondition.UNKNOWN:
+        reason = None if answer is None else answer.reason
+        raise refuse(
+            f"what the job is doing is unknown: {reason or 'nobody was asked'}",
+            paths,
+            next_step=ASK,
+        )
+    for one in answer.disagreements:
+        if one.fact in ("condition", "run_id"):
+            raise refuse(f"sources disagree on {one}", paths, next_step=ASK)
+    return answer.facts
+
+
+def newest_restorable(roots: Roots, answer: JobAnswer | None) -> Epoch:
+    """The newest epoch that a start of the job is sure to be able to choose.
+
+    Raises:
+        ProtocolError: a commit is not finished, or somebody knows of epochs that are not there.
+    """
+    if roots.ours or roots.worker_generation is not None:
+        if not roots.ours and roots.head.state is not CheckpointState.READY:
+            raise refuse(
+                "the commit of the newest epoch is not finished", roots.paths, path=roots.head.ref
+            )
+        return min(roots.head.epoch, roots.restorable or roots.head.epoch)
+    facts = None if answer is None else answer.facts
+    newest = None if facts is None else facts.newest_ready_epoch
+    if newest is None:
+        # The database may be one behind the store: either of the two newest may be restored.
+        return roots.epochs[min(1, len(roots.epochs) - 1)].epoch
+    assert facts is not None
+    if newest not in [one.epoch for one in roots.epochs]:
+        raise refuse(
+            f"{facts.source} knows epoch {newest}, which is not in the store",
+            roots.paths,
+            newest=roots.head.ref,
+            next_step="check that this is the URL the job writes to; nothing was deleted",
+        )
+    for one in facts.checkpoints or ():
+        if one.state == "committing" and one.epoch >= newest:
+            raise refuse(f"the commit of epoch {one.epoch} is not finished", roots.paths)
+    return newest
+
+
+def check_clock(roots: Roots, now_micros: int) -> None:
+    """Make sure that the clocks of the writer and of the store agree, to within a margin.
+
+    An age is never taken from a writer's clock. But where the two disagree one of them is wrong,
+    and it may be the store's. An expiry by count needs no clock, and does not ask.
+
+    Args:
+        now_micros: the time, by the clock of the store; stands for the times that it does not say.
+
+    Raises:
+        ProtocolError: the newest epoch was finished, by its writer's clock, after the object that
+            makes it exist was written, or before the oldest object of it was.
+    """
+    head = roots.head
+    finished = head.finish_time_micros
+    if not finished:
+        return  # the writer does not say
+    written = head.written_at_micros or now_micros
+    if finished - written > SKEW_MICROS:
+        raise _disagreement(roots, finished, written)
+    oldest = head.oldest_object_micros
+    if oldest and oldest - finished > SKEW_MICROS:
+        raise _disagreement(roots, finished, oldest)
+
+
+def _disagreement(roots: Roots, finished: int, written: int) -> ProtocolError:
+    apart = abs(finished - written) // 1_000_000
+    likely = "the writer's clock is ahead, or the store's was behind"
+    if finished < written:
+        likely = "the writer's clock is behind, or the objects were copied here later"
+    return refuse(
+        f"the newest epoch was finished at {_utc(finished)} by its writer's clock and written at "
+        f"{_utc(written)} by the store's, {apart} seconds apart: {likely}",
+        roots.paths,
+        path=roots.head.ref,
+        next_step="set the clock that is wrong and let the job write an epoch; until then "
+        "`gc plan expire --keep N`, without --keep-for, needs no clock; nothing was deleted",
+    )
+
+
+def _utc(micros: int) -> str:
+    try:
+        return f"{datetime.fromtimestamp(micros // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):
+        return f"{micros} microseconds since 1970"
+
+
+def check_store_clock(paths: JobPaths, store_micros: int | None, here_micros: int) -> int:
+    """The time by the store's own clock, which ages are taken from.
+
+    Args:
+        store_micros: when the store says that it wrote what was written just now.
+        here_micros: the time here, when it was written.
+
+    Raises:
+        ProtocolError: it does not say, or the two are too far apart.
+    """
+    if not store_micros:
+        raise refuse("the store does not say when objects were written", paths)
+    apart = store_micros - here_micros
+    if abs(apart) > SKEW_MICROS:
+        raise refuse(
+            f"the clocks of the store and of this machine are {abs(apart) // 1_000_000} seconds "
+            "apart",
+            paths,
+            next_step="set the clock that is wrong; nothing was deleted",
+        )
+    return store_micros
+
+
+# ---- dead jobs -----------------------------------------------------------------------------------
+
+_PROVEN = (Absence.NO_JOB, Absence.NO_PIPELINE)
+
+
+def why_dead(paths: JobPaths, answer: JobAnswer, others: Sequence[JobAnswer], *, ours: bool) -> str:
+    """Say how it is known that a job will never run again.
+
+    Args:
+        answer: what is known of it.
+        others: what is known of the other jobs below the same URL.
+        ours: whether a job of ours wrote its epochs: Arroyo never knew it.
+
+    Raises:
+        ProtocolError: it is not known.
+    """
+    facts = answer.facts
+    if facts.condition is JobCondition.GONE:
+        contradiction = next((one for one in answer.disagreements if one.fact == "condition"), None)
+        if contradiction is not None:
+            raise refuse(f"sources disagree on {contradiction}", paths, next_step=ASK)
+        return f"gone, says {facts.source}"
+    if facts.condition is not JobCondition.UNKNOWN:
+        raise refuse(
+            f"the job is there: {facts.condition.value}, says {facts.source}",
+            paths,
+            next_step="delete its pipeline first, or --say JOB=gone; nothing was deleted",
+        )
+    if answer.problems:
+        raise refuse(f"somebody could not answer: {answer.problems[0]}", paths, next_step=ASK)
+    if ours:
+        raise refuse(
+            "a job of ours is known to no server of Arroyo's",
+            paths,
+            next_step="--say JOB=gone if it will never run again; nothing was deleted",
+        )
+    for word in answer.words:
+        if word.absence in _PROVEN and _knows_another(word.source, others):
+            assert word.absence is not None
+            return f"{word.absence.value}, says {word.source}"
+    raise refuse(
+        f"nothing proves that its pipeline is gone: {answer.reason}",
+        paths,
+        next_step=_how_to_prove(paths),
+    )
+
+
+def _how_to_prove(paths: JobPaths) -> str:
+    """Which source can prove that a job is gone: the API lists no job of the legacy layout."""
+    if paths.layout is Layout.LEGACY:
+        return (
+            "pass --arroyo-db with the database of the cluster that ran it: in the legacy layout "
+            "only the database can tell; or --say JOB=gone; nothing was deleted"
+        )
+    return (
+        "ask the server that ran it, with another job of this URL known to it, or "
+        "--say JOB=gone; nothing was deleted"
+    )
+
+
+def _knows_another(source: str, others: Sequence[JobAnswer]) -> bool:
+    """Whether a source knows another job of this URL: a server of another cluster knows none."""
+    return any(
+        word.source == source and word.facts is not None and word.facts.tells_state
+        for other in others
+        for word in other.words
+    )

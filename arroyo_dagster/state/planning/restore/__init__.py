@@ -1,0 +1,1 @@
+"""Which epoch a start restores and what it reads of it; rollbacks and schema evolution."""

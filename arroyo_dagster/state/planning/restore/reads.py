@@ -1,0 +1,422 @@
+"""Which jobs a listing shows, which epochs to look at, and which files and rows a read needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import (
+    OUR_DIRECTORY,
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange, range_for_server
+from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, parse_checkpoint_dir
+from arroyo_dagster.state.model.numbers import parse_number
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    TableConfig,
+    TableFiles,
+    TableKind,
+    TimeFile,
+)
+from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros, files_to_carry
+
+ALL_KEYS = KeyRange(0, MAX_ROUTING_KEY)
+_CHECKPOINTS = "checkpoints"
+_ARROYO_DATABASE = "state.sqlite"
+_JOIN_DATA = frozenset({"left join data", "right join data"})
+
+
+# ---- which jobs there are ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The names directly in one directory: of objects, and of directories."""
+
+    objects: frozenset[str] = frozenset()
+    directories: frozenset[str] = frozenset()
+
+
+def directories_to_list(known: Mapping[str, Level]) -> list[str]:
+    """Say which directories must be listed, one level each, before jobs can be told.
+
+    Args:
+        known: the levels listed so far, by path; "" is the root.
+
+    Returns:
+        Paths not yet in `known`, in order; none once `jobs_in` can answer. Never deeper than two
+        levels, so no data file is ever listed.
+    """
+    if "" not in known:
+        return [""]
+    wanted: list[str] = []
+    for first in sorted(_candidates(known[""])):
+        if first not in known:
+            wanted.append(first)
+            continue
+        below = (f"{first}/{second}" for second in sorted(_candidates(known[first])))
+        wanted.extend(path for path in below if path not in known)
+    return wanted
+
+
+def jobs_in(known: Mapping[str, Level]) -> list[JobPaths]:
+    """Tell the jobs by structure; names decide nothing, for an id may be any text.
+
+    `{x}/checkpoints/checkpoint-…` is a job of the legacy layout, `{x}/{y}/current-generation.json`
+    one of the protocol layout.
+    """
+    found: list[JobPaths] = []
+    for path, level in known.items():
+        first, _, second = path.partition("/")
+        if OUR_DIRECTORY in (first, second) or "/" in second:
+            continue
+        if second == _CHECKPOINTS and any(map(_is_checkpoint, level.directories)):
+            found.append(JobPaths(JobId(first)))
+        if second and CURRENT_GENERATION in level.objects:
+            found.append(JobPaths(JobId(second), PipelineId(first)))
+    return sorted(found, key=lambda paths: paths.root)
+
+
+def _candidates(level: Level) -> frozenset[str]:
+    return level.directories - {OUR_DIRECTORY}
+
+
+def _is_checkpoint(name: str) -> bool:
+    return parse_checkpoint_dir(name) is not None
+
+
+def check_root(known: Mapping[str, Level], url: str) -> None:
+    """Refuse a directory that holds something, none of it a job.
+
+    A directory in which only the records of this package are left counts as a job that was removed.
+
+    Args:
+        known: the levels of which `directories_to_list` wants no more.
+
+    Raises:
+        InputError: not a checkpoint root; the facts say what was found.
+    """
+    root = known[""]
+    strangers = [f"{name}/" for name in sorted(_candidates(root)) if not _was_job(name, known)]
+    strangers += sorted(name for name in root.objects if not name.startswith(_ARROYO_DATABASE))
+    if not strangers or jobs_in(known):
+        return
+    more = f" and {len(strangers) - 10} more" if len(strangers) > 10 else ""
+    raise InputError(
+        "not a checkpoint root: nothing in it looks like a job",
+        url=url,
+        found=", ".join(strangers[:10]) + more,
+        next_step="give the directory that holds `{job}/checkpoints/checkpoint-…` or "
+        "`{pipeline}/{job}/current-generation.json`",
+    )
+
+
+def _was_job(directory: str, known: Mapping[str, Level]) -> bool:
+    """Whether our records are left of a job in a directory, or in one directly below it."""
+    levels = [level for path, level in known.items() if f"{path}/".startswith(f"{directory}/")]
+    return any(OUR_DIRECTORY in level.directories for level in levels)
+
+
+def choose_job(name: str, jobs: Sequence[JobPaths], url: str) -> JobPaths:
+    """Find the job that a user means by `job` or `pipeline/job`.
+
+    A whole path wins over the job part of another, so that every job can be named.
+
+    Raises:
+        NotFoundError: there is none; says which there are.
+        InputError: several pipelines have such a job; says which.
+    """
+    exact = [paths for paths in jobs if paths.root == name]
+    found = exact or [paths for paths in jobs if paths.job == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InputError(
+            "several jobs have this name",
+            job=name,
+            url=url,
+            candidates=", ".join(paths.root for paths in found),
+            next_step="name it as pipeline/job",
+        )
+    known = ", ".join(paths.root for paths in jobs[:20]) + (", …" if len(jobs) > 20 else "")
+    raise NotFoundError(
+        "there is no such job",
+        job=name,
+        url=url,
+        jobs=known or "none",
+        next_step="choose one of the jobs there are, or check --url",
+    )
+
+
+# ---- which epochs to look at ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Attempt:
+    """A directory in which a worker generation wrote, or began to write, an epoch."""
+
+    epoch: Epoch
+    worker_generation: WorkerGeneration | None
+
+
+def unfinished_attempts(attempts: Iterable[Attempt], owners: Iterable[Attempt]) -> list[Attempt]:
+    """Choose the attempts that may be invisible, unclaimed or orphaned, oldest first.
+
+    Older than the oldest owned epoch are the remains of expired ones: their directories stay for as
+    long as a newer epoch lists a file in them.
+
+    Args:
+        attempts: every checkpoint directory.
+        owners: the attempts that own their epoch.
+    """
+    owned = set(owners)
+    oldest = min((owner.epoch for owner in owned), default=Epoch(0))
+    return sorted(one for one in attempts if one not in owned and one.epoch >= oldest)
+
+
+def job_watermark_micros(checkpoint: Checkpoint) -> int | None:
+    """The event time that all operators which have a watermark have reached; None if none has."""
+    marks = [operator.min_watermark_micros for operator in checkpoint.operators]
+    return min((mark for mark in marks if mark is not None), default=None)
+
+
+def shown_operators(checkpoint: Checkpoint) -> tuple[OperatorCheckpoint, ...]:
+    """Give the operators from source to sink.
+
+    Our metadata lists them so. Arroyo's lists them in random order, but most ids end in the
+    operator's place in the plan.
+    """
+    if checkpoint.progress is not None:
+        return checkpoint.operators
+    return tuple(sorted(checkpoint.operators, key=lambda one: _place(one.operator)))
+
+
+def _place(operator: str) -> tuple[bool, int, str]:
+    number = parse_number(operator.rpartition("_")[2])
+    return (number is None, number or 0, operator)
+
+
+def is_at_rest(newest: Checkpoint, generation: WorkerGeneration | None) -> bool:
+    """Whether the run that wrote the newest epoch stopped with it, and none was started since.
+
+    Args:
+        generation: the newest worker generation that was started.
+    """
+    final = newest.progress is not None and newest.progress.final
+    return final and newest.worker_generation == generation
+
+
+# ---- what a read needs ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """The files of an expiring table to read, in replay order, and the rows to keep of them.
+
+    Attributes:
+        keys: the routing keys wanted, both ends included.
+        cutoff_micros: rows older than this are dropped once all files are replayed; 0 = none.
+        whole_batches: a record batch with one row that is not too old is kept whole.
+    """
+
+    files: tuple[TimeFile, ...]
+    keys: KeyRange
+    cutoff_micros: int
+    whole_batches: bool = False
+
+
+def plan_read(
+    config: ExpiringTimeKeyConfig,
+    files: ExpiringTimeKeyFiles,
+    watermark_micros: int | None,
+    keys: KeyRange = ALL_KEYS,
+    *,
+    ours: bool = True,
+) -> ReadPlan:
+    """Choose what a restore at this watermark would load of an expiring table.
+
+    Args:
+        watermark_micros: the smallest watermark of the operator; None = it has none.
+        ours: whether a job of ours wrote it. Arroyo reads its generational tables without
+            looking at the retention, keeps what an updating join reads by the record batch, and
+            goes through files by their epoch.
+
+    Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs (arroyo-state.md 5.4).
+    """
+    unbounded = config.generational and not ours
+    cutoff = 0 if unbounded else cutoff_micros(watermark_micros, config.retention_micros)
+    wanted = files_to_carry(files.files, cutoff, keys)
+    if ours:
+        return ReadPlan(wanted, keys, cutoff)
+    in_order = tuple(sorted(wanted, key=lambda file: file.epoch))
+    return ReadPlan(in_order, keys, cutoff, whole_batches=_of_updating_join(config))
+
+
+def _of_updating_join(config: ExpiringTimeKeyConfig) -> bool:
+    # A windowed join registers the same descriptions, with a retention of 0.
+    return config.description in _JOIN_DATA and config.retention_micros > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRead:
+    """What one subtask opens of one table when it is restored.
+
+    Attributes:
+        keys: the routing keys it keeps; all of them of a global keyed table.
+        cutoff_micros: rows older than this are dropped once all files are replayed; 0 = none.
+        files: in replay order.
+        size_bytes: of the files whose size was given.
+    """
+
+    operator: OperatorId
+    table: TableName
+    kind: TableKind
+    subtask: int
+    keys: KeyRange
+    cutoff_micros: int
+    files: tuple[StatePath, ...]
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """What a restore opens: one read per operator, table and subtask, in this order."""
+
+    reads: tuple[TableRead, ...]
+
+    @property
+    def opens(self) -> int:
+        """How often a file is opened, by all subtasks together."""
+        return sum(len(read.files) for read in self.reads)
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes are opened, by all subtasks together."""
+        return sum(read.size_bytes for read in self.reads)
+
+    @property
+    def files(self) -> tuple[StatePath, ...]:
+        """The files that any subtask opens, each once."""
+        return tuple(dict.fromkeys(path for read in self.reads for path in read.files))
+
+
+def restore_plan(
+    checkpoint: Checkpoint,
+    parallelism: int | None = None,
+    *,
+    sizes: Mapping[StatePath, int] | None = None,
+) -> RestorePlan:
+    """Say what each subtask opens when this epoch is restored.
+
+    A table whose configuration is missing, or of another kind, is left out: it cannot be opened.
+
+    Args:
+        parallelism: of the restored job; None = each operator's own at this epoch.
+        sizes: the sizes of the files, in bytes, as far as known.
+    """
+    return RestorePlan(
+        tuple(
+            read
+            for operator in checkpoint.operators
+            for name, files in operator.tables.items()
+            if name in operator.configs and operator.configs[name].kind is files.kind
+            for read in _table_reads(
+                operator,
+                operator.configs[name],
+                files,
+                parallelism or operator.parallelism,
+                sizes or {},
+                ours=checkpoint.progress is not None,
+            )
+        )
+    )
+
+
+def _table_reads(
+    operator: OperatorCheckpoint,
+    config: TableConfig,
+    files: TableFiles,
+    parallelism: int,
+    sizes: Mapping[StatePath, int],
+    *,
+    ours: bool,
+) -> Iterator[TableRead]:
+    for subtask in range(parallelism):
+        # Every subtask reads a global keyed table in full.
+        keys, cutoff, paths = ALL_KEYS, 0, files.paths
+        if isinstance(files, ExpiringTimeKeyFiles):
+            assert isinstance(config.config, ExpiringTimeKeyConfig)
+            keys = range_for_server(subtask, parallelism)
+            watermark = operator.min_watermark_micros
+            plan = plan_read(config.config, files, watermark, keys, ours=ours)
+            cutoff, paths = plan.cutoff_micros, tuple(file.path for file in plan.files)
+        yield TableRead(
+            operator=operator.operator,
+            table=config.table,
+            kind=files.kind,
+            subtask=subtask,
+            keys=keys,
+            cutoff_micros=cutoff,
+            files=paths,
+            size_bytes=sum(sizes.get(path, 0) for path in paths),
+        )
+
+
+def find_table(
+    checkpoint: Checkpoint, operator_name: str, table_name: str
+) -> tuple[OperatorCheckpoint, TableConfig, TableFiles]:
+    """Look up one table of one operator.
+
+    Raises:
+        NotFoundError: there is no such operator or table; says which there are.
+        FormatError: the table has no configuration, or one of the other kind.
+    """
+    operator = checkpoint.operator(operator_name)
+    if operator is None:
+        raise NotFoundError(
+            "the job has no such operator at this epoch",
+            job=checkpoint.job,
+            epoch=checkpoint.epoch,
+            operator=operator_name,
+            operators=", ".join(one.operator for one in checkpoint.operators) or "none",
+            next_step="choose one of the operators there are",
+        )
+    for name, files in operator.tables.items():
+        if name == table_name:
+            return operator, _config_of(checkpoint, operator, name, files), files
+    raise NotFoundError(
+        "the operator has no such table at this epoch",
+        job=checkpoint.job,
+        epoch=checkpoint.epoch,
+        operator=operator_name,
+        table=table_name,
+        tables=", ".join(operator.tables) or "none",
+        next_step="choose one of the tables there are",
+    )
+
+
+def _config_of(
+    checkpoint: Checkpoint, operator: OperatorCheckpoint, name: TableName, files: TableFiles
+) -> TableConfig:
+    config = operator.configs.get(name)
+    if config is None or config.kind is not files.kind:
+        raise FormatError(
+            f"the metadata holds a {files.kind.label} table without its configuration",
+            job=checkpoint.job,
+            epoch=checkpoint.epoch,
+            operator=operator.operator,
+            table=name,
+            path=checkpoint.ref,
+            next_step="choose another epoch; `arroyo-state verify` says what else is wrong",
+        )
+    return config

@@ -1,0 +1,356 @@
+"""Whether a job may go back to an older epoch, and what is given up for it.
+
+Source: arroyo-state.md 3.2, 3.3; docs/decisions/rollback.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arroyo_dagster.errors import (
+    ConflictError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+)
+from arroyo_dagster.state.model.checkpoints import (
+    ROLLBACK,
+    Checkpoint,
+    CheckpointState,
+    StreamProgress,
+)
+from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.rollback import CommittedOutput, GivenUpEpoch, RollbackPlan
+from arroyo_dagster.state.planning.restore.lineage import rolled_back
+
+UNREADABLE = "unreadable"
+_INVISIBLE = CheckpointState.INVISIBLE
+_BETWEEN_SERVICES = "from:"
+"""What begins the members of an offset that are services; see `sdf.topics.segments`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochFacts:
+    """One epoch, or one manifest that owns none, as it was found.
+
+    Attributes:
+        owns: whether its number is its own: False for a manifest without an epoch record.
+        state: as shown to people; None if its metadata cannot be read.
+        checkpoint: None if its metadata cannot be read.
+        problem: why it cannot be restored, as far as metadata and a listing tell.
+    """
+
+    epoch: Epoch
+    owns: bool
+    state: CheckpointState | None
+    checkpoint: Checkpoint | None
+    problem: str | None = None
+
+    @property
+    def restorable(self) -> bool:
+        """Whether a rollback may restore it."""
+        shown = (CheckpointState.READY, CheckpointState.ROLLED_BACK)
+        found = self.checkpoint
+        return (
+            self.owns
+            and self.problem is None
+            and self.state in shown
+            and found is not None
+            and found.state is CheckpointState.READY
+            and found.progress is not None
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackFacts:
+    """What a rollback is planned from.
+
+    Attributes:
+        epochs: all that there are, ascending.
+        newest_number: the highest number that an epoch or a manifest has.
+        worker_generation: the newest that was started; None in the legacy layout.
+        at_rest: whether the run that wrote the newest epoch ended with it.
+        siblings: the other jobs of the same pipeline.
+        kept_records: whether an SDF service keeps records of its topics beside its state.
+    """
+
+    paths: JobPaths
+    epochs: Sequence[EpochFacts]
+    newest_number: Epoch
+    worker_generation: WorkerGeneration | None
+    at_rest: bool
+    siblings: Collection[JobId] = ()
+    kept_records: bool = False
+
+
+def choices(facts: RollbackFacts) -> list[Epoch]:
+    """The epochs that a rollback could restore, ascending."""
+    return [
+        one.epoch for one in facts.epochs if one.restorable and one.epoch != facts.newest_number
+    ]
+
+
+def done_before(facts: RollbackFacts, epoch: Epoch) -> Epoch | None:
+    """The newest epoch that a rollback to `epoch` published, if the job goes on from it."""
+    numbers = [one.epoch for one in facts.epochs if one.owns]
+    restored = _restored(facts)
+    left = rolled_back(_current(facts), numbers, restored)
+    # An epoch that follows a rollback without rows of its own names the one before it.
+    found = [by for by, to in restored.items() if to == epoch < by - 1 and by not in left]
+    return max(found, default=None)
+
+
+def make_plan(facts: RollbackFacts, epoch: Epoch) -> RollbackPlan:
+    """Plan the rollback of a job to one of its epochs.
+
+    Rows are not counted, and no output is named: whoever can read footers and commit data adds it.
+
+    Raises:
+        NotFoundError: the job has no such epoch.
+        FormatError: the epoch cannot be restored.
+        InputError: the epoch is the newest one, or the job is Arroyo's.
+        ProtocolError: its commit is not finished, or other services depend on the job.
+    """
+    _check_ours(facts, epoch)
+    target = _target(facts, epoch)
+    offsets = _offsets(target)
+    assert offsets is not None
+    _check_services(facts, offsets)
+    given_up = _given_up(facts, epoch)
+    newest = next((one.checkpoint for one in reversed(given_up) if one.checkpoint), None)
+    return RollbackPlan(
+        pipeline=facts.paths.pipeline,
+        job=facts.paths.job,
+        epoch=epoch,
+        ref=target.ref,
+        newest=_current(facts),
+        publishes=Epoch(facts.newest_number + 1),
+        given_up=tuple(map(_shown, given_up)),
+        committed=(),
+        offsets_now=_offsets(newest),
+        offsets_then=offsets,
+        worker_generation=facts.worker_generation,
+        may_be_running=not facts.at_rest,
+        warnings=tuple(_warnings(facts, epoch)),
+    )
+
+
+def check_same(plan: RollbackPlan, fresh: RollbackPlan) -> None:
+    """Make sure that a plan made earlier still says what a rollback does.
+
+    Raises:
+        ConflictError: an epoch was published, or has expired, since it was made.
+    """
+    before, now = (_identity(one) for one in (plan, fresh))
+    if before != now:
+        raise ConflictError(
+            f"the plan of the rollback no longer fits: the newest epoch is {fresh.newest} now, it "
+            f"was {plan.newest}",
+            job=plan.paths.root,
+            retryable=True,
+            next_step=f"stop the run if one is alive, with `arroyo-state stop {plan.paths.root}`, "
+            "then roll back again; nothing was published",
+        )
+
+
+def progress_after(target: Checkpoint) -> StreamProgress:
+    """The progress of the epoch that a rollback publishes: the offsets are those of `target`.
+
+    No streaming query wrote it, so that any run goes on from its offsets, as with `--adopt`.
+    """
+    assert target.progress is not None
+    return StreamProgress(
+        query_id=ROLLBACK,
+        batch_id=target.epoch,
+        offsets=target.progress.offsets,
+        final=True,
+        exhausted=target.progress.exhausted,
+    )
+
+
+def _identity(plan: RollbackPlan) -> tuple[object, ...]:
+    numbers = tuple(one.epoch for one in plan.given_up)
+    return plan.paths, plan.epoch, plan.ref, plan.newest, plan.publishes, numbers
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def _current(facts: RollbackFacts) -> Epoch:
+    return max((one.epoch for one in facts.epochs if one.owns), default=Epoch(0))
+
+
+def _check_ours(facts: RollbackFacts, epoch: Epoch) -> None:
+    readable = [one.checkpoint for one in facts.epochs if one.owns and one.checkpoint]
+    if readable and all(one.progress is None for one in readable):
+        raise InputError(
+            "a rollback is possible only for a managed job: Arroyo's own database, or its leader, "
+            "decides which epoch an Arroyo job restores, and would not look at the new one",
+            job=facts.paths.root,
+            epoch=epoch,
+            next_step="repair the newest epoch (`arroyo-state verify` says what is wrong), or "
+            "start a new pipeline from the data that epoch holds (`arroyo-state rows`)",
+        )
+
+
+def _target(facts: RollbackFacts, epoch: Epoch) -> Checkpoint:
+    known: dict[str, object] = {
+        "job": facts.paths.root,
+        "epoch": epoch,
+        "restorable_epochs": ranges(choices(facts)),
+    }
+    step = "choose one of the restorable epochs"
+    if epoch == facts.newest_number:
+        raise InputError("nothing to roll back: this is the newest epoch", next_step=step, **known)  # type: ignore[arg-type]
+    found = next((one for one in facts.epochs if one.owns and one.epoch == epoch), None)
+    if found is None:
+        raise NotFoundError(
+            "the job has no such epoch: it was never written, or it has expired",
+            next_step=step,
+            **known,  # type: ignore[arg-type]
+        )
+    checkpoint = found.checkpoint
+    if checkpoint is not None and checkpoint.state is CheckpointState.COMMITTING:
+        raise ProtocolError(
+            "the epoch cannot be restored: its commit is not finished",
+            next_step=step,
+            **known,  # type: ignore[arg-type]
+        )
+    if checkpoint is None or not found.restorable:
+        reason = found.problem or (found.state.value if found.state else UNREADABLE)
+        raise FormatError(f"the epoch cannot be restored: {reason}", next_step=step, **known)  # type: ignore[arg-type]
+    return checkpoint
+
+
+def ranges(epochs: Sequence[Epoch]) -> str:
+    """Numbers as ranges: `1-4, 7`; `none` if there is none."""
+    parts: list[list[int]] = []
+    for number in epochs:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts) or "none"
+
+
+def _check_services(facts: RollbackFacts, offsets: Mapping[str, Any]) -> None:
+    """Refuse an SDF service that is not alone: the others would miss records, or get them twice.
+
+    Records of topics and pipes that are kept beside a state go once they have been taken.
+    """
+    services = [one for one in offsets.values() if _is_service(one)]
+    between = bool(facts.siblings) or any(_reads_services(one) for one in services)
+    if services and (between or facts.kept_records):
+        reason = (
+            "other services have read what it wrote in later epochs, and topics between services"
+            if between
+            else "its pipe or topic"
+        )
+        raise ProtocolError(
+            f"this SDF service cannot go back: {reason} no longer hold all records that it would "
+            "read again",
+            job=facts.paths.root,
+            services=", ".join(sorted(facts.siblings)) or None,
+            next_step="run the dataflow again from its sources, below another URL or namespace; "
+            "nothing was changed",
+        )
+
+
+def _is_service(offset: object) -> bool:
+    return isinstance(offset, dict) and {"topics", "clock_ms"} <= offset.keys()
+
+
+def _reads_services(offset: Mapping[str, Any]) -> bool:
+    topics = [one for one in offset["topics"].values() if isinstance(one, dict)]
+    between = any(str(name).startswith(_BETWEEN_SERVICES) for topic in topics for name in topic)
+    return between or bool(offset.get("epochs"))
+
+
+# ---- what is given up ----------------------------------------------------------------------------
+
+
+def _given_up(facts: RollbackFacts, epoch: Epoch) -> list[EpochFacts]:
+    """What is current now, and what would become current, and will be neither."""
+    numbers = [one.epoch for one in facts.epochs if one.owns]
+    restored = _restored(facts)
+    left = rolled_back(_current(facts), numbers, restored)
+    older = [number for number in numbers if number <= epoch]
+    stays = {*older} - rolled_back(epoch, older, restored)
+    return [
+        one
+        for one in facts.epochs
+        if (one.owns and one.epoch not in left and one.epoch not in stays)
+        or (not one.owns and one.epoch > _current(facts) and one.state is not _INVISIBLE)
+    ]
+
+
+def _restored(facts: RollbackFacts) -> dict[Epoch, Epoch]:
+    return {
+        one.epoch: to
+        for one in facts.epochs
+        if one.owns and one.checkpoint and (to := one.checkpoint.rolled_back_to) is not None
+    }
+
+
+def _shown(one: EpochFacts) -> GivenUpEpoch:
+    return GivenUpEpoch(
+        epoch=one.epoch,
+        state=one.state.value if one.state else UNREADABLE,
+        finished_micros=one.checkpoint.finish_time_micros if one.checkpoint else None,
+        problem=one.problem,
+    )
+
+
+def _offsets(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
+    if checkpoint is None or checkpoint.progress is None:
+        return None
+    found = json.loads(checkpoint.progress.offsets)
+    return found if isinstance(found, dict) else {"": found}
+
+
+def committed_output(
+    checkpoint: Checkpoint, names: Mapping[OperatorId, tuple[str, ...] | None]
+) -> Iterator[CommittedOutput]:
+    """What an epoch's sinks have made visible, if its commit is done.
+
+    Args:
+        names: by operator, the names of the files; None where commit data does not name files.
+    """
+    if checkpoint.state is not CheckpointState.READY:
+        return
+    for operator in checkpoint.operators:
+        if operator.operator in names:
+            yield CommittedOutput(
+                operator=operator.operator,
+                epoch=checkpoint.epoch,
+                files=names[operator.operator],
+            )
+
+
+def _warnings(facts: RollbackFacts, epoch: Epoch) -> Iterator[str]:
+    unreadable = [one.epoch for one in _given_up(facts, epoch) if one.checkpoint is None]
+    if unreadable:
+        yield (
+            f"epochs {ranges(unreadable)} cannot be read: how many rows they wrote, and what sinks "
+            "committed with them, is not known"
+        )
+    if facts.at_rest:
+        return
+    if facts.paths.layout is Layout.LEGACY:
+        yield "a run may still be alive: the rollback is refused as long as the run holds its lease"
+        return
+    yield (
+        f"the run of worker generation {facts.worker_generation} may still be alive: it did not "
+        "end with a last epoch. The rollback stops it with a ConflictError; "
+        f"`arroyo-state stop {facts.paths.root}` ends it with a checkpoint first"
+    )
+
+
+def rollback_command(paths: JobPaths, epoch: Epoch | None) -> str:
+    """The command that goes back to an epoch; None: the one that lists those there are."""
+    return f"arroyo-state rollback {paths.root}" + ("" if epoch is None else f" {epoch}")

@@ -1,0 +1,309 @@
+"""How the columns of an expiring table of our jobs may change from one epoch to the next.
+
+Columns may be added, dropped and widened. Files of older epochs stay as they are, and are read as
+what the table is now: an added column is null in them, a dropped one is left out, a widened one
+is cast. The table's stored schema notes since which epoch it is what it is, and since which each
+added column is there: a column dropped once and added again is another one, and its old values
+never come back.
+
+All from the JSON form of schemas, so that anyone can ask without opening a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.numbers import parse_number
+from arroyo_dagster.state.model.tables import (
+    ADDED_IN,
+    CHANGED_IN,
+    GENERATION_COLUMN,
+    KEY_HASH_COLUMN,
+    OPERATION_COLUMN,
+    ExpiringTimeKeyConfig,
+    StoredSchema,
+)
+from arroyo_dagster.state.planning.restore.type_widening import bare, fits, type_text
+
+_NEVER = Epoch(0)
+_Name = tuple[str, int]
+"""A column by its name and by how many of that name come before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column of a stored schema.
+
+    Attributes:
+        data_type: the JSON form of its Arrow type.
+        added_in: the epoch in which an older table got it; 0 = the table began with it.
+    """
+
+    name: str
+    data_type: Any
+    nullable: bool
+    added_in: Epoch = _NEVER
+
+    def __str__(self) -> str:
+        return f"{self.name}: {type_text(self.data_type)}{'' if self.nullable else ' not null'}"
+
+    def same(self, other: TableColumn) -> bool:
+        """Whether both hold the same, whenever they were added."""
+        mine = (self.name, bare(self.data_type), self.nullable)
+        return mine == (other.name, bare(other.data_type), other.nullable)
+
+
+_BEHIND = (
+    TableColumn(KEY_HASH_COLUMN, "UInt64", False),
+    TableColumn(OPERATION_COLUMN, "Binary", False),
+)
+_ROW_GENERATION = TableColumn(GENERATION_COLUMN, "UInt64", False)
+
+
+def columns_in(schema_json: str) -> tuple[TableColumn, ...]:
+    """The columns of a schema in its JSON form, which must be one (`codec.schema` reads it)."""
+    return tuple(
+        TableColumn(
+            field["name"],
+            field["data_type"],
+            field["nullable"],
+            _noted_epoch(field["metadata"], ADDED_IN),
+        )
+        for field in json.loads(schema_json)["fields"]
+    )
+
+
+def changed_in(schema: StoredSchema) -> Epoch:
+    """The epoch since which a table has its columns; files of older ones may have others.
+
+    0 = it never had others, as all of Arroyo's tables.
+    """
+    return _noted_epoch(json.loads(schema.arrow_schema).get("metadata"), CHANGED_IN)
+
+
+def _noted_epoch(metadata: dict[str, str] | None, note: str) -> Epoch:
+    number = parse_number((metadata or {}).get(note, ""))
+    return _NEVER if number is None else Epoch(number)
+
+
+# ---- from one schema to the next -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """What becomes of a table's columns, in words.
+
+    Attributes:
+        changes: what is added, dropped, widened or moved; none if the columns are the same.
+        problems: why rows of the one cannot be read as the other; none if they can.
+    """
+
+    changes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def evolution(before: ExpiringTimeKeyConfig, now: ExpiringTimeKeyConfig) -> Evolution:
+    """Say what changes between two configurations of a table, and whether it may.
+
+    Columns may be added (nullable, since older rows have no value), dropped, moved, made nullable,
+    and widened to a type that has every value of the old one (see `planning.widening`). Never
+    may `_timestamp`, a key column, which columns are keys, or the row generation.
+    """
+    old, new = columns_in(before.schema.arrow_schema), columns_in(now.schema.arrow_schema)
+    problems = list(_fixed_problems(before, now, old, new))
+    changes: list[str] = []
+    places = _places(old, new)
+    for column, place in zip(new, places, strict=True):
+        if place is None:
+            changes.append(f"added {column}")
+            if not column.nullable:
+                problems.append(f"the new column {column} must be nullable: older rows have none")
+        elif not column.same(old[place]):
+            changes.append(f"{old[place]} became {column}")
+            problems.extend(_not_widened(old[place], column))
+    kept = [place for place in places if place is not None]
+    changes.extend(f"dropped {old[place]}" for place in range(len(old)) if place not in kept)
+    if kept != sorted(kept):
+        changes.append("columns moved")
+    problems.extend(_twins(old, new))
+    return Evolution(tuple(changes), tuple(dict.fromkeys(problems)))
+
+
+def _named(columns: Iterable[TableColumn]) -> list[_Name]:
+    seen: Counter[str] = Counter()
+    names = []
+    for column in columns:
+        names.append((column.name, seen[column.name]))
+        seen[column.name] += 1
+    return names
+
+
+def _places(old: Sequence[TableColumn], new: Sequence[TableColumn]) -> list[int | None]:
+    """For each new column the place of the old one of its name; the n-th of a name is the n-th."""
+    by_name = {name: place for place, name in enumerate(_named(old))}
+    return [by_name.get(name) for name in _named(new)]
+
+
+def _twins(old: Sequence[TableColumn], new: Sequence[TableColumn]) -> list[str]:
+    before, now = (Counter(column.name for column in columns) for columns in (old, new))
+    return [
+        f"of the columns named {name!r} there were {before[name]} and are now {now[name]}: which "
+        "is which cannot be told"
+        for name in before.keys() & now.keys()
+        if before[name] != now[name]
+    ]
+
+
+def _not_widened(source: TableColumn, column: TableColumn) -> list[str]:
+    problems = []
+    if not fits(source.data_type, column.data_type):
+        problems.append(f"{source} cannot become {column}: some values would not fit")
+    if source.nullable and not column.nullable:
+        problems.append(f"{source} cannot become {column}: older rows may hold nulls")
+    return problems
+
+
+def _fixed_problems(
+    before: ExpiringTimeKeyConfig,
+    now: ExpiringTimeKeyConfig,
+    old: Sequence[TableColumn],
+    new: Sequence[TableColumn],
+) -> Iterable[str]:
+    if not (_whole(before.schema, old) and _whole(now.schema, new)):
+        yield "the stored schema names a column that it does not have"
+        return
+    if before.generational is not now.generational:
+        yield "a table gets its row generations when it is made, and keeps them"
+    time_before, time_now = old[before.schema.timestamp_index], new[now.schema.timestamp_index]
+    if not time_before.same(time_now):
+        yield f"{time_before} cannot become {time_now}"
+    was, is_ = before.schema, now.schema
+    for role, earlier, later in (
+        ("storage key", was.key_indices, is_.key_indices),
+        ("routing key", was.hashed_indices, is_.hashed_indices),
+    ):
+        if not _same_keys(earlier, old, later, new):
+            # Rows lie with the subtask that owns the hash of the old keys, and are deleted by them.
+            was_keys, now_keys = _listed(earlier, old), _listed(later, new)
+            yield f"the {role} was ({was_keys}) and is now ({now_keys}); keys never change"
+
+
+def _whole(schema: StoredSchema, columns: Sequence[TableColumn]) -> bool:
+    named = (schema.timestamp_index, *(schema.key_indices or ()), *schema.hashed_indices)
+    return all(0 <= index < len(columns) for index in named)
+
+
+def _same_keys(
+    earlier: tuple[int, ...] | None,
+    old: Sequence[TableColumn],
+    later: tuple[int, ...] | None,
+    new: Sequence[TableColumn],
+) -> bool:
+    if earlier is None or later is None:
+        return earlier == later
+    if len(earlier) != len(later):
+        return False
+    old_names, new_names = _named(old), _named(new)
+    return all(
+        old_names[was] == new_names[now] and old[was].same(new[now])
+        for was, now in zip(earlier, later, strict=True)
+    )
+
+
+def _listed(indices: tuple[int, ...] | None, columns: Sequence[TableColumn]) -> str:
+    return ", ".join(str(columns[index]) for index in indices or ())
+
+
+def noted(
+    before: ExpiringTimeKeyConfig, now: ExpiringTimeKeyConfig, epoch: Epoch
+) -> ExpiringTimeKeyConfig:
+    """`now` as it is to be stored from `epoch` on, where the table was `before`.
+
+    Args:
+        epoch: the first that is written with the columns of `now`.
+    """
+    old, new = columns_in(before.schema.arrow_schema), columns_in(now.schema.arrow_schema)
+    changed = len(old) != len(new) or not all(
+        column.same(other) for column, other in zip(new, old, strict=True)
+    )
+    since = epoch if changed else changed_in(before.schema)
+    if not since:
+        return now
+    schema = json.loads(now.schema.arrow_schema)
+    schema["metadata"] = _with_note(schema["metadata"], CHANGED_IN, since)
+    for field, place in zip(schema["fields"], _places(old, new), strict=True):
+        added = epoch if place is None else old[place].added_in
+        field["metadata"] = _with_note(field["metadata"], ADDED_IN, added)
+    text = json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
+    return replace(now, schema=replace(now.schema, arrow_schema=text))
+
+
+def _with_note(metadata: dict[str, str], name: str, epoch: Epoch) -> dict[str, str]:
+    rest = {key: value for key, value in metadata.items() if key != name}
+    return dict(sorted({**rest, name: str(epoch)}.items())) if epoch else rest
+
+
+# ---- a file of an older schema -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FileReading:
+    """How a file is read as its table is now.
+
+    Attributes:
+        sources: for each column the operator sees, its place in the file; None = it is null.
+        problem: why the file is not one of the table; None if it is.
+    """
+
+    sources: tuple[int | None, ...] = ()
+    problem: str | None = None
+
+
+def how_to_read(config: ExpiringTimeKeyConfig, file_schema: str, epoch: Epoch) -> FileReading:
+    """Say how a data file gives rows of its table.
+
+    A file of an epoch in which the table had its present columns has exactly those, and then
+    `_key_hash` and `_operation`. An older one may have others, from which the present ones come.
+
+    Args:
+        config: the table as metadata holds it, so with its notes.
+        file_schema: the JSON form of the whole schema of the file.
+        epoch: what the file's entry in metadata says (`TimeFile.epoch`).
+    """
+    wanted = columns_in(config.schema.arrow_schema)
+    behind = (_ROW_GENERATION, *_BEHIND) if config.generational else _BEHIND
+    found = columns_in(file_schema)
+    users, last = found[: -len(behind)], found[-len(behind) :]
+    tail_differs = len(last) != len(behind) or not all(map(TableColumn.same, last, behind))
+    older = epoch < changed_in(config.schema)
+    exact = len(users) == len(wanted) and all(map(TableColumn.same, users, wanted))
+    if tail_differs or not (exact or older):
+        return FileReading(problem="the columns of a data file are not those of its table")
+    problems = [] if exact else list(_unreadable(users, wanted, epoch))
+    if problems:
+        return FileReading(problem="; ".join(problems))
+    places = {name: place for place, name in enumerate(_named(users))}
+    sources = [
+        None if column.added_in > epoch else places[name]
+        for column, name in zip(wanted, _named(wanted), strict=True)
+    ]
+    if config.generational:
+        sources.append(len(users))
+    return FileReading(tuple(sources))
+
+
+def _unreadable(
+    users: Sequence[TableColumn], wanted: Sequence[TableColumn], epoch: Epoch
+) -> Iterable[str]:
+    present = [column for column in wanted if column.added_in <= epoch]
+    yield from _twins(users, present)
+    for column, place in zip(present, _places(users, present), strict=True):
+        if place is None:
+            yield f"a data file lacks the column {column}, which its table had at epoch {epoch}"
+        else:
+            yield from _not_widened(users[place], column)

@@ -1,0 +1,1 @@
+"""Findings on checkpoints, jobs and fleets, from facts that `operations/verify` reads."""

@@ -1,0 +1,360 @@
+"""What is noticed about checkpoints: files missing or broken.
+
+The quick checks, from listings and footers. The modules `verify_*` beside this hold what
+`arroyo-state verify` looks at besides: every row, the records around an epoch, those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.compaction import CompactionPlan, Forecast, MergeOutcome
+from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.rewrite import RewritePlan
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    TableConfig,
+    TimeFile,
+)
+from arroyo_dagster.state.planning.restore.reads import RestorePlan
+from arroyo_dagster.state.planning.restore.schema_evolution import (
+    FileReading,
+    changed_in,
+    how_to_read,
+)
+from arroyo_dagster.state.planning.verify.findings import (
+    BRING_BACK,
+    KEEP_AND_REPORT,
+    Finding,
+    Severity,
+    Verdict,
+    error,
+    merged,
+    unreadable,
+    warning,
+)
+from arroyo_dagster.state.planning.verify.fleet import JobAge, every_job_recent
+
+__all__ = [
+    "Column",
+    "Columns",
+    "Figures",
+    "Finding",
+    "JobAge",
+    "Severity",
+    "StoredFile",
+    "TableKey",
+    "Verdict",
+    "config_findings",
+    "every_job_recent",
+    "figures",
+    "files_exist",
+    "merged",
+    "reading_of",
+    "restorable",
+    "row_parity",
+    "unreadable",
+]
+
+
+# ---- the files of a checkpoint -------------------------------------------------------------------
+
+
+def files_exist(checkpoint: Checkpoint, present: Mapping[StatePath, int]) -> Verdict:
+    """Tell whether every data file that an epoch lists is there, and is not empty.
+
+    Args:
+        present: the files found, with their sizes in bytes; those of other epochs do no harm.
+    """
+    findings: list[Finding] = []
+    listed = _listed(checkpoint)
+    for path, operator in listed.items():
+        size = present.get(path)
+        if size is None:
+            evidence = f"listed by operator {operator} at epoch {checkpoint.epoch}, but not there"
+            findings.append(error("file-missing", path, evidence, BRING_BACK))
+        elif size == 0:
+            findings.append(error("file-empty", path, "holds no bytes", BRING_BACK))
+    return Verdict(findings=tuple(findings), looked_at=len(listed))
+
+
+def _listed(checkpoint: Checkpoint) -> dict[StatePath, OperatorId]:
+    return {path: operator.operator for operator in checkpoint.operators for path in operator.paths}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a data file, its type as Arrow spells it."""
+
+    name: str
+    type: str
+    nullable: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}{'' if self.nullable else ' not null'}"
+
+
+Columns = tuple[Column, ...]
+TableKey = tuple[OperatorId, TableName]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """What the footer of a data file says; read without its rows.
+
+    Attributes:
+        problem: why the footer does not decode; the rest is then unknown.
+        min_routing_key, max_routing_key: bounds of `_key_hash`; None where there are no statistics.
+        max_timestamp_micros: the largest `_timestamp`, floored; None likewise.
+        schema_json: its schema, in the form metadata has it; None for types that have none.
+    """
+
+    size_bytes: int
+    rows: int = 0
+    columns: Columns = ()
+    min_routing_key: int | None = None
+    max_routing_key: int | None = None
+    max_timestamp_micros: int | None = None
+    schema_json: str | None = None
+    problem: str | None = None
+
+
+def reading_of(
+    config: TableConfig,
+    forms: Sequence[Columns],
+    columns: Columns,
+    schema_json: str | None,
+    listed: TimeFile | None,
+) -> FileReading:
+    """Say how a data file gives rows of its table: as it is, or as one of an older epoch.
+
+    Args:
+        forms: the columns it may have, one or several forms.
+        columns, schema_json: its own.
+        listed: what metadata says of it; None for a global keyed table.
+    """
+    if columns in forms:
+        return FileReading(tuple(range(len(columns))))
+    expiring = config.config
+    # Types of tables that changed their columns are compared by what they hold. A table of Arroyo's
+    # never changes, and there a name inside a list decides whether it can be restored.
+    if (
+        isinstance(expiring, ExpiringTimeKeyConfig)
+        and listed is not None
+        and schema_json is not None
+        and listed.epoch < changed_in(expiring.schema)
+    ):
+        return how_to_read(expiring, schema_json, listed.epoch)
+    found = ", ".join(map(str, columns))
+    wanted = " or ".join(", ".join(map(str, form)) for form in forms)
+    return FileReading(problem=f"has the columns {found}; expected {wanted}")
+
+
+def restorable(
+    checkpoint: Checkpoint,
+    plan: RestorePlan,
+    files: Mapping[StatePath, StoredFile],
+    expected: Mapping[TableKey, Sequence[Columns]],
+) -> Verdict:
+    """Tell whether a restore of this epoch would find everything it opens, as it expects it.
+
+    The epoch is ready, or its commit is replayed first; every file that a subtask opens is there,
+    has a footer that decodes, has the columns of its table, and no row outside of the bounds by
+    which readers skip files.
+
+    Args:
+        plan: what the restore opens.
+        files: the facts of every file that is there.
+        expected: the columns a file of a table may have, one or several forms.
+    """
+    findings = list(_state_findings(checkpoint))
+    opened = {(read.operator, read.table, path): None for read in plan.reads for path in read.files}
+    configs = {
+        (operator.operator, name): config
+        for operator in checkpoint.operators
+        for name, config in operator.configs.items()
+    }
+    bounds = _bounds(checkpoint)
+    for operator, table, path in opened:
+        stored = files.get(path)
+        if stored is None:
+            evidence = f"a restore of epoch {checkpoint.epoch} opens it for {operator}.{table}"
+            findings.append(error("file-missing", path, f"{evidence}; not there", BRING_BACK))
+            continue
+        form = expected[operator, table]
+        config = configs[operator, table]
+        findings.extend(_file_findings(path, stored, config, form, bounds.get(path)))
+    return Verdict(findings=tuple(findings), looked_at=len(opened))
+
+
+def _state_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    if not checkpoint.state.canonical:
+        evidence = f"epoch {checkpoint.epoch} is {checkpoint.state.value}; ready was expected"
+        step = "restore the epoch before it; `arroyo-state epochs` lists them"
+        yield error("not-restorable-state", checkpoint.ref, evidence, step)
+    yield from config_findings(checkpoint)
+
+
+def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Tell tables without a configuration of their kind, and operators without a subtask."""
+    for operator in checkpoint.operators:
+        if operator.parallelism < 1:
+            evidence = f"operator {operator.operator} has {operator.parallelism} subtasks"
+            yield error("operator-without-subtasks", checkpoint.ref, evidence, KEEP_AND_REPORT)
+        for name, files in operator.tables.items():
+            config = operator.configs.get(name)
+            if config is not None and config.kind is files.kind:
+                continue
+            has = "no configuration" if config is None else f"a configuration of {config.kind.name}"
+            evidence = f"table {name} of operator {operator.operator} has {has}"
+            yield error("table-configuration", checkpoint.ref, evidence, KEEP_AND_REPORT)
+
+
+def _bounds(checkpoint: Checkpoint) -> dict[StatePath, TimeFile]:
+    return {
+        file.path: file
+        for operator in checkpoint.operators
+        for files in operator.tables.values()
+        if isinstance(files, ExpiringTimeKeyFiles)
+        for file in files.files
+    }
+
+
+def _file_findings(
+    path: StatePath,
+    stored: StoredFile,
+    config: TableConfig,
+    forms: Sequence[Columns],
+    listed: TimeFile | None,
+) -> Iterator[Finding]:
+    if stored.problem is not None:
+        yield error("file-broken", path, stored.problem, KEEP_AND_REPORT)
+        return
+    reading = reading_of(config, forms, stored.columns, stored.schema_json, listed)
+    if reading.problem is not None:
+        yield error("columns-differ", path, reading.problem, KEEP_AND_REPORT)
+    elif listed is not None and stored.rows:
+        yield from _bound_findings(path, stored, listed)
+
+
+def _bound_findings(path: StatePath, stored: StoredFile, listed: TimeFile) -> Iterator[Finding]:
+    low, high = stored.min_routing_key, stored.max_routing_key
+    # Wider bounds than the rows need only cost time; narrower ones hide rows from a restore.
+    below = low is not None and low < listed.min_routing_key
+    if below or (high is not None and high > listed.max_routing_key):
+        evidence = (
+            f"has routing keys {low} to {high}, listed as {listed.min_routing_key} to "
+            f"{listed.max_routing_key}: some subtasks would not open it"
+        )
+        yield error("routing-keys-outside", path, evidence, KEEP_AND_REPORT)
+    newest = stored.max_timestamp_micros
+    if newest is not None and newest > listed.max_timestamp_micros:
+        evidence = (
+            f"has rows up to {newest} µs, listed as up to {listed.max_timestamp_micros} µs: it "
+            "would be dropped too early"
+        )
+        yield error("timestamps-outside", path, evidence, KEEP_AND_REPORT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """How much an epoch lists, in all and new since the epoch before it.
+
+    Attributes:
+        size_bytes, rows: None if a file is missing, broken or was not looked at.
+        new_files, new_size_bytes: None if the epoch before is not known.
+    """
+
+    files: int
+    new_files: int | None
+    size_bytes: int | None
+    new_size_bytes: int | None
+    rows: int | None
+
+
+def figures(
+    checkpoint: Checkpoint,
+    earlier: Collection[str] | None,
+    files: Mapping[StatePath, StoredFile],
+) -> Figures:
+    """Add up what an epoch lists.
+
+    Args:
+        earlier: the data files that the epoch before it lists; None = not known.
+        files: the facts of the files that were looked at.
+    """
+    own = list(dict.fromkeys(checkpoint.paths))
+    if earlier is None and checkpoint.epoch == 1:
+        earlier = ()
+    new = None if earlier is None else [path for path in own if path not in earlier]
+    broken = any(path not in files or files[path].problem is not None for path in own)
+    return Figures(
+        files=len(own),
+        new_files=None if new is None else len(new),
+        size_bytes=_size(own, files),
+        new_size_bytes=None if new is None else _size(new, files),
+        rows=None if broken else sum(files[path].rows for path in own),
+    )
+
+
+def _size(paths: Sequence[StatePath], files: Mapping[StatePath, StoredFile]) -> int | None:
+    if any(path not in files for path in paths):
+        return None
+    return sum(files[path].size_bytes for path in paths)
+
+
+# ---- maintenance ---------------------------------------------------------------------------------
+
+
+def effective(plan: CompactionPlan | RewritePlan, after: Forecast | None) -> Verdict:
+    """Tell whether a compaction did what was forecast of it.
+
+    Args:
+        after: what a restore reads now; None where nothing was changed.
+    """
+    if after is None:
+        return Verdict(findings=(), looked_at=0)
+    figures = {
+        "files": (plan.before.files, plan.after.files, after.files),
+        "files opened by a subtask": tuple(
+            max(one.opens, default=0) for one in (plan.before, plan.after, after)
+        ),
+    }
+    findings = [
+        warning(
+            "less-than-forecast",
+            str(plan.ref),
+            f"{before} {what} were to become {forecast} at most, and became {found}",
+            "look at the reasons in the plan; values of several state versions stay apart",
+        )
+        for what, (before, forecast, found) in figures.items()
+        if found > forecast
+    ]
+    done = plan.tables if isinstance(plan, RewritePlan) else plan.merges
+    return Verdict(findings=tuple(findings), looked_at=len(done))
+
+
+def row_parity(merges: Sequence[MergeOutcome]) -> Verdict:
+    """Tell whether a restore would load of merged files what it would of their inputs.
+
+    Not a comparison of row counts: the multisets of what is loaded are the same, and every row
+    that is in no output is accounted for.
+    """
+    findings = [
+        error(
+            "merge-differs",
+            outcome.merged.input_paths[0],
+            f"{len(outcome.merged.input_paths)} files of table {outcome.merged.table} of operator "
+            f"{outcome.merged.operator} hold {outcome.rows_in} rows, of which a restore loads "
+            f"{outcome.before.rows}; merged they hold {outcome.rows_out}, of which it loads "
+            f"{outcome.after.rows} ({'other' if outcome.before != outcome.after else 'the same'} "
+            f"values); dropped: {dict(outcome.dropped)}",
+            "keep the files and report it; nothing was published",
+        )
+        for outcome in merges
+        if not outcome.same
+    ]
+    return Verdict(findings=tuple(findings), looked_at=len(merges))

@@ -1,0 +1,231 @@
+"""What only several epochs together show.
+
+Files that a compaction lost, or listed twice, because it raced a barrier; names that are used
+again; merges that wait in vain.
+
+Source: crates/arroyo-worker/src/job_controller/checkpoint_state.rs (arroyo-state.md 9.6, 9.7).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.compaction import CompactionRecord
+from arroyo_dagster.state.model.ids import StatePath, TableName
+from arroyo_dagster.state.model.layout import is_compacted
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedFiles,
+    TableFiles,
+    TableKind,
+    TimeFile,
+)
+from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
+from arroyo_dagster.state.planning.verify.findings import (
+    KEEP_AND_REPORT,
+    Finding,
+    either,
+    error,
+    warning,
+)
+
+_ANY = StatePath("any")
+_ADD_AGAIN = "list a copy of it under a new name, or restore an epoch that lists it"
+
+
+def across_findings(history: Sequence[Checkpoint]) -> list[Finding]:
+    """Tell what went wrong from one epoch to the next, as far as the last one still suffers.
+
+    Args:
+        history: consecutive visible epochs, oldest first; the last is the one that is verified.
+    """
+    found: list[Finding] = []
+    for before, now in itertools.pairwise(history):
+        if now.epoch == before.epoch + 1:
+            found += _step_findings(before, now, history[-1])
+    if history:
+        found += _doubled_findings(history[-1])
+        found += _reused_findings(history)
+    return found
+
+
+def _step_findings(before: Checkpoint, now: Checkpoint, last: Checkpoint) -> Iterator[Finding]:
+    for operator in before.operators:
+        after = now.operator(operator.operator)
+        if after is None:
+            evidence = f"epoch {before.epoch} has operator {operator.operator}, {now.epoch} has not"
+            is_last = now is last
+            yield either(is_last, "operator-vanished", now.ref, evidence, KEEP_AND_REPORT)
+            continue
+        for name, files in operator.tables.items():
+            if name in after.tables and name not in after.configs:
+                continue  # told as the fault of the configuration
+            if isinstance(files, ExpiringTimeKeyFiles):
+                lost = _lost_files(operator, after, name, files, now, last)
+            else:
+                lost = _lost_pairs(after, name, files, now)
+            for path, evidence in lost:
+                sure = now.progress is None or files.kind is TableKind.GLOBAL_KEYED
+                at = f"listed by {operator.operator}.{name} at epoch {before.epoch}, not at"
+                yield either(sure, "file-lost", path, f"{at} {now.epoch}{evidence}", _ADD_AGAIN)
+
+
+def _lost_files(
+    operator: OperatorCheckpoint,
+    after: OperatorCheckpoint,
+    name: TableName,
+    files: ExpiringTimeKeyFiles,
+    now: Checkpoint,
+    last: Checkpoint,
+) -> Iterator[tuple[StatePath, str]]:
+    listed = after.tables.get(name)
+    present = listed.files if isinstance(listed, ExpiringTimeKeyFiles) else ()
+    known = {file.path for file in files.files}
+    outputs = [file for file in present if file.path not in known and file.compaction_generation]
+    kept = {file.path for file in present}
+    # A subtask ahead of the others drops a file by its own watermark.
+    cutoff = max(_cutoff(operator, name, at) for at in (after, last.operator(operator.operator)))
+    entries = set(files.files)
+    # The same entry under another name: somebody listed a copy, or the name itself is damaged.
+    renamed = {replace(file, path=_ANY) for file in present if file not in entries}
+    for file in files.files:
+        if file.path in kept or file.max_timestamp_micros < cutoff or _merged_into(file, outputs):
+            continue
+        if replace(file, path=_ANY) in renamed:
+            continue
+        if now.progress is None:
+            yield file.path, ", though neither expired nor merged: a compaction raced a barrier"
+        else:
+            yield file.path, ", though not expired; unless a merge left no row of it"
+
+
+def _cutoff(operator: OperatorCheckpoint, name: TableName, at: OperatorCheckpoint | None) -> int:
+    config = operator.configs[name].config if name in operator.configs else None
+    if at is None or not isinstance(config, ExpiringTimeKeyConfig):
+        return 0
+    return cutoff_micros(at.max_watermark_micros, config.retention_micros)
+
+
+def _merged_into(file: TimeFile, outputs: Iterable[TimeFile]) -> bool:
+    """Whether `file` may be an input of one of them: older, of a lower level.
+
+    A merge is of the epoch of its newest input. What a late message drops is newer than that.
+    """
+    return any(
+        file.compaction_generation < output.compaction_generation and file.epoch <= output.epoch
+        for output in outputs
+    )
+
+
+def _lost_pairs(
+    after: OperatorCheckpoint, name: TableName, files: GlobalKeyedFiles, now: Checkpoint
+) -> Iterator[tuple[StatePath, str]]:
+    listed: TableFiles | None = after.tables.get(name)
+    if listed is None:
+        yield now.ref, ": the table is gone"
+        return
+    # Arroyo writes every pair at every epoch; jobs of ours carry files on until they are merged.
+    if now.progress is None:
+        return
+    known, kept = set(files.files), set(listed.paths)
+    if any(is_compacted(path) and path not in known for path in listed.paths):
+        return
+    for place, path in enumerate(files.files):
+        # Another name in its place, of no file the epoch wrote, is told where that is looked for.
+        renamed = (
+            one
+            for one in listed.paths[place : place + 1]
+            if one not in known and not _own(now, one)
+        )
+        if path not in kept and not any(renamed):
+            yield path, ""
+
+
+def _own(checkpoint: Checkpoint, path: StatePath) -> bool:
+    """Whether the epoch itself wrote a file, by its directory."""
+    return path.startswith(f"{checkpoint.ref.parent}/")
+
+
+# ---- rows twice ----------------------------------------------------------------------------------
+
+
+def _doubled_findings(last: Checkpoint) -> Iterator[Finding]:
+    """Inputs beside the output of their merge. Arroyo merges all files of level 0 at once; jobs of
+    ours merge some and leave others, and never take over a merge in part."""
+    if last.progress is not None:
+        return
+    for operator in last.operators:
+        for name, files in operator.tables.items():
+            listed = files.files if isinstance(files, ExpiringTimeKeyFiles) else ()
+            outputs = [file for file in listed if file.compaction_generation]
+            for file in listed:
+                if file.compaction_generation == 0 and _merged_into(file, outputs):
+                    evidence = (
+                        f"listed by {operator.operator}.{name} beside what it was merged into: a "
+                        "compaction was applied by some subtasks only; its rows would come twice"
+                    )
+                    yield error("file-doubled", file.path, evidence, KEEP_AND_REPORT)
+
+
+# ---- names used again ----------------------------------------------------------------------------
+
+
+def _reused_findings(history: Sequence[Checkpoint]) -> Iterator[Finding]:
+    """Files of an older run that the newest lists too, though it was not carried on between.
+
+    A cleanup then deletes them as the older run's: after a restart that ignored the state.
+    """
+    if history[-1].worker_generation is not None or history[-1].progress is not None:
+        return
+    wanted = set(history[-1].paths)
+    for place, older in enumerate(history[:-2]):
+        # The keep set of a cleanup is what a later epoch lists.
+        between = history[place + 1 : -1]
+        gone = {path for one in between for path in set(older.paths) & wanted - set(one.paths)}
+        if gone:
+            evidence = (
+                f"epochs {older.epoch} and {history[-1].epoch} list it, one between them does not: "
+                f"its name was used again; Arroyo's cleanup of epoch {older.epoch} deletes it "
+                f"({len(gone)} such files)"
+            )
+            step = f"delete the metadata of the operators of epoch {older.epoch}, the job stopped"
+            yield warning("name-reused", min(gone), evidence, step)
+            return
+
+
+# ---- merges that wait ----------------------------------------------------------------------------
+
+
+def waiting_findings(
+    records: Mapping[StatePath, CompactionRecord | None],
+    present: Mapping[StatePath, int],
+    listed: Iterable[StatePath],
+) -> Iterator[Finding]:
+    """Tell compactions that nobody can take over.
+
+    Args:
+        records: what waits for the writer, by path; None for one that does not decode.
+        present: sizes of the files that are there.
+        listed: what the newest epoch lists.
+    """
+    known = set(listed)
+    step = "delete the record and compact again; the job goes on without it"
+    for path, record in records.items():
+        if record is None:
+            evidence = "does not decode, or speaks of another job's files: nobody takes it over"
+            yield warning("compaction-unreadable", path, evidence, step)
+            continue
+        outputs = [one for merged in record.merged for one in merged.output_paths]
+        inputs = {one for merged in record.merged for one in merged.input_paths}
+        gone = [one for one in outputs if one not in present]
+        both = sorted(inputs & known) if set(outputs) & known else []
+        if gone:
+            evidence = f"{len(gone)} of {len(outputs)} merged files are gone, such as {gone[0]}"
+            yield warning("compaction-outputs-gone", path, evidence, step)
+        elif both:
+            evidence = f"listed beside what it was merged into by {path}; its rows would come twice"
+            yield error("file-doubled", both[0], evidence, KEEP_AND_REPORT)

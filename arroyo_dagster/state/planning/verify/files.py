@@ -1,0 +1,291 @@
+"""What is wrong with one data file: is it there, readable, of its table, are its statistics true.
+
+One damage gives one finding: what follows from a cause already told is not told again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import OperatorId, StatePath
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyFiles,
+    GlobalKeyedConfig,
+    TableConfig,
+    TimeFile,
+)
+from arroyo_dagster.state.planning.restore.schema_evolution import FileReading
+from arroyo_dagster.state.planning.verify.checks import Columns, reading_of
+from arroyo_dagster.state.planning.verify.findings import (
+    BRING_BACK,
+    KEEP_AND_REPORT,
+    Finding,
+    either,
+    error,
+    note,
+    warning,
+)
+
+REBUILD = "rewrite the metadata with bounds recomputed from the rows, or restore another epoch"
+_BATCH_ROWS = 1024
+"""How many rows Arroyo reads at a time; a batch never spans row groups."""
+
+
+# ---- facts ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
+    """What the footer of a data file says.
+
+    Attributes:
+        row_groups: the rows of each.
+        schema_json: its schema, in the form metadata has it; None for types that have none.
+        state_version: of a global keyed table's values; 0 where it is not said.
+        min_routing_key, max_routing_key, max_timestamp_micros: its statistics; None without.
+    """
+
+    rows: int
+    row_groups: tuple[int, ...]
+    columns: Columns
+    schema_json: str | None = None
+    state_version: int = 0
+    min_routing_key: int | None = None
+    max_routing_key: int | None = None
+    max_timestamp_micros: int | None = None
+
+    @property
+    def batches(self) -> int:
+        """In how many record batches Arroyo reads the file."""
+        return sum(-(-rows // _BATCH_ROWS) for rows in self.row_groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowScan:
+    """What all rows of a data file say; None, or 0, where the level does not look.
+
+    Attributes:
+        min_timestamp_micros, max_timestamp_micros: of the rows that have a time; floored.
+        live: of the rows not older than the cutoff: how many each subtask owns, by `_key_hash`.
+        strange_hashes: rows whose `_key_hash` is not that of their key columns.
+        strange_operations: rows whose `_operation` the readers of the job do not know.
+        unordered: keys of a global keyed table that are not greater than the one before.
+        undecodable: why a value does not decode; of the first one.
+        unknown: why values were not decoded; not looked at otherwise.
+        unhashed: why routing keys were not recomputed.
+    """
+
+    rows: int = 0
+    min_routing_key: int | None = None
+    max_routing_key: int | None = None
+    min_timestamp_micros: int | None = None
+    max_timestamp_micros: int | None = None
+    live: tuple[int, ...] = ()
+    strange_hashes: int = 0
+    strange_operations: int = 0
+    unordered: int = 0
+    undecodable: str | None = None
+    unknown: str | None = None
+    unhashed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """What is known of a data file that is there, as far as the level looks.
+
+    Attributes:
+        problem: why it does not decode; the rest is then unknown.
+        rows: None also where the columns are not those of the table.
+    """
+
+    size_bytes: int
+    footer: Footer | None = None
+    rows: RowScan | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedFile:
+    """A data file in the list of a table.
+
+    Attributes:
+        forms: the columns it may have, one or several forms.
+        bounds: what metadata says of a file of an expiring table; None of other tables.
+        opened: whether a restore opens it; one that has expired is not.
+    """
+
+    path: StatePath
+    operator: OperatorId
+    config: TableConfig
+    forms: Sequence[Columns]
+    bounds: TimeFile | None
+    opened: bool
+    ours: bool
+
+    def reading(self, footer: Footer) -> FileReading:
+        """How the file gives rows of its table."""
+        return reading_of(self.config, self.forms, footer.columns, footer.schema_json, self.bounds)
+
+
+# ---- the lists -----------------------------------------------------------------------------------
+
+
+def list_findings(
+    checkpoint: Checkpoint, job_root: StatePath, present: Container[StatePath]
+) -> Iterator[Finding]:
+    """Tell files that an epoch lists twice, and those that lie outside of their job.
+
+    Args:
+        present: the files that are there; others are told as missing.
+    """
+    seen: dict[StatePath, str] = {}
+    for operator in checkpoint.operators:
+        for name, files in operator.tables.items():
+            table = f"{operator.operator}.{name}"
+            for path in files.paths:
+                before = seen.setdefault(path, "")
+                if before:
+                    yield _twice(path, before, table, isinstance(files, ExpiringTimeKeyFiles))
+                elif path in present and not path.startswith(f"{job_root}/"):
+                    evidence = f"listed by {table}, but outside of the job's directory {job_root}"
+                    step = "check who owns it: whoever cleans up there may delete it"
+                    yield warning("file-elsewhere", path, evidence, step)
+                seen[path] = table
+
+
+def _twice(path: StatePath, before: str, now: str, expiring: bool) -> Finding:
+    where = f"twice by {now}" if before == now else f"by {before} and by {now}"
+    harm = "its rows would be loaded twice" if expiring else "the second reading changes nothing"
+    is_error = expiring or before != now
+    return either(is_error, "file-listed-twice", path, f"listed {where}: {harm}", KEEP_AND_REPORT)
+
+
+# ---- one file ------------------------------------------------------------------------------------
+
+
+def file_findings(listed: ListedFile, found: FileFacts | None) -> Iterator[Finding]:
+    """Tell what is wrong with one data file, as far as its facts go.
+
+    Args:
+        found: None if it is not there.
+    """
+    if found is None:
+        evidence = f"listed by {listed.operator}.{listed.config.table}, but not there"
+        if not listed.opened:
+            evidence += "; it has expired, so no restore opens it"
+        yield either(listed.opened, "file-missing", listed.path, evidence, BRING_BACK)
+    elif found.size_bytes == 0:
+        yield error("file-empty", listed.path, "holds no bytes", BRING_BACK)
+    elif found.problem is not None:
+        yield error("file-broken", listed.path, found.problem, KEEP_AND_REPORT)
+    elif found.footer is not None:
+        yield from _of_footer(listed, found.footer, found.rows)
+
+
+def _of_footer(listed: ListedFile, footer: Footer, rows: RowScan | None) -> Iterator[Finding]:
+    problem = listed.reading(footer).problem
+    if problem is not None:
+        yield error("columns-differ", listed.path, problem, KEEP_AND_REPORT)
+        return
+    counts = [footer.rows, sum(footer.row_groups), footer.rows if rows is None else rows.rows]
+    if len(set(counts)) > 1:
+        evidence = f"its footer says {counts[0]} rows, its row groups {counts[1]}, read {counts[2]}"
+        yield error("rows-differ", listed.path, evidence, KEEP_AND_REPORT)
+        return
+    yield from _version_findings(listed, footer)
+    if rows is not None:
+        yield from _of_rows(listed, footer, rows)
+
+
+def _version_findings(listed: ListedFile, footer: Footer) -> Iterator[Finding]:
+    wanted, found = listed.config.state_version, footer.state_version
+    if not isinstance(listed.config.config, GlobalKeyedConfig) or wanted == 0:
+        return  # a plain view ignores the version
+    # Arroyo takes one step, jobs of ours as many as it needs; neither goes back.
+    oldest = 0 if listed.ours else wanted - 1
+    if footer.rows and not oldest <= found <= wanted:
+        evidence = f"its values are of state version {found}; the operator reads {wanted}"
+        step = "run the release that wrote it once, or restore an epoch before the change"
+        yield error("state-version", listed.path, evidence, step)
+
+
+def _of_rows(listed: ListedFile, footer: Footer, rows: RowScan) -> Iterator[Finding]:
+    if rows.undecodable is not None:
+        yield error("value-undecodable", listed.path, rows.undecodable, KEEP_AND_REPORT)
+    elif rows.strange_hashes:
+        evidence = (
+            f"{rows.strange_hashes} of {rows.rows} rows have a routing key that is not the hash of "
+            "their key columns: other subtasks than those that get their events would own them"
+        )
+        yield error("routing-key-wrong", listed.path, evidence, KEEP_AND_REPORT)
+    else:
+        wrong = list(_bound_findings(listed, rows))
+        # Rows that changed contradict the list and the footer alike.
+        yield from wrong or _statistics(listed.path, footer, rows)
+    yield from _value_findings(listed, rows)
+
+
+def _bound_findings(listed: ListedFile, rows: RowScan) -> Iterator[Finding]:
+    if listed.bounds is not None:
+        yield from _key_bounds(listed.path, listed.bounds, rows)
+        yield from _time_bounds(listed.path, listed.bounds, rows)
+
+
+def _key_bounds(path: StatePath, listed: TimeFile, rows: RowScan) -> Iterator[Finding]:
+    low, high = rows.min_routing_key, rows.max_routing_key
+    if low is None or high is None:
+        return
+    said = (listed.min_routing_key, listed.max_routing_key)
+    evidence = f"has routing keys {low} to {high}, listed as {said[0]} to {said[1]}"
+    # Wider bounds than the rows need only cost time; narrower ones hide rows from a restore.
+    if low < said[0] or high > said[1]:
+        evidence += ": some subtasks would not open it"
+        yield error("routing-keys-outside", path, evidence, REBUILD)
+    elif (low, high) != said:
+        yield note("bounds-too-wide", path, f"{evidence}: opened in vain", "nothing is lost")
+
+
+def _time_bounds(path: StatePath, listed: TimeFile, rows: RowScan) -> Iterator[Finding]:
+    newest, said = rows.max_timestamp_micros, listed.max_timestamp_micros
+    if rows.min_timestamp_micros is not None and rows.min_timestamp_micros < 0:
+        evidence = f"has rows from {rows.min_timestamp_micros} µs, before 1970"
+        step = "Arroyo cannot keep such rows; give them another event time"
+        yield warning("time-before-1970", path, evidence, step)
+    elif newest is not None and newest > said:
+        evidence = f"has rows up to {newest} µs, listed as up to {said} µs: dropped too early"
+        yield error("timestamps-outside", path, evidence, REBUILD)
+    elif newest is not None and newest < said:
+        evidence = f"has rows up to {newest} µs, listed as up to {said} µs: kept for too long"
+        yield note("bounds-too-wide", path, evidence, "nothing is lost")
+
+
+def _statistics(path: StatePath, footer: Footer, rows: RowScan) -> Iterator[Finding]:
+    """Bounds in the footer narrower than the rows: readers skip row groups by them."""
+    pairs = (
+        ("routing keys from", footer.min_routing_key, rows.min_routing_key, -1),
+        ("routing keys up to", footer.max_routing_key, rows.max_routing_key, 1),
+        ("rows up to µs", footer.max_timestamp_micros, rows.max_timestamp_micros, 1),
+    )
+    wrong = [
+        f"{what} {said}, has {has}"
+        for what, said, has, sign in pairs
+        if said is not None and has is not None and sign * has > sign * said
+    ]
+    if wrong:
+        evidence = f"its footer says {'; '.join(wrong)}"
+        yield error("footer-statistics", path, evidence, KEEP_AND_REPORT)
+
+
+def _value_findings(listed: ListedFile, rows: RowScan) -> Iterator[Finding]:
+    if rows.strange_operations:
+        evidence = f"{rows.strange_operations} rows are no operation that their readers know"
+        if not listed.ours:
+            evidence += ": Arroyo would take them for inserts"
+        yield error("operation-unknown", listed.path, evidence, KEEP_AND_REPORT)
+    if rows.unordered:
+        evidence = f"{rows.unordered} keys are not greater than the one before; the last one wins"
+        yield note("keys-unordered", listed.path, evidence, "nothing is lost")
+    if rows.unhashed is not None:
+        yield note("hash-not-checked", listed.path, rows.unhashed, "compare with the live job")

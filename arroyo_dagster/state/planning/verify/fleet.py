@@ -1,0 +1,306 @@
+"""What is noticed about the jobs of a deployment: which stand still, vanished, failed or were
+never checked.
+
+Pure functions from facts to one verdict over all jobs, with a line for each of them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.planning.verify.findings import Finding, Severity, Verdict, error, warning
+
+_OFFENDERS_IN_WORDS = 3
+_PARAGRAPH = "\n\n"
+_RESTING = {
+    JobCondition.STOPPED: "stopped",
+    JobCondition.FINISHED: "finished",
+    JobCondition.GONE: "gone",
+}
+CHECK_ROOT = "check the checkpoint URL, the store and its credentials"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAge:
+    """How a job stands, as far as its newest epoch and the job directory tell.
+
+    Attributes:
+        job: the root of its paths.
+        finished_micros: when its newest epoch was finished; None without an epoch.
+        at_rest: it stopped with a checkpoint and was not started since.
+        epochs, files: how many epochs it has, and files the newest lists.
+        problem: why its newest epoch cannot be read.
+        condition: what Arroyo or the user says it is doing.
+        said: who says so, or why nobody does; None if nobody was asked.
+        failure: why it failed, in Arroyo's words.
+    """
+
+    job: str
+    epoch: int | None = None
+    epochs: int = 0
+    files: int = 0
+    finished_micros: int | None = None
+    at_rest: bool = False
+    problem: str | None = None
+    condition: JobCondition = JobCondition.UNKNOWN
+    said: str | None = None
+    failure: str | None = None
+
+    def age_micros(self, now_micros: int) -> int | None:
+        """The time since its newest epoch; None without one."""
+        return None if self.finished_micros is None else max(0, now_micros - self.finished_micros)
+
+    @property
+    def resting(self) -> str | None:
+        """In which way the job is at rest on purpose; None if it is not, or nobody knows."""
+        if self.condition in _RESTING:
+            return _RESTING[self.condition]
+        unknown = self.condition is JobCondition.UNKNOWN
+        return "at rest" if self.at_rest and unknown else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoneJob:
+    """A job that was there and is not.
+
+    Attributes:
+        epoch: the last one that is known of; None if none is.
+    """
+
+    job: str
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedJob:
+    """The last verdict of one check on one job.
+
+    Attributes:
+        epoch: the one that was looked at; None if there was none.
+        at_micros: when.
+    """
+
+    job: str
+    at_micros: int
+    epoch: int | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLine:
+    """What a check over all jobs says of one of them.
+
+    Attributes:
+        word: its verdict in a word or two.
+        epoch: the newest, or the one that was looked at.
+        at_micros: when the job was checked, or when its newest epoch was finished.
+        finding: the worst that was found; None = nothing.
+    """
+
+    job: str
+    word: str
+    epoch: int | None = None
+    at_micros: int | None = None
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetVerdict:
+    """The answer of one check over all jobs.
+
+    Attributes:
+        lines: one a job; those with an error first, then those with a warning.
+        trouble: what is wrong with the root itself.
+    """
+
+    lines: tuple[JobLine, ...] = ()
+    trouble: Finding | None = None
+
+    @property
+    def offenders(self) -> tuple[JobLine, ...]:
+        """The jobs with a finding."""
+        return tuple(line for line in self.lines if line.finding is not None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The same as findings: passed only if some job was looked at."""
+        found = [self.trouble, *(line.finding for line in self.lines)]
+        findings = tuple(one for one in found if one is not None)
+        return Verdict(findings=findings, looked_at=len(self.lines))
+
+    def __str__(self) -> str:
+        jobs = f"{len(self.lines)} job{'' if len(self.lines) == 1 else 's'}"
+        if self.trouble is not None:
+            return str(self.trouble)
+        if not self.offenders:
+            return f"{jobs}, all passed"
+        told = [
+            f"{line.job}: {_beside(line.job, line.finding)}"
+            for line in self.offenders[:_OFFENDERS_IN_WORDS]
+            if line.finding is not None
+        ]
+        rest = [line.job for line in self.offenders[_OFFENDERS_IN_WORDS:]]
+        if rest:
+            shown = ", ".join(rest[:10]) + (", …" if len(rest) > 10 else "")
+            told.append(f"{len(rest)} more: {shown}")
+        return f"{len(self.offenders)} of {jobs}: {_PARAGRAPH.join(told)}"
+
+
+def _beside(job: str, finding: Finding) -> str:
+    """A finding without the job's name where that is said already."""
+    if finding.object != job:
+        return str(finding)
+    return f"{finding.evidence} ({finding.code}). Next: {finding.next_step}"
+
+
+# ---- the checks ----------------------------------------------------------------------------------
+
+
+def every_job_checked(
+    jobs: Sequence[str],
+    checked: Mapping[str, CheckedJob],
+    gone: Sequence[GoneJob],
+    *,
+    root: Finding | None,
+    forget: str,
+) -> FleetVerdict:
+    """Put together the last verdicts of one check on every job.
+
+    Args:
+        jobs: the jobs there are.
+        checked: the last verdict of each that was ever checked.
+        gone: the jobs that were there, are not, and that nobody acknowledged.
+        root: what is wrong with the root, as `root_finding` says.
+        forget: the command that acknowledges a vanished job, JOB standing for its name.
+    """
+    lines = [_checked_line(job, checked.get(job)) for job in jobs]
+    return _fleet(lines, gone, root, forget)
+
+
+def _checked_line(job: str, checked: CheckedJob | None) -> JobLine:
+    if checked is None:
+        step = f"run the job arroyo_refresh for its partition {job}"
+        finding = warning("never-checked", job, "was never checked", step)
+        return JobLine(job=job, word="never checked", finding=finding)
+    findings = checked.verdict.errors or checked.verdict.findings
+    word = "passed" if not findings else "failed" if checked.verdict.errors else "warning"
+    return JobLine(
+        job=job,
+        word=word,
+        epoch=checked.epoch,
+        at_micros=checked.at_micros,
+        finding=findings[0] if findings else None,
+    )
+
+
+def fleet_recent(
+    jobs: Sequence[JobAge],
+    gone: Sequence[GoneJob],
+    *,
+    root: Finding | None,
+    forget: str,
+    now_micros: int,
+    limit_micros: int,
+) -> FleetVerdict:
+    """Tell which jobs stand still, failed or vanished; arguments as `every_job_checked`."""
+    lines = [_recent_line(job, now_micros, limit_micros) for job in jobs]
+    return _fleet(lines, gone, root, forget)
+
+
+def _recent_line(job: JobAge, now_micros: int, limit_micros: int) -> JobLine:
+    word, finding = _recency(job, job.age_micros(now_micros), limit_micros)
+    return JobLine(
+        job=job.job, word=word, epoch=job.epoch, at_micros=job.finished_micros, finding=finding
+    )
+
+
+def every_job_recent(jobs: Sequence[JobAge], *, now_micros: int, limit_micros: int) -> Verdict:
+    """Tell which jobs stand still: no newer epoch for longer than the limit, though not at rest.
+
+    Whether a job of Arroyo's was stopped on purpose cannot be told from its state: unless the job
+    directory says that it failed, these are warnings.
+    """
+    found = [_recency(job, job.age_micros(now_micros), limit_micros)[1] for job in jobs]
+    return Verdict(findings=tuple(one for one in found if one is not None), looked_at=len(jobs))
+
+
+def _recency(job: JobAge, age_micros: int | None, limit_micros: int) -> tuple[str, Finding | None]:
+    if job.problem is not None:
+        step = "look at it with `arroyo-state epochs`"
+        return "unreadable", error("newest-epoch-unreadable", job.job, job.problem, step)
+    if job.condition is JobCondition.FAILED:
+        step = "look at its logs, and start it again"
+        why = f"{job.said or 'Arroyo'} says that it failed: {job.failure or 'no reason is given'}"
+        return "failed in Arroyo", warning("job-failed", job.job, why, step)
+    if job.resting is not None:
+        return job.resting, None
+    if age_micros is None:
+        step = "wait for its first checkpoint, or look at its logs"
+        return "no epoch", warning("no-epoch", job.job, "has no epoch yet", step)
+    if age_micros <= limit_micros:
+        return "recent", None
+    evidence = (
+        f"epoch {job.epoch} is {age_micros // 1_000_000} s old; "
+        f"at most {limit_micros // 1_000_000} s were expected"
+    )
+    known = job.condition is not JobCondition.UNKNOWN
+    if known:
+        evidence += f"; {job.said or 'Arroyo'} says that it is {job.condition.value}"
+        step = "look at its logs: it should write checkpoints"
+    elif job.said is None:
+        step = (
+            "start it again if it should run; if it was stopped on purpose, give "
+            "arroyo_api_url or arroyo_database, which say so"
+        )
+    else:
+        evidence += f"; whether it was stopped is not known ({job.said})"
+        step = "start it again if it should run; nothing to do if it was stopped on purpose"
+    return "stands still", warning("job-stands-still", job.job, evidence, step)
+
+
+# ---- what all of them share ----------------------------------------------------------------------
+
+
+def root_finding(url: str, known: int, problem: str | None, jobs: int) -> Finding | None:
+    """Say what is wrong with the root: it is not there, or holds no job.
+
+    Args:
+        known: how many jobs are known to have been there.
+        problem: why the root cannot be listed; None if it can.
+        jobs: how many jobs there are.
+    """
+    if problem is None and jobs:
+        return None
+    before = f"; {known} jobs are known to have been there" if known else ""
+    if problem is not None:
+        return error("root-missing", url, f"{problem}{before}", CHECK_ROOT)
+    step = f"{CHECK_ROOT}, or wait for the first checkpoint of a job"
+    evidence = f"there is no job below the checkpoint URL; at least one was expected{before}"
+    return error("no-job", url, evidence, CHECK_ROOT if known else step)
+
+
+def _fleet(
+    lines: Sequence[JobLine], gone: Sequence[GoneJob], root: Finding | None, forget: str
+) -> FleetVerdict:
+    every = [*lines, *(_gone_line(one, forget) for one in gone)]
+    return FleetVerdict(lines=tuple(sorted(every, key=_urgency)), trouble=root)
+
+
+def _gone_line(gone: GoneJob, forget: str) -> JobLine:
+    last = "no epoch of it is known" if gone.epoch is None else f"its last epoch was {gone.epoch}"
+    finding = error(
+        "job-vanished",
+        gone.job,
+        f"it was there and is not any more; {last}",
+        "bring its objects back; if it was removed on purpose, run "
+        f"`{forget.replace('JOB', shlex.quote(gone.job))}`",
+    )
+    return JobLine(job=gone.job, word="vanished", epoch=gone.epoch, finding=finding)
+
+
+def _urgency(line: JobLine) -> tuple[int, str]:
+    order = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
+    return (3 if line.finding is None else order[line.finding.severity]), line.job

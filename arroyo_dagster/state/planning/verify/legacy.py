@@ -1,0 +1,137 @@
+"""The objects of an epoch in the legacy layout, and what Arroyo's cleanup needs of those before it.
+
+Source: crates/arroyo-state/src/parquet.rs, `cleanup_operator` (arroyo-state.md 9.4 and 9.6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.planning.gc.retention import LEGACY_EPOCHS_BEFORE_NEWEST
+from arroyo_dagster.state.planning.verify.findings import (
+    KEEP_AND_REPORT,
+    Finding,
+    either,
+    error,
+    note,
+    warning,
+)
+from arroyo_dagster.state.planning.verify.records import (
+    JobFacts,
+    Unreadable,
+    identity_findings,
+    unreadable_finding,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegacyFacts(JobFacts):
+    """As `JobFacts`, for the legacy layout.
+
+    Attributes:
+        min_epoch: the oldest epoch that a cleanup has left, as the newest epoch says.
+        unfinished: directories later than every visible epoch that hold metadata of operators.
+        committed: whether our own note says that the commit of the epoch is done; None: no commit,
+            or Arroyo's, which keeps that in its database.
+    """
+
+    min_epoch: Epoch
+    unfinished: tuple[Epoch, ...] = ()
+    committed: bool | None = None
+
+
+def legacy_findings(facts: LegacyFacts) -> list[Finding]:
+    """Tell what is wrong with the objects of an epoch, and of those a cleanup reads."""
+    found = list(_epoch_findings(facts))
+    found += _trap_findings(facts)
+    for epoch in facts.unfinished:
+        path = facts.paths.legacy_metadata(epoch)
+        evidence = f"epoch {epoch} has operators, but no metadata: it is being written, or was lost"
+        step = "nothing, if the job runs; else see which epoch Arroyo's database says is ready"
+        found.append(note("epoch-unfinished", path, evidence, step))
+    return found
+
+
+def _epoch_findings(facts: LegacyFacts) -> Iterator[Finding]:
+    path = facts.paths.legacy_metadata(facts.epoch)
+    head = facts.objects.get(path)
+    if isinstance(head, Unreadable):
+        yield unreadable_finding(path, head, critical=True)
+    if not isinstance(head, LegacyCheckpoint):
+        return
+    whose = {"job": facts.paths.job, "epoch": facts.epoch}
+    wrong = list(identity_findings(path, whose, head, critical=True))
+    yield from wrong
+    for name in () if wrong else head.operators:
+        yield from _operator_findings(facts, name)
+    if facts.committed is False:
+        note_path = facts.paths.commit_note(facts.epoch)
+        evidence = f"epoch {facts.epoch} is committing: nothing says that its commit is done"
+        step = "nothing, if the job runs; else the next start commits it again, then goes on"
+        yield warning("commit-pending", note_path, evidence, step)
+
+
+def _operator_findings(facts: LegacyFacts, name: OperatorId) -> Iterator[Finding]:
+    path = facts.paths.operator_metadata(name, facts.epoch)
+    operator = facts.objects.get(path)
+    if operator is None:
+        evidence = f"the metadata of operator {name} is not there; Arroyo starts no task without it"
+        yield error("operator-metadata-missing", path, evidence, KEEP_AND_REPORT)
+    elif isinstance(operator, Unreadable):
+        yield unreadable_finding(path, operator, critical=True)
+    elif isinstance(operator, OperatorCheckpoint):
+        whose = {"job": facts.paths.job, "operator": name, "epoch": facts.epoch, "subtask": None}
+        yield from identity_findings(path, whose, operator, critical=True)
+
+
+# ---- the cleanup trap ----------------------------------------------------------------------------
+
+
+def _trap_findings(facts: LegacyFacts) -> Iterator[Finding]:
+    head = facts.get(facts.paths.legacy_metadata(facts.epoch), LegacyCheckpoint)
+    if head is None:
+        return
+    oldest = max(facts.epoch - LEGACY_EPOCHS_BEFORE_NEWEST, facts.min_epoch, 1)
+    for number in range(oldest, facts.epoch):
+        epoch = Epoch(number)
+        if facts.rolled_back(epoch):
+            continue
+        lost = list(_lost_operators(facts, head, epoch))
+        if lost:
+            yield _trap(facts, epoch, lost)
+        elif facts.paths.legacy_metadata(epoch) in facts.objects:
+            yield from _hole_findings(facts, epoch)
+
+
+def _lost_operators(
+    facts: LegacyFacts, head: LegacyCheckpoint, epoch: Epoch
+) -> Iterator[StatePath]:
+    for name in head.operators:
+        path = facts.paths.operator_metadata(name, epoch)
+        if facts.objects.get(facts.paths.operator_metadata(name, facts.epoch)) is None:
+            continue  # told as missing where it matters more
+        if path in facts.objects and facts.get(path, OperatorCheckpoint) is None:
+            yield path
+
+
+def _trap(facts: LegacyFacts, epoch: Epoch, lost: list[StatePath]) -> Finding:
+    evidence = (
+        f"epoch {epoch} lacks the metadata of {len(lost)} operators; Arroyo, resumed at epoch "
+        f"{facts.epoch}, reads it when it cleans up, and never checkpoints again without it"
+    )
+    step = f"bring the objects back, or copy those of epoch {epoch + 1} in their place"
+    return either(not facts.ours, "cleanup-trap", lost[0], evidence, step)
+
+
+def _hole_findings(facts: LegacyFacts, epoch: Epoch) -> Iterator[Finding]:
+    path = facts.paths.legacy_metadata(epoch)
+    found = facts.objects.get(path)
+    step = f"epoch {epoch} cannot be restored; choose another"
+    if isinstance(found, Unreadable):
+        yield unreadable_finding(path, found, critical=False)
+    elif found is None:
+        evidence = f"epoch {epoch} has operators, but no metadata, though a later one has"
+        yield warning("epoch-missing", path, evidence, step)

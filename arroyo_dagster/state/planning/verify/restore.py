@@ -1,0 +1,189 @@
+"""A restore, simulated: what each subtask opens, whether every row finds its owner, and what Arroyo
+itself would lose."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableKind
+from arroyo_dagster.state.planning.restore.reads import RestorePlan, TableRead
+from arroyo_dagster.state.planning.verify.files import REBUILD, FileFacts, Footer
+from arroyo_dagster.state.planning.verify.findings import Finding, error, note, warning
+
+Files = Mapping[StatePath, FileFacts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubtaskRestore:
+    """What the restore of one table costs one subtask.
+
+    Attributes:
+        size_bytes: of the files opened.
+        rows: that it keeps, as stored: in its key range, not older than the cutoff; of a global
+            keyed table all. None if a file of them could not be read.
+        requests: reads of the store, at least: the size and the footer of each file, then a read
+            for each row group.
+    """
+
+    operator: OperatorId
+    table: TableName
+    kind: TableKind
+    subtask: int
+    files: tuple[StatePath, ...]
+    size_bytes: int
+    rows: int | None
+    requests: int
+
+
+def subtask_restores(plan: RestorePlan, files: Files) -> tuple[SubtaskRestore, ...]:
+    """Say what each subtask opens, reads and keeps, in the order of the plan."""
+    return tuple(
+        SubtaskRestore(
+            operator=read.operator,
+            table=read.table,
+            kind=read.kind,
+            subtask=read.subtask,
+            files=read.files,
+            size_bytes=sum(files[path].size_bytes for path in read.files if path in files),
+            rows=_kept(read, files),
+            requests=sum(_requests(files.get(path)) for path in read.files),
+        )
+        for read in plan.reads
+    )
+
+
+def _kept(read: TableRead, files: Files) -> int | None:
+    total = 0
+    for path in read.files:
+        found = files.get(path)
+        if found is None or found.footer is None or found.rows is None:
+            return None
+        whole = read.kind is TableKind.GLOBAL_KEYED
+        total += found.rows.rows if whole else sum(found.rows.live[read.subtask : read.subtask + 1])
+    return total
+
+
+def _requests(found: FileFacts | None) -> int:
+    footer = None if found is None else found.footer
+    return 2 + (0 if footer is None else len(footer.row_groups))
+
+
+def owner_findings(plan: RestorePlan, files: Files, told: Collection[str]) -> Iterator[Finding]:
+    """Tell rows that no subtask, or not the one that owns them, would load.
+
+    Args:
+        told: the files of which something is said already.
+    """
+    opens = {(read.operator, read.table, read.subtask): set(read.files) for read in plan.reads}
+    listed = {
+        (read.operator, read.table, path): None
+        for read in plan.reads
+        if read.kind is TableKind.EXPIRING_TIME_KEY
+        for path in read.files
+    }
+    for operator, table, path in listed:
+        found = files.get(path)
+        if path in told or found is None or found.rows is None:
+            continue
+        for subtask, rows in enumerate(found.rows.live):
+            if rows and path not in opens.get((operator, table, subtask), ()):
+                evidence = f"{rows} rows belong to subtask {subtask}, which would not open it"
+                yield error("rows-not-opened", path, evidence, REBUILD)
+
+
+# ---- what Arroyo would lose ----------------------------------------------------------------------
+
+
+def unkeyed_findings(checkpoint: Checkpoint, files: Files) -> Iterator[Finding]:
+    """Tell un-keyed updating aggregates of which Arroyo would restore a part only.
+
+    Source: crates/arroyo-worker/src/arrow/incremental_aggregator.rs (arroyo-state.md 5.7): without
+        a key it looks at row 0 of each record batch.
+    """
+    if checkpoint.progress is not None:
+        return
+    for operator in checkpoint.operators:
+        for name, listed in operator.tables.items():
+            config = operator.configs[name].config if name in operator.configs else None
+            if not isinstance(config, ExpiringTimeKeyConfig) or not config.generational:
+                continue
+            footers = [found.footer for path in listed.paths if (found := files.get(path))]
+            if not config.schema.hashed_indices and None not in footers:
+                yield from _unkeyed(checkpoint, operator, name, [f for f in footers if f])
+
+
+def _unkeyed(
+    checkpoint: Checkpoint, operator: OperatorCheckpoint, name: TableName, footers: list[Footer]
+) -> Iterator[Finding]:
+    rows = sum(footer.rows for footer in footers)
+    batches = sum(footer.batches for footer in footers)
+    if rows > batches:
+        evidence = (
+            f"un-keyed aggregate {operator.operator}.{name} has {rows} rows in {batches} record "
+            f"batches; Arroyo restores the first of each and loses {rows - batches}"
+        )
+        step = (
+            "before it is started again, rewrite the table's files: of `a` the one row with the "
+            "largest _generation, of `b` the newest of each tuple, one row a row group"
+        )
+        yield warning("unkeyed-aggregate", checkpoint.ref, evidence, step)
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedKeys:
+    """Keys that several subtasks wrote in one epoch.
+
+    Attributes:
+        directory: where the files of the epoch lie.
+        keys: how many.
+        differ: how many of them have several values.
+        example: one of them, in hex.
+    """
+
+    operator: OperatorId
+    table: TableName
+    directory: StatePath
+    keys: int
+    differ: int
+    example: str
+    subtasks: tuple[int, ...]
+
+
+def shared_key_findings(shared: Collection[SharedKeys], *, ours: bool) -> Iterator[Finding]:
+    """Tell keys of global keyed tables that several subtasks wrote in one epoch.
+
+    Some connectors of Arroyo's write one key from every subtask: only other values do harm there.
+    """
+    wins = "the later in the replay order wins" if ours else "which one wins is random"
+    step = "key the operator's input so that one subtask owns each key, or prefix the keys"
+    if not ours:
+        step = "run the operator with parallelism 1, or expect the value of any of the subtasks"
+    for one in shared:
+        if not ours and not one.differ:
+            continue
+        evidence = (
+            f"subtasks {', '.join(map(str, one.subtasks))} wrote {one.keys} keys of "
+            f"{one.operator}.{one.table} in the same epoch, {one.differ} of them with other values "
+            f"(such as {one.example}); {wins}"
+        )
+        yield warning("key-written-twice", one.directory, evidence, step)
+
+
+def unknown_table_findings(
+    unknown: Mapping[tuple[OperatorId, TableName], str],
+) -> Iterator[Finding]:
+    """Tell tables whose values could not be decoded, each once.
+
+    Args:
+        unknown: by table why; says how to register its types.
+    """
+    for (operator, table), why in unknown.items():
+        yield note(
+            "table-unknown", f"{operator}.{table}", why, "register its types to look at its values"
+        )

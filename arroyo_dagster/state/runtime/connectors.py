@@ -1,0 +1,336 @@
+"""Sources and sinks that come with the package."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from arroyo_dagster.errors import (
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
+from arroyo_dagster.state.codec.bincode.codec import codec_for
+from arroyo_dagster.state.codec.parquet import encode_rows
+from arroyo_dagster.state.model.garbage import GRACE_MICROS
+from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
+from arroyo_dagster.state.model.layout import STAGING, parse_staged_name, staged_name
+from arroyo_dagster.state.model.tables import TableConfig
+from arroyo_dagster.state.runtime.operators import Collector, Offset, OperatorContext, Sink, Source
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+from arroyo_dagster.state.tables.global_keyed import global_table_config
+from arroyo_dagster.state.tables.table import TaskInfo
+
+PRE_COMMIT = TableName("p")
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """A split of a table: rows start (included) to end (excluded)."""
+
+    start: int
+    end: int
+
+
+def row_splits(start: Offset, end: Offset, splits: int) -> list[RowRange]:
+    """Cut the rows between two offsets `{"row": n}` into about equal ranges, in order."""
+    first, last = int(start["row"]), int(end["row"])
+    step = -(-(last - first) // splits) if last > first else 1
+    return [RowRange(at, min(at + step, last)) for at in range(first, last, step)]
+
+
+class TableSource(Source):
+    """The rows of an Arrow table in memory, some an epoch, in order.
+
+    Args:
+        rows: what to read.
+        rows_per_epoch: how many rows one epoch takes at most.
+        splits: how many pieces to read them in.
+    """
+
+    def __init__(self, rows: pa.Table, *, rows_per_epoch: int, splits: int = 1) -> None:
+        if rows_per_epoch < 1 or splits < 1:
+            raise InputError("rows_per_epoch and splits are at least 1")
+        self.schema = rows.schema
+        self._rows = rows
+        self._rows_per_epoch = rows_per_epoch
+        self._splits = splits
+
+    def initial_offset(self) -> Offset:
+        """Row 0."""
+        return {"row": 0}
+
+    def latest_offset(self, start: Offset) -> Offset:
+        """At most `rows_per_epoch` rows on."""
+        return {"row": min(self._rows.num_rows, int(start["row"]) + self._rows_per_epoch)}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[RowRange]:
+        """About equal ranges."""
+        return row_splits(start, end, self._splits)
+
+    def read(self, partition: RowRange) -> Iterator[pa.RecordBatch]:
+        """The rows of one range."""
+        yield from self._rows.slice(partition.start, partition.end - partition.start).to_batches()
+
+    def exhausted(self, offset: Offset) -> bool:
+        """Whether the last row has been read."""
+        return bool(int(offset["row"]) >= self._rows.num_rows)
+
+
+class ParquetReplay(Source):
+    """A Parquet file replayed in the order of its rows, some an epoch.
+
+    Args:
+        path: the file, on a disk that every worker sees.
+        columns: which columns, in this order; None = all.
+        rows_per_epoch: how many rows one epoch takes at most.
+        splits: how many pieces an epoch is read in; each is a task on Spark.
+
+    Raises:
+        NotFoundError: no such file.
+        FormatError: not Parquet.
+        InputError: no such column.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        columns: Sequence[str] | None = None,
+        rows_per_epoch: int = 100_000,
+        splits: int = 1,
+    ) -> None:
+        if rows_per_epoch < 1 or splits < 1:
+            raise InputError("rows_per_epoch and splits are at least 1")
+        self._path = path
+        self._rows_per_epoch = rows_per_epoch
+        self._splits = splits
+        with self._open() as file:
+            schema: pa.Schema = file.schema_arrow
+            self._count = file.metadata.num_rows
+        names = list(columns) if columns is not None else schema.names
+        missing = [name for name in names if name not in schema.names]
+        if missing:
+            raise InputError(
+                f"the file has no column {missing[0]!r}", path=path, columns=schema.names
+            )
+        self._columns = names
+        self.schema = pa.schema([schema.field(name) for name in names])
+
+    def _open(self) -> pq.ParquetFile:
+        try:
+            return pq.ParquetFile(self._path)
+        except FileNotFoundError as error:
+            raise NotFoundError("no file to replay", path=self._path) from error
+        except (pa.ArrowException, OSError) as error:
+            raise FormatError(f"cannot be read as Parquet ({error})", path=self._path) from error
+
+    def initial_offset(self) -> Offset:
+        """Row 0."""
+        return {"row": 0}
+
+    def latest_offset(self, start: Offset) -> Offset:
+        """At most `rows_per_epoch` rows on."""
+        return {"row": min(self._count, int(start["row"]) + self._rows_per_epoch)}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[RowRange]:
+        """About equal ranges."""
+        return row_splits(start, end, self._splits)
+
+    def read(self, partition: RowRange) -> Iterator[pa.RecordBatch]:
+        """The rows of one range; only the row groups that hold some are read."""
+        first = 0
+        with self._open() as file:
+            for group in range(file.metadata.num_row_groups):
+                count = file.metadata.row_group(group).num_rows
+                start = max(partition.start - first, 0)
+                end = min(partition.end - first, count)
+                first += count
+                if start < end:
+                    rows = file.read_row_group(group, columns=self._columns)
+                    rows = rows.select(self._columns).slice(start, end - start)
+                    yield from rows.replace_schema_metadata(None).cast(self.schema).to_batches()
+
+    def exhausted(self, offset: Offset) -> bool:
+        """Whether the last row has been read."""
+        return bool(int(offset["row"]) >= self._count)
+
+
+_STAGED = codec_for(list[str])
+
+
+class BufferingSink(Sink):
+    """Keeps rows until the barrier."""
+
+    def __init__(self) -> None:
+        self._batches: list[pa.RecordBatch] = []
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        """Begin with nothing buffered."""
+        self._batches = []
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        """Keep rows until the barrier."""
+        self._batches.append(batch)
+
+    def drained(self) -> list[pa.RecordBatch]:
+        """What has come since it was asked last."""
+        batches, self._batches = self._batches, []
+        return batches
+
+
+class FolderSink(BufferingSink):
+    """Rows into files of a folder that appear exactly once, in two phases.
+
+    Before the barrier a subtask writes its rows below `_staging/`; when the checkpoint owns its
+    epoch, the files move to the folder itself, named `{epoch}-{subtask}-{unique}{suffix}`.
+    What an epoch that was never published staged stays below `_staging/`; readers ignore it. In
+    the job's own directory it is an orphan, which `gc` collects. Elsewhere the first commit of
+    every run removes what this job staged more than three days ago for epochs before it.
+
+    Args:
+        url: the folder; any URL that the checkpoint URL could be.
+    """
+
+    suffix: str
+    """How the names of the files end."""
+
+    in_job = False
+    """Whether the folder lies in the job's directory, so that gc collects what is left there."""
+
+    pre_commit = PRE_COMMIT
+    """The table of its commit data: two sinks that are one operator need two."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+        self._has_committed = False
+
+    def encode(self, rows: pa.Table) -> bytes:
+        """The bytes of a file that holds some rows."""
+        raise NotImplementedError
+
+    def folder(self, task: TaskInfo) -> str:
+        """The folder of a subtask below the URL, ending in `/`; empty: the URL itself."""
+        return ""
+
+    def tables(self) -> Sequence[TableConfig]:
+        """The table of pre-commits."""
+        return (
+            global_table_config(
+                self.pre_commit, "pre-commit data", two_phase_commit=True, key=str, value=str
+            ),
+        )
+
+    @property
+    def _store(self) -> ObjectStore:
+        return open_store(self._url)
+
+    def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
+        """Stage what has come, and leave its name as commit data."""
+        if not (batches := self.drained()):
+            return
+        task = ctx.task_info
+        unique = uuid.uuid4().hex[:16]
+        name = staged_name(Epoch(ctx.epoch), task.task_index, unique, self.suffix)
+        # Several jobs may share a folder, and number their epochs each for itself.
+        job = "" if self.in_job else f"{task.pipeline or '-'}/{task.job}/"
+        staged = StatePath(f"{self.folder(task)}{STAGING}/{job}{task.operator}/{name}")
+        self._store.put(staged, self.encode(pa.Table.from_batches(batches)))
+        ctx.table_manager.insert_committing_data(self.pre_commit, _STAGED.encode([staged]))
+
+    def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
+        """Move the staged files of an epoch to where readers look.
+
+        Raises:
+            ProtocolError: a file is neither staged nor in its place.
+        """
+        store = self._store
+        staged = staged_paths(data.get(self.pre_commit, {}))
+        sweep = staged and not self._has_committed and not self.in_job
+        written = store.head(staged[0]) if sweep else None
+        concurrently(lambda path: _move(store, path, _final(path)), staged)
+        if written is not None:
+            self._has_committed = True
+            remove_left_staged(store, written, epoch, parse_staged_name)
+
+
+def staged_paths(commit_data: Mapping[int, bytes]) -> list[StatePath]:
+    """What a `FolderSink` staged in an epoch, by its commit data of all subtasks."""
+    return [StatePath(path) for data in commit_data.values() for path in _STAGED.decode(data)]
+
+
+class ParquetSink(FolderSink):
+    """Rows into Parquet files of a folder; see `FolderSink`."""
+
+    suffix = ".parquet"
+
+    def encode(self, rows: pa.Table) -> bytes:
+        """A Parquet file."""
+        return encode_rows(rows)
+
+
+def remove_left_staged(
+    store: ObjectStore,
+    written: ObjectInfo,
+    epoch: Epoch,
+    epoch_of: Callable[[str], Epoch | None],
+) -> None:
+    """Remove what killed runs of a job staged for epochs that are committed by now.
+
+    What fails stays for the next run.
+
+    Args:
+        written: an object that this epoch staged. It tells the directory, and the time by the
+            clock of the store: what is not three days older than it stays.
+        epoch: one that is committed; those before it are.
+        epoch_of: the epoch in the name of a staged object; None for any other name.
+    """
+    if written.modified_micros is None:
+        return
+    old = written.modified_micros - GRACE_MICROS
+    with contextlib.suppress(StorageError, NotFoundError):
+        listed = store.list_dir(written.path.parent or "").objects
+        left = [
+            one.path
+            for one in listed
+            if one.addressable
+            and one.modified_micros is not None
+            and one.modified_micros < old
+            and (found := epoch_of(one.path.name)) is not None
+            and found < epoch
+        ]
+        if left:
+            store.delete_many(left)
+
+
+def _final(staged: StatePath) -> StatePath:
+    head, _, _ = staged.rpartition(f"{STAGING}/")
+    return StatePath(f"{head}{staged.name}")
+
+
+def _move(store: ObjectStore, staged: StatePath, final: StatePath) -> None:
+    try:
+        data = store.read(staged)
+    except NotFoundError as error:
+        if store.head(final) is None:
+            raise ProtocolError(
+                "a file that a checkpoint has promised is neither staged nor in its place",
+                path=final,
+                url=store.url,
+                next_step="look for it in backups of the folder; the checkpoint stays committing",
+            ) from error
+        return  # an earlier attempt at this commit came this far
+    store.put(final, data)
+    store.delete_many([staged])

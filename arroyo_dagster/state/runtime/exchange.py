@@ -1,0 +1,216 @@
+"""Rows between subtasks: to the owner of their key, in an order that every run repeats.
+
+Chunks are Arrow IPC, so what travels through Spark keeps nanoseconds, u64 and nullability exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
+from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE
+from arroyo_dagster.state.runtime.pipeline import Edge, OperatorNode, Pipeline, SourceNode
+
+CHUNK_ROWS = 65_536
+"""Rows of one call of `process_batch` at most; the same wherever a pipeline runs."""
+
+WATERMARK = -1
+"""In place of an edge: the payload is the latest event time of a source, empty without rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows on their way to one subtask.
+
+    Attributes:
+        level: the level of the operators they go to.
+        subtask: which subtask of those.
+        edge: which edge of the pipeline, or `WATERMARK`.
+        order: place among the chunks of one edge and subtask.
+        payload: Arrow IPC, or for `WATERMARK` a source's name and event time. Within one process
+            rows need no other form: there it is a table, and the codec `as_it_is`.
+    """
+
+    level: int
+    subtask: int
+    edge: int
+    order: int
+    payload: Any
+
+
+def read_split(node: SourceNode, split: Any) -> Iterator[pa.RecordBatch]:
+    """Read one split of a source, event time added as `_timestamp`.
+
+    Raises:
+        InputError: rows of another schema than the source's, or without event time.
+    """
+    for batch in node.source.read(split):
+        yield with_event_time(node, batch)
+
+
+def with_event_time(node: SourceNode, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Add `_timestamp` to rows of a source. Errors as `read_split`."""
+    if not batch.schema.equals(node.source.schema):
+        raise InputError(
+            "a source gives rows of another schema than it declares",
+            operator=node.operator_id,
+            expected=[f"{f.name}: {f.type}" for f in node.source.schema],
+            found=[f"{f.name}: {f.type}" for f in batch.schema],
+        )
+    times = batch.column(batch.schema.get_field_index(node.timestamp))
+    if times.null_count:
+        raise InputError(
+            f"{times.null_count} rows have no event time",
+            operator=node.operator_id,
+            column=node.timestamp,
+            next_step="filter such rows in the source",
+        )
+    if times.type.tz is not None:
+        times = times.cast(pa.timestamp(times.type.unit))
+    return pa.RecordBatch.from_arrays(
+        [*batch.columns, times.cast(TIMESTAMP_TYPE)], schema=node.schema
+    )
+
+
+def latest_micros(batches: Iterable[pa.RecordBatch]) -> int | None:
+    """The latest `_timestamp`, floored to microseconds; None without rows."""
+    latest = [
+        pc.max(batch.column(batch.num_columns - 1)).value for batch in batches if batch.num_rows
+    ]
+    return max(latest) // 1000 if latest else None
+
+
+def route(edge: Edge, rows: pa.Table, parallelism: int, *, stay: int) -> list[tuple[int, pa.Table]]:
+    """Split rows by the subtask they go to, each part in the order of `rows`.
+
+    Args:
+        stay: the subtask that rows without keys go to.
+    """
+    if not rows.num_rows:
+        return []
+    if edge.keys is None:
+        return [(stay % parallelism, rows)]
+    if parallelism == 1:
+        return [(0, rows)]
+    columns = [rows.column(key) for key in edge.keys]
+    subtasks = subtasks_for_hashes(key_hashes(columns, rows=rows.num_rows), parallelism)
+    order = np.argsort(subtasks, kind="stable")
+    sorted_rows = rows.take(pa.array(order))
+    bounds = np.searchsorted(subtasks[order], np.arange(parallelism + 1))
+    return [
+        (subtask, sorted_rows.slice(int(start), int(end - start)))
+        for subtask, (start, end) in enumerate(pairwise(bounds))
+        if end > start
+    ]
+
+
+def rechunk(tables: Sequence[pa.Table], schema: pa.Schema) -> list[pa.RecordBatch]:
+    """Put tables behind each other and cut them into batches of `CHUNK_ROWS`."""
+    if not tables:
+        return []
+    whole = pa.concat_tables(tables).combine_chunks()
+    if not whole.schema.equals(schema):
+        raise FormatError("rows of one edge have different schemas", found=str(whole.schema))
+    batches: list[pa.RecordBatch] = whole.to_batches(max_chunksize=CHUNK_ROWS)
+    return batches
+
+
+def encode_table(rows: pa.Table) -> bytes:
+    """Arrow IPC stream of the rows."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def decode_table(payload: bytes) -> pa.Table:
+    """The rows of an Arrow IPC stream."""
+    return pa.ipc.open_stream(payload).read_all()
+
+
+def as_it_is(rows: pa.Table) -> pa.Table:
+    """The rows themselves: what chunks hold that stay in one process."""
+    return rows
+
+
+def source_chunks(
+    pipeline: Pipeline,
+    node: SourceNode,
+    batches: Iterable[pa.RecordBatch],
+    split: int,
+    encode: Callable[[pa.Table], Any] = encode_table,
+) -> Iterator[Chunk]:
+    """Send the rows of one split to all who take them, and its event time to every subtask.
+
+    Args:
+        split: the place of the split in its epoch, so that order is the source's.
+        encode: makes the payload of rows.
+    """
+    parts = list(batches)
+    latest = latest_micros(parts)
+    rows = pa.Table.from_batches(parts, schema=node.schema)
+    for edge in pipeline.edges_from(node.operator_id):
+        level = pipeline.operators[edge.target].level
+        for subtask, part in route(edge, rows, pipeline.parallelism, stay=split):
+            yield Chunk(level, subtask, edge.index, split, encode(part))
+    payload = b"" if latest is None else f"{latest}:{node.operator_id}".encode()
+    for level in range(1, pipeline.levels + 1):
+        for subtask in range(pipeline.parallelism):
+            yield Chunk(level, subtask, WATERMARK, split, payload)
+
+
+def operator_chunks(
+    pipeline: Pipeline,
+    node: OperatorNode,
+    batches: Sequence[pa.RecordBatch],
+    subtask: int,
+    encode: Callable[[pa.Table], Any] = encode_table,
+) -> Iterator[Chunk]:
+    """Send what one subtask put out to operators of later levels."""
+    if not batches:
+        return
+    rows = pa.Table.from_batches(batches)
+    for edge in pipeline.edges_from(node.operator_id):
+        level = pipeline.operators[edge.target].level
+        if level == node.level:
+            continue  # chained: handed over in the same task
+        for target, part in route(edge, rows, pipeline.parallelism, stay=subtask):
+            yield Chunk(level, target, edge.index, subtask, encode(part))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """What one subtask of one level has to work on in one epoch.
+
+    Attributes:
+        rows: by edge, in the order of the source.
+        latest_micros: the latest event time of each source that had rows.
+    """
+
+    rows: Mapping[int, tuple[pa.Table, ...]]
+    latest_micros: Mapping[str, int]
+
+
+def arrived(chunks: Iterable[Chunk], decode: Callable[[Any], pa.Table] = decode_table) -> Arrived:
+    """Sort the chunks of one subtask and one level."""
+    by_edge: dict[int, list[tuple[int, Any]]] = {}
+    latest: dict[str, int] = {}
+    for chunk in chunks:
+        if chunk.edge == WATERMARK and chunk.payload:
+            micros, _, name = chunk.payload.decode().partition(":")
+            latest[name] = max(int(micros), latest.get(name, 0))
+        elif chunk.edge != WATERMARK:
+            by_edge.setdefault(chunk.edge, []).append((chunk.order, chunk.payload))
+    rows = {
+        edge: tuple(decode(payload) for _, payload in sorted(parts, key=lambda part: part[0]))
+        for edge, parts in sorted(by_edge.items())
+    }
+    return Arrived(rows, latest)

@@ -1,0 +1,286 @@
+"""A pipeline: sources, operators and sinks, and how rows go between them.
+
+flights = Pipeline("flights", parallelism=2)
+rows = flights.source("departures", ParquetReplay(path), timestamp="scheduled")
+rows.key_by("tailnum").apply("aircraft", AircraftTotals())
+rows.key_by("origin").apply("hourly", HourlyDepartures()).sink("output", ParquetSink(url))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE
+from arroyo_dagster.state.model.ids import JobId, OperatorId, PipelineId, checked_name
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.tables import TIMESTAMP_COLUMN
+from arroyo_dagster.state.runtime.operators import Operator, Sink, Source, registered
+
+MAX_PARALLELISM = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Rows of one node that another takes.
+
+    Attributes:
+        index: which edge of the pipeline, counted over all of it.
+        input_index: which input of the taking node.
+        keys: the columns whose hash decides the subtask; None = rows stay where they are.
+    """
+
+    index: int
+    origin: OperatorId
+    target: OperatorId
+    input_index: int
+    keys: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceNode:
+    """A source in a pipeline.
+
+    Attributes:
+        timestamp: the column that holds event time.
+        lateness_micros: how far the watermark stays behind the latest event time.
+    """
+
+    operator_id: OperatorId
+    source: Source
+    timestamp: str
+    lateness_micros: int
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorNode:
+    """An operator in a pipeline. `level`: how many exchanges of rows lie before it."""
+
+    operator_id: OperatorId
+    operator: Operator
+    inputs: tuple[Edge, ...]
+    level: int
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """A graph of operators that runs as one job.
+
+    Args:
+        name: the pipeline's id, the first directory of its state.
+        job: the job's id, the second; `main` unless given.
+        parallelism: subtasks of every operator.
+        keep_epochs: how many epochs a run keeps; None keeps all (expiry is then somebody else's).
+        merge_files_after: how many files a global keyed table may list before the run merges them.
+        layout: how its state is laid out. The legacy layout is for tools and releases of Arroyo
+            that know no other, and weaker: no worker generations fence an old run. One run at a
+            time holds a lease, another start is refused until that is given back or has run out
+            (a minute after a crash), and a run that stands still for longer than its lease, just
+            between a check and a write, could still overwrite an epoch's metadata. At least the 11
+            newest epochs stay, and there is one directory level: `name` is the job's id.
+
+    Raises:
+        InputError: a name that is not safe in a path, a parallelism outside 1 … 4096, a `job` in
+            the legacy layout.
+    """
+
+    name: str
+    job: str = "main"
+    parallelism: int = 1
+    keep_epochs: int | None = None
+    merge_files_after: int = 512
+    layout: Layout = Layout.PROTOCOL
+    sources: dict[OperatorId, SourceNode] = field(default_factory=dict, init=False)
+    operators: dict[OperatorId, OperatorNode] = field(default_factory=dict, init=False)
+    _edges: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        checked_name(self.name, "pipeline")
+        checked_name(self.job, "job")
+        if not 1 <= self.parallelism <= MAX_PARALLELISM:
+            raise InputError(f"parallelism is 1 to {MAX_PARALLELISM}", parallelism=self.parallelism)
+        if self.keep_epochs is not None and self.keep_epochs < 2:
+            raise InputError(
+                "keep_epochs is at least 2: recovery needs the newest epoch and its parent",
+                keep_epochs=self.keep_epochs,
+            )
+        if self.merge_files_after < 2:
+            raise InputError("merge_files_after is at least 2", given=self.merge_files_after)
+        if self.layout is Layout.LEGACY and self.job != "main":
+            raise InputError(
+                "the legacy layout has one level of directories: the job's id is the name",
+                job=self.job,
+                next_step="leave job out, and give the pipeline a name of its own",
+            )
+
+    @property
+    def paths(self) -> JobPaths:
+        """Where the state of this pipeline lies below the checkpoint URL."""
+        if self.layout is Layout.LEGACY:
+            return JobPaths(JobId(self.name))
+        return JobPaths(JobId(self.job), PipelineId(self.name))
+
+    @property
+    def other_layout(self) -> JobPaths:
+        """Where its state would lie in the layout it does not have."""
+        if self.layout is Layout.LEGACY:
+            return JobPaths(JobId(self.job), PipelineId(self.name))
+        return JobPaths(JobId(self.name))
+
+    def source(
+        self, operator_id: str, source: Source, *, timestamp: str, lateness_micros: int = 0
+    ) -> Stream:
+        """Add a source.
+
+        Args:
+            timestamp: the column of event time, any timestamp type, never null.
+            lateness_micros: how far behind the latest event time the watermark stays.
+
+        Raises:
+            InputError: the name is taken or not a name, or there is no such timestamp column.
+        """
+        name = self._new_name(operator_id)
+        index = source.schema.get_field_index(timestamp)
+        if index < 0 or not pa.types.is_timestamp(source.schema.field(index).type):
+            raise InputError(
+                f"the source has no timestamp column {timestamp!r}",
+                operator=operator_id,
+                columns=[f"{f.name}: {f.type}" for f in source.schema],
+            )
+        if TIMESTAMP_COLUMN in source.schema.names:
+            raise InputError(f"{TIMESTAMP_COLUMN} is added to a source, not part of it")
+        event_time = pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, nullable=False)
+        schema = source.schema.append(event_time)
+        self.sources[name] = SourceNode(name, source, timestamp, lateness_micros, schema)
+        return Stream(self, name, None)
+
+    def apply(self, operator_id: str, operator: Operator, inputs: Sequence[Stream]) -> Stream:
+        """Add an operator that takes several streams; `Stream.apply` is the form for one.
+
+        Raises:
+            InputError: a taken name, a key that is no column, or streams of another pipeline.
+        """
+        name = self._new_name(operator_id)
+        if not inputs:
+            raise InputError("an operator takes at least one stream", operator=operator_id)
+        registered(operator)
+        edges = tuple(self._edge(name, at, stream) for at, stream in enumerate(inputs))
+        level = max(self._level_behind(edge) for edge in edges)
+        if any(edge.keys is None and self._level_behind(edge) != level for edge in edges):
+            raise InputError(
+                "a stream without keys joins streams that are further on",
+                operator=operator_id,
+                next_step="give every input of the operator its keys with key_by",
+            )
+        self.operators[name] = OperatorNode(name, operator, edges, level)
+        return Stream(self, name, None)
+
+    def _edge(self, target: OperatorId, input_index: int, stream: Stream) -> Edge:
+        if stream.pipeline is not self:
+            raise InputError("a stream of another pipeline", operator=target)
+        schema = self.schema_of(stream.origin)
+        for key in stream.keys or ():
+            if schema.names.count(key) != 1:
+                raise InputError(
+                    f"key {key!r} is not exactly one column of {stream.origin}",
+                    columns=schema.names,
+                )
+        self._edges += 1
+        return Edge(self._edges - 1, stream.origin, target, input_index, stream.keys)
+
+    def schema_of(self, node: OperatorId) -> pa.Schema:
+        """The schema of the rows that a node puts out."""
+        if node in self.sources:
+            return self.sources[node].schema
+        schema = self.operators[node].operator.output_schema
+        if schema is None:
+            raise InputError(
+                "an operator takes rows from one that puts none out",
+                operator=node,
+                next_step="set its output_schema",
+            )
+        return schema
+
+    def _level(self, node: OperatorId) -> int:
+        return 0 if node in self.sources else self.operators[node].level
+
+    def _level_behind(self, edge: Edge) -> int:
+        level = self._level(edge.origin)
+        exchanged = edge.keys is not None or edge.origin in self.sources
+        return level + 1 if exchanged else level
+
+    def _new_name(self, operator_id: str) -> OperatorId:
+        checked_name(operator_id, "operator")
+        if operator_id in self.sources or operator_id in self.operators:
+            raise InputError("two operators of one name", operator=operator_id)
+        return OperatorId(operator_id)
+
+    # ---- the shape -------------------------------------------------------------------------------
+
+    @property
+    def levels(self) -> int:
+        """How many exchanges of rows an epoch takes."""
+        return max((node.level for node in self.operators.values()), default=0)
+
+    def at_level(self, level: int) -> list[OperatorNode]:
+        """The operators of one level, each behind those it takes rows from."""
+        return [node for node in self.operators.values() if node.level == level]
+
+    def edges_from(self, node: OperatorId) -> list[Edge]:
+        """The edges on which a node's rows leave."""
+        return [
+            edge
+            for operator in self.operators.values()
+            for edge in operator.inputs
+            if edge.origin == node
+        ]
+
+    def sources_of(self, node: OperatorId) -> set[OperatorId]:
+        """The sources whose rows can reach a node."""
+        if node in self.sources:
+            return {node}
+        inputs = self.operators[node].inputs
+        return set().union(*(self.sources_of(edge.origin) for edge in inputs))
+
+    def sinks(self) -> dict[OperatorId, Sink]:
+        """The operators that commit."""
+        return {
+            name: node.operator
+            for name, node in self.operators.items()
+            if isinstance(node.operator, Sink)
+        }
+
+    def check(self) -> None:
+        """Refuse a pipeline that cannot run: no source, or no operator."""
+        if not self.sources or not self.operators:
+            raise InputError(
+                "a pipeline needs a source and an operator",
+                pipeline=self.name,
+                sources=sorted(self.sources),
+                operators=sorted(self.operators),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The rows of one node, by keys once `key_by` was said."""
+
+    pipeline: Pipeline
+    origin: OperatorId
+    keys: tuple[str, ...] | None
+
+    def key_by(self, *columns: str) -> Stream:
+        """Send each row to the subtask that owns the hash of these columns; none = subtask 0."""
+        return Stream(self.pipeline, self.origin, tuple(columns))
+
+    def apply(self, operator_id: str, operator: Operator) -> Stream:
+        """Add an operator that takes this stream. Errors as `Pipeline.apply`."""
+        return self.pipeline.apply(operator_id, operator, [self])
+
+    def sink(self, operator_id: str, sink: Sink) -> None:
+        """Add a sink that takes this stream."""
+        self.pipeline.apply(operator_id, sink, [self])

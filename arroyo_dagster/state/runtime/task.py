@@ -1,0 +1,244 @@
+"""One subtask of every operator of a level, for as long as its process lives: restore, process,
+checkpoint, follow what was published. The same code runs in process and in Spark's workers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.metadata.backend import StateBackend
+from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint, SubtaskCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, WorkerGeneration
+from arroyo_dagster.state.runtime.exchange import (
+    Arrived,
+    Chunk,
+    encode_table,
+    operator_chunks,
+    rechunk,
+)
+from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext, registered
+from arroyo_dagster.state.runtime.pipeline import OperatorNode, Pipeline
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.manager import TableManager
+from arroyo_dagster.state.tables.messages import CompactedData
+from arroyo_dagster.state.tables.table import TaskInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochPlan:
+    """What every subtask needs to know of the epoch it is to write.
+
+    Attributes:
+        base: the operators at the epoch before, as published; empty at the first.
+        generation: the worker generation that writes; None in the legacy layout.
+        watermarks_micros: of each source at the epoch before; None = none yet.
+        compacted: files merged since then, by operator.
+    """
+
+    epoch: Epoch
+    min_epoch: Epoch
+    generation: WorkerGeneration | None
+    then_stop: bool
+    base_epoch: Epoch
+    base: Mapping[OperatorId, OperatorCheckpoint]
+    watermarks_micros: Mapping[OperatorId, int | None]
+    compacted: Mapping[OperatorId, tuple[CompactedData, ...]] = field(default_factory=dict)
+
+
+def advanced(
+    pipeline: Pipeline, before: Mapping[OperatorId, int | None], latest: Mapping[str, int]
+) -> dict[OperatorId, int | None]:
+    """The watermark of each source behind an epoch: latest event time less lateness, never back."""
+    after: dict[OperatorId, int | None] = {}
+    for name, node in pipeline.sources.items():
+        reached = latest.get(name)
+        mark = None if reached is None else max(0, reached - node.lateness_micros)
+        known = [value for value in (before.get(name), mark) if value is not None]
+        after[name] = max(known, default=None)
+    return after
+
+
+def watermark_of(
+    pipeline: Pipeline, node: OperatorId, marks: Mapping[OperatorId, int | None]
+) -> int | None:
+    """The watermark at an operator: the smallest of its sources', None while one has none."""
+    values = [marks[name] for name in pipeline.sources_of(node)]
+    known = [value for value in values if value is not None]
+    return min(known) if len(known) == len(values) else None
+
+
+class OperatorSubtask:
+    """One subtask of one operator: the user's code and its tables."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        node: OperatorNode,
+        index: int,
+        store: ObjectStore,
+        plan: EpochPlan,
+    ) -> None:
+        paths = pipeline.paths
+        self._template = node.operator
+        self._schema = node.operator.output_schema
+        self.node = node
+        backend = StateBackend(store, paths, generation=plan.generation)
+        task = TaskInfo(
+            pipeline=paths.pipeline,
+            job=paths.job,
+            operator=node.operator_id,
+            task_index=index,
+            parallelism=pipeline.parallelism,
+        )
+        self._manager = TableManager.load(
+            backend,
+            task,
+            registered(node.operator),
+            plan.base.get(node.operator_id),
+            base_epoch=plan.base_epoch,
+        )
+        self._ctx = OperatorContext(task, self._manager)
+        self._operator = self._begin()
+
+    def _begin(self) -> Operator:
+        operator = copy.deepcopy(self._template)
+        self._ctx.watermark_micros = self._manager.watermark_micros
+        operator.on_start(self._ctx)
+        return operator
+
+    def follow(self, plan: EpochPlan) -> bool:
+        """Come to the epoch that `plan` continues. False: cannot; make a new one."""
+        for message in plan.compacted.get(self.node.operator_id, ()):
+            self._manager.load_compacted(message)
+        published = plan.base.get(self.node.operator_id)
+        if published is None:
+            return False
+        behind = self._manager.epoch < published.epoch
+        if not self._manager.follow(published):
+            return False
+        if behind:
+            self._operator = self._begin()
+        return True
+
+    def process(
+        self,
+        inputs: Mapping[int, list[pa.RecordBatch]],
+        before_micros: int | None,
+        after_micros: int | None,
+        plan: EpochPlan,
+    ) -> list[pa.RecordBatch]:
+        """Take the rows of one epoch by input, then its watermark, then the barrier."""
+        ctx, operator = self._ctx, self._operator
+        ctx.watermark_micros, ctx.epoch, ctx.then_stop = before_micros, plan.epoch, plan.then_stop
+        collector = Collector(self.node.operator_id, self._schema)
+        for index, batches in sorted(inputs.items()):
+            for batch in batches:
+                operator.process_batch_index(index, batch, ctx, collector)
+        if after_micros is not None and after_micros != before_micros:
+            operator.handle_watermark(after_micros, ctx, collector)
+            ctx.watermark_micros = after_micros
+        operator.handle_checkpoint(ctx, collector)
+        return collector.drain()
+
+    def checkpoint(self, plan: EpochPlan, watermark_micros: int | None) -> SubtaskCheckpoint:
+        """Write the tables. Behind the last checkpoint of a run the operator is closed."""
+        reached = self._operator.tables_watermark(watermark_micros)
+        done = self._manager.checkpoint(plan.epoch, plan.min_epoch, reached, plan.then_stop)
+        if plan.then_stop:
+            self._operator.on_close(self._ctx)
+        return done
+
+
+class LevelTask:
+    """Subtask `index` of every operator of one level, kept from epoch to epoch.
+
+    Args:
+        encode: makes the payload of the chunks it gives.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        level: int,
+        index: int,
+        store: ObjectStore,
+        encode: Callable[[pa.Table], Any] = encode_table,
+    ) -> None:
+        self._encode = encode
+        self._pipeline = pipeline
+        self._nodes = pipeline.at_level(level)
+        self._index = index
+        self._store = store
+        self._subtasks: dict[OperatorId, OperatorSubtask] = {}
+        self.reports: dict[OperatorId, SubtaskCheckpoint] = {}
+        self.marks_micros: dict[OperatorId, int | None] = {}
+
+    def run(self, plan: EpochPlan, work: Arrived) -> Iterator[Chunk]:
+        """Write one epoch. Gives the rows for later levels; then `reports` are complete.
+
+        Whatever fails, the state in memory is dropped: the next call restores.
+        """
+        subtasks, self._subtasks, self.reports = self._subtasks, {}, {}
+        marks = advanced(self._pipeline, plan.watermarks_micros, work.latest_micros)
+        self.marks_micros = marks
+        ready: dict[OperatorId, OperatorSubtask] = {}
+        chained: dict[int, list[pa.RecordBatch]] = {}
+        for node in self._nodes:
+            subtask = self._subtask(node, subtasks.get(node.operator_id), plan)
+            before = self._watermark(node, plan.watermarks_micros, plan)
+            after = self._watermark(node, marks, plan)
+            rows = subtask.process(self._inputs(node, work, chained), before, after, plan)
+            self.reports[node.operator_id] = subtask.checkpoint(plan, after)
+            ready[node.operator_id] = subtask
+            for edge in self._pipeline.edges_from(node.operator_id):
+                chained[edge.index] = rows
+            yield from operator_chunks(self._pipeline, node, rows, self._index, self._encode)
+        self._subtasks = ready
+
+    def _watermark(
+        self, node: OperatorNode, marks: Mapping[OperatorId, int | None], plan: EpochPlan
+    ) -> int | None:
+        # Never back, though a source be added to the pipeline: what has expired must not return.
+        base = plan.base.get(node.operator_id)
+        reached = base.min_watermark_micros if base else None
+        now = watermark_of(self._pipeline, node.operator_id, marks)
+        return max((mark for mark in (now, reached) if mark is not None), default=None)
+
+    def _subtask(
+        self, node: OperatorNode, known: OperatorSubtask | None, plan: EpochPlan
+    ) -> OperatorSubtask:
+        if known is not None and known.follow(plan):
+            return known
+        return OperatorSubtask(self._pipeline, node, self._index, self._store, plan)
+
+    def _inputs(
+        self, node: OperatorNode, work: Arrived, chained: Mapping[int, list[pa.RecordBatch]]
+    ) -> dict[int, list[pa.RecordBatch]]:
+        inputs: dict[int, list[pa.RecordBatch]] = {}
+        for edge in node.inputs:
+            schema = self._pipeline.schema_of(edge.origin)
+            if edge.index in chained:
+                tables = [pa.Table.from_batches([batch]) for batch in chained[edge.index]]
+            else:
+                tables = list(work.rows.get(edge.index, ()))
+            inputs[edge.input_index] = rechunk(tables, schema)
+        return inputs
+
+
+def merged_marks(
+    found: Sequence[Mapping[OperatorId, int | None]],
+) -> dict[OperatorId, int | None]:
+    """The watermarks that all tasks of an epoch saw.
+
+    Raises:
+        ProtocolError: two tasks saw different ones; rows of theirs got lost on the way.
+    """
+    for other in found[1:]:
+        if dict(other) != dict(found[0]):
+            raise ProtocolError("subtasks saw different watermarks", found=found)
+    return dict(found[0]) if found else {}

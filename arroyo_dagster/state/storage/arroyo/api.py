@@ -1,0 +1,344 @@
+"""What Arroyo's REST API says of its jobs, and how it is asked to stop and start one.
+
+`ArroyoApi` only reads; no request of its changes anything. `ArroyoControl` is for maintenance
+windows alone.
+
+Source: crates/arroyo-api/src/{rest,pipelines,jobs}.rs, crates/arroyo-api/queries/api_queries.sql,
+crates/arroyo-rpc/src/api_types/ (arroyo-state.md 10.3).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError, NotFoundError
+from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
+from arroyo_dagster.state.model.job_facts import (
+    Absence,
+    CheckpointFacts,
+    JobFacts,
+    SourceWord,
+    condition_of,
+    newest_ready,
+)
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage.arroyo.http_json import JsonServer
+from arroyo_dagster.state.storage.concurrency import concurrently
+
+_API = "/api/v1"
+_PAGE = 500
+_MAX_PAGES = 200
+_LARGEST = (1 << 63) - 1
+_NO_PIPELINE = "Pipeline not found"
+_T = TypeVar("_T")
+_NOT_ARROYO = "check that this is the address of Arroyo's API; if it is, report its version"
+
+
+class ArroyoApi:
+    """A client of one Arroyo server. Every call asks anew.
+
+    Args:
+        url: `http://HOST:5115`, with or without `/api` or `/api/v1` at its end.
+        token, limits: as `JsonServer` takes them.
+
+    Raises:
+        InputError: the address or the token cannot be used.
+    """
+
+    def __init__(self, url: str, *, token: str | None = None, **limits: Any) -> None:
+        base = re.sub(r"(/api(/v1)?)?/*$", "", url)
+        self._server = JsonServer(f"{base}{_API}", token=token, **limits)
+        self.source = self._server.url.removesuffix(_API)
+
+    # ---- one job or all --------------------------------------------------------------------------
+
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+        """Say what the server knows of each of `jobs`, in their order.
+
+        The lists of a server leave out previews, so a job that is not listed is asked for through
+        its pipeline; in the legacy layout, which names none, it stays `Absence.NOT_LISTED`.
+
+        Args:
+            checkpoints: ask for the epochs too, one request a job.
+
+        Raises:
+            InputError, NotFoundError, StorageError, FormatError: the jobs cannot be listed.
+                What concerns one job only is the problem of its word.
+        """
+        listed = self.jobs()
+        return concurrently(lambda paths: self._word(listed, paths, checkpoints), jobs)
+
+    def _word(
+        self, listed: Mapping[JobId, JobFacts], paths: JobPaths, checkpoints: bool
+    ) -> SourceWord:
+        facts: JobFacts | None = listed.get(paths.job)
+        try:
+            if facts is None or not facts.concerns(paths):
+                facts = None
+                found = self._unlisted(paths)
+                if isinstance(found, Absence):
+                    return SourceWord(source=self.source, absence=found)
+                facts = found
+            facts = self._named(facts)
+            facts = self._with_epochs(facts) if checkpoints else facts
+        except ArroyoStateError as error:
+            # What is known already stays: a name that cannot be had does not hide that a job runs.
+            return SourceWord(source=self.source, facts=facts, problem=error)
+        return SourceWord(source=self.source, facts=facts)
+
+    def _unlisted(self, paths: JobPaths) -> JobFacts | Absence:
+        if paths.pipeline is None:
+            return Absence.NOT_LISTED
+        try:
+            facts = self._jobs_of(paths.pipeline).get(paths.job)
+        except NotFoundError as error:
+            if error.facts.get("answer") != _NO_PIPELINE:
+                raise  # a gateway's 404 says nothing of a pipeline
+            return Absence.NO_PIPELINE
+        return Absence.NO_JOB if facts is None else facts
+
+    def _named(self, facts: JobFacts) -> JobFacts:
+        # A page that ends among pipelines of one second loses the rest of that second, and a
+        # list silently lacks what the server cannot decode: ask for the one.
+        if facts.name is not None or facts.pipeline is None:
+            return facts
+        return _with_pipeline(facts, self.pipeline(facts.pipeline))
+
+    def _with_epochs(self, facts: JobFacts) -> JobFacts:
+        if facts.pipeline is None:
+            return facts
+        epochs = self.checkpoints(facts.pipeline, facts.job)
+        return replace(facts, checkpoints=epochs, newest_ready_epoch=newest_ready(epochs))
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def jobs(self) -> dict[JobId, JobFacts]:
+        """Every job that the server lists, with what its pipeline adds. Errors as `look_up`.
+
+        Source: crates/arroyo-api/src/pipelines.rs, `get_pipelines`; jobs.rs, `get_jobs`.
+        """
+        # Jobs first: whatever they name was there before the pipelines are listed.
+        listed = {facts.job: facts for facts in self._listed_jobs()}
+        pipelines = self._pipelines()
+        if any(facts.pipeline is None for facts in listed.values()):
+            # Servers before 0.16 do not say to which pipeline a job belongs.
+            for found in concurrently(self._jobs_or_none, pipelines):
+                listed.update({job: facts for job, facts in found.items() if job in listed})
+        return {
+            job: _with_pipeline(facts, pipelines.get(facts.pipeline or PipelineId("")))
+            for job, facts in listed.items()
+        }
+
+    def pipeline(self, pipeline: PipelineId) -> Mapping[str, Any]:
+        """What the server says of a pipeline, by the names of `JobFacts`.
+
+        Raises:
+            NotFoundError: there is none. Others as `look_up`.
+        """
+        return self._asked(_path(pipeline), _pipeline)
+
+    def checkpoints(self, pipeline: PipelineId, job: JobId) -> tuple[CheckpointFacts, ...]:
+        """The epochs that the server lists for a job, oldest first; none for a job that stopped
+        in leader mode, whose epochs only its state knows.
+
+        Raises:
+            NotFoundError: there is no such pipeline or job. Others as `look_up`.
+        """
+        path = f"{_path(pipeline)}/jobs/{quote(job, safe='')}/checkpoints"
+        found = self._asked(path, lambda answer: [_checkpoint(one) for one in _items(answer)])
+        return tuple(sorted(found, key=lambda one: one.epoch))
+
+    def _asked(
+        self, path: str, decode: Callable[[Any], _T], query: Mapping[str, str | int] | None = None
+    ) -> _T:
+        answer = self._server.get(path, query)
+        try:
+            return decode(answer)
+        except FormatError as error:
+            error.facts["url"] = f"{self._server.url}{path}"
+            raise
+
+    def _decoded_jobs(self, answer: Any) -> list[JobFacts]:
+        return [_job(one, self.source) for one in _items(answer)]
+
+    def _listed_jobs(self) -> list[JobFacts]:
+        try:
+            return self._asked("/jobs", self._decoded_jobs)
+        except NotFoundError as error:
+            raise InputError(
+                "this server has no list of jobs, so it is not Arroyo's API",
+                url=self.source,
+                next_step="give the address of Arroyo's API, http://HOST:5115 by default",
+            ) from error
+
+    def _jobs_of(self, pipeline: PipelineId) -> dict[JobId, JobFacts]:
+        found = self._asked(f"{_path(pipeline)}/jobs", self._decoded_jobs)
+        return {facts.job: replace(facts, pipeline=pipeline) for facts in found}
+
+    def _jobs_or_none(self, pipeline: PipelineId) -> dict[JobId, JobFacts]:
+        try:
+            return self._jobs_of(pipeline)
+        except NotFoundError:
+            return {}  # deleted since it was listed
+
+    def _pipelines(self) -> dict[PipelineId, Mapping[str, Any]]:
+        """Every listed pipeline, page by page; each page must bring something new."""
+        found: dict[PipelineId, Mapping[str, Any]] = {}
+        query: dict[str, str | int] = {"limit": _PAGE}
+        for _ in range(_MAX_PAGES):
+            page, more = self._asked("/pipelines", _page, query)
+            fresh = [pipeline for pipeline in page if pipeline not in found]
+            found |= page
+            if not more:
+                return found
+            if not fresh:
+                raise FormatError(
+                    "the pages of the list of pipelines do not come to an end: one repeats others",
+                    url=self.source,
+                    next_step=_NOT_ARROYO,
+                )
+            query["starting_after"] = fresh[-1]
+        raise FormatError(
+            f"the list of pipelines has more than {_MAX_PAGES} pages",
+            url=self.source,
+            next_step=_NOT_ARROYO,
+        )
+
+
+class ArroyoControl(ArroyoApi):
+    """The same client, which may also stop and start pipelines: each call is one request.
+
+    Of a request that fails with a StorageError nobody knows whether it was carried out; all of them
+    may be repeated.
+
+    Source: crates/arroyo-api/src/pipelines.rs, `patch_pipeline`, `restart_pipeline`.
+    """
+
+    def stop_with_checkpoint(self, pipeline: PipelineId) -> None:
+        """Ask for a last checkpoint and a stop."""
+        self._server.send("PATCH", _path(pipeline), {"stop": "checkpoint"})
+
+    def start(self, pipeline: PipelineId) -> None:
+        """Ask a stopped job to run again, from its newest checkpoint; takes back a stop, too."""
+        self._server.send("PATCH", _path(pipeline), {"stop": "none"})
+
+    def restart(self, pipeline: PipelineId) -> None:
+        """Ask a failed job to run again, from its newest checkpoint."""
+        self._server.send("POST", f"{_path(pipeline)}/restart", {"force": False})
+
+
+# ---- documents to facts --------------------------------------------------------------------------
+
+
+def _path(pipeline: PipelineId) -> str:
+    return f"/pipelines/{quote(pipeline, safe='')}"
+
+
+def _page(answer: Any) -> tuple[dict[PipelineId, Mapping[str, Any]], bool]:
+    page = {PipelineId(_text(one, "id")): _pipeline(one) for one in _items(answer)}
+    return page, bool(_flag(answer, "hasMore"))
+
+
+def _pipeline(answer: Any) -> Mapping[str, Any]:
+    """A pipeline without its program, which is long and of no use here."""
+    one = _object(answer, "a pipeline")
+    return {
+        "name": _text(one, "name"),
+        "action": _optional_text(one, "action"),
+        "action_in_progress": _flag(one, "action_in_progress"),
+        "stop_requested": _optional_text(one, "stop"),
+        "checkpoint_interval_micros": _number(one, "checkpoint_interval_micros"),
+        "preview": _flag(one, "preview"),
+        "state_url": _optional_text(one, "state_url"),
+    }
+
+
+def _with_pipeline(facts: JobFacts, pipeline: Mapping[str, Any] | None) -> JobFacts:
+    return replace(facts, **pipeline) if pipeline else facts
+
+
+def _job(one: Mapping[str, Any], source: str) -> JobFacts:
+    state = _text(one, "state")
+    pipeline = _optional_text(one, "pipeline_id")
+    # Until 0.15 the reason of a failure had another name.
+    failure = one.get("failure_reason", one.get("failure_message"))
+    return JobFacts(
+        job=JobId(_text(one, "id")),
+        source=source,
+        pipeline=None if pipeline is None else PipelineId(pipeline),
+        condition=condition_of(state),
+        state=state,
+        run_id=_number(one, "run_id"),
+        running_desired=_flag(one, "running_desired"),
+        failure=failure if isinstance(failure, str | None) else json.dumps(failure),
+        start_time_micros=_number(one, "start_time"),
+        finish_time_micros=_number(one, "finish_time"),
+    )
+
+
+def _checkpoint(one: Mapping[str, Any]) -> CheckpointFacts:
+    epoch = _number(one, "epoch")
+    if epoch is None:
+        raise _wrong("epoch", "a number", one.get("epoch"))
+    kind = _optional_text(one, "checkpoint_type")
+    finished = _number(one, "finish_time")
+    return CheckpointFacts(
+        epoch=Epoch(epoch),
+        ready=finished is not None,  # one that still commits has no finish_time either
+        final=None if kind is None else kind == "stopping",
+        start_time_micros=_number(one, "start_time"),
+        finish_time_micros=finished,
+    )
+
+
+def _items(answer: Any) -> Iterable[Mapping[str, Any]]:
+    data = _object(answer, "a list").get("data")
+    if not isinstance(data, list):
+        raise _wrong("data", "a list", data)
+    return [_object(one, "an item") for one in data]
+
+
+def _object(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(what, "an object", value)
+    return value
+
+
+def _text(one: Mapping[str, Any], name: str) -> str:
+    value = one.get(name)
+    if not isinstance(value, str) or not value:
+        raise _wrong(name, "a text", value)
+    return value
+
+
+def _optional_text(one: Mapping[str, Any], name: str) -> str | None:
+    return None if one.get(name) is None else _text(one, name)
+
+
+def _flag(one: Mapping[str, Any], name: str) -> bool | None:
+    value = one.get(name)
+    if not isinstance(value, bool | None):
+        raise _wrong(name, "true or false", value)
+    return value
+
+
+def _number(one: Mapping[str, Any], name: str) -> int | None:
+    value = one.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+        raise _wrong(name, "a whole number from 0", value)
+    return value
+
+
+def _wrong(name: str, expected: str, value: object) -> FormatError:
+    return FormatError(
+        f"an answer of Arroyo's API has another shape: {name} is not {expected}",
+        found=repr(value)[:100],
+        next_step=_NOT_ARROYO,
+    )

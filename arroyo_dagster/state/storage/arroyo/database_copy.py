@@ -1,0 +1,148 @@
+"""A consistent copy of a SQLite database that somebody else may be writing, without locking it."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import time
+from pathlib import Path
+from urllib.parse import unquote
+
+from arroyo_dagster.errors import InputError, NotFoundError, StorageError
+from arroyo_dagster.redaction import redact_url, register_url
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.failures import translated
+from arroyo_dagster.state.storage.remote.open import open_store
+
+_BESIDE = ("", "-wal", "-journal")
+_WAL_HEADER_BYTES = 32
+_FILE_HEADER_BYTES = 100
+_ATTEMPTS = 20
+_PAUSE_SECONDS = 0.05
+
+
+def copy_database(location: str, directory: Path, *, max_bytes: int) -> Path:
+    """Copy a database and the logs beside it into `directory`; give the path of the copy.
+
+    Nothing is written, locked or created at `location`. The database must belong to another
+    process: closing a file drops the locks that a process of one's own holds on it.
+
+    Args:
+        location: a path on this machine, or a URL in any form that checkpoint URLs have.
+
+    Raises:
+        NotFoundError: there is nothing at `location`.
+        InputError: it is no file, or larger than `max_bytes`.
+        StorageError: it cannot be read, or did not stay the same while it was copied.
+    """
+    register_url(location)
+    with translated(shown_location(location)):
+        local = _local_path(location)
+        if local is None:
+            return _fetched(location, directory, max_bytes)
+        # SQLite keeps its logs beside the file itself, not beside a link to it.
+        source = local.resolve(strict=True)
+        for _ in range(_ATTEMPTS):
+            before = _signature(source, max_bytes)
+            copy = _copied(source, directory)
+            if _signature(source, max_bytes) == before:
+                return copy
+            time.sleep(_PAUSE_SECONDS)
+    raise StorageError(
+        "the database changes faster than it can be copied",
+        path=shown_location(str(local)),
+        next_step="try again when its controller is less busy, or name a backup of it",
+    )
+
+
+def shown_location(location: str) -> str:
+    """The location as it may be shown: without user info and query."""
+    return redact_url(location)
+
+
+def _local_path(location: str) -> Path | None:
+    if location.startswith("file://"):
+        return Path("/" + location.removeprefix("file://").lstrip("/"))
+    return None if "://" in location or location.startswith("s3::") else Path(location)
+
+
+def _copied(source: Path, directory: Path) -> Path:
+    """One pass. The log comes after the file: what a checkpoint tore in the file is in the log."""
+    for suffix in _BESIDE:
+        target = directory / f"copy.sqlite{suffix}"
+        target.unlink(missing_ok=True)
+        try:
+            shutil.copyfile(f"{source}{suffix}", target)
+        except FileNotFoundError:
+            if not suffix:
+                raise
+    return directory / "copy.sqlite"
+
+
+def _signature(source: Path, max_bytes: int) -> tuple[object, ...]:
+    """What stays the same while a copy is consistent.
+
+    The header of a write-ahead log carries a salt that changes whenever the log starts again;
+    until then frames are only added, and one cut in half is ignored. The header of the file counts
+    the transactions that went without such a log.
+    """
+    found = source.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(
+            "this is no file, so it is no SQLite database",
+            path=shown_location(str(source)),
+            next_step="name the file; Arroyo's setting is database.sqlite.path",
+        )
+    if found.st_size > max_bytes:
+        raise _too_large(shown_location(str(source)), found.st_size, max_bytes)
+    journal = Path(f"{source}-journal")
+    rollback = (journal.stat().st_size, journal.stat().st_mtime_ns) if journal.exists() else None
+    return (
+        (found.st_ino, found.st_size, found.st_mtime_ns, _start(source, _FILE_HEADER_BYTES)),
+        _start(Path(f"{source}-wal"), _WAL_HEADER_BYTES),
+        rollback,
+    )
+
+
+def _start(path: Path, count: int) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(count)
+    except FileNotFoundError:
+        return None
+
+
+def _fetched(location: str, directory: Path, max_bytes: int) -> Path:
+    """Fetch a backup from a store, where nobody writes into a file."""
+    if redact_url(location) != location:
+        raise InputError(
+            "the URL of a database holds no user, password or query",
+            url=shown_location(location),
+            next_step="give credentials in the environment, as for the checkpoint URL",
+        )
+    parent, _, name = location.rpartition("/")
+    store = open_store(parent)
+    for suffix in _BESIDE:
+        path = StatePath(f"{unquote(name)}{suffix}")
+        info = store.head(path)
+        if info is None:
+            if not suffix:
+                raise NotFoundError(
+                    "there is no such database",
+                    url=shown_location(location),
+                    next_step="check the name; `arroyo run` keeps state.sqlite beside its state",
+                )
+            continue
+        if info.size_bytes > max_bytes:
+            raise _too_large(shown_location(location), info.size_bytes, max_bytes)
+        (directory / f"copy.sqlite{suffix}").write_bytes(store.read(path))
+    return directory / "copy.sqlite"
+
+
+def _too_large(location: str, size_bytes: int, max_bytes: int) -> InputError:
+    return InputError(
+        f"this file is larger than the {max_bytes} bytes that a database may have here",
+        path=location,
+        size_bytes=size_bytes,
+        next_step="check that it is the database of Arroyo's controller",
+    )

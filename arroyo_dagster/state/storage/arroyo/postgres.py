@@ -1,0 +1,175 @@
+"""What the database of Arroyo's controller, a Postgres, says of its jobs.
+
+One read-only transaction sees all tables as they are at one moment. Nothing is written or locked.
+
+Source: crates/arroyo-api/migrations and crates/arroyo-controller/queries/controller_queries.sql
+(arroyo-state.md 10.4).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError, StorageError
+from arroyo_dagster.redaction import redact_text, redact_url, redacted_cause, register_url
+from arroyo_dagster.state.model.ids import JobId
+from arroyo_dagster.state.model.job_facts import JobFacts, SourceWord
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage.arroyo.rows import (
+    NEEDED,
+    TABLES,
+    JobsAndPipelines,
+    Row,
+    facts_of,
+    words_of,
+)
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+SCHEMES = ("postgresql://", "postgres://")
+CONNECT_SECONDS = 10
+STATEMENT_SECONDS = 30
+_COLUMNS = """
+SELECT column_name FROM information_schema.columns
+WHERE table_name = %s AND table_schema = ANY(current_schemas(false))
+"""
+
+
+def is_postgres(location: str) -> bool:
+    """Whether a location is the URL of a Postgres."""
+    return location.lower().startswith(SCHEMES)
+
+
+class ArroyoPostgres:
+    """The Postgres of a controller, read anew at every call.
+
+    Args:
+        url: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`, or any other form that libpq takes; a
+            password may come from PGPASSWORD or ~/.pgpass instead.
+
+    Raises:
+        InputError: the extra `postgres` is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        register_url(url)
+        self.source = redact_url(url)
+        self._url = url
+        try:
+            import psycopg  # noqa: F401 - whether it can be
+        except ImportError as error:
+            raise InputError(
+                "a Postgres needs the package psycopg, which is not installed",
+                url=self.source,
+                next_step="install it: pip install 'arroyo-dagster[postgres]'",
+            ) from error
+
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+        """Say what the database knows of each of `jobs`, in their order, previews included.
+
+        Args:
+            checkpoints: for the sake of other sources; the database gives epochs in any case.
+
+        Raises:
+            InputError: the URL cannot be used, or the user may not read Arroyo's tables.
+            FormatError: it is not the database of an Arroyo.
+            StorageError: it does not answer.
+        """
+        return words_of(self._read(), jobs, self.source)
+
+    def jobs(self) -> dict[JobId, JobFacts]:
+        """Every job that the database has. Errors as `look_up`."""
+        return self._read()[0]
+
+    def _read(self) -> JobsAndPipelines:
+        import psycopg
+
+        try:
+            with _connected(self._url) as connection:
+                rows = {table: list(_rows(connection, table, self.source)) for table in TABLES}
+        except psycopg.Error as error:
+            raise _translated(error, self.source) from redacted_cause(error)
+        return facts_of(rows, self.source)
+
+
+def _connected(url: str) -> Connection[Any]:
+    import psycopg
+
+    connection = psycopg.connect(
+        url,
+        connect_timeout=CONNECT_SECONDS,
+        fallback_application_name="arroyo-state",
+        autocommit=False,
+    )
+    connection.read_only = True
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    connection.execute(f"SET LOCAL statement_timeout = '{STATEMENT_SECONDS}s'")
+    return connection
+
+
+def _rows(connection: Connection[Any], table: str, source: str) -> Iterator[Row]:
+    """The rows of a table with the columns it has; those it lacks are None."""
+    from psycopg import sql
+
+    there = {name for (name,) in connection.execute(_COLUMNS, (table,))}
+    lacking = NEEDED.get(table, set()) - there
+    if lacking:
+        raise FormatError(
+            f"not the database of an Arroyo: {table} lacks {', '.join(sorted(lacking))}, or the "
+            "user may not read it",
+            path=source,
+            next_step="name the database of Arroyo's controller, and grant SELECT on its tables "
+            f"{', '.join(TABLES)}",
+        )
+    columns = [name for name in TABLES[table] if name in there]
+    if not columns:
+        return
+    query = sql.SQL("SELECT {} FROM {}").format(
+        sql.SQL(", ").join(map(sql.Identifier, columns)), sql.Identifier(table)
+    )
+    for row in connection.execute(query):
+        named = zip(columns, map(_plain, row), strict=True)
+        yield dict.fromkeys(TABLES[table]) | dict(named)
+
+
+def _plain(value: object) -> object:
+    """A value as SQLite would hold it."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC).isoformat()
+    return value
+
+
+def _translated(error: Exception, source: str) -> ArroyoStateError:
+    import psycopg
+
+    # libpq's messages name host, port and user over several lines; the first says what is wrong.
+    text = redact_text(next(iter(str(error).strip().splitlines()), type(error).__name__))
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return InputError(
+            f"the user may not read Arroyo's tables: {text}",
+            url=source,
+            next_step=f"grant SELECT on {', '.join(TABLES)} to the user of this URL",
+        )
+    if isinstance(error, psycopg.OperationalError):
+        return StorageError(
+            f"the database does not answer: {text}",
+            url=source,
+            retryable=True,
+            next_step="check host, port, database, user and password of the URL",
+        )
+    if isinstance(error, psycopg.ProgrammingError):
+        return InputError(
+            f"the URL of the database cannot be used: {text}",
+            url=source,
+            next_step="write it as postgresql://USER:PASSWORD@HOST:PORT/DATABASE",
+        )
+    return FormatError(
+        f"the database cannot be read: {text}",
+        path=source,
+        next_step="check that this is the database of Arroyo's controller",
+    )

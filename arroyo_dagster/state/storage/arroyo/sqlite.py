@@ -1,0 +1,112 @@
+"""What the database of Arroyo's controller, a SQLite file, says of its jobs.
+
+The file itself is never opened by SQLite: a copy is, so no lock, no write-ahead log and no shared
+memory of a running controller is ever touched.
+
+Source: crates/arroyo-api/migrations and crates/arroyo-controller/queries/controller_queries.sql
+(arroyo-state.md 10.4).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from arroyo_dagster.errors import FormatError, StorageError
+from arroyo_dagster.redaction import redact_text, redacted_cause
+from arroyo_dagster.state.model.ids import JobId
+from arroyo_dagster.state.model.job_facts import JobFacts, SourceWord
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage.arroyo.database_copy import copy_database, shown_location
+from arroyo_dagster.state.storage.arroyo.rows import (
+    NEEDED,
+    TABLES,
+    JobsAndPipelines,
+    Row,
+    facts_of,
+    words_of,
+)
+
+
+class ArroyoDatabase:
+    """The database of a controller, read anew at every call.
+
+    Args:
+        location: a path on this machine, or a URL in any form that checkpoint URLs have.
+        max_bytes: how large a file may be.
+    """
+
+    def __init__(self, location: str, *, max_bytes: int = 4 << 30) -> None:
+        self.source = shown_location(location)
+        self._location = location
+        self._max_bytes = max_bytes
+
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+        """Say what the database knows of each of `jobs`, in their order, previews included.
+
+        Args:
+            checkpoints: for the sake of other sources; the database gives epochs in any case.
+
+        Raises:
+            NotFoundError, InputError: there is no such file.
+            FormatError: it is no database, a damaged one, or not Arroyo's.
+            StorageError: it cannot be read, or changed all the time while it was copied.
+        """
+        return words_of(self._read(), jobs, self.source)
+
+    def jobs(self) -> dict[JobId, JobFacts]:
+        """Every job that the database has. Errors as `look_up`."""
+        return self._read()[0]
+
+    def _read(self) -> JobsAndPipelines:
+        with tempfile.TemporaryDirectory(prefix="arroyo-state-") as directory:
+            copy = copy_database(self._location, Path(directory), max_bytes=self._max_bytes)
+            try:
+                rows = _tables(copy)
+            except sqlite3.Error as error:
+                raise _unsound(error, self.source) from redacted_cause(error)
+        return facts_of(rows, self.source)
+
+
+def _unsound(error: sqlite3.Error, source: str) -> FormatError | StorageError:
+    code = getattr(error, "sqlite_errorname", None) or ""
+    if code.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")):
+        return StorageError(
+            f"the copy of the database cannot be read: {redact_text(str(error))}",
+            path=source,
+            next_step="check the space left for temporary files (TMPDIR)",
+        )
+    return FormatError(
+        f"this is not a sound database of Arroyo's: {redact_text(str(error))}",
+        path=source,
+        next_step="name the database of Arroyo's controller; if it is a copy, copy its -wal too",
+    )
+
+
+def _tables(copy: Path) -> dict[str, list[Row]]:
+    with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as database:
+        # A database is data: nothing that it defines is to run.
+        database.execute("PRAGMA trusted_schema = OFF")
+        database.row_factory = sqlite3.Row
+        problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if problem != "ok":
+            raise sqlite3.DatabaseError(problem)
+        return {table: list(_rows(database, table)) for table in TABLES}
+
+
+def _rows(database: sqlite3.Connection, table: str) -> Iterator[Row]:
+    """The rows of a table with the columns it has; those it lacks are None."""
+    kinds = database.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchall()
+    there = {row["name"] for row in database.execute(f"PRAGMA table_info({table})")}
+    if [row["type"] for row in kinds] != ["table"]:
+        there = set()
+    lacking = NEEDED.get(table, set()) - there
+    if lacking:
+        raise sqlite3.DatabaseError(f"{table} lacks {', '.join(sorted(lacking))}")
+    columns = [name for name in TABLES[table] if name in there]
+    if columns:
+        for row in database.execute(f"SELECT {', '.join(columns)} FROM {table}"):
+            yield dict.fromkeys(TABLES[table]) | dict(row)

@@ -1,0 +1,3 @@
+"""Object stores behind a URL: clients, credentials and options. The contract is in
+`storage/store.py`.
+"""

@@ -1,0 +1,146 @@
+"""The words of `options.py` in those of s3fs, gcsfs and adlfs."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.storage.remote.credentials import is_true, resolved
+from arroyo_dagster.state.storage.remote.options import Patience, normalised, patience_of
+from arroyo_dagster.state.storage.urls import CheckpointUrl
+
+# Tries multiply: botocore makes so many for each of s3fs's own.
+_BOTOCORE_TRIES = 3
+_S3FS_TRIES = 2
+# A server that says nothing for so long is hung: botocore's clock runs between two answers only.
+_SILENCE_SECONDS = 10.0
+
+_S3FS_NAMES = {
+    "access_key_id": "key",
+    "secret_access_key": "secret",
+    "session_token": "token",
+    "endpoint": "endpoint_url",
+}
+_ADLFS_NAMES = {"sas_key": "sas_token"}
+
+
+def s3fs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the options of `s3fs.S3FileSystem`.
+
+    Raises:
+        InputError: an R2 URL without an account; an option that is not what it must be.
+    """
+    given = normalised(options, url.backend)
+    patience = patience_of(given, str(url))
+    merged = resolved(url, given)
+    region = merged.pop("region", None)
+    if "skip_signature" in merged:
+        merged["anon"] = is_true(merged.pop("skip_signature"))
+    found = {_S3FS_NAMES.get(name, name): value for name, value in merged.items()}
+    found["config_kwargs"] = _botocore(patience, "endpoint" in merged, found)
+    if region:
+        found["client_kwargs"] = {**found.get("client_kwargs", {}), "region_name": region}
+    found.setdefault("session", _session(found.get("profile")))
+    return found
+
+
+@functools.cache
+def _session(profile: str | None) -> Any:
+    """A session of aiobotocore that does not send `Expect: 100-continue`.
+
+    aiohttp waits without limit for the answer to that: no time-out of its client begins before the
+    body is sent. One for each profile, since s3fs keeps a filesystem for each session.
+    """
+    from aiobotocore.session import AioSession
+    from botocore.handlers import add_expect_header
+
+    session = AioSession(profile=profile)
+    session.unregister("before-call.s3", add_expect_header)
+    return session
+
+
+def tries_of_s3fs(options: Mapping[str, Any]) -> int:
+    """Give how often s3fs itself tries a request that botocore gave up."""
+    return min(_S3FS_TRIES, 1 + int(options.get("max_retries", Patience().max_retries)))
+
+
+def gcsfs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the options of `gcsfs.GCSFileSystem`.
+
+    Raises:
+        InputError: the service account key is not JSON, or there is a bearer token.
+    """
+    merged = _for_others(url, options)
+    key = merged.pop("service_account_key", None)
+    token = merged.pop("service_account", None) or merged.pop("application_credentials", None)
+    if "bearer_token" in merged:
+        # It would ask Google about it, in a URL that errors and logs then show.
+        raise InputError(
+            "gcsfs keeps no bearer token secret",
+            url=str(url),
+            next_step="leave out client='fsspec', or give 'service_account'",
+        )
+    if key is not None and token is None:
+        token = _parsed_key(url, key)
+    if is_true(merged.pop("skip_signature", False)):
+        token = "anon"
+    if token is not None:
+        merged.setdefault("token", token)
+    if "endpoint" in merged:
+        merged["endpoint_url"] = merged.pop("endpoint")
+    return merged
+
+
+def adlfs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the options of `adlfs.AzureBlobFileSystem`."""
+    merged = _for_others(url, options)
+    if "skip_signature" in merged:
+        merged["anon"] = is_true(merged.pop("skip_signature"))
+    endpoint, key = merged.pop("endpoint", None), merged.get("account_key")
+    if endpoint and key:
+        # adlfs knows another endpoint than Azure's by a connection string only.
+        merged["connection_string"] = (
+            f"DefaultEndpointsProtocol={endpoint.partition(':')[0]};"
+            f"AccountName={merged['account_name']};AccountKey={key};BlobEndpoint={endpoint};"
+        )
+    return {_ADLFS_NAMES.get(name, name): value for name, value in merged.items()}
+
+
+def _for_others(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the merged options; gcsfs and adlfs keep their own patience."""
+    given = normalised(options, url.backend)
+    patience_of(given, str(url))
+    return resolved(url, given)
+
+
+def _botocore(patience: Patience, has_endpoint: bool, found: Mapping[str, Any]) -> dict[str, Any]:
+    from botocore.config import Config
+
+    tries = min(_BOTOCORE_TRIES, 1 + patience.max_retries)
+    config: dict[str, Any] = {
+        "retries": {"mode": "standard", "total_max_attempts": tries},
+        "connect_timeout": patience.connect_timeout_seconds,
+        "read_timeout": min(patience.request_timeout_seconds, _SILENCE_SECONDS),
+    }
+    if has_endpoint:
+        config["s3"] = {"addressing_style": "path"}
+        if "response_checksum_validation" in Config.OPTION_DEFAULTS:
+            # gofakes3 sends the checksum of the whole object with a part of it, versitygw that of
+            # another version with an object that is being replaced.
+            config["response_checksum_validation"] = "when_required"
+    return {**config, **found.get("config_kwargs", {})}
+
+
+def _parsed_key(url: CheckpointUrl, key: object) -> Any:
+    try:
+        return key if isinstance(key, dict) else json.loads(str(key))
+    except ValueError:
+        # Its text is a secret: not even where it breaks is said.
+        raise InputError(
+            "the service account key is not JSON",
+            url=str(url),
+            next_step="give the whole text of the key file in GOOGLE_SERVICE_ACCOUNT_KEY",
+        ) from None

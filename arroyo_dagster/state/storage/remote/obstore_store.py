@@ -1,0 +1,470 @@
+"""Objects on S3, R2, GCS and Azure through obstore; the only module that imports it.
+
+obstore is the Rust `object_store` that Arroyo itself uses. Its Python client takes names as they
+are: encoding and decoding them is ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, TypeVar, cast
+
+import obstore
+from obstore import exceptions, store
+
+from arroyo_dagster.errors import InputError, NotFoundError, StorageError
+from arroyo_dagster.redaction import redact_text, redacted_cause
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.conditional_create import prove_once
+from arroyo_dagster.state.storage.failures import (
+    explained,
+    no_conditional_create,
+    root_missing,
+    says_no_bucket,
+    translated,
+    understood,
+)
+from arroyo_dagster.state.storage.names import (
+    encode_path,
+    listed_path,
+    stored_prefix,
+    stored_start,
+)
+from arroyo_dagster.state.storage.remote.fsspec_store import FsspecStore
+from arroyo_dagster.state.storage.remote.obstore_listing import (
+    Chunk,
+    chunk_of,
+    chunk_of_batch,
+    described,
+    fetched_ahead,
+)
+from arroyo_dagster.state.storage.remote.obstore_options import (
+    check_options,
+    http_options,
+    obstore_options,
+    retry_options,
+)
+from arroyo_dagster.state.storage.remote.through_fsspec import open_through_fsspec
+from arroyo_dagster.state.storage.store import (
+    DeleteOutcome,
+    Listing,
+    ObjectInfo,
+    check_range,
+    check_size,
+    open_by_ranges,
+)
+from arroyo_dagster.state.storage.urls import CheckpointUrl
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Each chunk costs a change of threads, which CPython grants every 5 ms only: so a few pages each.
+_CHUNK = 5000
+_KEYS_PER_DELETE = 1000
+_PART_BYTES = 16 * 2**20
+_CREATE_TRIES = 5
+_CREATE_PAUSE_SECONDS = 0.1
+_LARGEST = 2**62
+_MOST_COPIED_BYTES = 5 * 2**30
+"""The largest object that one request of S3 copies."""
+_UNLISTABLE = "there are names that obstore cannot list"
+_NO_SUCH_COPY = "obstore cannot copy this object on S3"
+_DEBUG = "\n\nDebug source"
+_SURELY_EXISTS = re.compile(r"status code: 412|PreconditionFailed|BlobAlreadyExists")
+
+_KINDS: Mapping[str, Callable[..., Any]] = {
+    "s3": store.S3Store,
+    "r2": store.S3Store,
+    "gs": store.GCSStore,
+    "azure": store.AzureStore,
+}
+
+
+class _Runtime:
+    """The process whose threads obstore works with: they do not survive a fork, and it hangs."""
+
+    process_id: int | None = None
+
+    @classmethod
+    def lost(cls) -> bool:
+        return cls.process_id not in (None, os.getpid())
+
+
+def _or_through_fsspec(verb: F) -> F:
+    """Let the fsspec store do `verb` in a forked child of a process that used obstore."""
+
+    @functools.wraps(verb)
+    def call(self: ObstoreStore, *args: Any, **kwargs: Any) -> Any:
+        if _Runtime.lost():
+            twin = self._twin_since("obstore does not work after a fork")
+            return getattr(twin, verb.__name__)(*args, **kwargs)
+        return verb(self, *args, **kwargs)
+
+    return cast(F, call)
+
+
+class ObstoreStore:
+    """An `ObjectStore` on S3, R2, GCS or Azure through obstore.
+
+    It is opened when first used, in each process anew. A pickled store holds the options it was
+    given, secrets included; its text never does. What obstore cannot do is done through fsspec:
+    everything in a child forked after obstore was used, listings of names it takes for damaged
+    (`a//b`), and telling which keys of a bulk delete on S3 failed.
+
+    Args:
+        url: of S3, R2, GCS or Azure; its region, endpoint and account win over `options`.
+        options: by the names of `options.py`, or as obstore's stores are configured.
+
+    Raises:
+        InputError: an R2 URL without an account, or an option that is not what it must be.
+    """
+
+    def __init__(self, url: CheckpointUrl, options: Mapping[str, Any] | None = None) -> None:
+        self.url = str(url)
+        self._parsed = url
+        self._options = dict(options or {})
+        _, _, key = url.stored_root.partition("/")
+        self._base = f"{key}/" if key else ""
+        check_options(url, self._options)
+        self._opened: tuple[int, Any] | None = None
+        self._twin: FsspecStore | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    @property
+    def through_fsspec(self) -> FsspecStore:
+        """The store at the same place through fsspec."""
+        if self._twin is None:
+            self._twin = open_through_fsspec(self._parsed, self._options)
+        return self._twin
+
+    @_or_through_fsspec
+    def read(self, path: StatePath) -> bytes:
+        """Give the whole object; see `ObjectStore.read`."""
+        key = self._key(path)
+        with translated(self.url, path):
+            found = obstore.get(self._remote(), key)
+            check_size(self.url, path, found.meta["size"])  # the body is not read yet
+            return bytes(found.bytes())
+
+    @_or_through_fsspec
+    def read_range(self, path: StatePath, start: int, length: int) -> bytes:
+        """Give a part of the object; see `ObjectStore.read_range`."""
+        check_range(path, start, length)
+        key = self._key(path)
+        if not length or start > _LARGEST:
+            self._size(path)
+            return b""
+        with translated(self.url, path):
+            remote, end = self._remote(), start + min(length, _LARGEST)
+            try:
+                return bytes(obstore.get_range(remote, key, start=start, end=end))
+            except FileNotFoundError:
+                raise
+            except Exception:
+                # Stores refuse a range that begins beyond the end.
+                if start < self._size(path):
+                    raise
+            return b""
+
+    @_or_through_fsspec
+    def open_input(self, path: StatePath) -> BinaryIO:
+        """Open the object for random access; see `ObjectStore.open_input`."""
+        return open_by_ranges(self, path, self._size(path))
+
+    @_or_through_fsspec
+    def put(self, path: StatePath, data: bytes) -> None:
+        """Write the object over an older one; see `ObjectStore.put`."""
+        key = self._key(path)
+        # In parts, each has its own time-out; a reader sees all of them or none.
+        in_parts = len(data) > 2 * _PART_BYTES
+        with self._writing(path):
+            remote = self._remote()
+            obstore.put(remote, key, bytes(data), use_multipart=in_parts, chunk_size=_PART_BYTES)
+
+    @_or_through_fsspec
+    def create(self, path: StatePath, data: bytes) -> bool:
+        """Write the object unless there is one; see `ObjectStore.create`.
+
+        Raises:
+            InputError: the server ignores the condition; nothing was written.
+            StorageError: not retryable if the server has no conditional create.
+        """
+        prove_once(self, self._options, self._create, path)
+        return self._create(path, data)
+
+    def _create(self, path: StatePath, data: bytes) -> bool:
+        key = self._key(path)
+        with self._writing(path):
+            for attempt in range(_CREATE_TRIES):
+                try:
+                    obstore.put(
+                        self._remote(), key, bytes(data), mode="create", use_multipart=False
+                    )
+                    return True
+                except exceptions.AlreadyExistsError as error:
+                    # S3 also says 409 while another request for the name is under way, which
+                    # may come to nothing: obstore takes both for an answer.
+                    if _SURELY_EXISTS.search(str(error)) or self.head(path) is not None:
+                        return False
+                except exceptions.BaseError as error:
+                    if understood(error).status == 501:
+                        raise no_conditional_create(self.url, path) from error
+                    raise
+                time.sleep(_CREATE_PAUSE_SECONDS * 2**attempt)
+        raise StorageError(
+            "other requests for this object were under way each time it was to be created",
+            url=self.url,
+            path=path,
+            next_step="read it to know whether one of them succeeded, then try again",
+        )
+
+    @_or_through_fsspec
+    def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
+        """Copy an object within the store, on the server; see `ObjectStore.copy`.
+
+        On S3 and R2 objects above 5 GiB, and those to be created, are copied through fsspec.
+        """
+        source_key, target_key = self._key(source), self._key(target)
+        on_s3 = self._parsed.backend in ("s3", "r2")
+        if on_s3 and create:
+            return self._twin_since(_NO_SUCH_COPY).copy(source, target, create=True)
+        with translated(self.url, source):
+            try:
+                obstore.copy(self._remote(), source_key, target_key, overwrite=not create)
+            except exceptions.AlreadyExistsError:
+                return False
+            except FileNotFoundError:
+                raise
+            except exceptions.BaseError:
+                if not on_s3 or self._size(source) <= _MOST_COPIED_BYTES:
+                    raise
+                return self._twin_since(_NO_SUCH_COPY).copy(source, target)
+        return True
+
+    @_or_through_fsspec
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Go through all objects below a directory; see `ObjectStore.list`.
+
+        Differs: where a bucket has no key prefix, a foreign name that begins with `/` is listed
+        without it.
+        """
+        return self._listed(stored_prefix(prefix), stored_start(start_after), prefix)
+
+    @_or_through_fsspec
+    def list_dir(self, prefix: str = "") -> Listing:
+        """Give one level; see `ObjectStore.list_dir`."""
+        below = stored_prefix(prefix)
+        full, skip = self._base + below, len(self._base)
+        with translated(self.url, prefix or None):
+            try:
+                found = obstore.list_with_delimiter(self._remote(), full.rstrip("/") or None)
+            except (exceptions.InvalidPathError, ValueError) as error:
+                return self._twin_since(f"{_UNLISTABLE}: {error}").list_dir(prefix)
+        # The object whose name is the directory's marks it in some consoles.
+        inside = [one for one in found["objects"] if one["path"].startswith(full)]
+        if not inside and not found["common_prefixes"]:
+            self._require_root()
+        # obstore forgets that a directory's name goes on with a slash: `a.b/` is before `a/`.
+        directories = sorted(f"{name[skip:]}/" for name in found["common_prefixes"])
+        return Listing(
+            objects=tuple(described(chunk_of(inside, skip))),
+            prefixes=tuple(listed_path(name[:-1]) for name in directories),
+        )
+
+    @_or_through_fsspec
+    def head(self, path: StatePath) -> ObjectInfo | None:
+        """Describe the object; see `ObjectStore.head`."""
+        key = self._key(path)
+        with translated(self.url, path):
+            try:
+                found = obstore.head(self._remote(), key)
+            except FileNotFoundError:
+                return None
+            return described(chunk_of([found], len(self._base)))[0]
+
+    @_or_through_fsspec
+    def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
+        """Delete objects, 1000 a request where the store can; see `ObjectStore.delete_many`."""
+        keys = {path: self._key(path) for path in paths}
+        failed: dict[StatePath, str] = {}
+        waiting = iter(keys)
+        while batch := [*itertools.islice(waiting, _KEYS_PER_DELETE)]:
+            failed.update(self._problems_of_delete({path: keys[path] for path in batch}))
+        return DeleteOutcome(
+            deleted=tuple(path for path in keys if path not in failed),
+            failed={path: failed[path] for path in keys if path in failed},
+        )
+
+    def _key(self, path: str) -> str:
+        return self._base + encode_path(path)
+
+    def _remote(self) -> Any:
+        """The store of obstore, of this very process."""
+        opened = self._opened
+        if opened is None or opened[0] != os.getpid():
+            opened = self._opened = (os.getpid(), _open_remote(self._parsed, self._options))
+            _Runtime.process_id = os.getpid()
+        return opened[1]
+
+    @contextlib.contextmanager
+    def _writing(self, path: StatePath) -> Iterator[None]:
+        """Translate failures of a write, of which "not found" can only mean the bucket."""
+        with translated(self.url, path):
+            try:
+                yield
+            except FileNotFoundError as error:
+                raise root_missing(self.url) from error
+
+    def _size(self, path: StatePath) -> int:
+        found = self.head(path)
+        if found is None:
+            raise NotFoundError("there is no such object", url=self.url, path=path)
+        return found.size_bytes
+
+    def _listed(self, below: str, after: str, prefix: str) -> Iterator[ObjectInfo]:
+        last, empty = after, True
+        try:
+            for batch in fetched_ahead(self._batches(below, after, _CHUNK)):
+                empty = False
+                chunk = chunk_of_batch(batch, len(self._base))
+                yield from self._described(chunk, below, after)
+                last = chunk.names[-1]
+        except (exceptions.InvalidPathError, ValueError) as error:
+            start = listed_path(last) if last else None
+            twin = self._twin_since(f"{_UNLISTABLE}: {error}")
+            yield from twin.list(prefix, start_after=start)
+            return
+        if empty:
+            self._require_root()
+
+    def _batches(self, below: str, after: str, size: int) -> Iterator[Any]:
+        try:
+            found = obstore.list(
+                self._remote(),
+                f"{self._base}{below}".rstrip("/") or None,
+                offset=f"{self._base}{after}" if after else None,
+                chunk_size=size,
+                return_arrow=True,
+            )
+            yield from found
+        except (exceptions.InvalidPathError, ValueError):
+            raise
+        except Exception as error:
+            with translated(self.url, below or None):
+                raise error
+
+    def _described(self, chunk: Chunk, below: str, after: str) -> Sequence[ObjectInfo]:
+        """Describe a chunk without what is not asked for: a marker, what Azure gives before."""
+        if after or chunk.names[0] <= below:
+            chunk = chunk.kept(lambda name: name.startswith(below) and name > after)
+        # obstore shows a directory's marker, `a/`, as the object `a`; only a marker is empty.
+        empty = [name for name, size in zip(chunk.names, chunk.sizes, strict=True) if not size]
+        missing = concurrently(self._is_missing, empty)
+        markers = frozenset(name for name, gone in zip(empty, missing, strict=True) if gone)
+        return described(chunk, markers)
+
+    def _is_missing(self, name: str) -> bool:
+        with translated(self.url):
+            try:
+                obstore.head(self._remote(), self._base + name)
+            except FileNotFoundError:
+                return True
+            return False
+
+    def _require_root(self) -> None:
+        # Without a prefix the listing that came back empty has proved the bucket.
+        if not self._base:
+            return
+        try:
+            known = next(self._batches("", "", 1), None)
+        except (exceptions.InvalidPathError, ValueError):
+            return
+        if known is None:
+            raise root_missing(self.url)
+
+    def _twin_since(self, reason: str) -> FsspecStore:
+        """Give the fsspec store, which obstore's failure makes necessary."""
+        try:
+            twin = self.through_fsspec
+            _ = twin.filesystem
+        except InputError as missing:
+            raise StorageError(
+                f"{redact_text(reason.partition(_DEBUG)[0])}; and {missing.message}",
+                retryable=False,
+                url=self.url,
+                next_step="install that package, or remove what obstore cannot do",
+            ) from missing
+        return twin
+
+    def _problems_of_delete(self, keys: Mapping[StatePath, str]) -> Mapping[StatePath, str]:
+        """Delete up to 1000 objects; give those that may be left, with the reason."""
+        try:
+            obstore.delete(self._remote(), [*keys.values()])
+            if not self._stopped_early(keys):
+                return {}
+        except Exception as error:
+            return self._problems_after(error, keys)
+        return self.through_fsspec.delete_many(keys).failed
+
+    def _stopped_early(self, keys: Mapping[StatePath, str]) -> bool:
+        """Whether the last of several objects is still there after a bulk delete on S3.
+
+        obstore takes keys that the server's answer leaves out for deleted. A server that stops
+        early leaves out the last ones.
+        """
+        in_bulk = self._parsed.backend in ("s3", "r2") and len(keys) > 1
+        return in_bulk and self.head([*keys][-1]) is not None
+
+    def _problems_after(
+        self, error: Exception, keys: Mapping[StatePath, str]
+    ) -> Mapping[StatePath, str]:
+        """Find out which objects a failed delete may have left: obstore tells one failure only."""
+        failure = understood(error)
+        if self._parsed.backend in ("s3", "r2"):
+            # A code without a status is of one key; otherwise no key was looked at.
+            if failure.code is None or failure.status is not None:
+                return dict.fromkeys(keys, failure.reason)
+            return self.through_fsspec.delete_many(keys).failed
+        if says_no_bucket(error) or (failure.retryable and len(keys) > 1):
+            return dict.fromkeys(keys, failure.reason)
+        problems = concurrently(self._problem_of_one, keys.values())
+        return {path: said for path, said in zip(keys, problems, strict=True) if said}
+
+    def _problem_of_one(self, key: str) -> str | None:
+        try:
+            obstore.delete(self._remote(), key)
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            return explained(error)[0]
+        return None
+
+
+def _open_remote(url: CheckpointUrl, options: Mapping[str, Any]) -> Any:
+    found = obstore_options(url, options)
+    more = {} if found.provider is None else {"credential_provider": found.provider}
+    try:
+        return _KINDS[url.backend](
+            url.bucket,
+            config=found.config,
+            client_options=http_options(found.patience),
+            retry_config=retry_options(found.patience),
+            **more,
+        )
+    except (exceptions.UnknownConfigurationKeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"obstore does not take these options: {redact_text(str(error))}".partition("\n")[0],
+            url=str(url),
+            next_step="correct or leave out the option; options.py lists them",
+        ) from redacted_cause(error)

@@ -1,0 +1,124 @@
+"""From a URL to its store: one for each URL in a process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.storage.local_disk import LocalDiskStore
+from arroyo_dagster.state.storage.memory import MemoryStore
+from arroyo_dagster.state.storage.remote.credentials import client_of_environment
+from arroyo_dagster.state.storage.remote.obstore_store import ObstoreStore
+from arroyo_dagster.state.storage.remote.options import chosen_client
+from arroyo_dagster.state.storage.remote.through_fsspec import open_through_fsspec
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.urls import CheckpointUrl, parse_url
+
+
+def open_store(
+    url: str | CheckpointUrl,
+    *,
+    options: Mapping[str, Any] | None = None,
+    must_exist: bool = False,
+) -> ObjectStore:
+    """Open the store at `url`; nothing is written or, unless it must exist, asked.
+
+    Args:
+        options: for the client of a remote store, as `options.py` lists them; they are never
+            shown. Left out, the client finds credentials where its ecosystem keeps them. `client`
+            chooses `obstore` (the default) or `fsspec`; where the options do not say, the
+            environment variable ARROYO_DAGSTER_STORE_CLIENT does.
+        must_exist: ask the store whether there is anything at `url`.
+
+    Raises:
+        InputError: `url` is no checkpoint URL, or a package it needs is not installed.
+        NotFoundError: it must exist and does not.
+    """
+    parsed = parse_url(url) if isinstance(url, str) else url
+    store = _opened(parsed, dict(options or {}))
+    if must_exist:
+        store.list_dir()
+    return store
+
+
+def _opened(url: CheckpointUrl, options: dict[str, Any]) -> ObjectStore:
+    if url.backend == "memory":
+        return MemoryStore(url.bucket)
+    if url.backend != "file":
+        client = chosen_client(options, client_of_environment(), str(url))
+        open_it = ObstoreStore if client == "obstore" else open_through_fsspec
+        return open_it(url, options)
+    unknown = options.keys() - {"sync"}
+    if unknown:
+        raise InputError(
+            f"local disk has no such option: {', '.join(sorted(unknown))}",
+            url=str(url),
+            next_step="leave it out; the only option is 'sync'",
+        )
+    # Only what clearly says no leaves syncs out: a slip must not.
+    sync = str(options.get("sync", True)).lower() not in ("false", "0", "no", "off", "n")
+    return LocalDiskStore(url, sync=sync)
+
+
+class _Configured:
+    """The stores of this process, and the URL to use where none is given."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.stores: dict[str, ObjectStore] = {}
+        self.options: dict[str, Mapping[str, Any]] = {}
+        self.url: str | None = None
+
+    def after_fork(self) -> None:
+        # The lock may have been held in the parent, and no client outlives a fork.
+        self.lock = threading.Lock()
+        self.stores = {}
+
+
+_CONFIGURED = _Configured()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_CONFIGURED.after_fork)
+
+
+def configure(url: str | None, *, options: Mapping[str, Any] | None = None) -> None:
+    """Say which URL this process works on; None: none any more.
+
+    Args:
+        options: as for `open_store`, for every later use of this URL.
+
+    Raises:
+        InputError: `url` is no checkpoint URL; the former one stays.
+    """
+    canonical = None if url is None else str(parse_url(url))
+    with _CONFIGURED.lock:
+        _CONFIGURED.url = canonical
+        if canonical is not None:
+            _CONFIGURED.options[canonical] = dict(options or {})
+            _CONFIGURED.stores.pop(canonical, None)
+
+
+def get_storage_provider(url: str | None = None) -> ObjectStore:
+    """Give the store at `url`, always the same one in a process; None: the configured URL.
+
+    Raises:
+        InputError: no URL is given or configured, or it is no checkpoint URL.
+
+    Source: crates/arroyo-state/src/lib.rs, `get_storage_provider`.
+    Differs: takes a URL, and this package never reads the environment to find one.
+    """
+    wanted = url if url is not None else _CONFIGURED.url
+    if wanted is None:
+        raise InputError(
+            "no checkpoint URL is known",
+            next_step="give --url, set ARROYO__CHECKPOINT_URL, or call configure(url) first",
+        )
+    parsed = parse_url(wanted)
+    canonical = str(parsed)
+    with _CONFIGURED.lock:
+        if canonical not in _CONFIGURED.stores:
+            options = _CONFIGURED.options.get(canonical)
+            _CONFIGURED.stores[canonical] = open_store(parsed, options=options)
+        return _CONFIGURED.stores[canonical]

@@ -1,0 +1,233 @@
+"""Objects on S3 and what speaks its protocol, through s3fs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.failures import (
+    explained,
+    lasts,
+    root_missing,
+    translated,
+    understood,
+)
+from arroyo_dagster.state.storage.names import listed_path, stored_prefix, stored_start
+from arroyo_dagster.state.storage.remote.fsspec_options import s3fs_options, tries_of_s3fs
+from arroyo_dagster.state.storage.remote.fsspec_store import FsspecStore, info_of
+from arroyo_dagster.state.storage.store import (
+    PIECE_BYTES,
+    DeleteOutcome,
+    Listing,
+    ObjectInfo,
+    read_in_pieces,
+)
+from arroyo_dagster.state.storage.urls import CheckpointUrl
+
+_KEYS_PER_DELETE = 1000
+_PARTS = 10_000
+_DELETE_PAUSES_SECONDS = (0.1, 0.4, 1.2)
+
+
+class S3Store(FsspecStore):
+    """An `ObjectStore` on S3, R2 or another server of that protocol.
+
+    Listings come page by page, go on after a name without reading what is before it, and deletes
+    take 1000 keys a request and report each failure: fsspec's general calls do neither.
+
+    Args:
+        url: an S3 or R2 URL; its region, endpoint and account win over `options`.
+        options: by the names of `options.py`, or as `s3fs.S3FileSystem` takes them.
+
+    Raises:
+        InputError: an R2 URL without an account.
+    """
+
+    def __init__(self, url: CheckpointUrl, options: Mapping[str, Any] | None = None) -> None:
+        words = functools.partial(s3fs_options, url)
+        words(options or {})
+        super().__init__("s3", url.stored_root, url=str(url), options=options, words=words)
+        self._bucket, _, prefix = self._root.partition("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    @property
+    def filesystem(self) -> Any:
+        """The filesystem of s3fs; see `FsspecStore.filesystem`."""
+        found = super().filesystem
+        found.retries = tries_of_s3fs(self._options)
+        return found
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Go through all objects below a directory; see `ObjectStore.list`."""
+        below, after = stored_prefix(prefix), stored_start(start_after)
+        empty = True
+        for page in self._pages(below, after):
+            for found in page.get("Contents", ()):
+                empty = False
+                # The key that is the prefix itself marks a directory in some consoles.
+                if found["Key"] != self._prefix + below:
+                    yield self._listed(found)
+        if empty:
+            self._require_root()
+
+    def list_dir(self, prefix: str = "") -> Listing:
+        """Give one level; see `ObjectStore.list_dir`."""
+        below = stored_prefix(prefix)
+        objects: list[ObjectInfo] = []
+        prefixes: list[StatePath] = []
+        for page in self._pages(below, "", Delimiter="/"):
+            found = (one for one in page.get("Contents", ()) if one["Key"] != self._prefix + below)
+            objects.extend(map(self._listed, found))
+            for one in page.get("CommonPrefixes", ()):
+                stored = one["Prefix"].removeprefix(self._prefix).removesuffix("/")
+                prefixes.append(listed_path(stored))
+        if not objects and not prefixes:
+            self._require_root()
+        return Listing(objects=tuple(objects), prefixes=tuple(prefixes))
+
+    def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
+        """Delete objects, 1000 a request; see `ObjectStore.delete_many`.
+
+        Keys that the store fails to delete are asked for again a few times, within two seconds.
+        """
+        keys = {self._key(path).removeprefix(f"{self._bucket}/"): path for path in paths}
+        deleted: list[StatePath] = []
+        failed: dict[StatePath, str] = {}
+        waiting = iter(keys)
+        while batch := list(itertools.islice(waiting, _KEYS_PER_DELETE)):
+            problems = self._delete_patiently(batch)
+            for key in batch:
+                if key in problems:
+                    failed[keys[key]] = problems[key]
+                else:
+                    deleted.append(keys[key])
+        return DeleteOutcome(deleted=tuple(deleted), failed=failed)
+
+    def _create_in_parts(self, source: StatePath, target: StatePath, size_bytes: int) -> bool:
+        """Create a large object by a multipart upload of ranges of another one.
+
+        The condition is that of the last request. A server that ignores it is asked just before
+        whether there is an object, which leaves the time between two requests.
+        """
+        where = {"Bucket": self._bucket, "Key": self._key(target).removeprefix(f"{self._bucket}/")}
+        with translated(self.url, target):
+            upload = self.filesystem.call_s3("create_multipart_upload", **where)
+            where["UploadId"] = upload["UploadId"]
+            try:
+                parts = self._uploaded_parts(where, source, size_bytes)
+                created = self.head(target) is None and self._completed(target, where, parts)
+            except BaseException:
+                self._give_up(where)
+                raise
+            if not created:
+                self._give_up(where)
+            return created
+
+    def _uploaded_parts(
+        self, where: Mapping[str, str], source: StatePath, size_bytes: int
+    ) -> Sequence[Mapping[str, Any]]:
+        part_bytes = max(PIECE_BYTES, -(-size_bytes // _PARTS))
+        parts = []
+        for number, data in enumerate(read_in_pieces(self, source, part_bytes), start=1):
+            sent = self.filesystem.call_s3("upload_part", **where, PartNumber=number, Body=data)
+            parts.append({"PartNumber": number, "ETag": sent["ETag"]})
+        return parts
+
+    def _completed(
+        self, target: StatePath, where: Mapping[str, str], parts: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        try:
+            self.filesystem.call_s3(
+                "complete_multipart_upload",
+                **where,
+                MultipartUpload={"Parts": parts},
+                IfNoneMatch="*",
+            )
+        except Exception as error:
+            # A repeated request finds no upload where the first one succeeded unheard.
+            ended = isinstance(error, FileNotFoundError) or understood(error).code == "NoSuchUpload"
+            if self._says_exists(error) or (ended and self.head(target) is not None):
+                return False
+            raise
+        return True
+
+    def _give_up(self, where: Mapping[str, str]) -> None:
+        # What stays of an upload costs money and shows in no listing; its failure is not ours.
+        with contextlib.suppress(Exception):
+            self.filesystem.call_s3("abort_multipart_upload", **where)
+
+    def _delete_patiently(self, keys: Sequence[str]) -> dict[str, str]:
+        """Delete up to 1000 keys; give those that may be left, with the reason."""
+        failed: dict[str, str] = {}
+        for pause in (*_DELETE_PAUSES_SECONDS, None):
+            try:
+                found = self._delete_batch(keys)
+            except Exception as error:
+                # The client has tried the whole request again and again already.
+                return failed | dict.fromkeys(keys, explained(error)[0])
+            again = [key for key, reason in found.items() if not lasts(reason)]
+            if pause is None or not again:
+                return failed | found
+            failed |= {key: found[key] for key in found if key not in again}
+            keys = again
+            time.sleep(pause)
+        return failed
+
+    def _delete_batch(self, keys: Sequence[str]) -> dict[str, str]:
+        """Delete keys by one request; give those that it does not report as deleted."""
+        request = {"Objects": [{"Key": key} for key in keys]}
+        answer = self.filesystem.call_s3("delete_objects", Bucket=self._bucket, Delete=request)
+        errors = {one.get("Key"): one for one in answer.get("Errors", ())}
+        gone = {one.get("Key") for one in answer.get("Deleted", ())}
+        gone.update(key for key, one in errors.items() if one.get("Code") == "NoSuchKey")
+        return {
+            key: f"{errors[key].get('Code', 'error')}: {errors[key].get('Message', '')}"
+            if key in errors
+            else "the store's answer does not name this key"
+            for key in keys
+            if key not in gone
+        }
+
+    def _pages(self, below: str, after: str, **more: str) -> Iterator[Mapping[str, Any]]:
+        request = {"Bucket": self._bucket, "Prefix": self._prefix + below, **more}
+        if after:
+            request["StartAfter"] = self._prefix + after
+        while True:
+            with translated(self.url, below or None):
+                try:
+                    page = self.filesystem.call_s3("list_objects_v2", **request)
+                except FileNotFoundError as error:
+                    raise root_missing(self.url) from error
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+    def _listed(self, found: Mapping[str, Any]) -> ObjectInfo:
+        return info_of(found["Key"].removeprefix(self._prefix), {**found, "size": found["Size"]})
+
+    def _require_root(self) -> None:
+        # Without a prefix the listing that came back empty has proved the bucket.
+        if not self._prefix:
+            return
+        with translated(self.url):
+            page = self.filesystem.call_s3(
+                "list_objects_v2", Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1
+            )
+        if not page.get("Contents"):
+            raise root_missing(self.url)
+
+    def _may_be_beyond(self, error: Exception) -> bool:
+        failure = understood(error)
+        return failure.status == 416 or failure.code == "InvalidRange"
+
+    def _says_exists(self, error: Exception) -> bool:
+        # Only AWS names the failed condition, by which s3fs knows a FileExistsError.
+        answer = getattr(error.__cause__, "response", None) or {}
+        code = answer.get("Error", {}).get("Code")
+        return isinstance(error, FileExistsError) or code in ("PreconditionFailed", "412")

@@ -1,0 +1,1 @@
+"""The tables of Arroyo's built-in operators and connectors: their entries as named fields."""

@@ -1,0 +1,292 @@
+"""The tables that Arroyo's operators register, and how their entries decode.
+
+Arroyo stores no types: what the bytes of a global keyed table mean is known from who wrote them. A
+catalogue knows the built-in operators and connectors; others are added with `register_table`:
+
+```python
+from arroyo_dagster.state import KnownTable, register_table
+from arroyo_dagster.state.model.types import U64
+
+@dataclass(frozen=True)
+class Position:
+    file: str
+    line: U64
+
+register_table(
+    KnownTable(
+        owner="log source", holds="the next line by file", table="p", description="positions",
+        key=str, value=Position,
+    )
+)
+```
+
+or, so that the command line and Dagster know them too, by a package whose entry point of the group
+`arroyo_dagster.tables` names a `KnownTable` or several. Jobs of ours need neither: they store their
+types with their tables.
+
+Source: crates/arroyo-connectors/src/; crates/arroyo-worker/src/arrow/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec.bincode.codec import Codec, codec_for
+from arroyo_dagster.state.codec.plain import plain_value
+from arroyo_dagster.state.model.tables import TableConfig
+from arroyo_dagster.state.model.types import Type
+from arroyo_dagster.state.tables.known.operators import OPERATORS
+from arroyo_dagster.state.tables.known.sinks import SINKS
+from arroyo_dagster.state.tables.known.sources import SOURCES
+from arroyo_dagster.state.tables.known.tables import KnownTable
+
+__all__ = [
+    "BUILT_IN",
+    "ENTRY_POINTS",
+    "Catalogue",
+    "KnownTable",
+    "TableForm",
+    "default_catalogue",
+    "register_table",
+]
+
+ENTRY_POINTS = "arroyo_dagster.tables"
+"""The group of entry points by which installed packages name tables."""
+
+BUILT_IN: tuple[KnownTable, ...] = (*SOURCES, *OPERATORS, *SINKS)
+"""The tables of Arroyo's own operators and connectors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableForm:
+    """How the entries of one table decode.
+
+    Attributes:
+        known: what the catalogue says of the table; None = nothing.
+        key_type, value_type: how entries are encoded; None for both = they stay bytes.
+        problem: why they stay bytes, with what to do about it; None = they need not.
+    """
+
+    known: KnownTable | None = None
+    key_type: Type | None = None
+    value_type: Type | None = None
+    problem: str | None = None
+
+    def decode(self, key: bytes, value: bytes) -> tuple[Any, Any] | None:
+        """Decode one entry; None where entries stay bytes.
+
+        Raises:
+            FormatError: the bytes are no such key or value.
+        """
+        if self.key_type is None or self.value_type is None:
+            return None
+        return codec_for(self.key_type).decode(key), codec_for(self.value_type).decode(value)
+
+    def plain(self, key: bytes, value: bytes) -> dict[str, Any]:
+        """Decode one entry for people: `{key, value}` as JSON, else `{key_hex, value_hex}`.
+
+        Raises:
+            FormatError: as `decode`.
+        """
+        decoded = self.decode(key, value)
+        if decoded is None or self.key_type is None or self.value_type is None:
+            return {"key_hex": key.hex(), "value_hex": value.hex()}
+        return {
+            "key": plain_value(decoded[0], self.key_type),
+            "value": plain_value(decoded[1], self.value_type),
+        }
+
+
+class Catalogue:
+    """What is known of tables; of several entries for one table the first that fits its bytes."""
+
+    def __init__(self, tables: Iterable[KnownTable]) -> None:
+        self.tables: tuple[KnownTable, ...] = tuple(tables)
+
+    def find(self, operator: str, config: TableConfig) -> tuple[KnownTable, ...]:
+        """The entries for a table of an operator, the likeliest first; of any state version."""
+        return tuple(known for known in self.tables if known.is_of(operator, config))
+
+    def describe(self, operator: str, config: TableConfig) -> KnownTable | None:
+        """What is said of a table without looking at its bytes; None = nothing."""
+        found = self.find(operator, config)
+        of_version = [known for known in found if known.has_version(config.state_version)]
+        return next(iter(of_version or found), None)
+
+    def owner_of(self, operator: str, config: TableConfig) -> str | None:
+        """Who keeps a table, without looking at its bytes: several, where these would tell."""
+        found = self.find(operator, config)
+        of_version = [known for known in found if known.has_version(config.state_version)]
+        owners = dict.fromkeys(known.owner for known in of_version if not known.releases)
+        return " or ".join(owners) or (found[0].owner if found else None)
+
+    def form_of(
+        self, operator: str, config: TableConfig, entries: Mapping[bytes, tuple[int, bytes]]
+    ) -> TableForm:
+        """Choose how the entries of a global keyed table decode.
+
+        Args:
+            entries: by key the state version of the file and the value; all of the table's, or
+                enough of them to tell the forms apart that several releases gave it.
+
+        Returns:
+            The types the job stored, where it did; else the first known form that all entries
+            have to the last byte; else a form that leaves them bytes and says why.
+        """
+        if config.key_type is not None and config.value_type is not None:
+            known = self.describe(operator, config)
+            return TableForm(known=known, key_type=config.key_type, value_type=config.value_type)
+        found = self.find(operator, config)
+        if not found:
+            return TableForm(problem=_unknown(operator, config))
+        versions = {version for version, _ in entries.values()} or {config.state_version}
+        fitting = [one for one in found if all(map(one.has_version, versions))]
+        if not fitting:
+            return TableForm(known=found[0], problem=_other_version(found[0], config, versions))
+        return _first_fit(fitting, config, entries)
+
+    def decode_commit_data(
+        self, operator: str, config: TableConfig, data: bytes
+    ) -> tuple[Any, Type] | None:
+        """Decode what a subtask left for the second phase of a commit.
+
+        Returns:
+            The value and its type; None where nothing was left, or its type is not known.
+        """
+        kinds = [known.commit for known in self.find(operator, config) if known.commit is not None]
+        for codec in map(codec_for, kinds if data else ()):
+            try:
+                return codec.decode(data), codec.type
+            except FormatError:
+                # Releases differ; the next one may have written it.
+                continue
+        return None
+
+
+def _first_fit(
+    fitting: Sequence[KnownTable], config: TableConfig, entries: Mapping[bytes, tuple[int, bytes]]
+) -> TableForm:
+    refused: FormatError | None = None
+    for known in fitting:
+        if not known.has_entries and entries:
+            continue
+        try:
+            _decode_all(codec_for(known.key), entries)
+            _decode_all(codec_for(known.value), [value for _, value in entries.values()])
+        except FormatError as error:
+            refused = refused or error
+            continue
+        return TableForm(known=known, key_type=known.key_type, value_type=known.value_type)
+    return TableForm(known=fitting[0], problem=_misfit(fitting[0], config, refused))
+
+
+def _decode_all(codec: Codec[Any], values: Collection[bytes]) -> None:
+    """Raises FormatError when one of the values does not decode."""
+    if codec.column_type is not None:
+        try:
+            codec.decode_column(pa.array(list(values), pa.binary()))
+        except InputError:
+            pass  # a time that no column holds: one by one then
+        else:
+            return
+    codec.decode_many(values)
+
+
+# --- why entries stay bytes ----------------------------------------------------------------------
+
+
+def _how_to_register(config: TableConfig) -> str:
+    return (
+        f"arroyo_dagster.state.register_table(KnownTable(owner=…, holds=…, "
+        f"table={str(config.table)!r}, description={config.config.description!r}, "
+        f"key=…, value=…)), or the same in an entry point of the group {ENTRY_POINTS}"
+    )
+
+
+def _unknown(operator: str, config: TableConfig) -> str:
+    return (
+        f"no type is known for the entries of table {str(config.table)!r} of {operator}, so they "
+        f"are shown as bytes. Register one: {_how_to_register(config)}"
+    )
+
+
+def _other_version(known: KnownTable, config: TableConfig, versions: Collection[int]) -> str:
+    found = ", ".join(map(str, sorted(versions)))
+    return (
+        f"the entries are of state version {found}, which is not known of the {known.owner}, so "
+        f"they are shown as bytes. Register it with state_version=…: {_how_to_register(config)}"
+    )
+
+
+def _misfit(known: KnownTable, config: TableConfig, error: FormatError | None) -> str:
+    why = f"do not decode ({error})" if error else "should not be there, for it writes none"
+    return (
+        f"table {str(config.table)!r} is known of the {known.owner}, whose entries {why}; they are "
+        "shown as bytes. Another release of Arroyo may have written them, or they are damaged. "
+        f"For another form: {_how_to_register(config)}"
+    )
+
+
+# --- the catalogue of this process ---------------------------------------------------------------
+
+_registered: list[KnownTable] = []
+
+
+def register_table(*tables: KnownTable) -> None:
+    """Make tables known to this process, before those that are built in.
+
+    What is registered last is tried first; registering the same again changes nothing.
+
+    Raises:
+        InputError: not a `KnownTable`.
+    """
+    for table in tables:
+        _check(table, "register_table")
+        if table not in _registered:
+            _registered.insert(0, table)
+
+
+def default_catalogue() -> Catalogue:
+    """What was registered here, what installed packages name, and what is built in.
+
+    Raises:
+        InputError: an installed package names something else than tables, or fails to load.
+    """
+    return Catalogue((*_registered, *_installed(), *BUILT_IN))
+
+
+@lru_cache(maxsize=1)
+def _installed() -> tuple[KnownTable, ...]:
+    points = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name)
+    return tuple(table for point in points for table in _load(point))
+
+
+def _load(point: EntryPoint) -> tuple[KnownTable, ...]:
+    where = f"the entry point {point.name!r} ({point.value})"
+    try:
+        named = point.load()
+    except Exception as error:
+        raise InputError(
+            f"{where} of the group {ENTRY_POINTS} does not load: {error}",
+            next_step="repair or uninstall the package that names it",
+        ) from error
+    tables = (named,) if not isinstance(named, Iterable) else tuple(named)
+    for table in tables:
+        _check(table, where)
+    return tables
+
+
+def _check(table: object, where: str) -> None:
+    if not isinstance(table, KnownTable):
+        raise InputError(
+            f"{where} was given something that is no KnownTable",
+            found=f"{type(table).__name__} {table!r:.80}",
+            next_step="pass KnownTable(owner=…, holds=…, table=…, description=…, key=…, value=…)",
+        )

@@ -1,0 +1,446 @@
+"""What Arroyo's sinks keep: files being written, and files to be committed.
+
+Fields have Arroyo's names and order, for the order is the format.
+
+Source: crates/arroyo-connectors/src/, the file beside each table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from arroyo_dagster.state.model.types import (
+    I32,
+    I64,
+    U32,
+    U64,
+    EnumOf,
+    Field,
+    ListOf,
+    OptionOf,
+    StructOf,
+    Type,
+    USize,
+    Variant,
+    describe,
+    enum_of,
+)
+from arroyo_dagster.state.tables.known.tables import KnownTable
+
+__all__ = [
+    "SINKS",
+    "ColumnBounds",
+    "Empty",
+    "FileCheckpointData",
+    "FilePreCommit",
+    "FileSystemDataRecovery",
+    "FileToCommit",
+    "FileToFinish",
+    "FilesCheckpointV2",
+    "FinishedPart",
+    "IcebergColumn",
+    "IcebergFileMetadata",
+    "InFlightPart",
+    "InProgressFile",
+    "InProgressFileCheckpoint",
+    "InProgressPart",
+    "LocalFile",
+    "LocalFileDataRecovery",
+    "MultiPartInFlight",
+    "MultiPartNotCreated",
+    "MultiPartWriterClosed",
+    "MultiPartWriterUploadCompleted",
+    "Multipart",
+    "MultipartStarted",
+    "New",
+    "Single",
+    "SingleFileToFinish",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnBounds:
+    """The smallest and the largest value of a column, as Iceberg encodes them."""
+
+    min: bytes | None
+    max: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergColumn:
+    """Iceberg's figures of one column of a file."""
+
+    compressed_size: U64
+    num_values: U64
+    null_values: U64
+    bounds: ColumnBounds
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergFileMetadata:
+    """Iceberg's figures of a file; columns by field id."""
+
+    row_count: U64
+    split_offsets: list[I64]
+    columns: dict[I32, IcebergColumn]
+
+
+# --- version 1, object stores --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedPart:
+    """A part of an upload that the store has."""
+
+    part: USize
+    content_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class InProgressPart:
+    """A part of an upload that is only here."""
+
+    part: USize
+    data: bytes
+
+
+InFlightPart = Annotated[
+    FinishedPart | InProgressPart, enum_of("InFlightPart", FinishedPart, InProgressPart)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """A file to which nothing has been written."""
+
+
+@dataclass(frozen=True, slots=True)
+class MultiPartNotCreated:
+    """A file whose upload has not begun."""
+
+    parts_to_add: list[bytes]
+    trailing_bytes: bytes | None
+    metadata: IcebergFileMetadata | None
+
+
+@dataclass(frozen=True, slots=True)
+class MultiPartInFlight:
+    """A file being uploaded."""
+
+    multi_part_upload_id: str
+    in_flight_parts: list[InFlightPart]
+    trailing_bytes: bytes | None
+    metadata: IcebergFileMetadata | None
+
+
+@dataclass(frozen=True, slots=True)
+class MultiPartWriterClosed:
+    """A file written to its end, of which parts are still being uploaded."""
+
+    multi_part_upload_id: str
+    in_flight_parts: list[InFlightPart]
+    metadata: IcebergFileMetadata | None
+
+
+@dataclass(frozen=True, slots=True)
+class MultiPartWriterUploadCompleted:
+    """A file all of whose parts are uploaded, and which is not committed."""
+
+    multi_part_upload_id: str
+    completed_parts: list[str]
+    metadata: IcebergFileMetadata | None
+
+
+FileCheckpointData = Annotated[
+    Empty
+    | MultiPartNotCreated
+    | MultiPartInFlight
+    | MultiPartWriterClosed
+    | MultiPartWriterUploadCompleted,
+    enum_of(
+        "FileCheckpointData",
+        Empty,
+        MultiPartNotCreated,
+        MultiPartInFlight,
+        MultiPartWriterClosed,
+        MultiPartWriterUploadCompleted,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class InProgressFileCheckpoint:
+    """A file that a subtask has not finished; Arroyo does not use `partition`."""
+
+    filename: str
+    partition: str | None
+    data: FileCheckpointData
+    pushed_size: USize
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystemDataRecovery:
+    """What a subtask was writing."""
+
+    next_file_index: USize
+    active_files: list[InProgressFileCheckpoint]
+    delta_version: I64
+
+
+@dataclass(frozen=True, slots=True)
+class FileToFinish:
+    """An upload to be completed when the checkpoint commits; Arroyo does not use `partition`."""
+
+    filename: str
+    partition: str | None
+    multi_part_upload_id: str
+    completed_parts: list[str]
+    size: USize
+    metadata: IcebergFileMetadata | None
+
+
+# --- version 1, local disk -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A file being written, and what it will be called."""
+
+    tmp_file: str
+    bytes_written: USize
+    suffix: bytes | None
+    destination: str
+    metadata: IcebergFileMetadata | None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFileDataRecovery:
+    """What a subtask was writing."""
+
+    next_file_index: USize
+    current_files: list[LocalFile]
+
+
+@dataclass(frozen=True, slots=True)
+class FilePreCommit:
+    """A file to be renamed when the checkpoint commits."""
+
+    tmp_file: str
+    destination: str
+
+
+# --- version 2 -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """A file whose upload has not begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class MultipartStarted:
+    """A file being uploaded."""
+
+    multipart_id: str
+    parts: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SingleFileToFinish:
+    """A file small enough for one upload, when the checkpoint commits."""
+
+
+@dataclass(frozen=True, slots=True)
+class InProgressFile:
+    """A file that a subtask has not finished, and its bytes not yet uploaded."""
+
+    path: str
+    total_size: USize
+    data: bytes
+    metadata: IcebergFileMetadata | None
+    state: Annotated[
+        New | MultipartStarted | SingleFileToFinish,
+        enum_of("InProgressFileState", New, MultipartStarted, SingleFileToFinish),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class FilesCheckpointV2:
+    """What a subtask was writing."""
+
+    open_files: list[InProgressFile]
+    file_index: USize
+    delta_version: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Multipart:
+    """An upload in parts, to be completed."""
+
+    multipart_id: str
+    parts: list[str]
+    total_size: USize
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """A file uploaded at once."""
+
+    total_size: USize
+
+
+@dataclass(frozen=True, slots=True)
+class FileToCommit:
+    """A file to be completed when the checkpoint commits."""
+
+    path: str
+    typ: Annotated[Multipart | Single, enum_of("FileToCommitType", Multipart, Single)]
+    iceberg_metadata: IcebergFileMetadata | None
+
+
+# --- before v0.15 --------------------------------------------------------------------------------
+
+
+def _before_iceberg(described: Type) -> Type:
+    """The layout before v0.15, which put Iceberg's figures into it without a new version."""
+    match described:
+        case StructOf(name=name, fields=fields):
+            kept = [field for field in fields if field.type != OptionOf(_ICEBERG)]
+            return StructOf(name, tuple(Field(f.name, _before_iceberg(f.type)) for f in kept))
+        case EnumOf(name=name, variants=variants):
+            return EnumOf(
+                name, tuple(Variant(v.name, _before_iceberg(v.payload)) for v in variants)
+            )
+        case ListOf(item=item):
+            return ListOf(_before_iceberg(item))
+        case _:
+            return described
+
+
+_ICEBERG = describe(IcebergFileMetadata)
+_OLD = "v0.14 and older"
+_RECOVERY = "what each subtask was writing"
+_PENDING = "files to be committed with this checkpoint, by their name"
+
+SINKS = (
+    # kafka/sink/mod.rs
+    KnownTable(
+        owner="Kafka sink, exactly once",
+        holds="the number of the next transaction, by subtask; never read back",
+        table="i",
+        description="index for transactional ids",
+        key=U32,
+        value=USize,
+    ),
+    # filesystem/sink/v2/
+    KnownTable(
+        owner="filesystem, Delta or Iceberg sink, version 2",
+        holds=_RECOVERY,
+        table="r",
+        description="recovery data",
+        state_version=1,
+        key=USize,
+        value=FilesCheckpointV2,
+    ),
+    KnownTable(
+        owner="filesystem, Delta or Iceberg sink, version 2",
+        holds="nothing; files to be committed are in the commit data",
+        table="p",
+        description="pre-commit data",
+        state_version=1,
+        key=str,
+        value=FileToCommit,
+        commit=list[FileToCommit],
+    ),
+    # filesystem/sink/local.rs
+    KnownTable(
+        owner="filesystem sink on local disk",
+        holds=_RECOVERY,
+        table="r",
+        description="recovery data",
+        state_version=0,
+        key=USize,
+        value=LocalFileDataRecovery,
+    ),
+    KnownTable(
+        owner="filesystem sink on local disk",
+        holds=_PENDING,
+        table="p",
+        description="pre-commit data",
+        state_version=0,
+        key=str,
+        value=FilePreCommit,
+    ),
+    # filesystem/sink/mod.rs, two_phase_committer.rs
+    KnownTable(
+        owner="filesystem, Delta or Iceberg sink, version 1",
+        holds=_RECOVERY,
+        table="r",
+        description="recovery data",
+        state_version=0,
+        key=USize,
+        value=FileSystemDataRecovery,
+    ),
+    KnownTable(
+        owner="filesystem, Delta or Iceberg sink, version 1",
+        holds=_PENDING,
+        table="p",
+        description="pre-commit data",
+        state_version=0,
+        key=str,
+        value=FileToFinish,
+        commit=dict[str, FileToFinish],
+    ),
+    KnownTable(
+        owner="filesystem sink on local disk",
+        holds=_RECOVERY,
+        table="r",
+        description="recovery data",
+        state_version=0,
+        key=USize,
+        value=_before_iceberg(describe(LocalFileDataRecovery)),
+        releases=_OLD,
+    ),
+    KnownTable(
+        owner="filesystem or Delta sink, version 1",
+        holds=_RECOVERY,
+        table="r",
+        description="recovery data",
+        state_version=0,
+        key=USize,
+        value=_before_iceberg(describe(FileSystemDataRecovery)),
+        releases=_OLD,
+    ),
+    KnownTable(
+        owner="filesystem or Delta sink, version 1",
+        holds=_PENDING,
+        table="p",
+        description="pre-commit data",
+        state_version=0,
+        key=str,
+        value=_before_iceberg(describe(FileToFinish)),
+        releases=_OLD,
+    ),
+    # single_file/sink.rs
+    KnownTable(
+        owner="single-file sink",
+        holds="the length of the file; subtasks write one key, any of them wins",
+        table="f",
+        description="file_sink",
+        key=str,
+        value=U64,
+    ),
+    # webhook/operator.rs
+    KnownTable(owner="webhook sink", holds="nothing", table="s", description="webhook sink state"),
+    # preview/operator.rs
+    KnownTable(
+        owner="preview sink",
+        holds="rows shown, by subtask",
+        table="s",
+        description="Number of rows of output produced by this preview sink",
+        key=U32,
+        value=USize,
+    ),
+)
+"""The tables of sinks; where several have one name and description, the likelier ones first."""

@@ -1,0 +1,335 @@
+"""What Arroyo's sources keep: how far each has read.
+
+Fields have Arroyo's names and order, for the order is the format.
+
+Source: crates/arroyo-connectors/src/, the file beside each table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from arroyo_dagster.state.model.types import (
+    F64,
+    I32,
+    I64,
+    U32,
+    U64,
+    DurationNanos,
+    SystemTimeNanos,
+    USize,
+    enum_of,
+)
+from arroyo_dagster.state.tables.known.tables import KnownTable
+
+__all__ = [
+    "SOURCES",
+    "Earliest",
+    "FileReadState",
+    "Finished",
+    "FluvioState",
+    "GeneratorConfig",
+    "ImpulseSourceState",
+    "KafkaState",
+    "KinesisOffset",
+    "Latest",
+    "NatsState",
+    "NexmarkConfig",
+    "NexmarkSourceState",
+    "PollingHttpSourceState",
+    "RabbitmqStreamState",
+    "RecordsRead",
+    "SSESourceState",
+    "SequenceNumber",
+    "ShardState",
+    "Timestamp",
+    "WebsocketSourceState",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaState:
+    """The next offset to read of a partition: the last one read, plus one."""
+
+    partition: I32
+    offset: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Earliest:
+    """From the oldest record there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """From the records to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceNumber:
+    """After the record of this number."""
+
+    number: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timestamp:
+    """From the first record at or after a time, in nanoseconds since 1970."""
+
+    at: SystemTimeNanos
+
+
+KinesisOffset = Annotated[
+    Earliest | Latest | SequenceNumber | Timestamp,
+    enum_of("KinesisOffset", Earliest, Latest, SequenceNumber, Timestamp),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """How far a shard of a Kinesis stream is read."""
+
+    stream_name: str
+    shard_id: str
+    offset: KinesisOffset
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A file read to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsRead:
+    """A file of which so many records are read."""
+
+    count: USize
+
+
+FileReadState = Annotated[Finished | RecordsRead, enum_of("FileReadState", Finished, RecordsRead)]
+
+
+@dataclass(frozen=True, slots=True)
+class ImpulseSourceState:
+    """How many events were made, and when the first."""
+
+    counter: USize
+    start_time: SystemTimeNanos
+
+
+@dataclass(frozen=True, slots=True)
+class NexmarkConfig:
+    """The settings of a whole Nexmark run."""
+
+    num_events: U64 | None
+    num_event_generators: U64
+    first_event_rate: F64
+    next_event_rate: U64
+    rate_period_seconds: U64
+    preload_seconds: U64
+    stream_timeout: U64
+    is_rate_limited: bool
+    use_wallclock_event_time: bool
+    person_proportion: U64
+    auction_proportion: U64
+    bid_proportion: U64
+    avg_person_byte_size: U64
+    avg_auction_byte_size: U64
+    avg_bid_byte_size: U64
+    hot_auction_ratio: U64
+    hot_seller_ratio: U64
+    hot_bidders_ratio: U64
+    window_size_seconds: U64
+    window_period_seconds: U64
+    watermark_holdback_seconds: U64
+    num_inflight_auctions: U64
+    num_active_people: U64
+    occasional_delay_seconds: U64
+    prob_delayed_event: F64
+    out_of_order_group_size: U64
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorConfig:
+    """The share of one subtask in a Nexmark run."""
+
+    configuration: NexmarkConfig
+    person_proportion: U64
+    auction_proportion: U64
+    _bid_proportion: U64
+    total_proportion: U64
+    inter_event_delay: DurationNanos
+    _step_length_second: U64
+    base_time: SystemTimeNanos
+    first_event_id: U64
+    max_events: U64
+    first_event_number: U64
+    _epoch_period_ms: U64
+    _events_per_epoch: U64
+
+
+@dataclass(frozen=True, slots=True)
+class NexmarkSourceState:
+    """How many events a subtask has made, and by which settings."""
+
+    config: GeneratorConfig
+    event_count: USize
+
+
+@dataclass(frozen=True, slots=True)
+class SSESourceState:
+    """The id of the last server-sent event."""
+
+    last_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PollingHttpSourceState:
+    """The last answer, to tell whether the next one differs."""
+
+    last_message: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class WebsocketSourceState:
+    """Nothing: a websocket cannot be read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class NatsState:
+    """The last message read of a JetStream stream."""
+
+    stream_name: str
+    stream_sequence_number: U64
+
+
+@dataclass(frozen=True, slots=True)
+class RabbitmqStreamState:
+    """The last offset read; 0 as long as nothing has been read since the start."""
+
+    offset: U64
+
+
+@dataclass(frozen=True, slots=True)
+class FluvioState:
+    """The next offset to read of a partition."""
+
+    partition: U32
+    offset: I64
+
+
+SOURCES = (
+    # kafka/source/mod.rs
+    KnownTable(
+        owner="Kafka source",
+        holds="the next offset by partition; only of partitions read from since the last start",
+        table="k",
+        description="kafka offsets",
+        key=I32,
+        value=KafkaState,
+    ),
+    # kinesis/source.rs
+    KnownTable(
+        owner="Kinesis source",
+        holds="how far each shard is read",
+        table="k",
+        description="kinesis source state",
+        key=str,
+        value=ShardState,
+    ),
+    # filesystem/source.rs
+    KnownTable(
+        owner="filesystem source",
+        holds="how far each file is read; several subtasks may write one file, any of them wins",
+        table="a",
+        description="fs",
+        key=str,
+        value=tuple[str, FileReadState],
+    ),
+    # single_file/source.rs
+    KnownTable(
+        owner="single-file source",
+        holds="lines read, by file",
+        table="f",
+        description="file_source",
+        key=str,
+        value=USize,
+    ),
+    # impulse/operator.rs
+    KnownTable(
+        owner="impulse source",
+        holds="events made, by subtask",
+        table="i",
+        description="impulse source state",
+        key=U32,
+        value=ImpulseSourceState,
+    ),
+    # nexmark/operator.rs
+    KnownTable(
+        owner="Nexmark source",
+        holds="events made, by subtask; restored only at the same parallelism",
+        table="s",
+        description="nexmark source state",
+        key=USize,
+        value=NexmarkSourceState,
+    ),
+    # sse/operator.rs
+    KnownTable(
+        owner="SSE source",
+        holds="the last event's id; subtasks write one key, any of them wins",
+        table="e",
+        description="sse source state",
+        key=tuple[()],
+        value=SSESourceState,
+    ),
+    # polling_http/operator.rs
+    KnownTable(
+        owner="polling HTTP source",
+        holds="the last answer; subtasks write one key, any of them wins",
+        table="s",
+        description="polling http source state",
+        key=tuple[()],
+        value=PollingHttpSourceState,
+    ),
+    # websocket/operator.rs
+    KnownTable(
+        owner="WebSocket source",
+        holds="one entry without content",
+        table="e",
+        description="websocket source state",
+        key=tuple[()],
+        value=WebsocketSourceState,
+    ),
+    # mqtt/source/mod.rs
+    KnownTable(owner="MQTT source", holds="nothing", table="m", description="mqtt source state"),
+    # nats/source/mod.rs
+    KnownTable(
+        owner="NATS source",
+        holds="the last message read, by operator; subtasks write one key, any of them wins",
+        table="n",
+        description="NATS source state",
+        key=str,
+        value=NatsState,
+    ),
+    # rabbitmq/source.rs
+    KnownTable(
+        owner="RabbitMQ stream source",
+        holds="the last offset read, by stream",
+        table="s",
+        description="rabbitmq stream source state",
+        key=str,
+        value=RabbitmqStreamState,
+    ),
+    # fluvio/source.rs
+    KnownTable(
+        owner="Fluvio source",
+        holds="the next offset by partition",
+        table="f",
+        description="fluvio source state",
+        key=U32,
+        value=FluvioState,
+    ),
+)
+"""The tables of sources, one each."""

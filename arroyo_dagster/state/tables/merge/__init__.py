@@ -1,0 +1,3 @@
+"""The rows of several files of one subtask merged into fewer. What is merged is decided in
+`planning/compaction`.
+"""

@@ -1,0 +1,371 @@
+"""One part of a table of Arroyo's, written anew: read, chosen by the table's rule, written under a
+fresh name, read back.
+
+The same code runs in process and in Spark's workers. What cannot be done is an answer: the table
+is left as it is, and the others go on.
+
+Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs and
+crates/arroyo-worker/src/arrow/incremental_aggregator.rs (`arroyo-state.md` 5.4, 5.7, 9.8).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.codec.digest import digest_rows
+from arroyo_dagster.state.codec.parquet import (
+    BATCH_ROWS,
+    encode_rows,
+    encode_single_rows,
+    read_facts,
+)
+from arroyo_dagster.state.codec.row_groups import DataFile
+from arroyo_dagster.state.codec.schema import file_schema, memory_schema
+from arroyo_dagster.state.model.compaction import LeftOut, MergedRows, RowsDigest
+from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.keys import KeyRange, server_for_hash
+from arroyo_dagster.state.model.layout import JobPaths, rewritten_attempt
+from arroyo_dagster.state.model.rewrite import RewriteRule, RewrittenPart, TableRewrite
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.generational import (
+    RowLayout,
+    first_of_batches,
+    newest,
+    restored,
+    role_of,
+)
+from arroyo_dagster.state.tables.grouping import group_codes
+from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows, not_older
+from arroyo_dagster.state.tables.restoring import fresh_batches
+from arroyo_dagster.state.tables.time_files import batch_numbers, in_range
+
+MAX_UNKEYED_ROWS = 100_000
+"""An aggregate without GROUP BY needs a row group a row, of 500 bytes in the footer: more would
+make a footer of 50 MB and more, which every reader decodes whole."""
+
+TOO_OLD = "rows older than the retention"
+OLD_GENERATIONS = "rows that a newer generation hides"
+GONE = "keys and tuples of which nothing is left"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteTask:
+    """A part of a table to write anew, and all that is needed to do it somewhere else.
+
+    Attributes:
+        epoch, worker_generation: the checkpoint whose directory gets the new file.
+        keys: one of the table's parts.
+    """
+
+    paths: JobPaths
+    epoch: Epoch
+    worker_generation: WorkerGeneration | None
+    config: ExpiringTimeKeyConfig
+    table: TableRewrite
+    keys: KeyRange
+
+    @property
+    def inputs(self) -> tuple[TimeFile, ...]:
+        """The files that hold rows of this part, in the order in which a restore reads them."""
+        files = (one.file for one in self.table.inputs)
+        return tuple(f for f in files if self.keys.intersects(f.min_routing_key, f.max_routing_key))
+
+    @property
+    def size_bytes(self) -> int:
+        """About how many bytes of its inputs are this part's."""
+        inside = {file.path for file in self.inputs}
+        return sum(one.size_bytes for one in self.table.inputs if one.file.path in inside)
+
+    def output(self) -> StatePath:
+        """A name that no other attempt has, and no object of Arroyo's."""
+        return self.paths.data_file(
+            self.table.operator,
+            self.table.table,
+            server_for_hash(self.keys.start, self.table.parallelism),
+            self.epoch,
+            self.worker_generation,
+            attempt=rewritten_attempt(uuid.uuid4().hex),
+        )
+
+
+def unwritable(config: ExpiringTimeKeyConfig) -> str | None:
+    """Why the columns of a table would not come back exactly as they are; None = they do.
+
+    Raises:
+        FormatError: the stored schema is broken.
+    """
+    schema = file_schema(config)
+    try:
+        found = read_facts(encode_rows(schema.empty_table()), config.table).schema
+    except (pa.ArrowException, OSError) as error:
+        return f"its columns cannot be written here ({error})"
+    if not found.equals(schema, check_metadata=True):
+        wrong = [a.name for a, b in zip(schema, found, strict=True) if not a.equals(b, True)]
+        return f"its columns cannot be written back exactly: {', '.join(wrong)}"
+    return None
+
+
+def run_rewrite(store: ObjectStore, task: RewriteTask) -> RewrittenPart | LeftOut:
+    """Write one part of a table anew and read it back.
+
+    Returns:
+        The part; or why the table must stay as it is.
+
+    Raises:
+        FormatError: an input is broken.
+        NotFoundError: an input is gone; the job has let it expire since.
+    """
+    rows = _Rows(task)
+    found: list[StoredRows] = []
+    for file in task.inputs:
+        part = _read(store, file, rows.schema, task.keys)
+        problem = part if isinstance(part, str) else _strange(part, file)
+        if problem is not None:
+            return _left_out(task, problem)
+        assert isinstance(part, StoredRows)
+        found.append(part)
+    if task.table.rule is RewriteRule.UNKEYED:
+        kept = rows.kept(found)
+        if kept.num_rows > MAX_UNKEYED_ROWS:
+            return _left_out(
+                task,
+                f"{kept.num_rows} tuples of an aggregate without GROUP BY would need a row group "
+                f"each; {MAX_UNKEYED_ROWS} are the most",
+            )
+    return _written(store, task, rows, found)
+
+
+def _left_out(task: RewriteTask, reason: str) -> LeftOut:
+    return LeftOut(operator=task.table.operator, table=task.table.table, reason=reason)
+
+
+def _strange(part: StoredRows, file: TimeFile) -> str | None:
+    if part.inserts_only:
+        return None
+    return f"{file.path} holds operations other than Insert, which no Arroyo writes or reads"
+
+
+def _read(
+    store: ObjectStore, file: TimeFile, schema: pa.Schema, keys: KeyRange
+) -> StoredRows | str:
+    """The rows of a file in a key range, whole, and in which record batch each would come."""
+    covered = keys.covers(file.min_routing_key, file.max_routing_key)
+    with store.open_input(file.path) as source:
+        data = DataFile(source.read() if covered else source, file.path)
+        if not data.schema.equals(schema, check_metadata=True):
+            return f"{file.path} has other columns than its table: {data.schema.to_string()}"
+        width, rows_of = len(schema), data.row_groups
+        groups = list(range(len(rows_of)))
+        if not covered:
+            groups = data.groups_within(width - 2, keys.start, keys.end, groups)
+        rows = data.read(range(width), groups)
+        batches = batch_numbers([rows_of[at] for at in groups])
+    if not covered:
+        inside = in_range(rows.column(width - 2), keys)
+        rows, batches = rows.filter(inside), batches[inside.to_numpy()]
+    return StoredRows(rows, rows.column(width - 1), batches)
+
+
+# ---- which rows ----------------------------------------------------------------------------------
+
+
+class _Rows:
+    """The rule of a table, on rows as they are stored."""
+
+    def __init__(self, task: RewriteTask) -> None:
+        memory = memory_schema(task.config)
+        self.rule = task.table.rule
+        self.schema = file_schema(task.config)
+        self.time_at = task.config.schema.timestamp_index
+        self.cutoff_micros = task.table.cutoff_micros
+        self.role = role_of(task.config, ours=False)
+        self.layout = RowLayout.of(task.config, memory, ours=False)
+
+    def together(self, parts: Sequence[pa.Table]) -> pa.Table:
+        """Rows of several files, in their order."""
+        return pa.concat_tables([self.schema.empty_table(), *parts])
+
+    def kept(self, parts: Sequence[StoredRows]) -> pa.Table:
+        """What a restore loads of these files, in their order."""
+        if self.rule is RewriteRule.BATCHES and self.cutoff_micros > 0:
+            fresh = [
+                fresh_batches(part, self.time_at, self.cutoff_micros)
+                for part in parts
+                if part.rows.num_rows
+            ]
+            return self.together(fresh)
+        whole = self.together([part.rows for part in parts])
+        if self.rule.aggregate:
+            return restored(whole, self.layout, self.role)
+        return self._not_older(whole)
+
+    def to_write(self, parts: Sequence[StoredRows], kept: pa.Table) -> pa.Table:
+        """What is written of `kept`. Where nothing is left of any key, the rows that say so: the
+        table would stay as it was, and Arroyo, without GROUP BY, find an older row. There one of
+        them does, for nobody looks at the others."""
+        if kept.num_rows or not self.rule.aggregate:
+            return kept
+        gone = newest(self.together([part.rows for part in parts]), self.layout)
+        return gone.slice(0, 1) if self.rule is RewriteRule.UNKEYED else gone
+
+    def seen(self, parts: Sequence[StoredRows]) -> pa.Table:
+        """What Arroyo finds of them: without GROUP BY the first row of each record batch only."""
+        if self.rule is not RewriteRule.UNKEYED:
+            return self.kept(parts)
+        first = [first_of_batches(part.rows, _numbers(part)) for part in parts]
+        return restored(self.together(first), self.layout, self.role)
+
+    def dropped(self, parts: Sequence[StoredRows], kept: pa.Table) -> dict[str, int]:
+        """How many rows are not among those that were written, by reason."""
+        rows = sum(part.rows.num_rows for part in parts)
+        if self.rule.aggregate:
+            newest_rows = newest(self.together([part.rows for part in parts]), self.layout).num_rows
+            counts = {OLD_GENERATIONS: rows - newest_rows, GONE: newest_rows - kept.num_rows}
+        else:
+            counts = {TOO_OLD: rows - kept.num_rows}
+        return {reason: count for reason, count in counts.items() if count}
+
+    def arranged(self, kept: pa.Table) -> pa.Table:
+        """Sorted by event time, which splits into few batches at a restore; of an updating join so
+        that each record batch has a row that is not too old."""
+        times = kept.column(self.time_at)
+        order = pc.sort_indices(times).to_numpy()  # stable, nulls last
+        if self.rule is RewriteRule.BATCHES and self.cutoff_micros > 0:
+            fresh = not_older(times, self.cutoff_micros).to_numpy()[order]
+            order = _led(order, fresh)
+        return kept if _ascending(order) else kept.take(pa.array(order))
+
+    def _not_older(self, rows: pa.Table) -> pa.Table:
+        if self.cutoff_micros <= 0:
+            return rows
+        return rows.filter(not_older(rows.column(self.time_at), self.cutoff_micros))
+
+
+def _numbers(part: StoredRows) -> npt.NDArray[np.int64]:
+    assert part.batches is not None
+    return part.batches
+
+
+def _ascending(order: npt.NDArray[np.int64]) -> bool:
+    return bool((order == np.arange(len(order))).all())
+
+
+def _led(order: npt.NDArray[np.int64], fresh: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Put one of the `fresh` rows at the head of each record batch, if any row is not.
+
+    There are enough: every row that is not came out of a batch that had one.
+    """
+    if fresh.all():
+        return order
+    batches = -(-len(order) // BATCH_ROWS)
+    leaders = np.flatnonzero(fresh)[:batches]
+    rest = np.delete(order, leaders)
+    heads = np.arange(len(leaders)) * (BATCH_ROWS - 1)
+    return np.insert(rest, heads, order[leaders])
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+def _written(
+    store: ObjectStore, task: RewriteTask, rows: _Rows, found: Sequence[StoredRows]
+) -> RewrittenPart:
+    kept = rows.kept(found)
+    outputs: tuple[TimeFile, ...] = ()
+    size = 0
+    written = rows.to_write(found, kept)
+    if written.num_rows:
+        file, size = _write(store, task, rows, rows.arranged(written), found)
+        outputs = (file,)
+    again = [_read_back(store, file, rows.schema, task.keys) for file in outputs]
+    return RewrittenPart(
+        merged=MergedRows(
+            operator=task.table.operator,
+            table=task.table.table,
+            inputs=task.inputs,
+            outputs=outputs,
+        ),
+        rows_in=sum(part.rows.num_rows for part in found),
+        rows_out=sum(part.rows.num_rows for part in again),
+        dropped=rows.dropped(found, written),
+        size_bytes_in=task.size_bytes,
+        size_bytes_out=size,
+        before=digest_rows(kept),
+        # What Arroyo will find, which is more than that the rows are there.
+        after=digest_rows(rows.seen(again)) if again else RowsDigest(),
+        repaired=_repaired(rows, found, kept),
+    )
+
+
+def _write(
+    store: ObjectStore,
+    task: RewriteTask,
+    rows: _Rows,
+    arranged: pa.Table,
+    found: Sequence[StoredRows],
+) -> tuple[TimeFile, int]:
+    # Arroyo restores the first row of each record batch, and no batch spans two row groups: rows
+    # that count cannot share one. (Copies of each row could fill the 1024 rows of today's batches
+    # in one row group that compresses well, but a release with other batches would lose rows.)
+    one_by_one = rows.rule is RewriteRule.UNKEYED and arranged.num_rows > 1
+    data = encode_single_rows(arranged) if one_by_one else encode_rows(arranged)
+    path = task.output()
+    hashes = pc.min_max(arranged.column(arranged.num_columns - 2))
+    store.put(path, data)
+    return TimeFile(
+        # Not of this part alone: a newer file may be of a part that leaves no row, and no output.
+        epoch=max(one.file.epoch for one in task.table.inputs),
+        path=path,
+        min_routing_key=hashes["min"].as_py(),
+        max_routing_key=hashes["max"].as_py(),
+        max_timestamp_micros=_newest_micros(task, rows, arranged, found),
+        compaction_generation=task.table.compaction_generation,
+    ), len(data)
+
+
+def _newest_micros(
+    task: RewriteTask, rows: _Rows, arranged: pa.Table, found: Sequence[StoredRows]
+) -> int:
+    """The largest event time, floored. A file that is listed as older than it is goes too early.
+
+    Of an aggregate that of all rows read: the row that touched a key last may be one that is not
+    kept (its count came down to 0), and the key lives on from then.
+    """
+    times = arranged.column(rows.time_at)
+    if times.null_count:
+        return max(file.max_timestamp_micros for file in task.inputs)
+    columns = [times]
+    if rows.rule.aggregate:
+        columns += [part.rows.column(rows.time_at) for part in found]
+    newest_nanos = (pc.max(column).value for column in columns)
+    return max(0, *(nanos or 0 for nanos in newest_nanos)) // NANOS_PER_MICRO
+
+
+def _read_back(store: ObjectStore, file: TimeFile, schema: pa.Schema, keys: KeyRange) -> StoredRows:
+    part = _read(store, file, schema, keys)
+    if isinstance(part, str):
+        raise InputError(
+            f"a new file does not read back as it was written: {part}",
+            path=file.path,
+            next_step="report it; nothing was published",
+        )
+    return part
+
+
+def _repaired(rows: _Rows, found: Sequence[StoredRows], kept: pa.Table) -> int:
+    """How many of the kept rows Arroyo would not have found as they are."""
+    if rows.rule is not RewriteRule.UNKEYED:
+        return 0
+    seen = rows.seen(found)
+    both = pa.concat_tables([seen, kept])
+    codes = group_codes(both.columns, both.num_rows)
+    return int((~np.isin(codes[seen.num_rows :], codes[: seen.num_rows])).sum())

@@ -1,0 +1,331 @@
+"""One merge of an expiring table, with no more in memory than the merge says.
+
+Rows that act on nothing go straight from the inputs, a batch at a time, to the files of their key
+range. Where rows act on each other, or are to be sorted, a key range is taken in pieces that fit;
+for each piece the inputs are read again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.codec.digest import digest_rows
+from arroyo_dagster.state.codec.operations import INSERT
+from arroyo_dagster.state.model.compaction import (
+    Generations,
+    MergedRows,
+    MergeOutcome,
+    RowsDigest,
+    RowsMerge,
+    SortOrder,
+)
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.keys import KeyRange
+from arroyo_dagster.state.model.tables import TimeFile
+from arroyo_dagster.state.planning.compaction.split import pieces
+from arroyo_dagster.state.storage.concurrency import in_background, read_ahead
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
+from arroyo_dagster.state.tables.generational import RowLayout, newest, newest_at_any_cutoff
+from arroyo_dagster.state.tables.live_rows import LiveRows, StoredRows, not_older
+from arroyo_dagster.state.tables.merge.range_files import RangeFiles, routes
+from arroyo_dagster.state.tables.time_files import TimeFileReader
+
+BATCH_ROWS = 1 << 16
+_WHOLE_BYTES = 1 << 24
+"""A smaller file is fetched at once, before it is its turn."""
+_AHEAD_BYTES = 3 << 24
+_UNKNOWN_BYTES = 1 << 20
+_LITTLE_BYTES = 1 << 18
+_UNPACKED = 3
+"""How many bytes of rows a byte of a file is at a first guess."""
+
+_MOST_PIECES = 16
+"""As a first guess; those that turn out too big are parted further."""
+
+OnBytes = Callable[[int], None]
+_Decode = Callable[[TimeFile, "bytes | BinaryIO", int], Iterator[pa.Table]]
+_Chunks = Generator[tuple[TimeFile, pa.Table], None, None]
+
+
+class _ActOnEachOther(Exception):  # no error: the merge goes another way
+    """A row that is no insert was met on the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TooMuch:
+    """A key range has more rows than fit; these ranges together are the same."""
+
+    ranges: Sequence[KeyRange]
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What became of the rows."""
+
+    read: dict[StatePath, int] = field(default_factory=dict)
+    rows_in: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    before: RowsDigest = field(default_factory=RowsDigest)
+
+    def drop(self, reason: str, rows: int) -> None:
+        if rows:
+            self.dropped[reason] += rows
+
+
+def merge_rows(
+    table: ExpiringTimeKeyTable,
+    store: ObjectStore,
+    merge: RowsMerge,
+    name: Callable[[KeyRange, str], StatePath],
+    on_bytes: OnBytes = lambda count: None,
+) -> MergeOutcome:
+    """Carry out one merge, or one part of it, and read its outputs back.
+
+    Args:
+        name: gives a fresh path for a file of a key range; its second argument ends the name.
+        on_bytes: told of every input how many of its bytes were read.
+
+    Raises:
+        FormatError: an input is broken, or has other columns than its table; or an output is not
+            what was written.
+        NotFoundError: an input is gone.
+    """
+    return _RowsMerging(table, store, merge, name, on_bytes).run()
+
+
+class _RowsMerging:
+    def __init__(
+        self,
+        table: ExpiringTimeKeyTable,
+        store: ObjectStore,
+        merge: RowsMerge,
+        name: Callable[[KeyRange, str], StatePath],
+        on_bytes: OnBytes,
+    ) -> None:
+        self._table = table
+        self._store = store
+        self._merge = merge
+        self._on_bytes = on_bytes
+        self._reader = TimeFileReader(table.config, store)
+        self._files = RangeFiles(store, merge, table.file_schema, table.timestamp_index, name)
+        self._tally = _Tally()
+
+    def run(self) -> MergeOutcome:
+        merge = self._merge
+        at_once = merge.generations is Generations.ALL and merge.form.sort is SortOrder.REPLAY
+        if at_once:
+            try:
+                self._stream()
+            except _ActOnEachOther:
+                self._files.abandon()
+                self._tally = _Tally()
+                at_once = False
+        if not at_once:
+            self._by_pieces()
+        outputs = self._files.close()
+        after = self._read_back(outputs)
+        tally = self._tally
+        return MergeOutcome(
+            merged=MergedRows(
+                operator=merge.operator, table=merge.table, inputs=merge.inputs, outputs=outputs
+            ),
+            rows_in=tally.rows_in,
+            rows_out=after.rows,
+            dropped=dict(tally.dropped),
+            size_bytes_in=merge.size_bytes,
+            size_bytes_out=self._files.size_bytes,
+            before=tally.before,
+            after=after,
+            input_rows=tally.read,
+        )
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def _chunks(self, ranges: Sequence[KeyRange]) -> _Chunks:
+        """The rows of the inputs that may have keys of `ranges`, in replay order."""
+        inputs = self._merge.inputs
+        sizes = self._merge.sizes or (_UNKNOWN_BYTES,) * len(inputs)
+        wanted = [
+            (file, size)
+            for file, size in zip(inputs, sizes, strict=True)
+            if any(keys.intersects(file.min_routing_key, file.max_routing_key) for keys in ranges)
+        ]
+        decoded = self._decoded(wanted, self._reader.stream_file, self._on_bytes)
+        return self._beside(decoded, self._merge.size_bytes)
+
+    def _beside(self, decoded: _Chunks, size_bytes: int) -> _Chunks:
+        """Decode while rows are merged and written, unless that is over before a thread begins."""
+        return decoded if size_bytes < _LITTLE_BYTES else in_background(decoded)
+
+    def _decoded(
+        self,
+        files: Sequence[tuple[TimeFile, int]],
+        decode: _Decode,
+        on_bytes: OnBytes = lambda count: None,
+    ) -> _Chunks:
+        def fetched(item: tuple[TimeFile, int]) -> bytes | None:
+            file, size = item
+            return self._store.read(file.path) if size <= _WHOLE_BYTES else None
+
+        weighed = ((item, item[1] if item[1] <= _WHOLE_BYTES else 0) for item in files)
+        sources = read_ahead(fetched, weighed, _AHEAD_BYTES)
+        for (file, size), data in zip(files, sources, strict=True):
+            with ExitStack() as opened:
+                source: bytes | BinaryIO = (
+                    opened.enter_context(self._store.open_input(file.path))
+                    if data is None
+                    else data
+                )
+                for rows in decode(file, source, BATCH_ROWS):
+                    yield file, rows
+            on_bytes(size)
+
+    # ---- straight on -----------------------------------------------------------------------------
+
+    def _stream(self) -> None:
+        merge, tally = self._merge, self._tally
+        with closing(self._chunks(merge.ranges)) as chunks:
+            for file, chunk in chunks:
+                tally.read[file.path] = tally.read.get(file.path, 0) + chunk.num_rows
+                for at, rows in routes(chunk, merge.ranges):
+                    if merge.from_oldest and not _inserts_only(rows):
+                        raise _ActOnEachOther
+                    tally.rows_in += rows.num_rows
+                    kept = self._not_expired(rows)
+                    tally.before += digest_rows(kept)
+                    self._files.add(at, kept)
+
+    def _not_expired(self, rows: pa.Table) -> pa.Table:
+        if self._merge.cutoff_micros <= 0:
+            return rows
+        fresh = not_older(rows.column(self._table.timestamp_index), self._merge.cutoff_micros)
+        kept = rows.filter(fresh)
+        self._tally.drop("rows older than the retention", rows.num_rows - kept.num_rows)
+        return kept
+
+    # ---- by pieces -------------------------------------------------------------------------------
+
+    def _by_pieces(self) -> None:
+        count = 1
+        if self._table.is_divisible:
+            bytes_of_range = self._merge.size_bytes * _UNPACKED // len(self._merge.ranges)
+            count = min(_MOST_PIECES, 1 + bytes_of_range // self._merge.form.memory_bytes)
+        for at, keys in enumerate(self._merge.ranges):
+            left = list(reversed(pieces(keys, count)))
+            while left:
+                piece = left.pop()
+                held = self._hold(piece)
+                if isinstance(held, _TooMuch):
+                    left.extend(reversed(held.ranges))
+                    continue
+                self._files.add(at, self._merged(held))
+                if left and self._merge.form.sort is SortOrder.TIME:
+                    self._files.close_files()  # every file is in order of time
+
+    def _hold(self, piece: KeyRange) -> list[StoredRows] | _TooMuch:
+        """All rows of a key range, where it cannot be parted or they are not too many."""
+        held: list[StoredRows] = []
+        size = 0
+        read: Counter[StatePath] = Counter()
+        divisible = self._table.is_divisible and piece.end > piece.start
+        with closing(self._chunks([piece])) as chunks:
+            for file, chunk in chunks:
+                read[file.path] += chunk.num_rows
+                for _, rows in routes(chunk, [piece]):
+                    held.append(StoredRows(rows, rows.column(rows.num_columns - 1)))
+                    size += rows.nbytes
+                if divisible and size > self._merge.form.memory_bytes:
+                    return _TooMuch(_parted(piece, held))
+        self._tally.read.update(read)
+        self._tally.rows_in += sum(part.rows.num_rows for part in held)
+        return held
+
+    def _merged(self, held: list[StoredRows]) -> pa.Table:
+        """What of the rows of a key range is kept, in the order asked for."""
+        merge, tally = self._merge, self._tally
+        live = LiveRows(self._table.form.as_stored(self._table.file_schema))
+        deletes = sum(part.deletes for part in held)
+        rows_in = sum(part.rows.num_rows for part in held)
+        act = deletes > 0 and not merge.from_oldest
+        if merge.from_oldest:
+            live.replay(held)
+            tally.drop("delete operations, applied", deletes)
+            tally.drop("rows deleted", rows_in - deletes - len(live))
+        else:
+            live.append(*(part.rows for part in held))
+        rows = self._not_expired(live.rows())
+        if not act:  # which rows a delete leaves depends on what is older
+            kept = self._deduplicated(rows)
+            tally.drop("rows hidden by a newer generation", rows.num_rows - kept.num_rows)
+            rows = kept
+        tally.before += digest_rows(rows)
+        return self._sorted(rows, act=act)
+
+    def _deduplicated(self, rows: pa.Table) -> pa.Table:
+        generations = self._merge.generations
+        if generations is Generations.ALL:
+            return rows
+        layout = RowLayout.of(self._table.config, self._table.memory_schema, ours=True)
+        if generations is Generations.NEWEST:
+            return newest(rows, layout)
+        return newest_at_any_cutoff(rows, layout)
+
+    def _sorted(self, rows: pa.Table, *, act: bool) -> pa.Table:
+        sort = self._merge.form.sort
+        # A delete acts on what is before it: of its key the order must stay.
+        movable = not act or (sort is SortOrder.KEY and self._table.is_divisible)
+        if sort is SortOrder.REPLAY or not movable:
+            return rows
+        at = rows.num_columns - 2 if sort is SortOrder.KEY else self._table.timestamp_index
+        return rows.take(pc.sort_indices(rows.column(at)))  # stable
+
+    # ---- reading back ----------------------------------------------------------------------------
+
+    def _read_back(self, outputs: Sequence[TimeFile]) -> RowsDigest:
+        total = RowsDigest()
+        written = [(file, self._files.sizes[file.path]) for file in outputs]
+        decoded = self._decoded(written, self._reader.read_back)
+        with closing(self._beside(decoded, self._files.size_bytes)) as chunks:
+            for file, rows in chunks:
+                self._check_bounds(file, rows)
+                total += digest_rows(rows)
+        return total
+
+    def _check_bounds(self, file: TimeFile, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        hashes = rows.column(rows.num_columns - 2).to_numpy()
+        low, high = int(hashes.min()), int(hashes.max())
+        if not file.min_routing_key <= low <= high <= file.max_routing_key:
+            raise FormatError(
+                "a merged file, read back, holds keys beyond its bounds",
+                path=file.path,
+                next_step="keep the file and report it; nothing was published",
+            )
+
+
+def _inserts_only(rows: pa.Table) -> bool:
+    operations = rows.column(rows.num_columns - 1)
+    return not pc.any(pc.not_equal(operations, INSERT), min_count=0).as_py()
+
+
+def _parted(piece: KeyRange, held: Sequence[StoredRows]) -> list[KeyRange]:
+    """Two ranges of about as many of these rows, or three around a key that has most of them."""
+    hash_at = held[0].rows.num_columns - 2
+    hashes = np.concatenate([part.rows.column(hash_at).to_numpy() for part in held])
+    middle = int(np.partition(hashes, len(hashes) // 2)[len(hashes) // 2])
+    edges = sorted({piece.start, middle, middle + 1, piece.end + 1})
+    if np.count_nonzero(hashes == middle) * 2 < len(hashes):
+        edges = sorted({piece.start, max(middle, piece.start + 1), piece.end + 1})
+    return [KeyRange(start, end - 1) for start, end in itertools.pairwise(edges)]

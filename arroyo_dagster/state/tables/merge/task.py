@@ -1,0 +1,152 @@
+"""One merge of a compaction plan: read, merged, written under fresh names, read back.
+
+The same code runs in process and in Spark's workers, on whole merges and on parts of them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.model.compaction import (
+    MEBIBYTE,
+    Merge,
+    MergedRows,
+    MergeOutcome,
+    PairsMerge,
+    RowsDigest,
+    RowsMerge,
+)
+from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.keys import KeyRange, server_for_hash
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
+from arroyo_dagster.state.planning.compaction.split import parts_of
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
+from arroyo_dagster.state.tables.merge.pairs import merge_pairs
+from arroyo_dagster.state.tables.merge.rows import OnBytes, merge_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeTask:
+    """A merge, and all that is needed to carry it out somewhere else.
+
+    Attributes:
+        epoch, worker_generation: the checkpoint whose directory gets the new files.
+        parallelism: whose subtask owns a key range, for the names of files.
+        part_bytes: a merge of more bytes is carried out in parts; see `parts`.
+    """
+
+    paths: JobPaths
+    epoch: Epoch
+    worker_generation: WorkerGeneration | None
+    parallelism: int
+    config: TableConfig
+    merge: Merge
+    part_bytes: int = 256 * MEBIBYTE
+
+    def namer(self, subtask: int) -> Callable[[str], StatePath]:
+        """Names files that no other attempt has: tasks are tried again, and go on beside it."""
+
+        def name(suffix: str) -> StatePath:
+            return self.paths.data_file(
+                self.merge.operator,
+                self.merge.table,
+                subtask,
+                self.epoch,
+                self.worker_generation,
+                attempt=uuid.uuid4().hex[:16] + suffix,
+            )
+
+        return name
+
+
+def run_merge(
+    store: ObjectStore, task: MergeTask, on_bytes: OnBytes = lambda count: None
+) -> MergeOutcome:
+    """Carry out one merge and read its outputs back.
+
+    Args:
+        on_bytes: told of every input how many of its bytes were read.
+
+    Raises:
+        FormatError: an input is broken, or has other columns than its table.
+        NotFoundError: an input is gone; the job has let it expire since.
+    """
+    return combined(task, [run_part(store, task, on_bytes)])
+
+
+def run_part(
+    store: ObjectStore, task: MergeTask, on_bytes: OnBytes = lambda count: None
+) -> MergeOutcome:
+    """As `run_merge`, of one of the tasks that `parts` gave: its rows are not all there are."""
+    merge = task.merge
+    if isinstance(merge, PairsMerge):
+        return merge_pairs(task.config, store, merge, task.namer(0), on_bytes)
+    table = ExpiringTimeKeyTable(task.config, store)
+
+    def name(keys: KeyRange, suffix: str) -> StatePath:
+        return task.namer(server_for_hash(keys.start, task.parallelism))(suffix)
+
+    return merge_rows(table, store, merge, name, on_bytes)
+
+
+def parts(task: MergeTask) -> list[MergeTask]:
+    """Part a task that is too big, so that several can carry it out; see `combined`."""
+    config = task.config.config
+    divisible = isinstance(config, ExpiringTimeKeyConfig) and set(
+        config.schema.hashed_indices
+    ) <= set(config.schema.key_indices or ())
+    found = parts_of(task.merge, task.part_bytes, divisible=divisible)
+    return [replace(task, merge=merge) for merge in found]
+
+
+def combined(task: MergeTask, outcomes: Sequence[MergeOutcome]) -> MergeOutcome:
+    """What the parts of a task did, as one merge.
+
+    Args:
+        outcomes: of all of its parts, in their order.
+
+    Raises:
+        FormatError: inputs have rows in none of the key ranges that their metadata says.
+    """
+    first = outcomes[0]
+    rows_of: dict[StatePath, int] = {}
+    dropped: Counter[str] = Counter()
+    for outcome in outcomes:
+        rows_of.update(outcome.input_rows)
+        dropped.update(outcome.dropped)
+    rows_in = sum(outcome.rows_in for outcome in outcomes)
+    if sum(rows_of.values()) != rows_in:
+        raise FormatError(
+            f"{sum(rows_of.values()) - rows_in} of {sum(rows_of.values())} rows have keys beyond "
+            "the bounds that metadata gives for their files",
+            operator=task.merge.operator,
+            table=task.merge.table,
+            path=task.merge.paths[0],
+            next_step="nothing was published; verify the epoch, which names the file",
+        )
+    merged = first.merged
+    if isinstance(merged, MergedRows):
+        of_rows = [one.merged for one in outcomes if isinstance(one.merged, MergedRows)]
+        merged = MergedRows(
+            operator=merged.operator,
+            table=merged.table,
+            inputs=task.merge.inputs if isinstance(task.merge, RowsMerge) else (),
+            outputs=tuple(file for one in of_rows for file in one.outputs),
+        )
+    return MergeOutcome(
+        merged=merged,
+        rows_in=rows_in,
+        rows_out=sum(outcome.rows_out for outcome in outcomes),
+        dropped=dict(dropped),
+        size_bytes_in=task.merge.size_bytes,
+        size_bytes_out=sum(outcome.size_bytes_out for outcome in outcomes),
+        before=sum((outcome.before for outcome in outcomes), RowsDigest()),
+        after=sum((outcome.after for outcome in outcomes), RowsDigest()),
+        input_rows=rows_of,
+    )

@@ -1,0 +1,498 @@
+"""`arroyo-state` as a shell sees it: output, exit codes, one message for an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from arroyo_dagster import cli
+from arroyo_dagster.cli import common as grammar
+from arroyo_dagster.cli import run as running
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.runtime.in_process import RunOutcome
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage import Counting, MemoryStore, configure, open_store
+from arroyo_dagster.state.storage.wrappers import MUTATING
+from tests.jobs import run_word_job, word_job
+
+URL = "memory://cli-words"
+MOMENT = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
+READS = (
+    ("jobs",),
+    ("epochs", "main"),
+    ("show", "main"),
+    ("show", "words/main", "2"),
+    ("rows", "main", "count", "counts"),
+    ("rows", "main", "keep", "rows", "--epoch", "1", "--limit", "0"),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def words() -> Iterator[MemoryStore]:
+    store = MemoryStore("cli-words")
+    run_word_job(store, rows=8, sinks=0, keep_epochs=None)
+    yield store
+    configure(None)
+
+
+def run(*args: str, env: dict[str, str | None] | None = None, url: str | None = URL) -> Result:
+    given = [] if url is None else ["--url", url]
+    return CliRunner().invoke(cli.main, [*args, *given], env=env, catch_exceptions=False)
+
+
+def output(*args: str, url: str = URL) -> Any:
+    result = run(*args, "--json", url=url)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def failure(*args: str, url: str | None = URL) -> dict[str, Any]:
+    result = run(*args, "--json", url=url)
+    assert (result.exit_code, result.stdout) == (1, "")
+    error: dict[str, Any] = json.loads(result.stderr)["error"]
+    assert set(error) == {"type", "message", "facts", "next_step", "retryable"}
+    plain = run(*args, url=url)
+    assert (plain.exit_code, plain.stdout) == (1, "")
+    assert plain.stderr.startswith(f"{error['type']}: {error['message']}")
+    assert len(plain.stderr.splitlines()) == 1
+    return error
+
+
+# ---- what --json prints --------------------------------------------------------------------------
+
+
+def test_jobs_as_json() -> None:
+    (job,) = output("jobs")
+    assert MOMENT.fullmatch(job.pop("finished_at"))
+    assert job == {
+        "job": "main",
+        "pipeline": "words",
+        "layout": "protocol",
+        "epochs": 2,
+        "newest_epoch": 2,
+        "state": "ready",
+        "watermark": "2024-01-01T00:00:07.000000Z",
+        "problem": None,
+        "name": None,
+        "condition": "unknown",
+        "arroyo": None,
+    }
+
+
+def test_epochs_as_json() -> None:
+    first, second = output("epochs", "words/main")
+    for epoch in (first, second):
+        assert MOMENT.fullmatch(epoch.pop("started_at"))
+        assert MOMENT.fullmatch(epoch.pop("finished_at"))
+        assert epoch.pop("seconds") > 0
+        assert epoch.pop("bytes") > epoch.pop("files") * 100
+    assert first.pop("new_bytes") < 20_000
+    assert second.pop("new_bytes") < 20_000
+    same = {"generation": 1, "state": "ready", "operators": 4, "problem": None}
+    assert first == {
+        **same,
+        "epoch": 1,
+        "watermark": "2024-01-01T00:00:03.000000Z",
+        "new_files": first["new_files"],
+        "missing": 0,
+        "final": False,
+    }
+    assert second["final"] is True
+    assert output("epochs", "main", "--limit", "1")[0]["epoch"] == 2
+
+
+def test_show_as_json() -> None:
+    found = output("show", "main")
+    store = MemoryStore("cli-words")
+    checkpoint = ParquetBackend(store, word_job(store).paths).load()
+    assert MOMENT.fullmatch(found.pop("started_at"))
+    assert MOMENT.fullmatch(found.pop("finished_at"))
+    operators = found.pop("operators")
+    assert found == {
+        "job": "main",
+        "pipeline": "words",
+        "epoch": 2,
+        "state": "ready",
+        "generation": 1,
+        "key_hash": "fallback",
+        "name": None,
+        "condition": "unknown",
+        "arroyo": None,
+    }
+    assert [(one["operator_id"], one["parallelism"]) for one in operators] == [
+        ("lines", 1),
+        ("count", 2),
+        ("keep", 2),
+        ("sum", 2),
+    ]
+    counts = checkpoint.operator("count")
+    assert counts is not None
+    infos = [store.head(path) for path in counts.paths]
+    assert operators[1] == {
+        "operator_id": "count",
+        "parallelism": 2,
+        "watermark": "2024-01-01T00:00:07.000000Z",
+        "tables": [
+            {
+                "table": "counts",
+                "kind": "global_keyed",
+                "owner": None,
+                "files": len(infos),
+                "rows": 7,  # four words, then two new ones and one seen before
+                "bytes": sum(info.size_bytes for info in infos if info),
+            }
+        ],
+    }
+    assert operators[2]["tables"][0]["kind"] == "expiring_time_key"
+    assert output("show", "main", "1")["epoch"] == 1
+
+
+def test_rows_as_json() -> None:
+    counts = output("rows", "main", "count", "counts", "--epoch", "1")
+    assert sorted(counts, key=lambda row: str(row["key"])) == [
+        {"key": "a", "value": 1},
+        {"key": "c", "value": 1},
+        {"key": "d", "value": 1},
+        {"key": "g", "value": 1},
+    ]
+    rows = output("rows", "main", "keep", "rows", "--limit", "1")
+    assert list(rows[0]) == ["word", "_timestamp"]
+    assert re.fullmatch(r"2024-01-01T00:00:0\d\.0{9}", rows[0]["_timestamp"])
+    assert len(output("rows", "main", "keep", "rows", "--limit", "0")) > 1
+
+
+# ---- what people see -----------------------------------------------------------------------------
+
+
+def test_people_see_tables_that_are_never_cut_where_output_is_piped() -> None:
+    jobs = run("jobs").stdout
+    assert jobs.split()[:4] == ["job", "pipeline", "layout", "epochs"]
+    assert "2024-01-01 00:00:07Z" in jobs
+    assert "ready" in run("epochs", "main").stdout
+    shown = run("show", "main").stdout
+    assert shown.startswith("main  epoch 2  ready  finished 20")
+    assert "expiring time-key" in shown
+    rows = run("rows", "main", "keep", "rows", "--limit", "1").stdout
+    assert "at epoch 2; --limit 0 shows all" in rows
+    every = run("rows", "main", "keep", "rows").stdout
+    assert "--limit" not in every
+
+
+def test_an_empty_root_says_so_and_is_no_error(tmp_path: Path) -> None:
+    result = run("jobs", url=str(tmp_path))
+    assert (result.exit_code, result.stdout) == (0, f"file://{tmp_path} holds no jobs.\n")
+    assert output("jobs", url=str(tmp_path)) == []
+
+
+def test_a_broken_epoch_is_shown_among_the_others_and_reported(words: MemoryStore) -> None:
+    store = MemoryStore("cli-broken")
+    for info in words.list():
+        store.put(info.path, words.read(info.path))
+    ref = ParquetBackend(store, word_job(store).paths).load().ref
+    store.put(ref, b"\xff")
+    for command in (("jobs",), ("epochs", "main")):
+        result = run(*command, url=store.url)
+        assert result.exit_code == 1
+        assert "unreadable" in result.stdout
+        assert result.stderr.startswith("FormatError: ")
+        as_json = run(*command, "--json", url=store.url)
+        assert ref in json.loads(as_json.stdout)[-1]["problem"]
+        assert json.loads(as_json.stderr)["error"]["facts"]["path"] == ref
+
+
+# ---- the URL -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", ["ARROYO__CHECKPOINT_URL", "CHECKPOINT_URL"])
+def test_the_url_comes_from_the_environment_where_none_is_given(variable: str) -> None:
+    names: dict[str, str | None] = dict.fromkeys(grammar.URL_VARIABLES)
+    result = run("jobs", "--json", url=None, env={**names, variable: URL})
+    assert json.loads(result.stdout)[0]["job"] == "main"
+
+
+def test_a_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert output("jobs", url="below") == []
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("nonsense://x", "InputError"),
+        ("/no/such/directory", "NotFoundError"),
+        ("no/such/directory", "NotFoundError"),
+        (__file__, "InputError"),
+        (str(Path(__file__).parent), "InputError"),
+        ("memory://nothing-here", "NotFoundError"),
+    ],
+)
+def test_a_wrong_url_is_one_clear_error(url: str, kind: str) -> None:
+    for command in READS[:3]:
+        assert failure(*command, url=url)["type"] == kind
+
+
+def test_no_url_at_all_is_an_error_that_says_where_to_give_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable in grammar.URL_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    configure(None)
+    assert "--url" in failure("jobs", url=None)["next_step"]
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "fact"),
+    [
+        (("show", "mian"), "NotFoundError", ("jobs", "words/main")),
+        (("show", "main", "7"), "NotFoundError", ("epochs", "1-2")),
+        (("epochs", "../main"), "InputError", ("job", "../main")),
+        (("rows", "main", "cuont", "x"), "NotFoundError", ("operators", "lines, count, keep, sum")),
+        (("rows", "main", "count", "x"), "NotFoundError", ("tables", "counts")),
+        (("stop", "mian"), "NotFoundError", ("jobs", "words/main")),
+    ],
+)
+def test_an_unknown_name_is_one_error_that_names_those_there_are(
+    command: Sequence[str], kind: str, fact: tuple[str, str]
+) -> None:
+    error = failure(*command)
+    assert error["type"] == kind
+    assert error["facts"][fact[0]] == fact[1]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("show",),
+        ("show", "main", "x"),
+        ("rows", "main", "count"),
+        ("rows", "main", "a", "b", "--limit", "-1"),
+        ("run", "a:b", "--master", "local"),
+        ("jobs", "--nope"),
+        ("nope",),
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(command: Sequence[str]) -> None:
+    result = run(*command)
+    assert result.exit_code == 2
+    assert "Usage" in result.stderr
+
+
+# ---- reading writes nothing and loads little -----------------------------------------------------
+
+
+def test_reading_commands_write_nothing(
+    words: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = list(words.list())
+    counting = Counting(words)
+    monkeypatch.setattr(grammar, "get_storage_provider", lambda url: counting)
+    for command in READS:
+        assert run(*command).exit_code == 0
+    assert counting.calls.total() > 0
+    assert not set(counting.calls) & set(MUTATING)
+    assert list(words.list()) == before
+
+
+def test_reading_commands_get_a_store_that_cannot_be_written_to() -> None:
+    store = grammar.open_to_read(URL)
+    with pytest.raises(InputError, match="write-protected"):
+        store.put(StatePath("x"), b"")
+
+
+def test_reading_needs_no_jvm_and_no_dagster(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    run_word_job(store, rows=8, sinks=0)
+    code = f"""
+import sys
+from arroyo_dagster.cli import main
+for command in {READS!r}:
+    assert main([*command, "--url", {str(tmp_path)!r}], standalone_mode=False) is None
+print(sorted(m for m in ("dagster", "pyspark", "py4j", "polars") if m in sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PATH": "", "JAVA_HOME": "/nowhere"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+# ---- run and stop --------------------------------------------------------------------------------
+
+MODULE = """
+from tests.jobs import word_job
+from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+
+PIPELINE = word_job(MemoryStore(), rows=12, sinks=0)
+NUMBER = 3
+
+def build() -> Pipeline:
+    return word_job(MemoryStore(), rows=12, sinks=0, job="built")
+
+def needs(one) -> Pipeline:
+    return PIPELINE
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    name = f"cli_pipeline_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    yield name
+    sys.path[:] = before
+    sys.modules.pop(name, None)
+
+
+def test_run_shows_every_epoch_and_goes_on_where_it_stopped(module: str) -> None:
+    url = f"memory://{module}"
+    first = run("run", f"{module}:PIPELINE", "--epochs", "1", url=url)
+    assert first.exit_code == 0
+    lines = first.stdout.splitlines()
+    assert re.fullmatch(r"epoch 1: \d+ files, [\d.]+ k?B, \d+\.\d\d s", lines[0])
+    assert lines[1:] == [
+        "words/main: wrote 1 epoch, the newest is 1; it goes on from there next time"
+    ]
+    rest = run("run", f"{module}:PIPELINE", url=url).stdout.splitlines()
+    assert [line.partition(":")[0] for line in rest[:-1]] == ["epoch 2", "epoch 3"]
+    assert rest[-1].endswith("the sources have ended")
+
+
+def test_run_on_a_terminal_shows_the_same_lines(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = run("run", f"{module}:PIPELINE", "--epochs", "2", url=f"memory://{module}-4").stdout
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert "epoch 1: " in plain
+    assert "epoch 2: " in plain
+    assert "wrote 2 epochs" in plain
+
+
+def test_run_as_json_is_one_document_and_the_epochs_go_to_stderr(module: str) -> None:
+    result = run("run", f"{module}.py:build", "--json", url=f"memory://{module}-2")
+    assert json.loads(result.stdout) == {
+        "job": "built",
+        "pipeline": "words",
+        "epochs": 3,
+        "newest_epoch": 3,
+        "exhausted": True,
+        "retention_failures": 0,
+        "overdue_epochs": 0,
+    }
+    assert len(result.stderr.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("PIPELINE", "MODULE:PIPELINE"),
+        ("no_such_module_here:x", "no module 'no_such_module_here'"),
+        ("no_such_file.py:x", "no such file"),
+        ("{}:PIPELIN", "no 'PIPELIN' in it"),
+        ("{}:NUMBER", "of type int, not a Pipeline"),
+        ("{}:needs", "without arguments"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_found_is_one_error_and_nothing_is_written(
+    module: str, target: str, says: str
+) -> None:
+    url = f"memory://{module}-3"
+    assert says in failure("run", target.format(module), url=url)["message"]
+    assert failure("jobs", url=url)["type"] == "NotFoundError"
+
+
+def test_the_error_of_a_wrong_name_says_which_pipelines_there_are(module: str) -> None:
+    assert failure("run", f"{module}:x")["facts"]["pipelines"] == "PIPELINE, build"
+
+
+def test_a_module_that_fails_is_one_error_with_the_line(module: str, tmp_path: Path) -> None:
+    (tmp_path / "broken_on_purpose.py").write_text("x = 1\ny = x / 0\n")
+    error = failure("run", "broken_on_purpose:x")
+    assert "ZeroDivisionError" in error["message"]
+    assert error["facts"]["at"].endswith("broken_on_purpose.py:2")
+
+
+def test_a_file_whose_name_is_taken_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text(MODULE)
+    error = failure("run", f"{tmp_path}/json.py:PIPELINE")
+    assert error["next_step"] == "rename the file"
+
+
+def test_spark_options_reach_the_runtime_on_spark(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def on_spark(pipeline: Pipeline, store: Any, **options: Any) -> RunOutcome:
+        seen.update(options, pipeline=pipeline.name, url=store.url)
+        return RunOutcome(epochs=0, newest=None, exhausted=False)
+
+    monkeypatch.setattr(running, "_run_on_spark", on_spark)
+    options = ("--spark", "--master", "local[2]", "--spark-checkpoint", "/c", "--follow", "--adopt")
+    result = run("run", f"{module}:PIPELINE", *options, "--epochs", "4", "--interval", "1.5")
+    assert result.exit_code == 0
+    assert seen.pop("on_epoch")
+    assert seen == {
+        "pipeline": "words",
+        "url": URL,
+        "master": "local[2]",
+        "checkpoint_location": "/c",
+        "max_epochs": 4,
+        "interval_seconds": 1.5,
+        "follow": True,
+        "adopt": True,
+    }
+
+
+def test_stop_says_that_a_job_is_at_rest_and_asks_nothing() -> None:
+    result = run("stop", "main")
+    assert result.stdout == "words/main is at rest: it stopped with epoch 2.\n"
+    assert output("stop", "main") == {
+        "job": "main",
+        "pipeline": "words",
+        "at_rest": True,
+        "generation": 1,
+        "newest_epoch": 2,
+    }
+    store = MemoryStore("cli-words")
+    assert store.head(word_job(store).paths.stop_request) is None
+
+
+def test_stop_asks_the_newest_run_which_writes_one_more_epoch() -> None:
+    store = MemoryStore("cli-stop")
+    run_word_job(store, rows=12, sinks=0, max_epochs=1)
+    pipeline = word_job(store, rows=12, sinks=0)
+    ParquetBackend(store, pipeline.paths).start()
+    result = run("stop", "main", url=store.url)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("words/main: asked generation 2 to stop.")
+    assert store.head(pipeline.paths.stop_request) is not None
+    assert output("stop", "main", url=store.url)["at_rest"] is False
+
+
+def test_arroyos_own_jobs_cannot_be_stopped_through_their_state() -> None:
+    store = MemoryStore("cli-arroyo")
+    store.put(StatePath("old/checkpoints/checkpoint-0000001/operator-x/table-t-000"), b"")
+    error = failure("stop", "old", url=store.url)
+    assert "Arroyo's" in error["message"]

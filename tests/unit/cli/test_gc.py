@@ -1,0 +1,281 @@
+"""`arroyo-state gc …`, `pin`, `unpin`, `pins`: nothing is deleted until --yes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from arroyo_dagster import cli
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.storage import configure
+from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state.storage.store import ObjectStore
+from tests.collecting import JOB, PATHS, kept_no_more, restorable, without_ours
+from tests.compat.arroyo import unpack
+from tests.jobs import listing, run_word_job
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Any:
+    yield f"memory://cli-gc-{tmp_path.name}"
+    configure(None)
+
+
+@pytest.fixture
+def store(url: str) -> ObjectStore:
+    found = open_store(url)
+    run_word_job(found, **{**JOB, "sinks": 0, "parallelism": 1}, max_epochs=6)
+    return found
+
+
+def run(url: str, *args: str) -> Result:
+    return CliRunner().invoke(cli.main, [*args, "--url", url], catch_exceptions=False)
+
+
+def document(url: str, *args: str) -> Any:
+    result = run(url, *args, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    return json.loads(result.stdout)
+
+
+def test_a_plan_is_shown_stored_and_carried_out(
+    url: str, store: ObjectStore, tmp_path: Path
+) -> None:
+    before = listing(store)
+    file = tmp_path / "plan.json"
+    args = ("gc", "plan", "expire", "main", "--keep", "3")
+    plan = document(url, *args, "--out", str(file))
+    assert plan["epochs"] == [1, 2, 3]
+    assert plan["objects"] == len(plan["data"]) + len(plan["records"]) + len(plan["metadata"])
+    assert plan["proof"]["roots"]
+    assert json.loads(file.read_text())["digest"] == plan["digest"]
+    assert "nothing was deleted, --yes does it" in run(url, *args).stdout
+    assert listing(store) == before
+    other = run(url, "gc", "run", "orphans", "main", "--plan", str(file), "--yes")
+    assert other.exit_code == 1
+    assert "the stored plan is of the kind expire" in other.output
+    stored = ("gc", "run", "expire", "main", "--plan", str(file))
+    assert "would go" in run(url, *stored).stdout
+    done = document(url, *stored, "--yes")
+    assert (done["done"], done["deleted"]) == (True, plan["objects"])
+    restorable(store, PATHS, 4, 5, 6)
+    entries = document(url, "gc", "journal", "main")
+    assert len(entries) == plan["objects"]
+    assert {entry["outcome"] for entry in entries} == {"deleted"}
+    shown = run(url, "gc", "journal", "main", "--run", done["run"]).stdout
+    assert "checkpoint-manifest.pb" in shown
+    assert "nothing to collect" in run(url, "gc", "run", "expire", "main", "--keep", "3").stdout
+
+
+def test_what_was_moved_aside_is_listed_brought_back_and_purged(
+    url: str, store: ObjectStore
+) -> None:
+    before = without_ours(store)
+    done = document(url, "gc", "run", "expire", "main", "--keep", "2", "--quarantine", "--yes")
+    (there,) = document(url, "gc", "undelete", "main")
+    assert there["quarantine"] == done["quarantine"]
+    assert there["objects"] == done["deleted"]
+    assert done["quarantine"] in run(url, "gc", "undelete", "main").stdout
+    assert "nothing was changed" in run(url, "gc", "undelete", "main", done["quarantine"]).stdout
+    back = run(url, "gc", "undelete", "main", done["quarantine"], "--yes")
+    assert "came back" in back.stdout
+    assert without_ours(store) == before
+    assert [pin["epoch"] for pin in document(url, "pins", "main")] == [1, 2, 3, 4]
+    assert document(url, "gc", "purge", "main") == {"done": False, "quarantines": []}
+    assert run(url, "gc", "purge", "main", "--older-than", "5m").exit_code == 1
+
+
+def test_pins_are_set_listed_and_lifted(url: str, store: ObjectStore) -> None:
+    assert "no epoch is pinned" in run(url, "pins", "main").stdout
+    run(url, "pin", "main", "2", "--reason", "before the migration")
+    (pin,) = document(url, "pins", "main")
+    assert (pin["epoch"], pin["reason"]) == (2, "before the migration")
+    assert "before the migration" in run(url, "pins", "main").stdout
+    document(url, "expire", "main", "--keep", "2", "--yes")
+    restorable(store, PATHS, 2, 5, 6)
+    assert document(url, "unpin", "main", "2") == []
+    document(url, "expire", "main", "--keep", "2", "--yes")
+    assert ParquetBackend(store, PATHS).epochs() == [5, 6]
+    assert run(url, "unpin", "main", "2").exit_code == 1
+    assert run(url, "pin", "main", "9").exit_code == 1
+
+
+def test_a_pin_says_why_it_takes_its_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    options = {name: value for name, value in JOB.items() if name != "keep_epochs"}
+    kept_no_more(run_word_job, open_store(url), **options, sinks=0, parallelism=1, max_epochs=6)
+    assert run(url, "pin", "main", "5").stderr == ""
+    assert waited == []
+    assert "keeps such epochs no more: 10 seconds" in run(url, "pin", "main", "2").stderr
+    assert waited == [10.0]
+    assert [pin["epoch"] for pin in document(url, "pins", "main")] == [2, 5]
+
+
+def test_every_object_is_explained(url: str, store: ObjectStore) -> None:
+    listed = ParquetBackend(store, PATHS).load(Epoch(6)).paths[0]
+    found = document(url, "gc", "explain", listed)
+    assert (found["reason"], found["deletable"]) == ("referenced", False)
+    assert "epoch 6" in found["referenced_by"]
+    words = run(url, "gc", "explain", f"{store.url}/{listed}").stdout
+    assert "stays: an epoch that stays lists it" in words
+    assert "referenced by epoch 6" in words
+    store.put(PATHS.root / "notes.txt", b"of a person")
+    assert document(url, "gc", "explain", "words/main/notes.txt")["reason"] == "foreign"
+    whole = document(url, "gc", "explain", "words/main/")
+    counts = {name: one["objects"] for name, one in whole["reasons"].items()}
+    assert sum(counts.values()) == len(listing(store))
+    assert counts["foreign"] == 1
+    some = document(url, "gc", "explain", "words/main/epochs/")
+    assert some["reasons"] == {
+        "metadata": {
+            "objects": 6,
+            "size_bytes": some["reasons"]["metadata"]["size_bytes"],
+            "deletable": False,
+        }
+    }
+    assert "stays" in run(url, "gc", "explain", "words/main").stdout
+    for missing in ("words/main/none", "elsewhere/x"):
+        assert run(url, "gc", "explain", missing).exit_code == 1
+
+
+def test_a_job_of_arroyo_s_is_explained_and_collected_once_it_is_known_to_have_stopped(
+    tmp_path: Path,
+) -> None:
+    url = unpack("leader", tmp_path)
+    root = "pl_4BjSq2rVmU/job_U5O5jKZxJg"
+    directory = "generations/1/checkpoints/checkpoint-0000010/operator-SessionWindow%3C4s%3E"
+    lost = tmp_path / root / directory / "table-s-001"
+    lost.parent.mkdir(parents=True)
+    lost.write_bytes(b"of an epoch that a crash left behind")
+    os.utime(lost, (1_700_000_000, 1_700_000_000))
+    undecided = document(url, "gc", "explain", f"{root}/")
+    assert "unknown" in undecided["undecided"]
+    assert undecided["reasons"]["undecided"]["objects"] > 0
+    refused = run(url, "gc", "plan", "orphans", root)
+    assert refused.exit_code == 1
+    assert "what the job is doing is unknown" in refused.stderr
+    said = ("--say", f"{root}=stopped", "--older-than", "1h")
+    plan = document(url, "gc", "plan", "orphans", root, *said)
+    raw = f"{root}/{directory}/table-s-001".replace("%3C", "<").replace("%3E", ">")
+    assert [path for path, *_ in plan["data"]] == [raw]
+    assert [path for path, *_ in plan["metadata"]] == [
+        f"{root}/generations/1/generation-manifest.json"
+    ]
+    for name in (raw, f"{root}/{directory}/table-s-001"):
+        explained = document(url, "gc", "explain", name, *said)
+        assert explained["path"] == raw
+        assert (explained["reason"], explained["deletable"]) == ("orphan", True)
+    assert run(url, "gc", "run", "orphans", root, *said, "--yes").exit_code == 0
+    assert not lost.exists()
+
+
+def test_of_a_job_that_was_removed_the_journal_and_the_quarantine_are_left(
+    tmp_path: Path,
+) -> None:
+    url = unpack("leader", tmp_path)
+    root = "pl_4BjSq2rVmU/job_U5O5jKZxJg"
+    store = open_store(url)
+    before = {p: d for p, d in without_ours(store).items() if p.startswith(f"{root}/")}
+    said = ("--say", f"{root}=gone", "--older-than", "1h", "--yes")
+    done = document(url, "gc", "run", "dead-job", root, *said, "--quarantine")
+    assert done["deleted"] == len(before)
+    assert root not in {f"{job['pipeline']}/{job['job']}" for job in document(url, "jobs")}
+    assert len(document(url, "gc", "journal", root)) == len(before)
+    document(url, "gc", "undelete", root, done["quarantine"], "--yes")
+    assert {p: d for p, d in without_ours(store).items() if p.startswith(f"{root}/")} == before
+
+
+def test_a_job_that_is_gone_and_cannot_be_read_is_moved_aside_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    url = unpack("leader", tmp_path)
+    root = "pl_4BjSq2rVmU/job_U5O5jKZxJg"
+    store = open_store(url)
+    doomed = [info.path for info in store.list(root) if info.path.name == "checkpoint-manifest.pb"]
+    for path in doomed:
+        store.put(path, b"\xff")
+    for info in store.list(root):
+        aged = Path(url.removeprefix("file://"), info.path)
+        os.utime(aged, (aged.stat().st_mtime - 86_400,) * 2)
+    before = without_ours(store)
+    said = ("--say", f"{root}=gone", "--older-than", "1h")
+    refused = run(url, "gc", "run", "dead-job", root, *said, "--quarantine", "--yes")
+    assert refused.exit_code == 1
+    for_good = run(url, "gc", "run", "dead-job", root, *said, "--unreadable", "--yes")
+    assert "--quarantine" in for_good.stderr
+    assert without_ours(store) == before
+    done = document(
+        url, "gc", "run", "dead-job", root, *said, "--unreadable", "--quarantine", "--yes"
+    )
+    assert done["deleted"] == sum(path.startswith(f"{root}/") for path in before)
+    run(url, "gc", "undelete", root, done["quarantine"], "--yes")
+    assert without_ours(store) == before
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("gc", "plan", "expire", "main"),
+        ("gc", "plan", "orphans", "main", "--older-than", "5m"),
+        ("gc", "plan", "dead-job", "main"),
+        ("gc", "plan", "expire", "nobody", "--keep", "3"),
+    ],
+)
+def test_a_wrong_question_is_one_message_and_deletes_nothing(
+    args: tuple[str, ...], url: str, store: ObjectStore
+) -> None:
+    before = listing(store)
+    result = run(url, *args)
+    assert result.exit_code == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert "Next: " in result.stderr
+    assert listing(store) == before
+
+
+def test_words_that_are_no_time_are_a_wrong_command_line(url: str, store: ObjectStore) -> None:
+    assert run(url, "gc", "plan", "orphans", "main", "--older-than", "soon").exit_code == 2
+    assert run(url, "gc", "plan", "orphans", "main", "--keep", "3").exit_code == 2
+
+
+def test_the_journal_is_checked_and_the_fate_of_objects_is_told(
+    url: str, store: ObjectStore
+) -> None:
+    before = [info.path for info in store.list(PATHS.root) if "/operator-" in info.path]
+    assert run(url, "gc", "journal", "main", "--check").stdout == "main: whole: 0 runs, 0 parts\n"
+    done = document(url, "gc", "run", "expire", "main", "--keep", "2", "--quarantine", "--yes")
+    gone = next(path for path in before if store.head(path) is None)
+    found = document(url, "gc", "fate", gone)
+    assert (found["fate"], found["quarantine"]) == ("quarantined", done["quarantine"])
+    shown = run(url, "gc", "fate", f"{store.url}/{gone}").stdout
+    assert f"gc undelete {PATHS.root} {done['quarantine']} --yes" in shown
+    relative = gone.removeprefix(f"{PATHS.root}/")
+    assert document(url, "gc", "fate", relative, "--job", "main") == found
+    there = next(path for path in before if store.head(path) is not None)
+    assert document(url, "gc", "fate", there)["fate"] == "present"
+    assert "referenced by epoch" in run(url, "gc", "fate", there).stdout
+    assert "no run of gc has listed it" in run(url, "gc", "fate", f"{gone}x").stdout
+    (below,) = document(url, "gc", "fate", f"{PATHS.root}/")["journal"]
+    assert (below["outcome"], below["objects"]) == ("moved", done["deleted"])
+    assert "moved" in run(url, "gc", "fate", f"{PATHS.root}/").stdout
+    checked = document(url, "gc", "journal", "main", "--check")
+    assert (checked["whole"], checked["runs"]) == (True, 1)
+    assert (
+        f"digest {checked['head']['digest']}" in run(url, "gc", "journal", "main", "--check").stdout
+    )
+    part = PATHS.journal / done["run"] / "000001.json"
+    store.put(part, store.read(part).replace(b"moved", b"there"))
+    result = run(url, "gc", "journal", "main", "--check")
+    assert result.exit_code == 3
+    assert result.stdout.startswith(f"{part}: ")
+    result = run(url, "gc", "journal", "main", "--check", "--json")
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["findings"][0]["path"] == part
+    assert run(url, "gc", "journal", "main", "--check", "--run", "x").exit_code == 2

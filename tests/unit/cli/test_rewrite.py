@@ -1,0 +1,249 @@
+"""`arroyo-state compact` on jobs of Arroyo's: stopped ones, running ones in a window, put back."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pendulum
+import pytest
+from click.testing import CliRunner, Result
+
+from arroyo_dagster import cli
+from arroyo_dagster.state.codec.maintenance_records import (
+    decode_window_record,
+    encode_window_record,
+)
+from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.model.maintenance_window import WindowRecord
+from arroyo_dagster.state.operations.compaction import maintenance_window
+from arroyo_dagster.state.storage import MemoryStore, configure
+from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, window_config
+from tests.arroyo_server import Faults, ModelArroyo, arroyo
+from tests.jobs import listing
+from tests.journeys.test_rewriting import begun
+
+WINDOW = window_config(EVENTS, ["k"], retention=600)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[ArroyoJob]:
+    """A window, and an aggregate without GROUP BY of which Arroyo would lose rows."""
+    made = begun(Layout.LEGACY)
+    store = MemoryStore(f"cli-rewriting-{tmp_path.name}")
+    for info in made.store.list():
+        store.put(info.path, made.store.read(info.path))
+    made.store = store
+    yield made
+    configure(None)
+
+
+@pytest.fixture
+def model(job: ArroyoJob, monkeypatch: pytest.MonkeyPatch) -> ModelArroyo:
+    monkeypatch.setattr(maintenance_window, "POLL_SECONDS", 0.01)
+    return ModelArroyo(job, seconds_a_request=2.0)
+
+
+def run(job: ArroyoJob, *args: str) -> Result:
+    command = ["compact", *args, "--url", job.store.url]
+    return CliRunner().invoke(cli.main, command, catch_exceptions=False)
+
+
+def test_a_stopped_job_is_planned_rewritten_and_put_back(job: ArroyoJob) -> None:
+    before, was = content(job.store, job.paths), listing(job.store)
+    said = ("job_x", "--say", "job_x=stopped")
+    shown = run(job, "run", *said, "--policy", "full")
+    assert shown.exit_code == 0
+    assert "newest rows, one a row group" in shown.stdout
+    assert "up to 12 rows are repaired that Arroyo would lose" in shown.stdout
+    assert "every epoch writes it whole" in shown.stdout
+    assert "nothing was changed, --yes does it" in shown.stdout
+    assert listing(job.store) == was
+    done = run(job, "run", *said, "--policy", "full", "--quiet", "0", "--yes")
+    assert "17 files became 5" in done.stdout
+    assert "3 rows repaired that Arroyo would have lost" in done.stdout
+    assert content(job.store, job.paths) == before
+    again = json.loads(run(job, "run", *said, "--policy", "full", "--json", "--yes").stdout)
+    assert not again["done"]
+    assert {one["table"] for one in again["left_out"]} == {"s", "t", "a", "b"}
+    assert "would be put back" in run(job, "undo", *said).stdout
+    assert "put back as it was" in run(job, "undo", *said, "--yes").stdout
+    assert "nothing to put back" in run(job, "undo", *said, "--yes").stdout
+    assert content(job.store, job.paths) == before
+
+
+def test_a_running_job_is_only_forecast(job: ArroyoJob) -> None:
+    said = ("job_x", "--say", "job_x=running", "--policy", "full")
+    shown = run(job, "run", *said)
+    assert "not now: the job runs" in shown.stdout
+    refused = run(job, "run", *said, "--yes")
+    assert refused.exit_code == 1
+    assert "compact window" in refused.stderr
+
+
+def test_the_json_of_a_plan_names_every_input(job: ArroyoJob) -> None:
+    said = ("job_x", "--say", "job_x=stopped", "--policy", "full", "--json")
+    plan = json.loads(run(job, "run", *said).stdout)["plan"]
+    for table in plan["tables"]:
+        assert table["parts"]
+        for one in table["inputs"]:
+            assert one["size_bytes"] > 0
+            assert one["etag"]
+            assert one["file"]["path"] in listing(job.store)
+
+
+def test_the_commands_of_the_readme_show_their_plan(job: ArroyoJob, model: ModelArroyo) -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    lines = [line for line in readme.splitlines() if line.startswith("arroyo-state compact ")]
+    lines = [line for line in lines if "--say" in line or "--arroyo-api" in line]
+    was = listing(job.store)
+    assert len(lines) == 3
+    with arroyo(model) as server:
+        for line in lines:
+            words = shlex.split(line.partition("#")[0].replace("JOB", "job_x"))
+            words = [server.url if word == "URL" else word for word in words]
+            shown = run(job, *words[2:])
+            assert shown.exit_code == 0, shown.stderr
+            assert "job_x: " in shown.stdout
+    assert listing(job.store) == was
+    assert model.log == []
+
+
+# ---- the window ----------------------------------------------------------------------------------
+
+
+def window(job: ArroyoJob, url: str, *args: str) -> Result:
+    limits = ("--quiet-limit", "0", "--stop-limit", "20", "--start-limit", "20")
+    return run(job, "window", "job_x", "--arroyo-api", url, *limits, *args)
+
+
+def test_a_window_is_planned_then_carried_out(job: ArroyoJob, model: ModelArroyo) -> None:
+    before, was = content(job.store, job.paths), listing(job.store)
+    with arroyo(model) as server:
+        shown = window(job, server.url, "--now")
+        assert "the job was not touched, --yes stops it" in shown.stdout
+        assert listing(job.store) == was
+        assert model.log == []
+        done = window(job, server.url, "--now", "--yes")
+    assert done.exit_code == 0, done.stderr
+    assert "rewritten, runs again; 17 files became 5" in done.stdout
+    assert "undo" not in done.stdout
+    assert "asked Arroyo to stop the job" in done.stderr
+    assert model.state == "Running"
+    assert content(job.store, job.paths) == before
+
+
+def test_a_window_is_kept_to(job: ArroyoJob, model: ModelArroyo) -> None:
+    later = pendulum.now("Europe/Berlin").add(hours=5)
+    hours = f"{later:HH:mm}-{later.add(hours=1):HH:mm}"
+    with arroyo(model) as server:
+        zone = ("--time-zone", "Europe/Berlin", "--yes")
+        closed = window(job, server.url, "--between", hours, *zone)
+        assert closed.exit_code == 1
+        assert "the window is not open now" in closed.stderr
+        assert window(job, server.url, "--yes").exit_code == 2
+        assert window(job, server.url, "--between", "2-4", "--yes").exit_code == 1
+        assert model.log == []
+        now = pendulum.now("Europe/Berlin")
+        hours = f"{now.subtract(hours=1):HH:mm}-{now.add(hours=1):HH:mm}"
+        done: Any = window(job, server.url, "--between", hours, *zone, "--json")
+    told = json.loads(done.stdout)
+    assert (told["end"], told["started"], told["problem"]) == ("rewritten, runs again", True, None)
+    assert told["state"] == "Running"
+    assert told["rewrite"]["done"]
+
+
+def test_a_job_that_is_down_is_told_and_started_by_the_next_call_at_any_time(
+    job: ArroyoJob, model: ModelArroyo
+) -> None:
+    before = content(job.store, job.paths)
+    with arroyo(model, Faults(at=14, until=10**9)) as server:
+        failed = window(job, server.url, "--now", "--yes", "--start-limit", "0.3")
+    assert failed.exit_code == 1
+    assert "NOT STARTED AGAIN" in failed.stdout
+    later = pendulum.now("UTC").add(hours=5)
+    hours = f"{later:HH:mm}-{later.add(hours=1):HH:mm}"
+    with arroyo(model) as server:
+        done = window(job, server.url, "--between", hours, "--yes")
+    assert done.exit_code == 0, done.stderr
+    assert "started again after a window that was cut off" in done.stdout
+    assert model.state == "Running"
+    assert content(job.store, job.paths) == before
+
+
+def held_by_a_dead_process(job: ArroyoJob, seconds: float) -> None:
+    """Leave the lease of the job's window as a process leaves it that was killed."""
+    with lease(
+        job.store, job.paths, "killed", directory=job.paths.windows, seconds=seconds
+    ) as held:
+        path = held.lease.path
+        left = job.store.read(path)
+    job.store.put(path, left)
+
+
+def test_a_call_after_a_killed_window_says_that_the_job_is_down_and_starts_it(
+    job: ArroyoJob, model: ModelArroyo
+) -> None:
+    """Also while the lease of the killed process has not run out, and outside of the window."""
+    with arroyo(model, Faults(at=14, until=10**9)) as server:
+        window(job, server.url, "--now", "--yes", "--start-limit", "0.3")
+    held_by_a_dead_process(job, seconds=3.0)
+    later = pendulum.now("UTC").add(hours=5)
+    hours = f"{later:HH:mm}-{later.add(hours=1):HH:mm}"
+    with arroyo(model) as server:
+        shown = window(job, server.url, "--between", hours)
+        assert "the same call with --yes starts the job again" in shown.stderr
+        assert model.state != "Running"
+        done = window(job, server.url, "--between", hours, "--yes")
+    assert done.exit_code == 0, done.stderr
+    for said in (shown.stderr, done.stderr):
+        assert said.startswith("job_x: the window that arroyo-state compact window opened at ")
+        assert "has not ended; the job may be down" in said
+        assert "Arroyo says that the job is Stopped" in said
+    assert "waiting until its lease is free or expires" in done.stderr
+    assert "the window is not open now" not in done.stderr
+    assert model.state == "Running"
+
+
+def test_the_downtime_of_a_killed_window_counts_from_its_beginning(
+    job: ArroyoJob, model: ModelArroyo
+) -> None:
+    with arroyo(model, Faults(at=14, until=10**9)) as server:
+        window(job, server.url, "--now", "--yes", "--start-limit", "0.3")
+    record = decode_window_record(job.store.read(job.paths.window), job.paths.window)
+    assert isinstance(record, WindowRecord)
+    opened = replace(record, opened_at_micros=record.opened_at_micros - 600 * SECOND)
+    job.store.put(job.paths.window, encode_window_record(opened))
+    with arroyo(model) as server:
+        done = window(job, server.url, "--now", "--yes", "--json")
+    assert 600 <= json.loads(done.stdout)["downtime_seconds"] < 700
+
+
+# ---- waiting, and what is left -------------------------------------------------------------------
+
+
+def test_one_wait_for_quiet_serves_all_jobs_of_a_call_and_is_announced(job: ArroyoJob) -> None:
+    second = begun(Layout.LEGACY, name="job_y")
+    for info in second.store.list():
+        job.store.put(info.path, second.store.read(info.path))
+    say = ("--say", "job_x=stopped", "--say", "job_y=stopped")
+    done = run(job, "run", "job_x", "job_y", *say, "--policy", "full", "--quiet", "0.8", "--yes")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.count("17 files became 5") == 2
+    assert done.stderr.count("no cleanup of Arroyo's still changes the job (--quiet)") == 1
+
+
+def test_a_run_sums_up_what_is_left_and_a_plan_names_each_table(job: ArroyoJob) -> None:
+    said = ("job_x", "--say", "job_x=stopped")
+    planned = run(job, "plan", *said)
+    assert "\nleft: " in planned.stdout
+    for more in ((), ("--yes", "--quiet", "0")):
+        done = run(job, "run", *said, *more)
+        assert "left: " not in done.stdout
+        assert done.stdout.count("left as they are") == 1
+        assert "`arroyo-state compact plan job_x` names them" in done.stdout

@@ -1,0 +1,247 @@
+"""`arroyo-state sdf run`, `show state` and `sql` as a shell sees them, on the examples."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from arroyo_dagster import cli
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "sdf"
+WORDS = EXAMPLES / "words"
+TEMPERATURE = EXAMPLES / "temperature"
+
+
+def run(*args: object, stdin: str | None = None) -> Result:
+    runner = CliRunner()
+    return runner.invoke(cli.main, ["sdf", *map(str, args)], input=stdin, catch_exceptions=False)
+
+
+def started(folder: Path, url: Path, *flags: object) -> Result:
+    files = (folder / "dataflow.yaml", "--bindings", folder / "bindings.yaml")
+    result = run("run", *files, "--url", url, *flags)
+    assert result.exit_code == 0, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The words example, run once: its definition, and where its state lies."""
+    url = tmp_path_factory.mktemp("words")
+    started(WORDS, url)
+    return WORDS / "dataflow.yaml", url
+
+
+def test_a_run_prints_records_to_stdout_and_what_it_did_to_stderr(tmp_path: Path) -> None:
+    result = started(WORDS, tmp_path)
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(one["word"], one["count"]) for one in answers] == [
+        ("river", 3),
+        ("rain", 4),
+        ("boat", 0),
+    ]
+    assert "count-words/count_word  39" in result.stderr
+    assert "every source has ended" in result.stderr
+    again = started(WORDS, tmp_path)
+    assert again.stdout == ""  # exactly once
+    assert "split 0, count-words 0, look-up 0" in again.stderr
+
+
+def test_a_run_as_json(tmp_path: Path) -> None:
+    sinks = ("--sink", f"answers=jsonl:{tmp_path}/answers.jsonl")
+    document = json.loads(started(WORDS, tmp_path / "state", *sinks, "--json").stdout)
+    assert document["ended"] is True
+    assert document["epochs"]["split"] == 1
+    assert document["metrics"]["count-words/words"] == {
+        "failed": 0,
+        "last_error_offset": -1,
+        "succeeded": 39,
+    }
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 3
+
+
+def test_show_state_lists_every_namespace(words: tuple[Path, Path]) -> None:
+    shown = run("show", "state", words[0], "--url", words[1]).stdout.splitlines()
+    assert shown[0] == " Namespace                       Keys  Type"
+    assert " count-words/hits/state          22    u32" in shown
+    assert " count-words/word-stats/state    22    u32" in shown
+    assert " count-words/words/topic.offset  1     offset" in shown
+    assert " split/split_sentence/metrics    1     table" in shown
+    filtered = run("show", "state", words[0], "--filter", "/state$", "--url", words[1]).stdout
+    assert [line.split()[0] for line in filtered.splitlines()[1:]] == [
+        "count-words/hits/state",
+        "count-words/word-stats/state",
+    ]
+
+
+def test_show_state_shows_the_rows_of_both_kinds(words: tuple[Path, Path]) -> None:
+    at = ("--url", words[1])
+    rows = run("show", "state", words[0], "count-words/word-stats/state", "--key", "river", *at)
+    assert rows.stdout == " Key    Window  count  longest-sentence\n river  *       3      12\n"
+    cells = run("show", "state", words[0], "count-words/hits", "--filter", "^r", *at)
+    assert cells.stdout == (
+        " Key    Window  Value\n rain   *       4\n river  *       3\n road   *       1\n"
+        " roof   *       1\n rose   *       1\n"
+    )
+    stats = run("show", "state", words[0], "split/split_sentence/metrics", *at)
+    assert stats.stdout == " Key    Window  failed  succeeded\n stats  *       0       4\n"
+    offset = run("show", "state", words[0], "look-up/asked/topic.offset", *at)
+    assert offset.stdout == " Key        Window  Value\n asked.txt  *       16\n"
+    document = json.loads(
+        run("show", "state", words[0], "count-words/hits", "--key", "rain", *at, "--json").stdout
+    )
+    assert document["rows"] == [{"key": "rain", "window": "*", "values": {"Value": 4}}]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["count-words/hit/state"], "nearest=count-words/hits/state"),
+        (["nothing/like/it"], "there is no namespace `nothing/like/it`"),
+        (["--filter", "("], "no regular expression"),
+    ],
+)
+def test_e47_an_unknown_namespace_names_the_nearest(
+    words: tuple[Path, Path], args: list[str], said: str
+) -> None:
+    result = run("show", "state", words[0], *args, "--url", words[1])
+    assert result.exit_code == 1
+    assert "number=E47" in result.stderr
+    assert said in result.stderr
+
+
+def test_sql_prints_a_frame(words: tuple[Path, Path]) -> None:
+    query = "select _key, count from word_stats order by count desc, _key limit 2"
+    assert run("sql", words[0], query, "--url", words[1]).stdout == (
+        "shape: (2, 2)\n"
+        "┌──────┬───────┐\n"
+        "│ _key ┆ count │\n"
+        "│ ---  ┆ ---   │\n"
+        "│ str  ┆ u32   │\n"
+        "╞══════╪═══════╡\n"
+        "│ the  ┆ 9     │\n"
+        "│ rain ┆ 4     │\n"
+        "└──────┴───────┘\n"
+    )
+    document = json.loads(run("sql", words[0], query, "--url", words[1], "--json").stdout)
+    assert document["rows"] == [["the", 9], ["rain", 4]]
+    star = run("sql", words[0], "select * from word_stats where count > 9", "--url", words[1])
+    assert star.stdout.splitlines()[2] == "│ _key ┆ count ┆ longest-sentence │"
+    assert star.stdout.splitlines()[5].startswith("╞")
+    assert star.stdout.splitlines()[6].startswith("└")
+
+
+@pytest.mark.parametrize(
+    "query", ["select * from nothing", "select nothing from word_stats", "drop table word_stats"]
+)
+def test_e46_a_query_that_cannot_be_answered(words: tuple[Path, Path], query: str) -> None:
+    result = run("sql", words[0], query, "--url", words[1])
+    assert (result.exit_code, "E46" in result.stderr) == (1, True)
+
+
+def test_sql_mode_takes_a_query_a_line(words: tuple[Path, Path]) -> None:
+    lines = ".help\nshow tables\n.nonsense\nselect nonsense\n\nselect 1 as one\n.exit\nselect 2\n"
+    result = run("sql", words[0], "--url", words[1], stdin=lines)
+    assert result.exit_code == 0
+    assert "SQL over states" in result.stdout
+    assert "│ word_stats │" in result.stdout
+    assert "list the commands" in result.stdout
+    assert result.stdout.count("shape:") == 3
+    assert "E47" in result.stderr
+    assert "E46" in result.stderr
+
+
+def test_windows_are_shown_open_and_closed(tmp_path: Path) -> None:
+    started(TEMPERATURE, tmp_path)
+    file, at = TEMPERATURE / "dataflow.yaml", ("--url", tmp_path)
+    shown = run("show", "state", file, "ten-minutes/means/state", *at).stdout.splitlines()
+    assert shown[0].split() == ["Key", "Window", "readings", "total"]
+    assert [line.split() for line in shown[1:]] == [
+        ["attic", "2026-03-02T08:10:00Z:2026-03-02T08:20:00Z", "1", "15.5"],
+        ["hall", "2026-03-02T08:10:00Z:2026-03-02T08:20:00Z", "1", "19.25"],
+        ["study", "2026-03-02T08:10:00Z:2026-03-02T08:20:00Z", "1", "21.5"],
+        ["kitchen", "2026-03-02T08:20:00Z:2026-03-02T08:30:00Z", "1", "20"],
+    ]
+    mark = run("show", "state", file, "ten-minutes/means/watermark", *at).stdout
+    assert mark.splitlines()[1] == " default  *       2026-03-02T08:21:40.000Z"
+    closed = run("sql", file, "select count(*) as rooms from means", *at, "--json").stdout
+    assert json.loads(closed)["rows"] == [[3]]
+
+
+def test_open_windows_are_closed_when_asked(tmp_path: Path) -> None:
+    lines = started(TEMPERATURE, tmp_path, "--flush-open").stdout.splitlines()
+    until = [json.loads(line).get("until") for line in lines]
+    assert until[-3:] == [f"2026-03-02T08:{at}:00+00:00" for at in (10, 20, 30)]
+    assert json.loads(lines[0]) == {"floor": 0, "sensors": 2, "mean": 19.62, "warmest": "kitchen"}
+
+
+def test_a_run_that_nothing_is_bound_for_names_every_topic(tmp_path: Path) -> None:
+    result = run("run", WORDS / "dataflow.yaml", "--url", tmp_path)
+    assert result.exit_code == 1
+    assert "2 topics have no source: sentences, asked" in result.stderr
+    assert "--source sentences=jsonl:PATH" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--source", "asked"], "TOPIC=KIND:PATH"),
+        (["--source", "asked=rate:1", "--source", "asked=rate:2"], "two sources of one topic"),
+        (["-e", "NAME"], "NAME=VALUE"),
+        (["--bind", "x"], "NAME=module:function"),
+        (["--bindings", "nowhere.yaml"], "no such bindings file"),
+    ],
+)
+def test_a_flag_that_is_none_is_told(tmp_path: Path, flags: list[str], said: str) -> None:
+    result = run("run", WORDS / "dataflow.yaml", "--url", tmp_path, *flags)
+    assert result.exit_code == 1
+    assert re.search(said, result.stderr, re.IGNORECASE)
+
+
+def test_a_package_is_not_run(tmp_path: Path) -> None:
+    result = run("run", EXAMPLES / "packages" / "text" / "sdf-package.yaml", "--url", tmp_path)
+    assert result.exit_code == 1
+    assert "a package has no services" in result.stderr
+
+
+def test_failing_records_are_counted_or_end_the_run(tmp_path: Path) -> None:
+    bad = tmp_path / "floors.jsonl"
+    bad.write_text('0\n"x"\n1\n')
+    flags: list[Any] = ["--source", f"floors-asked=jsonl:{bad}", "--json"]
+    skipped = started(
+        TEMPERATURE, tmp_path / "skip", *flags, "--sink", f"floor-reports=jsonl:{tmp_path}/o/"
+    )
+    metrics = json.loads(skipped.stdout[skipped.stdout.index('{\n  "dataflow"') :])["metrics"]
+    assert (metrics["floors/floors-asked"]["failed"], metrics["floors/report_floor"]) == (
+        1,
+        {"failed": 0, "succeeded": 2},
+    )
+    fatal = run(
+        *("run", TEMPERATURE / "dataflow.yaml", "--bindings", TEMPERATURE / "bindings.yaml"),
+        *("--url", tmp_path / "fail", "--on-error", "fail", *flags),
+    )
+    assert fatal.exit_code == 1
+    assert json.loads(fatal.stderr.splitlines()[-1])["error"]["type"] == "StepFailed"
+
+
+def test_records_between_services_are_kept_by_what_maintains_their_jobs(
+    words: tuple[Path, Path],
+) -> None:
+    kept = [one for one in words[1].rglob("*.parquet") if "topics/words" in str(one)]
+    assert len(kept) == 1
+    for args in (
+        ["gc", "plan", "orphans", "examples.words/split", "--older-than", "2h"],
+        ["gc", "plan", "expire", "examples.words/count-words", "--keep", "2"],
+        ["verify", "examples.words/count-words"],
+        ["compact", "plan", "examples.words/count-words"],
+        ["rows", "examples.words/count-words", "states", "word-stats", "--limit", "3"],
+    ):
+        result = CliRunner().invoke(cli.main, [*args, "--url", str(words[1])])
+        assert result.exit_code == 0, result.output
+        assert "topics/words" not in result.output

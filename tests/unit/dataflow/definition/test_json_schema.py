@@ -1,0 +1,88 @@
+"""The JSON Schema for editors: what is shipped is what the grammar says, and it tells right from
+wrong where a schema can."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.json_schema import (
+    ROOTS,
+    json_schema,
+    schema_text,
+    shipped_schema,
+)
+from arroyo_dagster.dataflow.definition.yaml_tree import read_tree
+from arroyo_dagster.errors import InputError
+from tests.definitions import CASES
+
+DATA = Path(__file__).parent / "data"
+BEYOND_A_SCHEMA = {
+    *("E02", "E03"),  # two places at once, or gone before a schema sees it
+    *("E16", "E21", "E22", "E23", "E30", "E33"),  # names that are defined elsewhere
+    *("E24", "E25", "E27", "E28", "E29", "E38", "E39"),  # code, and types of several parts
+}
+
+
+def document(text: str) -> Any:
+    root = read_tree(text, Mistakes())
+    assert root is not None
+    return root.plain()
+
+
+def refused(kind: str, text: str) -> bool:
+    validator = jsonschema.Draft7Validator(json_schema(kind))
+    return next(validator.iter_errors(document(text)), None) is not None
+
+
+@pytest.mark.parametrize("kind", ROOTS)
+def test_the_shipped_schema_is_the_grammars(kind: str) -> None:
+    assert shipped_schema(kind) == schema_text(kind)
+    jsonschema.Draft7Validator.check_schema(json.loads(shipped_schema(kind)))
+
+
+def test_there_is_no_schema_of_another_kind() -> None:
+    with pytest.raises(InputError, match="sdf-package"):
+        shipped_schema("hub")
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_schema_accepts_the_examples(path: Path) -> None:
+    kind = path.stem if path.stem in ROOTS else "dataflow"
+    assert not refused(kind, path.read_text())
+
+
+def _told_by_a_schema(number: str, text: str, path: str, words: tuple[str, ...]) -> bool:
+    if number in BEYOND_A_SCHEMA or (number, path) == ("E04", "types.u8"):
+        return False
+    if number in ("E13", "E14"):  # what an alias stands for
+        return "types: {" not in text and "unheard-of" not in text
+    if number == "E10":
+        return "from: b.s, type" not in text
+    if number == "E18":  # a key where none is expected is only unknown
+        return not any("misplaced" in word for word in words) or "{ttl: 5s}" in text
+    if number == "E20":
+        return "a_b" not in text
+    if number == "E37":
+        return not any(word in ("`0s`", "longer", "10000") for word in words)
+    return True
+
+
+TOLD = [case for case in CASES if _told_by_a_schema(*case)]
+
+
+def test_a_schema_tells_most_mistakes_of_form() -> None:
+    assert len(TOLD) >= 35
+
+
+@pytest.mark.parametrize(("number", "text", "path", "words"), TOLD)
+def test_the_schema_refuses_a_mistake_of_form(
+    number: str, text: str, path: str, words: tuple[str, ...]
+) -> None:
+    kind = "sdf-package" if "functions:" in text and "services:" not in text else "dataflow"
+    assert refused(kind, text)

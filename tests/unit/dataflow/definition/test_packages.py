@@ -1,0 +1,248 @@
+"""Packages: what a dataflow imports from them, and files that hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from arroyo_dagster.dataflow.definition.definition import Dataflow, Package, StateForm
+from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition, Mistake
+from arroyo_dagster.dataflow.definition.dumping import dump
+from arroyo_dagster.dataflow.definition.loading import load_document
+from arroyo_dagster.dataflow.definition.reading import parse_document
+from arroyo_dagster.dataflow.definition.types import ScalarType
+from arroyo_dagster.errors import InputError, NotFoundError
+
+DATA = Path(__file__).parent / "data"
+PACKAGE = (DATA / "sdf-package.yaml").read_text()
+KEYED = "{type: keyed-state, properties: {key: {type: string}, value: {type: u32}}}"
+
+
+def dataflow(imports: str, service: str = "", types: str = "{}") -> str:
+    return (
+        "apiVersion: 0.6.0\nmeta: {name: n, version: 0.1.0, namespace: s}\n"
+        f"types: {types}\nimports: {imports}\n"
+        "topics: {t: {schema: {value: {type: string}}}}\n"
+        "services:\n  counting:\n    sources: [{type: topic, id: t}]\n"
+        f"    partition: {{assign-key: {{uses: k}}, update-state: {{uses: count-word}}}}\n{service}"
+    )
+
+
+def imported(*, what: str, pkg: str = "demo/counting@0.1.0") -> str:
+    return f"[{{pkg: {pkg}, {what}}}]"
+
+
+FUNCTIONS = "functions: [{name: count-word}, {name: is-long, alias: long}]"
+
+
+def read(text: str) -> Dataflow:
+    package = parse_document(PACKAGE)
+    assert isinstance(package, Package)
+    found = parse_document(text, packages={package.id: package})
+    assert isinstance(found, Dataflow)
+    return found
+
+
+def mistakes(text: str) -> list[Mistake]:
+    with pytest.raises(InvalidDefinition) as caught:
+        read(text)
+    return list(caught.value.mistakes)
+
+
+def test_a_function_brings_its_states_as_the_services_own() -> None:
+    found = read(dataflow(imported(what=FUNCTIONS)))
+    state = found.services["counting"].states["per-word"]
+    assert (state.form, state.owner, state.package) == (
+        StateForm.TYPED,
+        "counting",
+        "demo/counting@0.1.0",
+    )
+    assert state.scalar_type is ScalarType.U32
+    assert "per-word" not in dump(found)
+    assert read(dump(found)) == found
+
+
+def test_a_state_that_a_function_brought_can_be_referred_to() -> None:
+    other = (
+        "  b: {sources: [{type: topic, id: t}], states: {per-word: {from: counting.per-word}}}\n"
+    )
+    found = read(dataflow(imported(what=FUNCTIONS), other))
+    state = found.services["b"].states["per-word"]
+    assert (state.form, state.owner, state.scalar_type) == (
+        StateForm.REFERENCE,
+        "counting",
+        ScalarType.U32,
+    )
+    believed = parse_document(dataflow(imported(what=FUNCTIONS), other))
+    assert isinstance(believed, Dataflow)
+    assert believed.services["b"].states["per-word"].value_kind is None
+    wrong = other.replace("counting.per-word", "counting.other")
+    (one,) = mistakes(dataflow(imported(what=FUNCTIONS), wrong))
+    assert one.number == "E16"
+
+
+def test_an_explicit_declaration_of_the_same_shape_wins() -> None:
+    other = f"  owner: {{sources: [{{type: topic, id: t}}], states: {{per-word: {KEYED}}}}}\n"
+    service = "    states: {per-word: {from: owner.per-word}}\n" + other
+    found = read(dataflow(imported(what=FUNCTIONS), service))
+    assert found.services["counting"].states["per-word"].form is StateForm.REFERENCE
+
+
+SECOND = (
+    "  again:\n    sources: [{type: topic, id: t}]\nSTATES"
+    "    partition: {assign-key: {uses: k}, update-state: {uses: count-word}}\n"
+)
+
+
+def test_e22_a_function_in_two_services_would_make_two_owners_of_one_table() -> None:
+    (one,) = mistakes(dataflow(imported(what=FUNCTIONS), SECOND.replace("STATES", "")))
+    assert (one.number, one.path) == ("E22", "services.again.states")
+    for said in ("already defined by `counting`", "per-word: { from: counting.per-word }"):
+        assert said in one.message
+    # As it says, so it is.
+    reading = "    states: {per-word: {from: counting.per-word}}\n"
+    found = read(dataflow(imported(what=FUNCTIONS), SECOND.replace("STATES", reading)))
+    assert found.services["again"].states["per-word"].form is StateForm.REFERENCE
+
+
+def test_e22_what_a_service_declares_itself_was_there_first() -> None:
+    other = f"  later: {{sources: [{{type: topic, id: t}}], states: {{per-word: {KEYED}}}}}\n"
+    (one,) = mistakes(dataflow(imported(what=FUNCTIONS), other))
+    assert (one.number, one.path) == ("E22", "services.counting.states")
+    assert "already defined by `later`" in one.message
+
+
+def test_an_imported_state_is_a_type_and_creates_nothing() -> None:
+    service = "    states: {mine: {type: per-word}}\n"
+    found = read(
+        dataflow(imported(what="states: [{name: per-word}], types: [{name: amount}]"), service)
+    )
+    (state,) = found.states
+    assert (state.name, state.scalar_type) == ("mine", ScalarType.U32)
+
+
+def test_without_packages_what_is_imported_is_believed() -> None:
+    value = "{type: keyed-state, properties: {key: {type: k}, value: {type: amount}}}"
+    text = dataflow(
+        imported(what="types: [{name: amount}, {name: k}]"), f"    states: {{s: {value}}}\n"
+    )
+    found = parse_document(text)
+    assert isinstance(found, Dataflow)
+    (state,) = found.states
+    assert (state.key_type, state.value_kind) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "words"),
+    [
+        (
+            dataflow(imported(what="states: [{name: x}]")),
+            "E31",
+            ("`x`", "demo/counting", "not found"),
+        ),
+        (
+            dataflow(imported(what="types: [{name: amount}]"), types="{amount: {type: u8}}"),
+            "E32",
+            ("`amount`", "conflicts"),
+        ),
+        (dataflow(imported(what="functions: [{name: x}]")), "E33", ("`x`", "count-word")),
+        (
+            dataflow(imported(what=FUNCTIONS), "    transforms: [{operator: map, uses: long}]\n"),
+            "E33",
+            ("`long`", "filter", "map"),
+        ),
+        (dataflow(imported(what="path: .", pkg="demo/other@1")), "E35", ("demo/other@1", "`dev`")),
+        (
+            dataflow(
+                imported(what=FUNCTIONS),
+                f"    states: {{per-word: {KEYED.replace('u32', 'i32')}}}\n",
+            ).replace("{type: i32}", "{type: primitive, properties: {value: i32}}"),
+            "E22",
+            ("`per-word`", "already defined"),
+        ),
+        (dataflow(imported(what="types: [{name: x}]")), "E23", ("Referenced type `x` not found",)),
+    ],
+)
+def test_a_mistaken_import_says_what_the_package_has(
+    text: str, number: str, words: tuple[str, ...]
+) -> None:
+    (one,) = mistakes(text)
+    assert one.number == number
+    assert all(word in one.message for word in words), one.message
+
+
+def test_an_imported_flush_is_refused() -> None:
+    text = PACKAGE.replace(
+        "functions:", "functions:\n  top: {operator: aggregate, output: {type: u8}}"
+    )
+    package = parse_document(text)
+    assert isinstance(package, Package)
+    with pytest.raises(InvalidDefinition) as caught:
+        parse_document(
+            dataflow(imported(what="functions: [{name: top}]")), packages={package.id: package}
+        )
+    assert [one.number for one in caught.value.mistakes] == ["E34"]
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def write(folder: Path, imports: str) -> Path:
+    (folder / "lib").mkdir()
+    (folder / "lib" / "sdf-package.yaml").write_text(PACKAGE)
+    file = folder / "dataflow.yaml"
+    file.write_text(dataflow(imports))
+    return file
+
+
+def test_a_package_is_found_in_the_folder_of_its_import(tmp_path: Path) -> None:
+    found = load_document(write(tmp_path, imported(what=f"path: lib, {FUNCTIONS}")))
+    assert isinstance(found, Dataflow)
+    assert "per-word" in found.services["counting"].states
+    assert isinstance(load_document(tmp_path / "lib"), Package)
+
+
+def test_the_dev_section_replaces_a_folder_unless_it_is_left_out(tmp_path: Path) -> None:
+    file = write(tmp_path, imported(what=f"path: gone, {FUNCTIONS}"))
+    file.write_text(
+        file.read_text() + "dev: {imports: [{pkg: demo/counting@0.1.0, path: ./lib}]}\n"
+    )
+    assert load_document(file).imports[0].path == "gone"
+    with pytest.raises(InvalidDefinition, match="E35"):
+        load_document(file, dev=False)
+
+
+def test_mistakes_in_a_package_name_its_file(tmp_path: Path) -> None:
+    file = write(tmp_path, imported(what=f"path: lib, {FUNCTIONS}"))
+    (tmp_path / "lib" / "sdf-package.yaml").write_text(
+        PACKAGE.replace("{type: u32}", "{type: gone}")
+    )
+    with pytest.raises(InvalidDefinition) as caught:
+        load_document(file)
+    assert str(caught.value).startswith(str(tmp_path / "lib" / "sdf-package.yaml"))
+
+
+def test_a_package_that_imports_itself_is_not_found(tmp_path: Path) -> None:
+    file = write(tmp_path, imported(what=f"path: lib, {FUNCTIONS}"))
+    lib = tmp_path / "lib" / "sdf-package.yaml"
+    lib.write_text(PACKAGE + f"imports: {imported(what='path: .')}\n")
+    with pytest.raises(InvalidDefinition, match="E35"):
+        load_document(file)
+
+
+def test_what_is_no_text_or_not_there_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        load_document(tmp_path / "none.yaml")
+    with pytest.raises(NotFoundError):
+        load_document(tmp_path)
+    (tmp_path / "x.yaml").write_bytes(b"a: 1\nb: \xff")
+    with pytest.raises(InvalidDefinition, match="not UTF-8") as caught:
+        load_document(tmp_path / "x.yaml")
+    assert caught.value.mistakes[0].line == 2
+    (tmp_path / "y.yaml").write_bytes(b"#" * (5 << 20))
+    with pytest.raises(InvalidDefinition, match="longer"):
+        load_document(tmp_path / "y.yaml")
+    (tmp_path / "z.yaml").mkdir()
+    with pytest.raises((NotFoundError, InputError)):
+        load_document(tmp_path / "z.yaml")

@@ -1,0 +1,233 @@
+"""Converters: records to values and back, by the declared type."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.definition.reading import parse_document
+from arroyo_dagster.dataflow.definition.scope import Scope
+from arroyo_dagster.dataflow.runtime.converters import Converter, Record, json_bytes, wrapped
+from arroyo_dagster.errors import InputError
+from tests.dataflows import builder, definition
+
+TYPES = """
+types:
+  trip:
+    type: object
+    properties:
+      pu-zone: {type: u32}
+      fare: {type: f32, optional: true}
+      status: {type: status}
+      stops: {type: stops}
+      note: {type: string, serialize: {rename: out}, deserialize: {rename: in}}
+  stops: {type: list, items: {type: i16}}
+  status: {type: enum, oneOf: {not-paid: {type: "null"}, paid-by: {type: string}}}
+  either: {type: enum, tagging: untagged, oneOf: {n: {type: u8}, s: {type: string}}}
+  maybe: {type: option, value: {type: u8}}
+  pair: {type: key-value, properties: {key: {type: string}, value: {type: u8}}}
+  blob: {type: bytes}
+  tree: {type: object, properties: {name: {type: string}, below: {type: forest}}}
+  forest: {type: list, items: {type: tree}}
+services:
+"""
+
+
+@functools.cache
+def converter(kind: str | None, name: str = "json", *, snake_case: bool = False) -> Converter:
+    topics = {"words": kind or ""}
+    text = definition(builder("pass"), topics=topics).replace("services:\n", TYPES[1:], 1)
+    document = parse_document(text)
+    assert isinstance(document, Dataflow)
+    types = Scope.of(document.types, {})
+    declared = document.topics["words"].value
+    return Converter(name=name, type=declared, types=types, snake_case=snake_case)
+
+
+TRIP = {"pu-zone": 4, "status": {"paid-by": "card"}, "stops": [1, -2], "in": "x"}
+
+
+def test_an_object_has_the_names_of_the_yaml_and_its_members_are_attributes() -> None:
+    trip = converter("trip").reader()(json.dumps(TRIP).encode())
+    assert (trip.pu_zone, trip["pu-zone"], trip.fare, trip.note) == (4, 4, None, "x")
+    trip.pu_zone = 5
+    trip.fare = 0.1
+    assert json.loads(converter("trip").writer()(trip)) == {
+        "pu-zone": 5,
+        "fare": 0.10000000149011612,
+        "status": {"paid-by": "card"},
+        "stops": [1, -2],
+        "out": "x",
+    }
+    with pytest.raises(AttributeError, match="pu-zone"):
+        _ = trip.nothing
+
+
+def test_0_5_0_has_snake_case_fields_and_camel_case_variants() -> None:
+    old = converter("trip", snake_case=True)
+    given = {"pu_zone": 1, "status": "NotPaid", "stops": [], "in": "x"}
+    trip = old.reader()(json.dumps(given))
+    assert (trip.pu_zone, trip.status) == (1, "not-paid")
+    written = json.loads(old.writer()(trip))
+    assert written == {"pu_zone": 1, "status": "NotPaid", "stops": [], "out": "x"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "value"),
+    [
+        ("string", '"é"', "é"),
+        ("u8", "255", 255),
+        ("f64", "1", 1.0),
+        ("bool", "true", True),
+        ("stops", "[1, 2]", [1, 2]),
+        ("status", '"not-paid"', "not-paid"),
+        ("status", '{"paid-by": "me"}', {"paid-by": "me"}),
+        ("either", "7", 7),
+        ("either", '"seven"', "seven"),
+        ("maybe", "null", None),
+        ("maybe", "3", 3),
+        ("pair", '{"key": "k", "value": 1}', ("k", 1)),
+        ("blob", "[1, 2, 255]", b"\x01\x02\xff"),
+        ("tree", '{"name": "a", "below": [{"name": "b", "below": []}]}',
+         {"name": "a", "below": [{"name": "b", "below": []}]}),
+        (None, '{"a": [1, {"b": null}]}', {"a": [1, {"b": None}]}),
+    ],
+)  # fmt: skip
+def test_values_of_every_type_come_and_go(kind: str | None, given: str, value: Any) -> None:
+    both = converter(kind)
+    assert both.reader()(given.encode()) == both.reader()(given) == value
+    assert json.loads(both.writer()(value)) == json.loads(given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        ("string", "1", "string"),
+        ("u8", "256", "255"),
+        ("u8", "1.0", "u8"),
+        ("u8", "true", "u8"),
+        ("f32", "1e39", "f32"),
+        ("f64", "NaN", "JSON"),
+        ("bool", "1", "True or False"),
+        ("stops", '[1, "x"]', "1: "),
+        ("stops", "{}", "a list"),
+        ("trip", "[]", "an object"),
+        ("trip", '{"pu-zone": 1}', "`in` is missing"),
+        ("trip", '{"pu-zone": null}', "`in`"),
+        ("status", '"paid-by"', "not-paid"),
+        ("status", '{"a": 1, "b": 2}', "variants"),
+        ("either", "300", "no variant fits"),
+        ("pair", '{"key": "k"}', "key"),
+        ("blob", "[256]", "0 to 255"),
+        ("string", "{", "Expecting"),
+        ("string", "[" * 100_000, "deep"),
+        ("string", "", "Expecting"),
+    ],
+)
+def test_what_does_not_fit_is_a_value_error_that_says_why(kind: str, given: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        converter(kind).reader()(given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        ("trip", {"pu-zone": 1, "more": 2}, "`more`"),
+        ("trip", {"pu_zone": 1}, "missing"),
+        ("trip", [1], "an object"),
+        ("stops", "text", "a list"),
+        ("status", "nothing", "not-paid"),
+        ("status", {"not-paid": 1}, "variants"),
+        ("pair", ("k",), "a pair"),
+        ("blob", "text", "bytes"),
+        ("string", b"bytes", "string"),
+        (None, {1, 2}, "set"),
+        (None, float("nan"), "nan"),
+    ],
+)
+def test_what_cannot_be_written_is_a_value_error(kind: str | None, value: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        converter(kind).writer()(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "value"),
+    [
+        ("string", b"caf\xc3\xa9", "café"),
+        ("bool", b"\x03", True),
+        ("bool", b"\x02", False),
+        ("u16", b"\x01\x02", 258),
+        ("i32", b"\xff\xff\xff\xfe", -2),
+        ("u64", b"\xff" * 8, 2**64 - 1),
+        ("f32", b"\x3f\x00\x00\x00", 0.5),
+        ("f64", b"\x3f\xe0" + b"\x00" * 6, 0.5),
+        ("blob", b"\xff\x00", b"\xff\x00"),
+    ],
+)
+def test_raw_records_are_text_or_big_endian(kind: str, raw: bytes, value: Any) -> None:
+    both = converter(kind, "raw")
+    assert both.reader()(raw) == value
+    assert both.reader()(both.writer()(value)) == value
+
+
+@pytest.mark.parametrize(("kind", "raw"), [("string", b"\xff"), ("u16", b"\x01"), ("f64", b"")])
+def test_a_raw_record_that_is_not_of_its_type_is_a_value_error(kind: str, raw: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        converter(kind, "raw").reader()(raw)
+
+
+def test_converters_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InputError, match="xml"):
+        converter("string", "xml")
+    for make in (converter("trip", "raw").reader, converter("trip", "raw").writer):
+        with pytest.raises(InputError, match="json"):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("key", "raw"), [("k", b"k"), (b"\xff", b"\xff"), (7, b"7"), (True, b"true")]
+)
+def test_keys_are_raw(key: Any, raw: bytes) -> None:
+    assert converter("string").key_writer()(key) == raw
+
+
+def test_a_key_that_is_no_text_or_number_is_not_written() -> None:
+    with pytest.raises(ValueError, match="list"):
+        converter("string").key_writer()([1])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(
+        st.characters(exclude_categories=["Cs"])), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(JSON)
+def test_json_of_no_declared_type_comes_back_as_it_was(value: Any) -> None:
+    read = converter(None).reader()(json_bytes(value))
+    assert read == value
+    assert json.loads(converter(None).writer()(read)) == value
+
+
+@given(st.binary(max_size=40))
+def test_bytes_that_are_anything_end_in_a_value_or_a_value_error(data: bytes) -> None:
+    for kind in ("string", "trip", "either", None):
+        try:
+            converter(kind).reader()(data)
+        except ValueError:
+            continue
+
+
+def test_records_nest() -> None:
+    found = wrapped({"a": [{"b-c": 1}]})
+    assert isinstance(found, Record)
+    assert found.a[0].b_c == 1

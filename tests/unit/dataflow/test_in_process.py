@@ -1,0 +1,191 @@
+"""Services run side by side in rounds: until their sources end, until idle, until asked to stop."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from arroyo_dagster.dataflow.in_process import DataflowOutcome, run_dataflow
+from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
+from arroyo_dagster.dataflow.topics import segments
+from arroyo_dagster.dataflow.topics.cells import JsonLines
+from arroyo_dagster.dataflow.topics.segments import SegmentSource
+from arroyo_dagster.dataflow.topics.sinks import AppendSink, KeptSink
+from arroyo_dagster.errors import ConflictError
+from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state.runtime.coordinator import request_stop
+from arroyo_dagster.state.runtime.in_process import LocalRun
+from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from tests.stories import outcome, run_story, write_story
+
+COUNT = 7
+LINES = [b"%d" % n for n in range(COUNT)]
+
+
+class Out(Operator):
+    """Records as a service puts them out."""
+
+    output_schema = SINK_SCHEMA
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        columns = [batch.column(name) for name in SINK_SCHEMA.names]
+        collector.collect(pa.RecordBatch.from_arrays(columns, schema=SINK_SCHEMA))
+
+
+class Endless(TableSource):
+    """Waits for more behind its last row."""
+
+    def exhausted(self, offset: Any) -> bool:
+        return False
+
+
+def services(
+    store: Any, out: Path, *, source: type[TableSource] = TableSource
+) -> tuple[Sequence[Pipeline], Sequence[SegmentSource]]:
+    """A writer of records, and a reader that puts them into a file."""
+    columns = [
+        pa.array([None] * COUNT, pa.binary()),
+        pa.array(LINES, pa.binary()),
+        pa.array(range(COUNT), pa.timestamp("ms")),
+    ]
+    writer, reader = Pipeline("s.d", "writer"), Pipeline("s.d", "reader")
+    rows = source(pa.table(columns, SINK_SCHEMA), rows_per_epoch=2)
+    stream = writer.source("topics", rows, timestamp="timestamp").apply("out", Out())
+    stream.sink("sink", KeptSink(store.url, "t"))
+    between = SegmentSource("t", store, {"writer": writer.paths.topic("t")})
+    stream = reader.source("topics", between, timestamp="timestamp").apply("out", Out())
+    stream.sink("sink", AppendSink("t", str(out), JsonLines("t")))
+    return (writer, reader), (between,)
+
+
+def run(store: Any, out: Path, **options: Any) -> DataflowOutcome:
+    pipelines, between = services(store, out, source=options.pop("source", TableSource))
+    return run_dataflow(pipelines, store, between=between, idle_seconds=0.01, **options)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(uuid.uuid4().hex)
+
+
+def test_a_run_ends_when_all_was_read_and_a_second_writes_nothing(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = run(store, out)
+    assert (done.ended, done.epochs) == (True, {"writer": 4, "reader": 5})
+    assert out.read_bytes().splitlines() == LINES
+    before = {info.path: info.etag for info in store.list()}
+    again = run(store, out)
+    assert (again.rounds, again.ended, again.epochs) == (0, True, {"writer": 0, "reader": 0})
+    assert {info.path: info.etag for info in store.list()} == before
+
+
+def test_rounds_are_counted_and_the_next_run_goes_on(store: MemoryStore, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run(store, out, max_rounds=2)
+    assert (done.rounds, done.ended) == (2, False)
+    read = len(out.read_bytes().splitlines())
+    assert 4 <= read < COUNT
+    run(store, out)
+    assert out.read_bytes().splitlines() == LINES
+
+
+def test_sources_without_an_end_go_on_until_idle(store: MemoryStore, tmp_path: Path) -> None:
+    done = run(store, tmp_path / "out", source=Endless, until_idle=True)
+    assert (done.rounds, done.ended) == (4, False)
+    assert (tmp_path / "out").read_bytes().splitlines() == LINES
+
+
+def test_a_stop_writes_the_last_checkpoint_of_each_service(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def on_epoch(pipeline: Pipeline, checkpoint: Any) -> None:
+        seen.append((pipeline.job, checkpoint.progress.final))
+
+    run(
+        store,
+        tmp_path / "out",
+        source=Endless,
+        stop=lambda: len(seen) >= 3,
+        on_epoch=on_epoch,
+    )
+    assert seen[-2:] == [("writer", True), ("reader", True)]
+    assert len(seen) == 5
+
+
+def test_a_stop_cuts_a_pause_short(store: MemoryStore, tmp_path: Path) -> None:
+    asked = iter([False] * 20)
+    done = run(store, tmp_path / "out", interval_seconds=600, stop=lambda: next(asked, True))
+    assert done.rounds <= 2
+
+
+def test_a_job_that_is_asked_to_stop_stops_its_dataflow(store: MemoryStore, tmp_path: Path) -> None:
+    pipelines, _ = services(store, tmp_path / "out")
+
+    def on_epoch(pipeline: Pipeline, checkpoint: Any) -> None:
+        if pipeline.job == "reader" and not checkpoint.progress.final:
+            request_stop(store, pipelines[1].paths, 0)
+
+    done = run(store, tmp_path / "out", source=Endless, on_epoch=on_epoch)
+    assert done.rounds == 1
+    assert not store.head(pipelines[1].paths.stop_request)
+
+
+def test_another_run_takes_over_and_the_first_is_told(store: MemoryStore, tmp_path: Path) -> None:
+    pipelines, between = services(store, tmp_path / "out")
+    others: list[LocalRun] = []
+
+    def on_epoch(pipeline: Pipeline, checkpoint: Any) -> None:
+        if not others:
+            others.append(LocalRun(pipelines[1], store))
+
+    with pytest.raises(ConflictError):
+        run_dataflow(pipelines, store, between=between, on_epoch=on_epoch)
+    others[0].job.close()
+    run(store, tmp_path / "out")
+    assert (tmp_path / "out").read_bytes().splitlines() == LINES
+
+
+@pytest.mark.parametrize("mode", ["before", "after"])
+def test_a_crash_anywhere_between_two_services_doubles_and_loses_nothing(
+    tmp_path: Path, mode: Any
+) -> None:
+    counted = FaultInjecting(MemoryStore(uuid.uuid4().hex))
+    run(counted, tmp_path / "plain")
+    for at in range(1, counted.changes + 1, 5):
+        store, out = MemoryStore(uuid.uuid4().hex), tmp_path / str(at)
+        with pytest.raises(Crash):
+            run(FaultInjecting(store, fail_at=at, mode=mode, crash=True), out)
+        run(store, out)
+        assert out.read_bytes().splitlines() == LINES, at
+
+
+def test_records_between_services_go_once_every_reader_has_taken_them(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "EPOCHS_KEPT", 2)
+    plain = MemoryStore(uuid.uuid4().hex)
+    for name in ("trimmed", "plain"):
+        write_story(tmp_path / name, 60, seed=4)
+    run_story(store, tmp_path / "trimmed", rows_per_epoch=3)
+    monkeypatch.setattr(segments, "EPOCHS_KEPT", 1000)
+    run_story(plain, tmp_path / "plain", rows_per_epoch=3)
+    assert outcome(store, tmp_path / "trimmed") == outcome(plain, tmp_path / "plain")
+
+    def left(one: MemoryStore) -> int:
+        return sum("/topics/" in info.path for info in one.list())
+
+    assert left(plain) > 15
+    assert 0 < left(store) <= 6

@@ -1,0 +1,280 @@
+"""What topics are bound to: read from flags and files, every mistake named, and put together."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
+from arroyo_dagster.dataflow.definition.reading import parse_document
+from arroyo_dagster.dataflow.topics.bindings import (
+    BindingsText,
+    TopicBinding,
+    parse_binding,
+    parse_function,
+    read_bindings,
+)
+from arroyo_dagster.dataflow.topics.files import FileSource
+from arroyo_dagster.dataflow.topics.pipe import PipeSource
+from arroyo_dagster.dataflow.topics.rate import RateSource
+from arroyo_dagster.dataflow.topics.sinks import (
+    AppendSink,
+    BothSinks,
+    KeptSink,
+    LinesFolderSink,
+    ParquetFolderSink,
+    PrintSink,
+)
+from arroyo_dagster.dataflow.topics.wiring import Wired, wire
+from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.state.storage import MemoryStore
+from tests.reading import read_on
+
+
+def test_a_binding_has_a_topic_a_kind_a_target_and_options() -> None:
+    assert parse_binding("words=jsonl:a/b=c.jsonl", "source") == TopicBinding(
+        role="source", topic="words", kind="jsonl", target="a/b=c.jsonl"
+    )
+    found = parse_binding("w=csv:s3://bucket/in?follow=true&rows_per_epoch=7", "source")
+    assert (found.target, found.options) == (
+        "s3://bucket/in",
+        {"follow": True, "rows_per_epoch": 7},
+    )
+    assert parse_binding("w=rate:2.5?limit=3", "source").target == "2.5"
+    assert parse_binding("w=stdout", "sink").kind == "stdout"
+    assert parse_function("count-word=app.words:count") == ("count-word", "app.words:count")
+
+
+@pytest.mark.parametrize(
+    ("role", "text", "words"),
+    [
+        ("source", "words", "TOPIC=KIND:PATH"),
+        ("source", "=jsonl:a", "TOPIC=KIND:PATH"),
+        ("sink", "words=", "TOPIC=KIND:PATH"),
+        ("source", "words=kafka:a", "expected jsonl, csv, parquet, rate, stdin"),
+        ("source", "words=stdout", "nothing a source can be bound to"),
+        ("sink", "words=rate:5", "expected jsonl, csv, parquet, stdout"),
+        ("source", "words=jsonl", "needs a path"),
+        ("source", "words=rate", "numbers a second"),
+        ("source", "words=stdin:x", "takes no path"),
+        ("source", "words=jsonl:a?folow=true", "no option 'folow'"),
+        ("sink", "words=jsonl:a?follow=true", "no option 'follow'"),
+        ("source", "words=jsonl:a?follow=maybe", "true or false"),
+        ("source", "words=jsonl:a?rows_per_epoch=0", "whole number above 0"),
+    ],
+)
+def test_a_binding_that_is_none_is_told_with_an_example(role: str, text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as raised:
+        parse_binding(text, role)
+    assert raised.value.facts
+    if text.startswith("words"):
+        assert "words" in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["name", "name=module", "name=:f", "=m:f", "name=m:"])
+def test_a_function_that_is_none_is_told(text: str) -> None:
+    with pytest.raises(InputError, match="NAME=module:function") as raised:
+        parse_function(text)
+    assert raised.value.facts["given"] == text
+
+
+@given(st.text(st.sampled_from("w=jsonl:?&stdin/ \n%rate5"), max_size=30))
+def test_any_text_is_a_binding_or_a_typed_error(text: str) -> None:
+    with contextlib.suppress(InputError):
+        assert parse_binding(text, "source").topic
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
+def test_a_bindings_file_says_the_same_as_flags(tmp_path: Path) -> None:
+    file = tmp_path / "bindings.yaml"
+    file.write_text(
+        "sources:\n  words: {jsonl: in/, follow: true, rows_per_epoch: 5}\n"
+        "  ticks: rate:10?limit=3\n  asked: {stdin: true}\n"
+        "sinks: {counts: 'csv:/out/', shown: stdout}\n"
+        "functions: {count-word: app:count}\nenv: {CITY: Paris}\n"
+    )
+    found = read_bindings(file)
+    assert found.sources["words"].target == f"{tmp_path}/in/"
+    assert found.sources["words"].options == {"follow": True, "rows_per_epoch": 5}
+    assert (found.sources["ticks"].target, found.sources["asked"].kind) == ("10", "stdin")
+    assert (found.sinks["counts"].target, found.sinks["shown"].kind) == ("/out/", "stdout")
+    assert (found.functions, found.env) == ({"count-word": "app:count"}, {"CITY": "Paris"})
+    flags = BindingsText(sources={"words": parse_binding("words=stdin", "source")})
+    both = flags.over(found)
+    assert (both.sources["words"].kind, both.sources["ticks"].kind) == ("stdin", "rate")
+
+
+def test_every_mistake_of_a_bindings_file_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "bindings.yaml"
+    file.write_text(
+        "sources:\n  a: kafka:x\n  b: {jsonl: x, csv: y}\n  c: {jsonl: x, follow: maybe}\n"
+        "  d: {jsonl: [x]}\nsinks: [x]\nfunctions: {f: 5}\nenvironment: {}\n"
+    )
+    with pytest.raises(InvalidDefinition) as raised:
+        read_bindings(file)
+    assert [(one.line, one.path) for one in raised.value.mistakes] == [
+        (2, "sources.a"),
+        (3, "sources.b"),
+        (4, "sources.c"),
+        (5, "sources.d"),
+        (6, "sinks"),
+        (7, "functions.f"),
+        (8, "environment"),
+    ]
+    assert str(file) in str(raised.value)
+    with pytest.raises(NotFoundError, match="no such bindings file"):
+        read_bindings(tmp_path / "nowhere.yaml")
+
+
+# ---- put together --------------------------------------------------------------------------------
+
+FLOW = """
+apiVersion: 0.6.0
+meta: {name: flow, version: 0.1.0, namespace: test}
+config: {converter: json}
+topics:
+  sentences: {schema: {value: {type: string, converter: raw}}}
+  asked: {schema: {value: {type: string}}}
+  words: {schema: {value: {type: string}}}
+  counts: {schema: {value: {type: count}}}
+types:
+  count: {type: object, properties: {word: {type: string}, n: {type: u32}}}
+services:
+  split:
+    sources: [{type: topic, id: sentences}]
+    transforms: [{operator: flat-map, uses: "m:split"}]
+    sinks: [{type: topic, id: words}]
+  count:
+    sources: [{type: topic, id: words}]
+    transforms: [{operator: map, uses: "m:count"}]
+    sinks: [{type: topic, id: counts}]
+  look:
+    sources: [{type: topic, id: asked}]
+    transforms: [{operator: map, uses: "m:look"}]
+    sinks: [{type: topic, id: counts}]
+"""
+
+
+def wired(*flags: str, store: MemoryStore | None = None, **options: Any) -> Wired:
+    flow = parse_document(FLOW)
+    assert isinstance(flow, Dataflow)
+    sources = [parse_binding(flag[1:], "source") for flag in flags if flag[0] == "<"]
+    sinks = [parse_binding(flag[1:], "sink") for flag in flags if flag[0] == ">"]
+    given = BindingsText(
+        sources={one.topic: one for one in sources}, sinks={one.topic: one for one in sinks}
+    )
+    return wire(flow, given, store or MemoryStore(), **options)
+
+
+def test_topics_get_what_they_are_bound_to_and_those_between_nothing(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("a b\n")
+    found = wired(
+        f"<sentences=jsonl:{tmp_path}/in.jsonl", "<asked=rate:5", f">counts=jsonl:{tmp_path}"
+    )
+    kinds = {topic: type(source) for topic, source in found.bindings.sources.items()}
+    assert kinds["sentences"] is FileSource
+    assert kinds["asked"] is RateSource
+    assert found.bindings.sources["words"] is found.between[0]
+    assert isinstance(found.bindings.sinks["words"], KeptSink)
+    assert isinstance(found.bindings.sinks["counts"], LinesFolderSink)
+    assert found.unbound == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ("csv:{}/out/", LinesFolderSink),
+        ("parquet:{}/out", ParquetFolderSink),
+        ("stdout", PrintSink),
+        ("jsonl:memory://out", LinesFolderSink),
+    ],
+)
+def test_a_sink_is_what_its_path_says(tmp_path: Path, target: str, kind: type) -> None:
+    (tmp_path / "in").write_text("")
+    files = [f"<sentences=jsonl:{tmp_path}/in", f"<asked=jsonl:{tmp_path}/in"]
+    found = wired(*files, f">counts={target.format(tmp_path)}")
+    assert isinstance(found.bindings.sinks["counts"], kind)
+    found = wired(*files, f">words={target.format(tmp_path)}")
+    assert isinstance(found.bindings.sinks["words"], BothSinks)
+    assert found.unbound == ("counts",)
+    one_file = wired(*files, f">words=jsonl:{tmp_path}/out.jsonl")
+    assert isinstance(one_file.bindings.sinks["words"], BothSinks)
+    assert isinstance(one_file.bindings.sinks["words"]._sinks[0], AppendSink)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "2 topics have no source: sentences, asked"),
+        (["<sentences=rate:1"], "1 topic has no source: asked"),
+        (["<sentence=rate:1", "<asked=rate:1"], "no service reads a topic 'sentence'"),
+        (["<sentences=rate:1", "<asked=rate:1", ">count=stdout"], "writes a topic 'count'"),
+        (["<sentences=rate:1", "<asked=rate:1", "<words=rate:1"], "also written by a service"),
+        (["<sentences=stdin", "<asked=stdin"], "read by one service"),
+        (["<sentences=stdin", "<asked=rate:1"], "no standard input"),
+        (["<sentences=rate:x", "<asked=rate:1"], "numbers a second"),
+        (["<sentences=rate:1", "<asked=rate:1", ">counts=jsonl:out"], "of one service"),
+        (["<sentences=jsonl:/nowhere/at/all", "<asked=rate:1"], "no such file"),
+    ],
+)
+def test_what_does_not_fit_the_dataflow_is_told(flags: list[str], words: str) -> None:
+    with pytest.raises((InputError, NotFoundError), match=words) as raised:
+        wired(*flags)
+    assert raised.value.facts.get("topic") or raised.value.facts.get("topics") or "topic" in words
+    assert raised.value.next_step or "standard input" in words or "numbers" in words
+
+
+def test_a_near_name_is_offered() -> None:
+    with pytest.raises(InputError) as raised:
+        wired("<sentence=rate:1", "<asked=rate:1")
+    assert raised.value.next_step == "did you mean 'sentences'?"
+
+
+def test_the_standard_input_is_kept_in_the_job_that_reads_it() -> None:
+    store = MemoryStore()
+    found = wired("<sentences=stdin", "<asked=rate:1", store=store, stdin=io.BytesIO(b"a b\n"))
+    source = found.pipes["sentences"]
+    assert isinstance(source, PipeSource)
+    source.latest_offset(source.initial_offset())
+    (kept,) = store.list()
+    assert kept.path.startswith("test.flow/split/_arroyo_dagster/stdin/sentences/")
+
+
+def test_cells_of_files_follow_the_declared_type_and_converter(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("sentence\nto be\n")
+    found = wired(f"<sentences=csv:{tmp_path}/in.csv", f"<asked=csv:{tmp_path}/in.csv")
+    sources = found.bindings.sources
+    assert read_on(sources["sentences"], {})[0] == [b"to be"]  # the topic is raw
+    assert read_on(sources["asked"], {})[0] == [b'"to be"']
+
+
+def test_a_topic_that_is_bound_to_another_thing_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    store = MemoryStore()
+    (tmp_path / "in").write_text("one\n")
+    file = f"<sentences=jsonl:{tmp_path}/in"
+
+    def source(flag: str, stdin: bytes = b"") -> Any:
+        found = wired(flag, "<asked=rate:1", store=store, stdin=io.BytesIO(stdin))
+        return found.bindings.sources["sentences"]
+
+    found, offset = read_on(source(file), source(file).initial_offset())
+    more, offset = read_on(source("<sentences=stdin", b"two\n"), offset)
+    found += more
+    with (tmp_path / "in").open("a") as into:
+        into.write("three\n")
+    more, offset = read_on(source(file), offset)
+    found += more
+    more, offset = read_on(source("<sentences=rate:1000000?limit=2"), offset)
+    found += more
+    more, offset = read_on(source("<sentences=stdin", b"four\n"), offset)
+    found += [more[0]]
+    assert [value for value in found if value[:1] != b"{"] == [b"one", b"two", b"three", b"four"]

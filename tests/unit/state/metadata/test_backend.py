@@ -1,0 +1,514 @@
+"""The metadata tree of one job: written, read, proven, cleaned up, in both layouts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pytest
+
+from arroyo_dagster.errors import (
+    ConflictError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
+from arroyo_dagster.state.codec.metadata import encode_manifest
+from arroyo_dagster.state.codec.parquet import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    encode_pairs,
+    encode_rows,
+)
+from arroyo_dagster.state.metadata.backend import BackingStore, ParquetBackend, Published
+from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
+    CheckpointState,
+    LegacyCheckpoint,
+    Manifest,
+    OperatorCheckpoint,
+)
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+)
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.sizes import OBJECT, SizeLimit
+from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles, TableConfig
+from arroyo_dagster.state.storage import (
+    Crash,
+    FaultInjecting,
+    MemoryStore,
+    ObjectStore,
+    WriteProtected,
+)
+from arroyo_dagster.state.storage import store as object_store
+from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.jobs import copied, listing, run_word_job, word_job
+
+T = TypeVar("T")
+
+PATHS = JobPaths(JobId("j"), PipelineId("p"))
+LEGACY = JobPaths(JobId("j"))
+OP, G = OperatorId("op"), TableName("g")
+DATA = encode_pairs([b"k"], [b"v"], GLOBAL_KEY_VALUE_SCHEMA, version=0)
+
+
+def operator(
+    store: ObjectStore, paths: JobPaths, epoch: int, carried: int = 2
+) -> OperatorCheckpoint:
+    """An operator that lists a file of this epoch and of the epochs before it."""
+    files = tuple(
+        StatePath(f"{paths.root}/data/{e}") for e in range(max(1, epoch - carried), epoch + 1)
+    )
+    store.put(files[-1], DATA)
+    return OperatorCheckpoint(
+        job=paths.job,
+        operator=OP,
+        epoch=Epoch(epoch),
+        parallelism=2,
+        tables={G: GlobalKeyedFiles(files=files)},
+        configs={G: TableConfig(config=GlobalKeyedConfig(table=G))},
+    )
+
+
+def manifest_of(
+    backend: ParquetBackend, epoch: int, base: Checkpoint | None, *, needs_commit: bool = False
+) -> Manifest:
+    assert backend.generation is not None
+    assert backend.paths.pipeline is not None
+    return Manifest(
+        pipeline=backend.paths.pipeline,
+        job=backend.paths.job,
+        worker_generation=backend.generation,
+        epoch=Epoch(epoch),
+        min_epoch=Epoch(1),
+        start_time_micros=1,
+        finish_time_micros=2,
+        needs_commit=needs_commit,
+        operators=(operator(backend.store, backend.paths, epoch),),
+        parent_ref=base.ref if base else None,
+    )
+
+
+def started(store: ObjectStore) -> ParquetBackend:
+    backend = ParquetBackend(store, PATHS)
+    backend.start()
+    return backend
+
+
+def publish(backend: ParquetBackend, count: int) -> list[Published]:
+    done: list[Published] = []
+    base: Checkpoint | None = None
+    for epoch in range(1, count + 1):
+        done.append(backend.publish(manifest_of(backend, epoch, base)))
+        base = backend.load(Epoch(epoch))
+    return done
+
+
+def write_legacy(store: ObjectStore, count: int) -> ParquetBackend:
+    backend = ParquetBackend(store, LEGACY)
+    for epoch in range(1, count + 1):
+        backend.write_operator_checkpoint_metadata(operator(store, LEGACY, epoch))
+        backend.write_checkpoint_metadata(
+            LegacyCheckpoint(
+                job=LEGACY.job,
+                epoch=Epoch(epoch),
+                min_epoch=Epoch(1),
+                start_time_micros=0,
+                finish_time_micros=0,
+                operators=(OP,),
+            )
+        )
+    return backend
+
+
+# ---- reading and writing -------------------------------------------------------------------------
+
+
+def test_the_backend_is_a_backing_store_by_the_name_of_arroyo() -> None:
+    backend = ParquetBackend(MemoryStore(), PATHS)
+    assert isinstance(backend, BackingStore)
+    assert backend.name() == "parquet"
+
+
+def test_what_is_published_is_read_again_by_whoever_may_only_read() -> None:
+    store = MemoryStore()
+    publish(started(store), 3)
+    reader = ParquetBackend(WriteProtected(store), PATHS)
+    assert reader.epochs() == [1, 2, 3]
+    newest = reader.load()
+    assert (newest.epoch, newest.state) == (3, CheckpointState.READY)
+    assert reader.prepare_checkpoint_load(Epoch(2)).paths == newest.paths[:2]
+    assert [c.epoch for c in reader.load_history()] == [3, 2, 1]
+    found = reader.load_operator_metadata(OP, Epoch(3))
+    assert found == newest.operator(OP)
+    assert reader.load_operator_metadata(OperatorId("other"), Epoch(3)) is None
+    assert reader.load_operator_metadata(OP, Epoch(9)) is None
+
+
+def test_the_legacy_layout_is_written_and_read() -> None:
+    store = MemoryStore()
+    write_legacy(store, 3)
+    reader = ParquetBackend(WriteProtected(store), LEGACY)
+    assert reader.epochs() == [1, 2, 3]
+    newest = reader.prepare_checkpoint_load(Epoch(3))
+    assert newest.worker_generation is None
+    assert newest.state is CheckpointState.READY
+    found = reader.load_operator_metadata(OP, Epoch(3))
+    assert found == newest.operators[0]
+    assert reader.load_operator_metadata(OperatorId("other"), Epoch(3)) is None
+
+
+def test_a_legacy_epoch_without_its_checkpoint_metadata_does_not_exist() -> None:
+    store = MemoryStore()
+    backend = write_legacy(store, 2)
+    backend.write_operator_checkpoint_metadata(operator(store, LEGACY, 3))
+    assert backend.epochs() == [1, 2]
+
+
+def test_the_metadata_of_one_subtask_lies_beside_the_operators() -> None:
+    store = MemoryStore()
+    backend = started(store)
+    path = backend.write_operator_checkpoint_metadata(operator(store, PATHS, 1), 1)
+    assert path == "p/j/generations/1/checkpoints/checkpoint-0000001/operator-op-1.metadata"
+
+
+def test_a_job_without_a_checkpoint_says_so() -> None:
+    store = MemoryStore()
+    with pytest.raises(NotFoundError, match="no checkpoint"):
+        ParquetBackend(store, PATHS).load()
+    with pytest.raises(NotFoundError, match="epoch 4"):
+        ParquetBackend(store, PATHS).load(Epoch(4))
+
+
+# ---- proving that an epoch can be restored -------------------------------------------------------
+
+
+def test_a_missing_or_broken_data_file_is_found_before_anything_starts() -> None:
+    store = MemoryStore()
+    publish(started(store), 3)
+    reader = ParquetBackend(store, PATHS)
+    doomed = reader.load().paths[0]
+    store.put(doomed, DATA[:-6])
+    with pytest.raises(FormatError, match="1 of 3 data files") as caught:
+        reader.prepare_checkpoint_load(Epoch(3))
+    assert caught.value.facts["path"] == doomed
+    store.delete_many([doomed])
+    with pytest.raises(FormatError, match="missing") as caught:
+        reader.prepare_checkpoint_load(Epoch(3))
+    assert caught.value.facts == {"job": "j", "epoch": 3, "operator": "op", "path": doomed}
+
+
+def test_a_file_of_another_table_is_found_before_anything_starts() -> None:
+    store = MemoryStore()
+    publish(started(store), 2)
+    reader = ParquetBackend(store, PATHS)
+    other = reader.load().paths[-1]
+    store.put(other, encode_rows(pa.table({"a": [1]})))
+    with pytest.raises(FormatError, match="not one of its table: has the columns a") as caught:
+        reader.prepare_checkpoint_load(Epoch(2))
+    assert (caught.value.facts["table"], caught.value.facts["path"]) == (G, other)
+
+
+@pytest.mark.parametrize("part", ["manifest", "operator"])
+def test_truncated_metadata_is_a_format_error_and_not_an_absence(part: str) -> None:
+    store = MemoryStore()
+    if part == "manifest":
+        ref = publish(started(store), 1)[0].ref
+        backend = ParquetBackend(store, PATHS)
+    else:
+        backend = write_legacy(store, 1)
+        ref = LEGACY.operator_metadata(OP, Epoch(1))
+    store.put(ref, store.read(ref)[:-3])
+    with pytest.raises(FormatError) as caught:
+        backend.load_operator_metadata(OP, Epoch(1))
+    assert caught.value.facts["path"] == ref
+
+
+def test_a_record_that_leads_out_of_its_job_is_refused() -> None:
+    store = MemoryStore()
+    publish(started(store), 1)
+    record = PATHS.epoch_record(Epoch(1))
+    store.put(
+        record, store.read(record).replace(b'"checkpoint_ref":"p/j/', b'"checkpoint_ref":"p/k/')
+    )
+    with pytest.raises(ProtocolError, match="out of its job"):
+        ParquetBackend(store, PATHS).load()
+
+
+# ---- publishing ----------------------------------------------------------------------------------
+
+
+def test_the_record_is_the_last_object_of_an_epoch() -> None:
+    store = MemoryStore()
+    for at in range(1, 6):
+        fresh = copied(store)
+        backend = started(fresh)
+        backend.store = FaultInjecting(fresh, fail_at=at, crash=True)
+        try:
+            backend.publish(manifest_of(backend, 1, None))
+        except Crash:
+            assert ParquetBackend(fresh, PATHS).epochs() == []
+            continue
+        assert ParquetBackend(fresh, PATHS).epochs() == [1]
+        return
+    pytest.fail("an epoch takes more changes than that")
+
+
+def test_publishing_the_very_same_manifest_again_changes_nothing() -> None:
+    store = MemoryStore()
+    backend = started(store)
+    manifest = manifest_of(backend, 1, None)
+    backend.publish(manifest)
+    record = store.read(PATHS.epoch_record(Epoch(1)))
+    backend.publish(manifest)
+    assert store.read(PATHS.epoch_record(Epoch(1))) == record
+
+
+def test_another_manifest_at_the_same_place_is_a_conflict_and_stays() -> None:
+    store = MemoryStore()
+    backend = started(store)
+    manifest = manifest_of(backend, 1, None)
+    ref = backend.publish(manifest).ref
+    with pytest.raises(ConflictError, match="another object"):
+        backend.publish(replace(manifest, finish_time_micros=99))
+    assert store.read(ref) == encode_manifest(manifest)
+
+
+def test_a_fenced_writer_stops_and_leaves_no_record() -> None:
+    store = MemoryStore()
+    old = started(store)
+    started(store)
+    with pytest.raises(ConflictError, match="fenced") as caught:
+        old.publish(manifest_of(old, 1, None))
+    assert not caught.value.retryable
+    assert ParquetBackend(store, PATHS).epochs() == []
+
+
+def test_whoever_lost_an_epoch_to_an_older_run_is_told_to_try_again() -> None:
+    store = MemoryStore()
+    old = started(store)
+    stolen = manifest_of(old, 1, None)
+    new = started(store)
+    # The older run had passed its fence check already; its record comes now.
+    old.check_fence = lambda: None  # type: ignore[method-assign]
+    old.publish(stolen)
+    with pytest.raises(ConflictError, match="belongs to another") as caught:
+        new.publish(manifest_of(new, 1, None))
+    assert caught.value.retryable
+    third = ParquetBackend(store, PATHS)
+    restored = third.start().restored
+    assert restored is not None
+    assert restored.worker_generation == 1
+
+
+def test_a_run_fenced_while_it_made_the_record_stops_before_it_commits() -> None:
+    store = MemoryStore()
+    old = started(store)
+    manifest = manifest_of(old, 1, None, needs_commit=True)
+    passed = iter([True, False])
+    check = old.check_fence
+    old.check_fence = lambda: None if next(passed) else check()  # type: ignore[method-assign]
+    started(store)
+    with pytest.raises(ConflictError, match="fenced"):
+        old.publish(manifest)
+    replayed = ParquetBackend(store, PATHS).start()
+    assert replayed.replay_commit
+
+
+def test_an_epoch_whose_parent_has_not_committed_is_not_published() -> None:
+    store = MemoryStore()
+    backend = started(store)
+    backend.publish(manifest_of(backend, 1, None, needs_commit=True))
+    base = backend.load()
+    assert base.state is CheckpointState.COMMITTING
+    with pytest.raises(ProtocolError, match="parent"):
+        backend.publish(manifest_of(backend, 2, base))
+    assert backend.epochs() == [1]
+    backend.mark_committed(base)
+    backend.mark_committed(base)
+    assert backend.load().state is CheckpointState.READY
+    backend.publish(manifest_of(backend, 2, base))
+
+
+def test_only_a_started_writer_publishes_and_only_its_own() -> None:
+    store = MemoryStore()
+    backend = started(store)
+    manifest = manifest_of(backend, 1, None)
+    with pytest.raises(InputError, match="another job or worker generation"):
+        started(store).publish(manifest)
+    with pytest.raises(InputError, match="started"):
+        ParquetBackend(store, PATHS, generation=manifest.worker_generation).publish(manifest)
+    with pytest.raises(InputError, match="protocol layout only"):
+        ParquetBackend(store, LEGACY).start()
+
+
+def test_starts_take_numbers_without_gaps_even_where_the_fence_is_old() -> None:
+    store = MemoryStore()
+    assert [started(store).generation for _ in range(3)] == [1, 2, 3]
+    store.delete_many([PATHS.current_generation])
+    assert started(store).generation == 4
+
+
+class _Calls(Wrapper):
+    """A store where something happens just before the k-th call; it notes what is created."""
+
+    def __init__(self, store: ObjectStore, at: int, then: Callable[[], object]) -> None:
+        super().__init__(store)
+        self.calls = 0
+        self.created_at: dict[str, int] = {}
+        self._at = at
+        self._then = then
+
+    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
+        self.calls += 1
+        if verb == "create":
+            self.created_at[path] = self.calls
+        if self.calls == self._at:
+            self._then()
+        return action()
+
+
+def test_a_start_claims_no_epoch_that_a_newer_run_has_let_expire() -> None:
+    """It has seen the manifest, and then no record: there is none any more."""
+    unclaimed = MemoryStore()
+    publish(started(unclaimed), 3)
+    record = PATHS.epoch_record(Epoch(3))
+    unclaimed.delete_many([record])
+
+    def run(at: int) -> tuple[_Calls, MemoryStore]:
+        store = copied(unclaimed)
+
+        def newer_run() -> None:
+            newer = ParquetBackend(store, PATHS)
+            base = newer.start().restored
+            for epoch in (4, 5):
+                newer.publish(manifest_of(newer, epoch, base))
+                base = newer.load(Epoch(epoch))
+            newer.cleanup_checkpoint(Epoch(5))
+
+        seen = _Calls(store, at, newer_run)
+        with contextlib.suppress(ConflictError):
+            started(seen)
+        return seen, store
+
+    claimed = run(0)[0].created_at[record]
+    for at in range(1, claimed):
+        seen, store = run(at)
+        assert record not in seen.created_at, f"the newer run came before call {at} of {claimed}"
+        assert ParquetBackend(store, PATHS).epochs() == [4, 5]
+
+
+# ---- cleaning up ---------------------------------------------------------------------------------
+
+
+def kept_are_restorable(store: ObjectStore, paths: JobPaths, kept: range) -> None:
+    reader = ParquetBackend(store, paths)
+    for epoch in kept:
+        assert reader.prepare_checkpoint_load(Epoch(epoch)).epoch == epoch
+
+
+@pytest.mark.parametrize("mode", ["before", "after", "partial"])
+@pytest.mark.parametrize("paths", [PATHS, LEGACY], ids=["protocol", "legacy"])
+def test_a_crash_at_any_delete_leaves_every_kept_epoch_restorable_and_the_next_call_finishes(
+    paths: JobPaths, mode: str
+) -> None:
+    whole = MemoryStore()
+    # In the legacy layout ten epochs before the newest stay whatever is asked for.
+    newest, kept = (7, range(5, 8)) if paths is PATHS else (15, range(5, 16))
+    if paths is PATHS:
+        publish(started(whole), newest)
+    else:
+        write_legacy(whole, newest)
+    done = copied(whole)
+    asked = Epoch(5 if paths is PATHS else 14)
+    plan = ParquetBackend(done, paths).cleanup_checkpoint(asked)
+    assert plan.epochs == (1, 2, 3, 4)
+    kept_are_restorable(done, paths, kept)
+    assert ParquetBackend(done, paths).epochs() == [*kept]
+    changes = 1
+    while True:
+        store = copied(whole)
+        faulty = FaultInjecting(store, fail_at=changes, mode=mode, crash=True)  # type: ignore[arg-type]
+        try:
+            ParquetBackend(faulty, paths).cleanup_checkpoint(asked)
+        except Crash:
+            kept_are_restorable(store, paths, kept)
+            ParquetBackend(store, paths).cleanup_checkpoint(asked)
+            kept_are_restorable(store, paths, kept)
+            assert set(listing(store)) == set(listing(done)), changes
+            changes += 1
+            continue
+        break
+    assert changes > 5
+
+
+def test_a_cleanup_that_cannot_delete_stops_before_what_refers_to_it() -> None:
+    class Stubborn(MemoryStore):
+        def delete_many(self, paths):  # type: ignore[no-untyped-def]
+            doomed = list(paths)
+            outcome = super().delete_many(doomed[1:])
+            return replace(outcome, failed=dict.fromkeys(doomed[:1], "locked"))
+
+    store = Stubborn()
+    publish(started(store), 7)
+    before = set(listing(store))
+    with pytest.raises(StorageError, match="locked"):
+        ParquetBackend(store, PATHS).cleanup_checkpoint(Epoch(5))
+    assert all("/data/" in path for path in before - set(listing(store)))
+
+
+def test_nothing_is_deleted_while_a_kept_epoch_cannot_be_read_in_full() -> None:
+    store = MemoryStore()
+    write_legacy(store, 17)
+    store.delete_many([LEGACY.operator_metadata(OP, Epoch(8))])
+    before = listing(store)
+    with pytest.raises(NotFoundError):
+        ParquetBackend(store, LEGACY).cleanup_checkpoint(Epoch(17))
+    assert listing(store) == before
+    store = MemoryStore()
+    publish(started(store), 7)
+    ref = ParquetBackend(store, PATHS).load(Epoch(6)).ref
+    store.put(ref, store.read(ref)[:-3])
+    before = listing(store)
+    with pytest.raises(FormatError):
+        ParquetBackend(store, PATHS).cleanup_checkpoint(Epoch(5))
+    assert listing(store) == before
+
+
+def test_cleaning_up_newer_than_the_newest_deletes_nothing() -> None:
+    store = MemoryStore()
+    publish(started(store), 2)
+    before = listing(store)
+    with pytest.raises(ProtocolError, match="newer"):
+        ParquetBackend(store, PATHS).cleanup_checkpoint(Epoch(3))
+    assert listing(store) == before
+
+
+def test_a_manifest_that_nobody_could_read_is_not_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore()
+    options: dict[str, Any] = {"rows": 24, "rows_per_epoch": 4, "parallelism": 1}
+    run_word_job(store, **options, max_epochs=2)
+    small = SizeLimit("metadata object", 100)
+
+    def limited(path: str) -> SizeLimit:
+        return small if path.endswith("checkpoint-0000003/checkpoint-manifest.pb") else OBJECT
+
+    monkeypatch.setattr(object_store, "size_limit", limited)
+    with pytest.raises(FormatError, match="larger than any metadata object can be"):
+        run_word_job(store, **options, max_epochs=1)
+    assert ParquetBackend(store, word_job(store).paths).epochs() == [1, 2]
+    monkeypatch.undo()
+    run_word_job(store, **options, max_epochs=1)
+    assert ParquetBackend(store, word_job(store).paths).epochs() == [2, 3]

@@ -1,0 +1,741 @@
+"""Leases: one maintainer of a job at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import ConflictError, FormatError, StorageError
+from arroyo_dagster.state.metadata.lease import (
+    Leased,
+    lease,
+    newest_lease,
+    newest_token,
+    own_clock,
+    wall_clock,
+)
+from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage.store import Listing, ObjectInfo
+from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.collecting import Hiding
+
+PATHS = JobPaths(JobId("j"), PipelineId("p"))
+SOMETHING = StatePath("p/j/something")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 1_000.0
+
+    def __call__(self) -> int:
+        return int(self.seconds * 1e6)
+
+
+def test_one_holds_it_and_gives_it_back() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    with lease(store, PATHS, "one", clock=clock) as held:
+        held.put(SOMETHING, b"1")
+        with (
+            pytest.raises(ConflictError, match="leased by"),
+            lease(store, PATHS, "two", clock=clock),
+        ):
+            pass
+    with lease(store, PATHS, "two", clock=clock) as held:
+        assert held.lease.token == 2
+        assert held.read(SOMETHING) == b"1"
+
+
+def test_a_dead_ones_lease_runs_out_and_it_changes_nothing_any_more() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    dead = lease(store, PATHS, "dead", clock=clock)
+    held = dead.__enter__()
+    clock.seconds += 61
+    with lease(store, PATHS, "next", clock=clock) as new:
+        new.put(SOMETHING, b"new")
+        for change in (
+            lambda: held.put(SOMETHING, b"old"),
+            lambda: held.create(StatePath("p/j/other"), b"old"),
+            lambda: held.delete_many([SOMETHING]),
+        ):
+            with pytest.raises(ConflictError, match="lease on the job"):
+                change()
+        assert held.read(SOMETHING) == b"new"
+
+
+def test_overlapping_runs_of_one_owner_exclude_each_other() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    with lease(store, PATHS, "run 7", clock=clock) as held:
+        with pytest.raises(ConflictError) as error:
+            lease(store, PATHS, "run 7", clock=clock).__enter__()
+        who = f"{platform.node()}/{os.getpid()} (run 7)"
+        assert error.value.message.startswith(f"the job is leased by {who} until 00:17:41Z")
+        assert error.value.retryable
+        assert error.value.message.endswith("Z: it maintains the job")
+        held.put(SOMETHING, b"1")
+
+
+def test_refusal_says_what_the_holder_s_lease_is_for() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    for directory, does in (
+        (PATHS.writers, "it runs the job"),
+        (PATHS.windows, "it holds the job's maintenance window"),
+    ):
+        with (
+            lease(store, PATHS, "one", directory=directory, clock=clock),
+            pytest.raises(ConflictError, match=f"Z: {does}") as error,
+        ):
+            lease(store, PATHS, "two", directory=directory, clock=clock).__enter__()
+        assert error.value.facts["job"] == PATHS.root
+
+
+def test_newest_lease_is_the_record_of_the_last_holder() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    assert newest_lease(store, PATHS.leases) is None
+    leased(store, clock, 2)
+    with lease(store, PATHS, "gc", seconds=300, clock=clock) as held:
+        found = newest_lease(store, PATHS.leases)
+        assert found is not None
+        assert (found.path, found.token) == (PATHS.leases / "0000000003.json", 3)
+        assert (found.owner, found.nonce) == (held.lease.owner, held.lease.nonce)
+        assert (found.description, found.duration_micros) == ("gc", 300_000_000)
+        assert not found.given_back
+
+
+def test_of_many_at_once_one_gets_it() -> None:
+    store = MemoryStore()
+    won: list[int] = []
+    barrier = threading.Barrier(8)
+
+    def ask(number: int) -> None:
+        barrier.wait()
+        try:
+            with lease(store, PATHS, f"owner {number}"):
+                won.append(number)
+                time.sleep(0.2)
+        except ConflictError:
+            pass
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+
+
+def test_it_is_renewed_while_its_holder_lives() -> None:
+    store = MemoryStore()
+    with lease(store, PATHS, "one", seconds=0.3) as held:
+        time.sleep(0.8)
+        with pytest.raises(ConflictError), lease(store, PATHS, "two"):
+            pass
+        held.put(SOMETHING, b"1")
+
+
+def test_a_crash_at_any_change_leaves_a_lease_that_runs_out() -> None:
+    for at in range(1, 7):
+        clock = Clock()
+        store = MemoryStore(clock=clock)
+        with lease(store, PATHS, "before", clock=clock):
+            pass
+        try:
+            with lease(FaultInjecting(store, fail_at=at, crash=True), PATHS, "one", clock=clock):
+                pass
+        except Crash:
+            pass
+        clock.seconds += 61
+        with lease(store, PATHS, "next", clock=clock) as held:
+            held.put(SOMETHING, b"1")
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_a_failure_while_it_is_taken_gives_it_back(at: int) -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    leased(store, clock, 3)
+    failing = FaultInjecting(store, fail_at=at, error=StorageError("down"))
+    with pytest.raises(StorageError, match="down"):
+        lease(failing, PATHS, "one", clock=clock).__enter__()
+    with lease(store, PATHS, "next", clock=clock) as held:
+        assert held.lease.token == 5
+
+
+def test_a_create_that_failed_takes_nothing() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    leased(store, clock, 3)
+    failing = FaultInjecting(store, fail_at=1, error=StorageError("down"))
+    with pytest.raises(StorageError, match="down"):
+        lease(failing, PATHS, "one", clock=clock).__enter__()
+    assert newest_token(store, PATHS.leases) == 3
+    with lease(store, PATHS, "next", clock=clock) as held:
+        assert held.lease.token == 4
+
+
+def test_a_lost_answer_to_the_create_is_found_out() -> None:
+    store = MemoryStore()
+
+    class Forgetful(FaultInjecting):
+        def create(self, path: StatePath, data: bytes) -> bool:
+            super().create(path, data)
+            return False  # a client that repeated its request sees its own object
+
+    with lease(Forgetful(store), PATHS, "one") as held:
+        assert held.lease.token == 1
+
+
+def test_a_create_whose_outcome_is_unknown_is_read_back() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    failing = FaultInjecting(store, fail_at=1, mode="after", error=StorageError("timed out"))
+    with lease(failing, PATHS, "one", clock=clock) as held:
+        assert held.lease.token == 1
+    with lease(store, PATHS, "next", clock=clock) as held:
+        assert held.lease.token == 2
+
+
+def test_what_a_process_could_not_give_back_it_takes_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    down = FaultInjecting(store, fail_at=4, error=StorageError("down"))
+    with lease(down, PATHS, "one", clock=clock):
+        pass
+    with monkeypatch.context() as other:
+        other.setattr("arroyo_dagster.state.metadata.lease.process_here", lambda: "another process")
+        with pytest.raises(ConflictError, match="leased by"):
+            lease(store, PATHS, "one", clock=clock).__enter__()
+    with lease(store, PATHS, "one", clock=clock) as held:
+        assert held.lease.token == 2
+
+
+def test_an_older_number_that_is_removed_just_then_is_not_won() -> None:
+    class Vanishing(MemoryStore):
+        def create(self, path: StatePath, data: bytes) -> bool:
+            found = super().create(path, data)
+            if not found:
+                self.delete_many([path])
+            return found
+
+    clock = Clock()
+    store = Vanishing(clock=clock)
+    leased(store, clock, 3)
+    dead = lease(store, PATHS, "one", clock=clock)
+    dead.__enter__()
+    older = PATHS.leases / "0000000002.json"
+    store.put(older, store.read(PATHS.leases / "0000000003.json"))
+    cut = Hiding(store, lambda path: path.endswith(("0000000003.json", "0000000004.json")))
+    with pytest.raises(ConflictError, match="the job is leased by"):
+        lease(cut, PATHS, "two", clock=clock).__enter__()
+
+
+def test_old_leases_do_not_pile_up() -> None:
+    store = MemoryStore()
+    leased(store, Clock(), 6)
+    left = [info.path.name for info in store.list(PATHS.leases)]
+    assert left == ["0000000005.json", "0000000006.json", "newest.json"]
+    assert newest_token(store, PATHS.leases) == 6
+
+
+@pytest.mark.parametrize("at", [2, 3], ids=["naming the newest", "removing older ones"])
+def test_deaths_while_leases_are_taken_never_free_an_old_number(at: int) -> None:
+    """`newest.json` is written before older leases go: where no listing shows any, it is all that
+    tells that their numbers were taken."""
+    store, clock = MemoryStore(), Clock()
+    leased(store, clock, 3)
+    for _ in range(4):
+        with pytest.raises(Crash):
+            lease(
+                FaultInjecting(store, fail_at=at, crash=True), PATHS, "dies", clock=clock
+            ).__enter__()
+        clock.seconds += 61
+    taken = 7
+    nothing = Hiding(store, lambda path: "/leases/" in path)
+    try:
+        with lease(nothing, PATHS, "next", clock=clock) as held:
+            assert held.lease.token > taken
+    except ConflictError:
+        assert at == 2  # numbers are taken that `newest.json` does not tell: that is refused
+
+
+def test_holder_stops_by_its_own_clock_a_little_before_the_lease_runs_out() -> None:
+    store, clock = MemoryStore(), Clock()
+    with lease(store, PATHS, "one", clock=clock) as held:
+        began = clock.seconds
+        clock.seconds = began + 60 * 5 / 6 - 0.001
+        held.put(SOMETHING, b"1")
+        clock.seconds = began + 60 * 5 / 6
+        with pytest.raises(ConflictError, match="could not be renewed"):
+            held.put(SOMETHING, b"2")
+        assert held.read(SOMETHING) == b"1"
+
+
+def test_lease_is_free_at_the_moment_it_runs_out_and_not_before() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    dead = lease(store, PATHS, "dead", clock=clock)
+    dead.__enter__()
+    clock.seconds += 60.9  # by the store's clock, whose seconds may be whole
+    with pytest.raises(ConflictError):
+        lease(store, PATHS, "next", clock=clock).__enter__()
+    clock.seconds += 0.2
+    with lease(store, PATHS, "next", clock=clock) as held:
+        assert held.lease.token == 2
+
+
+def test_what_is_made_sure_of_before_deleting_is_asked_before_each_delete_only() -> None:
+    store, clock = MemoryStore(), Clock()
+    asked: list[bytes] = []
+    with lease(store, PATHS, "one", clock=clock) as held:
+        held.delete_many([SOMETHING])  # nothing is to be asked yet
+        held.before_deleting = lambda: asked.append(store.read(SOMETHING))
+        held.put(SOMETHING, b"1")
+        held.create(StatePath("p/j/other"), b"1")
+        assert asked == []
+        held.delete_many([SOMETHING])
+        assert asked == [b"1"]
+
+
+def test_of_one_owner_twice_neither_takes_the_other_s_lease_for_its_own() -> None:
+    """The second one gets no answer to its create, and finds an object that only looks alike."""
+    store, clock = MemoryStore(), Clock()
+    failing = FaultInjecting(store, fail_at=2, crash=True)
+    with pytest.raises(Crash):
+        lease(failing, PATHS, "same", clock=clock).__enter__()
+    unlisted = Hiding(store, lambda path: "/leases/" in path)
+    with pytest.raises(ConflictError) as error:
+        lease(unlisted, PATHS, "same", clock=clock).__enter__()
+    who = f"{platform.node()}/{os.getpid()} (same)"
+    assert error.value.facts["owner"] == who
+    assert error.value.message == f"the job is leased by {who}: it maintains the job"
+
+
+def test_number_that_newest_tells_is_taken_although_its_object_is_gone() -> None:
+    store, clock = MemoryStore(), Clock()
+    leased(store, clock, 3)
+    store.delete_many([PATHS.leases / "0000000003.json"])
+    with lease(store, PATHS, "before", clock=clock) as held:
+        assert held.lease.token == 4
+
+
+# ---- listings that cannot be trusted -------------------------------------------------------------
+
+
+def leased(store: ObjectStore, clock: Clock, times: int) -> None:
+    for _ in range(times):
+        with lease(store, PATHS, "before", clock=clock):
+            pass
+
+
+HIDDEN = [set(), {"0000000006"}, {"0000000005"}, {"0000000005", "0000000006"}]
+
+
+@pytest.mark.parametrize("hidden", HIDDEN, ids=["none", "newest", "oldest", "both"])
+def test_a_listing_that_leaves_leases_out_makes_no_second_holder(hidden: set[str]) -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    leased(store, clock, 5)
+    dead = lease(store, PATHS, "one", clock=clock)
+    holder = dead.__enter__()
+    cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
+    for owner in ("two", "three"):
+        with pytest.raises(ConflictError, match="the job is leased by"):
+            lease(cut, PATHS, owner, clock=clock).__enter__()
+        holder.put(SOMETHING, b"1")
+    clock.seconds += 61
+    with lease(cut, PATHS, "two", clock=clock) as found:
+        assert found.lease.token == 7
+        found.put(SOMETHING, b"2")
+    with pytest.raises(ConflictError, match="another process has taken it"):
+        holder.put(SOMETHING, b"1")
+
+
+@pytest.mark.parametrize("hidden", HIDDEN, ids=["none", "newest", "oldest", "both"])
+def test_no_number_is_given_twice_whatever_a_listing_shows(hidden: set[str]) -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    leased(store, clock, 6)
+    cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
+    assert newest_token(cut, PATHS.leases) == 6
+    for token in (7, 8, 9):
+        with lease(cut, PATHS, "two", clock=clock) as found:
+            assert found.lease.token == token
+
+
+def test_who_comes_and_goes_between_a_listing_and_its_use_is_noticed() -> None:
+    clock = Clock()
+
+    class Slow(MemoryStore):
+        behind: Callable[[], object] | None = None
+
+        def list_dir(self, prefix: str = "") -> Listing:
+            found = super().list_dir(prefix)
+            if self.behind is not None:
+                behind, self.behind = self.behind, None
+                behind()
+            return found
+
+    store = Slow(clock=clock)
+    leased(store, clock, 1)
+    stays = lease(store, PATHS, "stays", clock=clock)
+    others: list[Leased] = []
+    store.behind = lambda: (leased(store, clock, 4), others.append(stays.__enter__()))
+    with pytest.raises(ConflictError, match="leased by"):
+        lease(store, PATHS, "slow", clock=clock).__enter__()
+    others[0].put(SOMETHING, b"1")
+    assert others[0].lease.token == 6
+
+
+@pytest.mark.parametrize("seconds", [50, 55])
+def test_who_needs_too_long_to_take_a_lease_does_not_hold_it(seconds: int) -> None:
+    clock = Clock()
+
+    class Stuck(MemoryStore):
+        def create(self, path: StatePath, data: bytes) -> bool:
+            found = super().create(path, data)
+            clock.seconds += seconds
+            return found
+
+    store = Stuck(clock=clock)
+    with pytest.raises(ConflictError, match="could not be renewed"):
+        lease(store, PATHS, "slow", clock=clock).__enter__()
+    assert store.head(PATHS.leases / "newest.json") is None
+
+
+def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    dead = lease(store, PATHS, "dead", clock=clock)
+    holder = dead.__enter__()
+    elsewhere = Leased.__new__(Leased)
+    elsewhere.__dict__.update(holder.__getstate__())
+    elsewhere.put(SOMETHING, b"1")
+    clock.seconds += 61
+    leased(store, clock, 4)
+    assert store.head(holder.lease.successor) is None
+    with pytest.raises(ConflictError, match="another process has taken it"):
+        elsewhere.put(SOMETHING, b"2")
+
+
+def test_leases_of_releases_that_did_not_name_the_newest_go_on() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    leased(store, clock, 3)
+    store.delete_many([PATHS.leases / "newest.json"])
+    assert newest_token(store, PATHS.leases) == 3
+    with lease(store, PATHS, "next", clock=clock) as held:
+        assert held.lease.token == 4
+
+
+@pytest.mark.parametrize("found", [b"{", b"{}", b'{"token": -1}', b'{"token": true}'])
+def test_a_number_that_cannot_be_read_is_refused(found: bytes) -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    store.put(PATHS.leases / "newest.json", found)
+    with pytest.raises(FormatError) as error:
+        lease(store, PATHS, "one", clock=clock).__enter__()
+    assert "leases/newest.json" in str(error.value)
+
+
+# ---- clocks --------------------------------------------------------------------------------------
+
+
+DAY = 86_400.0
+_DEAD: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _buried() -> Iterator[None]:
+    yield
+    while _DEAD:
+        _DEAD.pop().__exit__(None, None, None)
+
+
+def died(*given: Any, **options: Any) -> Leased:
+    """Take a lease and never give it back."""
+    _DEAD.append(lease(*given, **options))  # what is collected as garbage would give it back
+    held: Leased = _DEAD[-1].__enter__()
+    return held
+
+
+@pytest.mark.parametrize("off", [DAY, -DAY], ids=["ahead", "behind"])
+@pytest.mark.parametrize("whose", ["holder", "contender"])
+def test_no_clock_but_the_store_s_says_when_a_lease_expires(off: float, whose: str) -> None:
+    clock, wrong = Clock(), Clock()
+    wrong.seconds += off
+    store = MemoryStore(clock=clock)
+    first, second = (wrong, clock) if whose == "holder" else (clock, wrong)
+    died(store, PATHS, "dead", clock=first)
+    for seconds in (0, 30, 30.9):
+        clock.seconds += seconds
+        wrong.seconds += seconds
+        with pytest.raises(ConflictError, match="leased by"):
+            lease(store, PATHS, "next", clock=second).__enter__()
+    clock.seconds += 0.1
+    with lease(store, PATHS, "next", clock=second) as held:
+        assert held.lease.token == 2
+
+
+def test_a_wall_clock_that_jumps_neither_ends_nor_prolongs_the_holder_s_own_time() -> None:
+    clock, wall, own = Clock(), Clock(), Clock()
+    store = MemoryStore(clock=clock)
+    held = died(store, PATHS, "one", clock=wall, ticks=own)
+    for jump in (DAY, -2 * DAY):
+        wall.seconds += jump
+        held.put(SOMETHING, b"1")
+    own.seconds += 49
+    held.put(SOMETHING, b"1")
+    own.seconds += 1
+    with pytest.raises(ConflictError, match="could not be renewed"):
+        held.put(SOMETHING, b"2")
+
+
+def test_a_lease_is_counted_by_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    with lease(store, PATHS, "one") as held:
+        ahead = time.time_ns() + int(DAY * 1e9)
+        monkeypatch.setattr(time, "time_ns", lambda: ahead)
+        held.put(SOMETHING, b"1")
+
+
+def test_waiting_ends_when_the_lease_of_a_dead_process_expires() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    died(store, PATHS, "dead", clock=clock)
+    began = clock.seconds
+
+    def sleep(seconds: float) -> None:
+        clock.seconds += seconds
+
+    with pytest.raises(ConflictError):
+        lease(store, PATHS, "hasty", clock=clock, wait_seconds=20, sleep=sleep).__enter__()
+    assert clock.seconds == began + 20
+    with lease(
+        store, PATHS, "next", clock=clock, wait_seconds=EXPIRED_SECONDS, sleep=sleep
+    ) as held:
+        assert 61 <= clock.seconds - began <= EXPIRED_SECONDS
+        assert held.lease.token == 2
+
+
+@pytest.mark.parametrize(("wait", "slept"), [(0, []), (1, [1]), (4, [2, 2]), (5, [2, 2, 1])])
+def test_waiting_takes_the_seconds_that_were_asked_for(wait: int, slept: list[float]) -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    died(store, PATHS, "dead", clock=clock)
+    found: list[float] = []
+    with pytest.raises(ConflictError):
+        lease(store, PATHS, "hasty", clock=clock, wait_seconds=wait, sleep=found.append).__enter__()
+    assert found == slept
+
+
+def test_a_lease_of_another_length_is_held_against_others_so_long() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    died(store, PATHS, "long", seconds=300, clock=clock)
+    clock.seconds += 300
+    with pytest.raises(ConflictError, match="leased by"):
+        lease(store, PATHS, "next", clock=clock).__enter__()
+    clock.seconds += 2
+    with lease(store, PATHS, "next", clock=clock) as held:
+        assert held.lease.token == 2
+
+
+def test_clocks_count_whole_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = SimpleNamespace(
+        CLOCK_BOOTTIME=7,
+        clock_gettime_ns=lambda which: {7: 5_000_001_999}[which],
+        monotonic_ns=lambda: 6_000_001_999,
+        time_ns=lambda: 7_000_001_999,
+    )
+    monkeypatch.setattr("arroyo_dagster.state.metadata.lease.time", clocks)
+    assert (repr(own_clock()), repr(wall_clock())) == ("5000001", "7000001")
+    del clocks.CLOCK_BOOTTIME  # as on macOS
+    assert repr(own_clock()) == "6000001"
+
+
+def test_a_store_s_clock_that_was_set_back_locks_nothing() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    clock.seconds += DAY
+    died(store, PATHS, "dead", clock=Clock())
+    clock.seconds -= DAY
+    here = Clock()
+    here.seconds += 61
+    with lease(store, PATHS, "next", clock=here) as held:
+        assert held.lease.token == 2
+
+
+class Timeless(Wrapper):
+    """A store that does not say when objects were written."""
+
+    def head(self, path: StatePath) -> ObjectInfo | None:
+        found = self.inner.head(path)
+        return None if found is None else replace(found, modified_micros=None)
+
+
+def test_where_a_store_gives_no_times_those_of_the_records_count() -> None:
+    clock = Clock()
+    store = Timeless(MemoryStore(clock=clock))
+    died(store, PATHS, "dead", clock=clock)
+    clock.seconds += 59
+    with pytest.raises(ConflictError, match="leased by"):
+        lease(store, PATHS, "next", clock=clock).__enter__()
+    clock.seconds += 2
+    with lease(store, PATHS, "next", clock=clock) as held:
+        assert held.lease.token == 2
+
+
+def test_a_record_of_an_older_release_expires_after_the_usual_time() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    old = {
+        "version": 1,
+        "owner": "arroyo-state gc",
+        "token": 1,
+        "nonce": "x",
+        "expires_at_micros": int((clock.seconds + DAY) * 1e6),
+    }
+    store.put(PATHS.leases / "0000000001.json", json.dumps(old).encode())
+    with pytest.raises(ConflictError, match=r"leased by arroyo-state gc until"):
+        lease(store, PATHS, "arroyo-state gc", clock=clock).__enter__()
+    clock.seconds += 61
+    with lease(store, PATHS, "arroyo-state gc", clock=clock) as held:
+        assert held.lease.token == 2
+
+
+def test_what_an_older_release_reads_is_still_written() -> None:
+    """It compares `expires_at_micros` with its clock, and lets an owner take over from itself."""
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    with lease(store, PATHS, "arroyo-state gc", clock=clock) as held:
+        found = json.loads(store.read(held.lease.path))
+        assert found["expires_at_micros"] == int((clock.seconds + 60) * 1e6)
+        assert found["owner"] != "arroyo-state gc"
+        assert (found["host"], found["pid"]) == (platform.node(), os.getpid())
+        assert (found["token"], found["description"]) == (1, "arroyo-state gc")
+    assert json.loads(store.read(held.lease.path))["expires_at_micros"] == 0
+
+
+def test_a_lease_taken_over_by_force_is_lost_to_its_holder_at_once() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    held = died(store, PATHS, "hangs", clock=clock)
+    with lease(store, PATHS, "breaker", clock=clock, take_over=True) as new:
+        assert new.lease.token == 2
+        with pytest.raises(ConflictError, match="another process has taken it"):
+            held.put(SOMETHING, b"old")
+    with lease(store, PATHS, "next", clock=clock) as found:
+        assert found.lease.token == 3
+
+
+def test_a_holder_whose_clocks_stood_still_does_not_renew_what_others_had_since() -> None:
+    """A machine that was suspended: no clock of its own has noticed, and the successor's object has
+    gone, too."""
+    clock, own = Clock(), Clock()
+    store = MemoryStore(clock=clock)
+    held = died(store, PATHS, "slept", clock=own, seconds=0.3)
+    for _ in range(4):
+        with lease(store, PATHS, "other", clock=clock, take_over=True):
+            pass
+    assert store.head(held.lease.successor) is None
+    _put_until_refused(held)
+
+
+def test_a_renewal_notices_who_has_created_the_next_lease_and_not_yet_named_it() -> None:
+    """A holder that stood still between its question for a successor and its own change: the
+    renewal behind it must not make its own time look like enough."""
+
+    class Before(Wrapper):
+        def head(self, path: StatePath) -> ObjectInfo | None:
+            if threading.current_thread() is threading.main_thread():
+                return None  # asked before there was one
+            return self.inner.head(path)
+
+    clock, own = Clock(), Clock()
+    store = MemoryStore(clock=clock)
+    held = died(Before(store), PATHS, "slept", clock=own, seconds=0.3)
+    with pytest.raises(Crash):
+        lease(
+            FaultInjecting(store, fail_at=2, crash=True),
+            PATHS,
+            "other",
+            clock=clock,
+            take_over=True,
+        ).__enter__()
+    assert store.head(held.lease.successor) is not None
+    assert newest_token(Hiding(store, lambda path: "/leases/" in path), PATHS.leases) == 1
+    _put_until_refused(held)
+
+
+def _put_until_refused(held: Leased) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            held.put(SOMETHING, b"old")
+        except ConflictError:
+            return
+        time.sleep(0.05)
+    raise AssertionError("it still believes that it holds the lease")
+
+
+class Interrupting(Wrapper):
+    """Interrupts the process at chosen changes, before or after what the call does."""
+
+    def __init__(self, store: ObjectStore, at: set[int], *, done: bool) -> None:
+        super().__init__(store)
+        self.at, self.done, self.calls = at, done, 0
+
+    def _call(self, verb: str, path: str, action: Callable[[], Any], data: bytes = b"") -> Any:
+        self.calls += 1
+        now = self.calls in self.at
+        if now and not self.done:
+            raise KeyboardInterrupt
+        try:
+            return action()
+        finally:
+            if now:
+                raise KeyboardInterrupt
+
+
+def _calls_of_a_lease() -> int:
+    counted = Interrupting(MemoryStore(), set(), done=False)
+    with lease(counted, PATHS, "one"):
+        pass
+    return counted.calls
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("twice", [False, True])
+def test_an_interrupt_at_any_call_leaves_the_lease_free(
+    done: bool, twice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = _calls_of_a_lease()
+    assert calls > 4
+    for at in range(1, calls + 1):
+        store = MemoryStore()
+        interrupting = Interrupting(store, {at, at + 1} if twice else {at}, done=done)
+        with pytest.raises(KeyboardInterrupt), lease(interrupting, PATHS, "one"):
+            store.put(SOMETHING, b"1")
+        with monkeypatch.context() as patched:
+            patched.setattr("arroyo_dagster.state.metadata.lease.process_here", lambda: "another")
+            with lease(store, PATHS, "next") as held:
+                held.put(SOMETHING, b"2")
+        assert "arroyo-lease" not in {thread.name for thread in threading.enumerate()}

@@ -1,0 +1,138 @@
+"""Words of several sources become one answer, and nothing that was said is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import StorageError
+from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
+from arroyo_dagster.state.model.job_facts import (
+    Absence,
+    CheckpointFacts,
+    JobCondition,
+    JobFacts,
+    SourceWord,
+    condition_of,
+    merge_words,
+    newest_ready,
+)
+from arroyo_dagster.state.model.layout import JobPaths
+
+JOB = JobId("job_1")
+PATHS = JobPaths(JOB)
+
+
+def word(source: str, **facts: Any) -> SourceWord:
+    return SourceWord(source=source, facts=JobFacts(job=JOB, source=source, **facts))
+
+
+def state(source: str, name: str, **facts: Any) -> SourceWord:
+    return word(source, state=name, condition=condition_of(name), **facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "condition", "at_rest"),
+    [
+        ("Running", JobCondition.RUNNING, False),
+        ("Stopped", JobCondition.STOPPED, True),
+        ("Finished", JobCondition.FINISHED, True),
+        ("Failed", JobCondition.FAILED, True),
+        ("Created", JobCondition.CHANGING, False),
+        ("Failing", JobCondition.CHANGING, False),
+        ("CheckpointStopping", JobCondition.CHANGING, False),
+        ("stopped", JobCondition.UNKNOWN, False),
+        ("Hibernating", JobCondition.UNKNOWN, False),
+        (None, JobCondition.UNKNOWN, False),
+    ],
+)
+def test_what_arroyo_s_words_mean(name: str | None, condition: JobCondition, at_rest: bool) -> None:
+    assert condition_of(name) is condition
+    assert condition.at_rest is at_rest
+
+
+def test_the_first_source_that_knows_wins_and_the_others_fill_its_gaps() -> None:
+    epochs = (CheckpointFacts(epoch=Epoch(7), ready=True),)
+    answer = merge_words(
+        PATHS,
+        [
+            word("user", name="orders"),
+            state("api", "Running", run_id=3, pipeline=PipelineId("pl_1"), checkpoints=()),
+            state("db", "Running", run_id=3, checkpoints=epochs, newest_ready_epoch=Epoch(7)),
+        ],
+    )
+    facts = answer.facts
+    assert (facts.name, facts.pipeline, facts.source) == ("orders", "pl_1", "api")
+    assert (facts.condition, facts.run_id) == (JobCondition.RUNNING, 3)
+    assert (facts.newest_ready_epoch, facts.checkpoints) == (7, epochs)
+    assert (answer.disagreements, answer.reason) == ((), None)
+
+
+def test_a_state_is_never_pieced_together_from_two_sources() -> None:
+    answer = merge_words(
+        PATHS,
+        [word("user", condition=JobCondition.STOPPED), state("db", "Stopped", run_id=9)],
+    )
+    assert (answer.facts.source, answer.facts.run_id, answer.facts.state) == ("user", None, None)
+
+
+def test_disagreements_are_shown_in_the_order_asked() -> None:
+    answer = merge_words(
+        PATHS,
+        [state("api", "Running", run_id=4), state("db", "Stopped", run_id=3), word("user")],
+    )
+    assert answer.facts.condition is JobCondition.RUNNING
+    assert [str(one) for one in answer.disagreements] == [
+        "condition: running (api) or stopped (db)",
+        "run_id: 4 (api) or 3 (db)",
+    ]
+
+
+def test_a_state_that_is_not_understood_is_not_overruled_by_an_older_source() -> None:
+    answer = merge_words(PATHS, [state("api", "Draining", run_id=4), state("db", "Stopped")])
+    assert answer.facts.condition is JobCondition.UNKNOWN
+    assert (answer.facts.source, answer.facts.state) == ("api", "Draining")
+    assert answer.reason is not None
+    assert "'Draining' is not known here" in answer.reason
+
+
+def test_unknown_has_the_reason_of_every_source() -> None:
+    problem = StorageError("the server did not answer: refused")
+    answer = merge_words(
+        PATHS,
+        [
+            SourceWord(source="api", problem=problem),
+            SourceWord(source="db", absence=Absence.NO_JOB),
+            word("user", name="orders"),
+        ],
+    )
+    assert answer.facts.condition is JobCondition.UNKNOWN
+    assert (answer.facts.source, answer.facts.name) == (None, "orders")
+    assert answer.problems == (problem,)
+    assert answer.reason == (
+        "api: the server did not answer: refused; db: no such job; user: says nothing of its state"
+    )
+
+
+def test_facts_concern_a_job_by_its_id_and_by_its_pipeline_where_both_name_one() -> None:
+    facts = JobFacts(job=JOB, pipeline=PipelineId("pl_1"))
+    assert facts.concerns(PATHS)
+    assert facts.concerns(JobPaths(JOB, PipelineId("pl_1")))
+    assert not facts.concerns(JobPaths(JOB, PipelineId("pl_2")))
+    assert not facts.concerns(JobPaths(JobId("job_2"), PipelineId("pl_1")))
+    assert JobFacts(job=JOB).concerns(JobPaths(JOB, PipelineId("pl_2")))
+
+
+def test_the_newest_ready_epoch_is_not_the_newest() -> None:
+    found = [
+        CheckpointFacts(epoch=Epoch(number), ready=number != 9, state=None) for number in (8, 9, 7)
+    ]
+    assert newest_ready(found) == 8
+    assert newest_ready([]) is None
+
+
+def test_the_pipeline_is_the_one_on_the_store_where_nobody_says() -> None:
+    paths = JobPaths(JOB, PipelineId("pl_1"))
+    assert merge_words(paths, []).facts.pipeline == "pl_1"
+    assert merge_words(paths, []).reason == "nobody was asked"

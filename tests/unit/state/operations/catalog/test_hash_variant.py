@@ -1,0 +1,112 @@
+"""Which build of Arroyo hashed a job, from its rows."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from arroyo_dagster.errors import FormatError, NotFoundError, StorageError
+from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes
+from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
+from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
+from arroyo_dagster.state.operations.catalog.query import load_epoch
+from arroyo_dagster.state.storage import Counting, MemoryStore, WriteProtected
+from tests.jobs import run_word_job, word_job
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    made = MemoryStore()
+    run_word_job(made, keep_epochs=None)
+    return made
+
+
+def loaded(store: MemoryStore) -> Checkpoint:
+    return load_epoch(store, word_job(store).paths)
+
+
+def keyed_files(checkpoint: Checkpoint) -> list[tuple[StatePath, ExpiringTimeKeyConfig]]:
+    return [
+        (path, config.config)
+        for operator in checkpoint.operators
+        for name, config in sorted(operator.configs.items())
+        if isinstance(config.config, ExpiringTimeKeyConfig) and config.config.schema.hashed_indices
+        for path in operator.tables[name].paths
+    ]
+
+
+def hash_anew(store: MemoryStore, path: StatePath, hashes: pa.Array) -> None:
+    rows, _ = decode_file(store.read(path), path)
+    place = rows.num_columns - 2
+    store.put(path, encode_rows(rows.set_column(place, rows.schema.field(place), hashes)))
+
+
+@pytest.mark.parametrize("variant", HashVariant)
+def test_the_variant_is_found_in_the_first_file(store: MemoryStore, variant: HashVariant) -> None:
+    checkpoint = loaded(store)
+    files = keyed_files(checkpoint)
+    assert files
+    for path, config in files:
+        rows, _ = decode_file(store.read(path), path)
+        keys = [rows.column(index) for index in config.schema.hashed_indices]
+        hash_anew(store, path, key_hashes(keys, variant=variant))
+    counting = Counting(WriteProtected(store))
+    found = find_hash_variant(counting, checkpoint)
+    assert found.variant is variant
+    assert (found.files, found.against) == (1, None)
+    assert found.rows >= 1
+    assert found.said == variant.label
+    assert counting.calls.get("open_input", 0) <= 1
+
+
+def test_keys_of_no_build_are_named_with_their_file(store: MemoryStore) -> None:
+    checkpoint = loaded(store)
+    path, _ = keyed_files(checkpoint)[0]
+    rows, _ = decode_file(store.read(path), path)
+    hash_anew(store, path, pa.array([7] * rows.num_rows, pa.uint64()))
+    found = find_hash_variant(store, checkpoint)
+    assert (found.possible, found.variant, found.against) == ((), None, path)
+    assert path in found.said
+
+
+def test_a_job_without_keyed_rows_cannot_tell(store: MemoryStore) -> None:
+    checkpoint = loaded(store)
+    for path, _ in keyed_files(checkpoint):
+        rows, _ = decode_file(store.read(path), path)
+        store.put(path, encode_rows(rows.slice(0, 0)))
+    found = find_hash_variant(store, checkpoint)
+    assert found.possible == tuple(HashVariant)
+    assert found.variant is None
+    assert "not known" in found.said
+
+
+def test_a_broken_or_missing_file_is_an_error(store: MemoryStore) -> None:
+    checkpoint = loaded(store)
+    path, _ = keyed_files(checkpoint)[0]
+    whole, _ = decode_file(store.read(path), path)
+    store.put(path, encode_rows(whole.drop_columns(["_operation"])))
+    with pytest.raises(FormatError, match="other columns"):
+        find_hash_variant(store, checkpoint)
+    store.put(path, b"PAR1 cut off")
+    with pytest.raises(FormatError, match="decode as Parquet") as caught:
+        find_hash_variant(store, checkpoint)
+    assert caught.value.facts["path"] == path
+    store.delete_many([path])
+    with pytest.raises(NotFoundError):
+        find_hash_variant(store, checkpoint)
+
+
+def test_a_store_that_fails_is_not_taken_for_a_broken_file(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = loaded(store)
+
+    def fail(path: StatePath) -> None:
+        raise StorageError("no answer", path=path)
+
+    monkeypatch.setattr(store, "open_input", fail)
+    with pytest.raises(StorageError, match="no answer"):
+        find_hash_variant(store, checkpoint)

@@ -1,0 +1,162 @@
+"""A directory answers for every job, whatever its sources do; asking for one gets the error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import InputError, StorageError
+from arroyo_dagster.state.model.ids import JobId, PipelineId
+from arroyo_dagster.state.model.job_facts import Absence, JobCondition, SourceWord
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.catalog.job_directory import (
+    JobDirectory,
+    SaidJobs,
+    open_directory,
+    read_said,
+)
+from tests.compat.arroyo import DATA
+from tests.loopback import Reply, replaying, serving
+
+JOINS = JobPaths(JobId("job_d14OMmRXhf"))
+OTHER = JobPaths(JobId("main"), PipelineId("words"))
+
+
+class Broken:
+    source = "broken"
+
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+        raise StorageError("the server did not answer: refused", url="http://x")
+
+
+def test_a_source_that_fails_is_a_problem_of_many_and_an_error_of_one() -> None:
+    directory = JobDirectory([Broken(), SaidJobs({"main": "stopped"})])
+    first, second = directory.look_up([JOINS, OTHER])
+    assert (first.facts.condition, len(first.problems)) == (JobCondition.UNKNOWN, 1)
+    assert (second.facts.condition, len(second.problems)) == (JobCondition.STOPPED, 1)
+    with pytest.raises(StorageError, match="refused"):
+        directory.find(JOINS)
+    assert directory.find(OTHER).facts.condition is JobCondition.STOPPED
+
+
+def test_a_job_nobody_knows_is_unknown_and_no_error() -> None:
+    with serving(replaying("legacy-stopped")) as server:
+        directory = open_directory(
+            api=server.url, database=str(DATA / "state-legacy.sqlite"), said={"other": "stopped"}
+        )
+        answer = directory.find(OTHER)
+    assert answer.facts.condition is JobCondition.UNKNOWN
+    assert [word.absence for word in answer.words] == [
+        Absence.NO_PIPELINE,
+        Absence.NO_PIPELINE,
+        Absence.UNSAID,
+    ]
+
+
+def test_the_server_outranks_its_database_which_outranks_the_user() -> None:
+    with serving(replaying("legacy-running")) as server:
+        directory = open_directory(
+            api=server.url,
+            database=str(DATA / "state-legacy.sqlite"),
+            said={JOINS.job: {"condition": "failed", "run_id": 7, "name": "mine", "epoch": 3}},
+        )
+        answer = directory.find(JOINS)
+        assert len(server.paths) == 3
+        assert len(directory.look_up([JOINS])[0].disagreements) == 4
+        assert len(server.paths) == 5  # asked anew, without the epochs
+    assert (answer.facts.condition, answer.facts.run_id) == (JobCondition.RUNNING, 1)
+    assert (answer.facts.name, answer.facts.newest_ready_epoch) == ("joins", 13)
+    assert {one.fact: len(one.said) for one in answer.disagreements} == {
+        "condition": 3,
+        "name": 3,
+        "run_id": 3,
+        "newest_ready_epoch": 3,
+    }
+
+
+@pytest.mark.parametrize("reply", [Reply(401, {}), Reply(500, {}), Reply(body=b"<html>")])
+def test_a_server_that_lets_nobody_in_leaves_every_job_unknown(reply: Reply) -> None:
+    with serving(lambda path, query: reply) as server:
+        directory = open_directory(api=server.url, token="t")
+        answers = directory.look_up([JOINS, OTHER])
+        assert len(server.paths) == 1
+        assert all(answer.facts.condition is JobCondition.UNKNOWN for answer in answers)
+        assert all(len(answer.problems) == 1 and answer.reason for answer in answers)
+        with pytest.raises(InputError if reply.status == 401 else StorageError):
+            directory.find(JOINS)
+
+
+def test_a_wrong_address_is_an_error_at_once() -> None:
+    with pytest.raises(InputError):
+        open_directory(api="localhost:5115")
+
+
+# ---- the user's word -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "condition"),
+    [
+        ("stopped", JobCondition.STOPPED),
+        ("Stopped", JobCondition.STOPPED),
+        ("GONE", JobCondition.GONE),
+        ("unknown", JobCondition.UNKNOWN),
+        ("Recovering", JobCondition.CHANGING),
+        ({"condition": "finished"}, JobCondition.FINISHED),
+        ({"name": "orders"}, JobCondition.UNKNOWN),
+        ({}, JobCondition.UNKNOWN),
+    ],
+)
+def test_the_user_may_say_it_in_several_ways(said: Any, condition: JobCondition) -> None:
+    (word,) = SaidJobs({"words/main": said}).look_up([OTHER])
+    assert word.facts is not None
+    assert (word.facts.condition, word.facts.pipeline) == (condition, "words")
+
+
+def test_a_whole_path_counts_before_a_job_s_id() -> None:
+    said = SaidJobs({"main": "running", "words/main": "stopped"})
+    words = said.look_up([OTHER, JobPaths(JobId("main"), PipelineId("w")), JOINS])
+    assert [word.facts and word.facts.condition for word in words] == [
+        JobCondition.STOPPED,
+        JobCondition.RUNNING,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "asleep",
+        "",
+        7,
+        ["stopped"],
+        {"condition": 3},
+        {"state": "stopped"},
+        {"run_id": "1"},
+        {"run_id": True},
+        {"epoch": -1},
+        {"name": 3},
+    ],
+)
+def test_what_cannot_be_said_is_refused(said: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        SaidJobs({"main": said})
+    assert caught.value.facts["job"] == "main"
+
+
+def test_a_file_of_words(tmp_path: Path) -> None:
+    path = tmp_path / "said.json"
+    path.write_text(json.dumps({"main": "stopped"}))
+    assert read_said(path) == {"main": "stopped"}
+    for text in ("", "[1]", "{", "\x00"):
+        path.write_text(text)
+        with pytest.raises(InputError):
+            read_said(path)
+    with pytest.raises(InputError):
+        read_said(tmp_path / "missing")
+    with pytest.raises(InputError):
+        read_said(tmp_path)

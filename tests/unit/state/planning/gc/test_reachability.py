@@ -1,0 +1,192 @@
+"""What is referenced, and what is refused because it does not add up: one fact at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.garbage import Pin, Quarantined, Retained, Root, Roots
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.objects import Packed, Stored
+from arroyo_dagster.state.planning.gc.reachability import (
+    check_aliases,
+    check_roots,
+    metadata_of,
+    nested_root,
+    prove,
+    records_of,
+    referenced_by,
+)
+from tests.unit.state.planning.gc.test_orphans import (
+    LEGACY,
+    PROTOCOL,
+    answer,
+    data,
+    epoch_root,
+    roots_of,
+)
+
+
+def chain(paths: JobPaths, *numbers: int, pins: tuple[int, ...] = (), ours: bool = True) -> Roots:
+    pinned = tuple(Pin(epoch=Epoch(one), owner="o", pinned_at_micros=1) for one in pins)
+    epochs = tuple(epoch_root(paths, number, ours=ours) for number in numbers)
+    return roots_of(paths, ours=ours, epochs=epochs, retained=Retained(pins=pinned))
+
+
+def refused(roots: Roots, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        check_roots(roots)
+
+
+@pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])
+def test_epochs_that_repeat_turn_back_or_leave_a_gap_are_refused(paths: JobPaths) -> None:
+    check_roots(chain(paths, 9, 8, 7))
+    refused(chain(paths), "no epoch")
+    refused(chain(paths, 9, 9, 8), "turns back")
+    refused(chain(paths, 9, 8, 9), "turns back")
+    refused(chain(paths, 9, 8, 6), "a gap")
+
+
+def test_gap_is_explained_by_a_pin_behind_it_only() -> None:
+    check_roots(chain(PROTOCOL, 9, 8, 5, pins=(5,)))
+    check_roots(chain(PROTOCOL, 9, 8, 5, 4, pins=(5,)))
+    refused(chain(PROTOCOL, 9, 8, 6, pins=(5,)), "the pinned epoch 5 is not there")
+    released = Pin(epoch=Epoch(4), owner="o", pinned_at_micros=1, released=True)
+    roots = replace(chain(PROTOCOL, 9, 8, 5), retained=Retained(pins=(released,)))
+    refused(roots, "a gap")
+    refused(chain(PROTOCOL, 9, 8, 5, ours=False), "a gap")
+
+
+def test_gap_of_an_arroyo_legacy_job_is_one_only_where_nothing_lies_between() -> None:
+    roots = chain(LEGACY, 9, 8, 5, ours=False)
+    check_roots(roots)
+    for number, whole in ((5, True), (6, False), (7, False), (8, True)):
+        left = epoch_root(LEGACY, number, state=CheckpointState.UNCLAIMED, ours=False)
+        between = replace(roots, attempts=(left,))
+        if whole:
+            check_roots(between)
+        else:
+            refused(between, "a gap")
+    # What lies below the `min_epoch` of the newest epoch was left by a cleanup that died.
+    head = epoch_root(LEGACY, 9, min_epoch=Epoch(7), ours=False)
+    left = epoch_root(LEGACY, 6, state=CheckpointState.UNCLAIMED, ours=False)
+    check_roots(replace(roots, epochs=(head, *roots.epochs[1:]), attempts=(left,)))
+
+
+def test_ready_attempt_that_nothing_leads_to_is_refused() -> None:
+    ready = epoch_root(PROTOCOL, 3, state=CheckpointState.READY)
+    refused(replace(chain(PROTOCOL, 9, 8), attempts=(ready,)), "nothing leads to epoch 3")
+
+
+def test_file_outside_of_the_job_is_refused() -> None:
+    out = epoch_root(PROTOCOL, 9, outside=StatePath("other/job/table-t-000"))
+    refused(roots_of(PROTOCOL, epochs=(out,)), "outside of its job")
+
+
+@pytest.mark.parametrize(
+    ("below", "nested"),
+    [
+        ("current-generation.json", False),
+        ("j2/current-generation.json", True),
+        ("generations/1/current-generation.json", True),
+        ("generations/1/checkpoints/checkpoint-0000001/checkpoint-manifest.pb", False),
+        ("j2/generations/1/checkpoints/checkpoint-0000001/checkpoint-manifest.pb", True),
+        ("j2/checkpoints/checkpoint-0000001/metadata", True),
+        ("other/1/checkpoints/checkpoint-0000001/metadata", True),
+        ("generations/checkpoints/checkpoint-0000001/metadata", True),
+        ("generations/1/checkpoints/checkpoint-0000001/operator-a/checkpoints/checkpoint-1", False),
+        ("generations/1/checkpoints/notes.txt", False),
+        ("j2/checkpoints", False),
+        ("j2/checkpoints/notes.txt", False),
+        ("j2/other/checkpoint-0000001/metadata", False),
+        ("notes.txt", False),
+    ],
+)
+def test_objects_of_a_job_within_the_job_are_told_from_its_own(below: str, nested: bool) -> None:
+    assert nested_root(PROTOCOL, f"{PROTOCOL.root}/{below}") is nested
+
+
+def test_checkpoints_of_the_legacy_layout_are_nested_in_a_protocol_job_only() -> None:
+    name = "checkpoints/checkpoint-0000001/metadata"
+    assert nested_root(PROTOCOL, f"{PROTOCOL.root}/{name}")
+    assert not nested_root(LEGACY, f"{LEGACY.root}/{name}")
+
+
+def test_objects_of_an_epoch_by_name() -> None:
+    operators = ((OperatorId("a"), 2), (OperatorId("b"), 1))
+    one = epoch_root(PROTOCOL, 3, operators=operators, needs_commit=True)
+    base = "p/j/generations/2/checkpoints/checkpoint-0000003"
+    subtasks = [f"{base}/operator-{name}.metadata" for name in ("a-0", "a-1", "b-0")]
+    ends = [f"{base}/committed.json", "p/j/epochs/epoch-0000003.record"]
+    assert list(records_of(PROTOCOL, one)) == [*subtasks, *ends]
+    assert list(metadata_of(PROTOCOL, one)) == [f"{base}/checkpoint-manifest.pb"]
+    arroyo = replace(one, ours=False, needs_commit=False)
+    assert list(records_of(PROTOCOL, arroyo)) == ends[1:]
+    old = epoch_root(LEGACY, 3, operators=operators, needs_commit=True)
+    base = "j/checkpoints/checkpoint-0000003"
+    subtasks = [f"{base}/operator-{name}.metadata" for name in ("a-0", "a-1", "b-0")]
+    note = "j/_arroyo_dagster/commits/epoch-0000003.json"
+    assert list(records_of(LEGACY, old)) == [*subtasks, note]
+    assert list(records_of(LEGACY, replace(old, needs_commit=False))) == subtasks
+    assert list(records_of(LEGACY, replace(old, ours=False))) == []
+    metadata = [f"{base}/operator-a/metadata", f"{base}/operator-b/metadata", f"{base}/metadata"]
+    assert list(metadata_of(LEGACY, old)) == metadata
+
+
+def test_compactions_and_quarantines_refer_to_files_too() -> None:
+    files = {name: StatePath(f"p/j/{name}/table-t-000") for name in "abc"}
+    aside = Quarantined(name="q", needs=Packed.of_paths([files["c"]]), moved_at_micros=1)
+    roots = roots_of(
+        PROTOCOL,
+        epochs=(epoch_root(PROTOCOL, 9, files["a"]),),
+        compactions={StatePath("p/j/r.json"): Packed.of_paths([files["b"]])},
+        quarantined=(aside,),
+    )
+    found = referenced_by(roots, roots.epochs)
+    assert [name for name, path in files.items() if path in found] == ["a", "b", "c"]
+    for name in "abc":
+        below = referenced_by(roots, roots.epochs, f"p/j/{name}/")
+        assert [one for one, path in files.items() if path in below] == [name]
+
+
+def test_proof_says_what_was_read_and_who_said_what_the_job_does() -> None:
+    read = tuple(Root(path=StatePath(f"p/j/{name}"), digest="d") for name in "bca")
+    roots = roots_of(PROTOCOL, more=read)
+    found = referenced_by(roots, roots.epochs)
+    said = answer(JobCondition.STOPPED, run_id=2)
+    proof = prove(roots, found, said, listed=12)
+    assert (proof.epochs, proof.referenced, proof.digest) == (3, 3, found.hexdigest)
+    assert (proof.head, proof.worker_generation, proof.run_id) == (roots.head.ref, 2, 2)
+    assert [root.path for root in proof.roots] == ["p/j/a", "p/j/b", "p/j/c"]
+    assert (proof.condition, proof.listed) == ("stopped (s)", 12)
+    nobody = prove(replace(roots, epochs=()), found)
+    assert (nobody.head, nobody.run_id, nobody.condition) == (None, None, None)
+
+
+@pytest.mark.parametrize("where", ["epoch", "attempt", "listing"])
+def test_foreign_name_that_may_be_a_second_name_of_an_object_of_the_job_is_refused(
+    where: str,
+) -> None:
+    path = data(PROTOCOL, 6)
+    copy = StatePath(path.replace("generations/2/", "Generations/02/"))
+    roots = roots_of(PROTOCOL)
+    known: list[Stored] = []
+    if where == "epoch":
+        roots = replace(roots, epochs=(*roots.epochs, epoch_root(PROTOCOL, 6, path)))
+    elif where == "attempt":
+        roots = replace(roots, attempts=(epoch_root(PROTOCOL, 6, path),))
+    else:
+        known = [Stored(path)]
+    check_aliases(roots, Packed(), known)
+    check_aliases(roots, Packed.of_paths([StatePath("p/j/notes.txt")]), known)
+    others = [data(PROTOCOL, 5), path]  # of an operator whose id holds a slash: foreign, and listed
+    check_aliases(roots, Packed.of_paths(others), known)
+    with pytest.raises(ProtocolError, match="looks like a second name of") as error:
+        check_aliases(roots, Packed.of_paths([*others[:1], copy]), known)
+    assert f"{copy} looks like a second name of {path}" in error.value.message
+    assert error.value.facts == {"job": PROTOCOL.root, "path": copy}

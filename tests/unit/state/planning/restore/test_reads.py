@@ -1,0 +1,383 @@
+"""Which jobs a listing shows, which epochs to look at, and which files a read needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
+    CheckpointState,
+    OperatorCheckpoint,
+    StreamProgress,
+)
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedConfig,
+    GlobalKeyedFiles,
+    StoredSchema,
+    TableConfig,
+    TimeFile,
+)
+from arroyo_dagster.state.planning.restore.reads import (
+    Attempt,
+    Level,
+    check_root,
+    choose_job,
+    directories_to_list,
+    find_table,
+    is_at_rest,
+    job_watermark_micros,
+    jobs_in,
+    plan_read,
+    restore_plan,
+    shown_operators,
+    unfinished_attempts,
+)
+
+LEGACY = JobPaths(JobId("old"))
+PROTOCOL = JobPaths(JobId("main"), PipelineId("words"))
+
+
+def level(*names: str) -> Level:
+    """Names that end in `/` are directories."""
+    directories = frozenset(name[:-1] for name in names if name.endswith("/"))
+    return Level(frozenset(name for name in names if not name.endswith("/")), directories)
+
+
+# ---- jobs ----------------------------------------------------------------------------------------
+
+TREE = {
+    "": level("old/", "words/", "_arroyo_dagster/", "junk/", "state.sqlite"),
+    "old": level("checkpoints/", "_arroyo_dagster/"),
+    "words": level("main/", "gone/"),
+    "junk": level("notes.txt"),
+    "old/checkpoints": level("checkpoint-0000003/", "checkpoint-12/"),
+    "words/main": level("current-generation.json", "generations/", "epochs/"),
+    "words/gone": level(),
+}
+
+
+def test_directories_are_asked_for_level_by_level_and_never_below_the_second() -> None:
+    known: dict[str, Level] = {}
+    asked: list[list[str]] = []
+    while wanted := directories_to_list(known):
+        asked.append(wanted)
+        known.update({path: TREE[path] for path in wanted})
+    assert asked == [
+        [""],
+        ["junk", "old", "words"],
+        ["old/checkpoints", "words/gone", "words/main"],
+    ]
+    assert jobs_in(known) == [LEGACY, PROTOCOL]
+
+
+def test_layouts_are_told_apart_by_structure_not_by_name() -> None:
+    known = {
+        "pl_1/job_1": level("current-generation.json"),
+        "job_2/checkpoints": level("checkpoint-0000001/"),
+        "x/checkpoints": level("current-generation.json", "checkpoint-0000001/"),
+        "job_3/checkpoints": level("metadata", "checkpoint-/", "checkpoint-1/"),
+    }
+    assert [paths.root for paths in jobs_in(known)] == [
+        "job_2",
+        "pl_1/job_1",
+        "x",
+        "x/checkpoints",
+    ]
+
+
+def test_what_is_ours_alone_is_never_a_job() -> None:
+    known = {
+        "_arroyo_dagster": level("checkpoints/"),
+        "_arroyo_dagster/checkpoints": level("checkpoint-0000001/"),
+        "x/_arroyo_dagster": level("current-generation.json"),
+        "x/y/z": level("current-generation.json"),
+    }
+    assert jobs_in(known) == []
+
+
+def test_a_root_without_jobs_is_fine_while_nothing_foreign_is_in_it() -> None:
+    check_root({"": level()}, "u")
+    check_root({"": level("_arroyo_dagster/", "state.sqlite", "state.sqlite-wal")}, "u")
+    old = {"old": level("checkpoints/"), "old/checkpoints": level("checkpoint-0000001/")}
+    check_root({"": level("junk/", "old/"), **old}, "u")
+
+
+def test_a_directory_with_our_records_alone_is_a_job_that_was_removed() -> None:
+    legacy = {"": level("old/"), "old": level("_arroyo_dagster/")}
+    check_root(legacy, "u")
+    protocol = {"words": level("main/"), "words/main": level("_arroyo_dagster/")}
+    check_root({"": level("words/"), **protocol}, "u")
+    with pytest.raises(InputError, match="not a checkpoint root") as caught:
+        check_root({"": level("words/", "word/"), **protocol}, "u")
+    assert caught.value.facts["found"] == "word/"
+
+
+def test_a_root_that_holds_something_else_is_refused_with_what_was_found() -> None:
+    with pytest.raises(InputError, match="not a checkpoint root") as caught:
+        check_root({"": level("src/", "README.md")}, "file:///x")
+    assert caught.value.facts == {"url": "file:///x", "found": "src/, README.md"}
+    with pytest.raises(InputError) as caught:
+        check_root({"": level(*(f"d{n:02}/" for n in range(12)))}, "u")
+    assert str(caught.value.facts["found"]).endswith("d09/ and 2 more")
+
+
+def test_a_job_is_chosen_by_its_name_or_by_its_whole_path() -> None:
+    other = JobPaths(JobId("other"), PipelineId("words"))
+    jobs = [LEGACY, PROTOCOL, other]
+    assert choose_job("old", jobs, "u") == LEGACY
+    assert choose_job("main", jobs, "u") == PROTOCOL
+    assert choose_job("words/main", jobs, "u") == PROTOCOL
+
+
+def test_a_whole_path_wins_so_that_every_job_can_be_named() -> None:
+    same = JobPaths(JobId("old"), PipelineId("words"))
+    assert choose_job("old", [LEGACY, same], "u") == LEGACY
+    assert choose_job("words/old", [LEGACY, same], "u") == same
+
+
+def test_an_ambiguous_or_unknown_job_names_those_there_are() -> None:
+    twin = JobPaths(JobId("main"), PipelineId("letters"))
+    with pytest.raises(InputError, match="several jobs") as ambiguous:
+        choose_job("main", [twin, PROTOCOL], "u")
+    assert ambiguous.value.facts["candidates"] == "letters/main, words/main"
+    with pytest.raises(NotFoundError) as unknown:
+        choose_job("x", [LEGACY, PROTOCOL], "u")
+    assert unknown.value.facts["jobs"] == "old, words/main"
+    with pytest.raises(NotFoundError) as empty:
+        choose_job("x", [], "u")
+    assert empty.value.facts["jobs"] == "none"
+
+
+# ---- epochs --------------------------------------------------------------------------------------
+
+
+def attempt(epoch: int, generation: int) -> Attempt:
+    return Attempt(Epoch(epoch), WorkerGeneration(generation))
+
+
+def test_remains_of_expired_epochs_are_no_unfinished_attempts() -> None:
+    attempts = [attempt(e, 1) for e in (3, 5, 6)] + [attempt(e, 2) for e in (6, 7, 8)]
+    owners = [attempt(5, 1), attempt(6, 2), attempt(7, 2)]
+    assert unfinished_attempts(attempts, owners) == [attempt(6, 1), attempt(8, 2)]
+
+
+def test_every_attempt_is_unfinished_while_no_epoch_is_owned() -> None:
+    assert unfinished_attempts([attempt(2, 1), attempt(1, 1)], []) == [
+        attempt(1, 1),
+        attempt(2, 1),
+    ]
+
+
+def operator(name: str, watermark: int | None = None, **tables: object) -> OperatorCheckpoint:
+    return OperatorCheckpoint(
+        job=PROTOCOL.job,
+        operator=OperatorId(name),
+        epoch=Epoch(3),
+        parallelism=1,
+        min_watermark_micros=watermark,
+        tables={TableName(t): GlobalKeyedFiles() for t in tables},
+        configs={
+            TableName(t): TableConfig(config=GlobalKeyedConfig(table=TableName(t))) for t in tables
+        },
+    )
+
+
+def checkpoint(
+    *operators: OperatorCheckpoint, final: bool | None = None, generation: int = 2
+) -> Checkpoint:
+    progress = StreamProgress(query_id="q", batch_id=1, offsets="{}", final=bool(final))
+    return Checkpoint(
+        pipeline=PROTOCOL.pipeline,
+        job=PROTOCOL.job,
+        worker_generation=WorkerGeneration(generation),
+        epoch=Epoch(3),
+        min_epoch=Epoch(1),
+        start_time_micros=0,
+        finish_time_micros=0,
+        state=CheckpointState.READY,
+        operators=operators,
+        ref=StatePath("words/main/x"),
+        progress=None if final is None else progress,
+    )
+
+
+def test_the_watermark_of_a_job_is_the_smallest_that_any_operator_has() -> None:
+    assert job_watermark_micros(checkpoint(operator("a"), operator("b", 7), operator("c", 5))) == 5
+    assert job_watermark_micros(checkpoint(operator("a"), operator("b", 0))) == 0
+    assert job_watermark_micros(checkpoint(operator("a"))) is None
+
+
+def test_a_job_is_at_rest_when_its_last_run_ended_and_none_was_started_since() -> None:
+    assert is_at_rest(checkpoint(final=True), WorkerGeneration(2))
+    assert not is_at_rest(checkpoint(final=True), WorkerGeneration(3))
+    assert not is_at_rest(checkpoint(final=False), WorkerGeneration(2))
+    assert not is_at_rest(checkpoint(), WorkerGeneration(2))
+
+
+def test_operators_of_arroyo_are_shown_in_the_order_of_its_plan() -> None:
+    ids = ["sink_out_10", "SessionWindow<4s>", "value_2", "source_x_0"]
+    found = shown_operators(checkpoint(*map(operator, ids)))
+    assert [one.operator for one in found] == [
+        "source_x_0",
+        "value_2",
+        "sink_out_10",
+        "SessionWindow<4s>",
+    ]
+
+
+def test_operators_of_ours_are_shown_as_metadata_lists_them() -> None:
+    found = shown_operators(checkpoint(operator("z_9"), operator("a_1"), final=False))
+    assert [one.operator for one in found] == ["z_9", "a_1"]
+
+
+# ---- reads ---------------------------------------------------------------------------------------
+
+
+def time_file(name: str, latest: int, low: int = 0, high: int = 9) -> TimeFile:
+    return TimeFile(
+        epoch=Epoch(1),
+        path=StatePath(name),
+        min_routing_key=low,
+        max_routing_key=high,
+        max_timestamp_micros=latest,
+    )
+
+
+FILES = ExpiringTimeKeyFiles(
+    files=(time_file("b", 10), time_file("a", 4, 5, 9), time_file("c", 7, 20, 30))
+)
+
+
+def config(*, generational: bool = False) -> ExpiringTimeKeyConfig:
+    return ExpiringTimeKeyConfig(
+        table=TableName("t"),
+        retention_micros=5,
+        generational=generational,
+        schema=StoredSchema(arrow_schema="{}", timestamp_index=0),
+    )
+
+
+def test_a_read_takes_the_files_of_its_keys_that_are_not_expired_in_replay_order() -> None:
+    plan = plan_read(config(), FILES, 12)
+    assert [file.path for file in plan.files] == ["b", "c"]
+    assert plan.cutoff_micros == 7
+    one = plan_read(config(), FILES, 9, KeyRange(6, 19))
+    assert [file.path for file in one.files] == ["b", "a"]
+
+
+def test_without_a_watermark_nothing_has_expired() -> None:
+    plan = plan_read(config(), FILES, None)
+    assert (len(plan.files), plan.cutoff_micros) == (3, 0)
+
+
+def test_arroyo_reads_generational_tables_whole_and_we_do_not() -> None:
+    assert len(plan_read(config(generational=True), FILES, 100, ours=False).files) == 3
+    assert plan_read(config(generational=True), FILES, 100).files == ()
+
+
+def test_an_unknown_operator_or_table_names_those_there_are() -> None:
+    found = checkpoint(operator("count", 1, counts=1, other=1), operator("src"))
+    assert find_table(found, "count", "other")[1].table == "other"
+    with pytest.raises(NotFoundError) as unknown:
+        find_table(found, "cuont", "counts")
+    assert unknown.value.facts["operators"] == "count, src"
+    with pytest.raises(NotFoundError) as missing:
+        find_table(found, "count", "x")
+    assert missing.value.facts["tables"] == "counts, other"
+    with pytest.raises(NotFoundError) as none:
+        find_table(found, "src", "x")
+    assert none.value.facts["tables"] == "none"
+
+
+# ---- what a restore opens ------------------------------------------------------------------------
+
+
+def restored(parallelism: int = 2) -> Checkpoint:
+    """One operator with a global keyed table of two files and an expiring one of three."""
+    counts, rows = TableName("counts"), TableName("rows")
+    expiring = ExpiringTimeKeyConfig(
+        table=rows,
+        retention_micros=10,
+        schema=StoredSchema(arrow_schema="{}", timestamp_index=0),
+    )
+    half = MAX_ROUTING_KEY // 2
+    files = (
+        _time_file("low", 0, half, 100),
+        _time_file("high", half + 1, MAX_ROUTING_KEY, 100),
+        _time_file("expired", 0, MAX_ROUTING_KEY, 5),
+    )
+    operator = OperatorCheckpoint(
+        job=JobId("j"),
+        operator=OperatorId("op"),
+        epoch=Epoch(1),
+        parallelism=parallelism,
+        min_watermark_micros=100,
+        tables={
+            counts: GlobalKeyedFiles(files=(StatePath("a"), StatePath("b"))),
+            rows: ExpiringTimeKeyFiles(files=files),
+        },
+        configs={
+            counts: TableConfig(config=GlobalKeyedConfig(table=counts)),
+            rows: TableConfig(config=expiring),
+        },
+    )
+    return Checkpoint(
+        pipeline=None,
+        job=JobId("j"),
+        worker_generation=None,
+        epoch=Epoch(1),
+        min_epoch=Epoch(1),
+        start_time_micros=0,
+        finish_time_micros=0,
+        state=CheckpointState.READY,
+        operators=(operator,),
+        ref=StatePath("ref"),
+    )
+
+
+def _time_file(path: str, low: int, high: int, newest: int) -> TimeFile:
+    return TimeFile(
+        epoch=Epoch(1),
+        path=StatePath(path),
+        min_routing_key=low,
+        max_routing_key=high,
+        max_timestamp_micros=newest,
+    )
+
+
+def test_each_subtask_opens_all_of_a_global_table_and_its_own_part_of_an_expiring_one() -> None:
+    plan = restore_plan(restored())
+    opened = [(read.table, read.subtask, read.files) for read in plan.reads]
+    assert opened == [
+        ("counts", 0, ("a", "b")),
+        ("counts", 1, ("a", "b")),
+        ("rows", 0, ("low",)),
+        ("rows", 1, ("high",)),
+    ]
+    assert [read.cutoff_micros for read in plan.reads] == [0, 0, 90, 90]
+    assert plan.opens == 6
+    assert plan.files == ("a", "b", "low", "high")
+
+
+def test_a_restore_at_another_parallelism_splits_the_keys_otherwise() -> None:
+    plan = restore_plan(restored(), 3, sizes={StatePath("low"): 7, StatePath("a"): 2})
+    reads = [read for read in plan.reads if read.table == "rows"]
+    assert [read.files for read in reads] == [("low",), ("low", "high"), ("high",)]
+    assert reads[0].keys.end + 1 == reads[1].keys.start
+    assert [read.size_bytes for read in reads] == [7, 7, 0]
+    assert plan.size_bytes == 3 * 2 + 14
+    assert len({read.subtask for read in restore_plan(restored(), 1).reads}) == 1

@@ -1,0 +1,562 @@
+"""The state of a checkpoint, what a start restores, and who may write: every row of the tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.model.checkpoints import (
+    CheckpointState,
+    CommittedMarker,
+    CurrentGeneration,
+    EpochRecord,
+    GenerationManifest,
+    LegacyCheckpoint,
+    Manifest,
+    OperatorCheckpoint,
+    StreamProgress,
+)
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles, TableConfig
+from arroyo_dagster.state.planning.restore.recovery import (
+    CannotStart,
+    Claim,
+    Fenced,
+    Need,
+    RaiseFence,
+    Record,
+    Restore,
+    Standing,
+    StartEmpty,
+    checkpoint_state,
+    claim_of,
+    expect_manifest_path,
+    fence_verdict,
+    legacy_state,
+    marker_path,
+    parent_ready,
+    resolve,
+    standing,
+)
+
+PATHS = JobPaths(JobId("j"), PipelineId("p"))
+
+
+class World:
+    """The objects of a job, put there by name."""
+
+    def __init__(self) -> None:
+        self.objects: dict[StatePath, Record] = {}
+
+    def ref(self, generation: int, epoch: int) -> StatePath:
+        return PATHS.manifest(WorkerGeneration(generation), Epoch(epoch))
+
+    def manifest(
+        self,
+        generation: int,
+        epoch: int,
+        *,
+        parent: StatePath | None = None,
+        needs_commit: bool = False,
+    ) -> StatePath:
+        ref = self.ref(generation, epoch)
+        self.objects[ref] = Manifest(
+            pipeline=PipelineId("p"),
+            job=JobId("j"),
+            worker_generation=WorkerGeneration(generation),
+            epoch=Epoch(epoch),
+            min_epoch=Epoch(1),
+            start_time_micros=0,
+            finish_time_micros=0,
+            needs_commit=needs_commit,
+            operators=(),
+            parent_ref=parent,
+        )
+        return ref
+
+    def claim(self, ref: StatePath) -> None:
+        manifest = self.objects[ref]
+        assert isinstance(manifest, Manifest)
+        self.objects[PATHS.epoch_record(manifest.epoch)] = claim_of(ref, manifest, 5)
+
+    def commit(self, ref: StatePath) -> None:
+        manifest = self.objects[ref]
+        assert isinstance(manifest, Manifest)
+        self.objects[marker_path(ref)] = marker(ref, manifest.epoch)
+
+    def ready(self, generation: int, epoch: int, parent: StatePath | None = None) -> StatePath:
+        ref = self.manifest(generation, epoch, parent=parent)
+        self.claim(ref)
+        return ref
+
+    def generation(
+        self, number: int, *, base: StatePath | None = None, latest: StatePath | None = None
+    ) -> None:
+        self.objects[PATHS.generation_manifest(WorkerGeneration(number))] = GenerationManifest(
+            pipeline=PipelineId("p"),
+            job=JobId("j"),
+            worker_generation=WorkerGeneration(number),
+            base_ref=base,
+            latest_ref=latest,
+            updated_at_micros=0,
+        )
+
+    def fence(self, number: int) -> None:
+        self.objects[PATHS.current_generation] = CurrentGeneration(
+            pipeline=PipelineId("p"),
+            job=JobId("j"),
+            worker_generation=WorkerGeneration(number),
+            generation_manifest_ref=PATHS.generation_manifest(WorkerGeneration(number)),
+            updated_at_micros=0,
+        )
+
+    def start(
+        self, generation: int, *, fence: int | None = None, **rules: bool
+    ) -> Restore | StartEmpty | CannotStart | Claim:
+        """What `generation` would restore; the fence names it unless said otherwise."""
+        self.fence(generation if fence is None else fence)
+        facts: dict[StatePath, Record | None] = {}
+        while True:
+            found = resolve(PATHS, WorkerGeneration(generation), facts, now_micros=9, **rules)
+            if not isinstance(found, Need):
+                if isinstance(found, Restore):
+                    assert found.manifest == self.objects[found.ref]
+                return found
+            assert found.path not in facts, "asked twice"
+            facts[found.path] = self.objects.get(found.path)
+
+    def fenced(self, generation: int) -> Fenced | RaiseFence | None:
+        facts: dict[StatePath, Record | None] = {}
+        while isinstance(found := fence_verdict(PATHS, WorkerGeneration(generation), facts), Need):
+            facts[found.path] = self.objects.get(found.path)
+        return found
+
+
+def marker(ref: StatePath, epoch: int, job: str = "j") -> CommittedMarker:
+    return CommittedMarker(
+        pipeline=PipelineId("p"),
+        job=JobId(job),
+        epoch=Epoch(epoch),
+        checkpoint_worker_generation=WorkerGeneration(1),
+        writer_worker_generation=WorkerGeneration(1),
+        checkpoint_ref=ref,
+    )
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+# ---- the state of one checkpoint (arroyo-state.md 3.1) -------------------------------------------
+
+
+def parts(world: World, *, needs_commit: bool = False) -> tuple[StatePath, Manifest, EpochRecord]:
+    ref = world.manifest(1, 2, parent=world.ref(1, 1), needs_commit=needs_commit)
+    manifest = world.objects[ref]
+    assert isinstance(manifest, Manifest)
+    return ref, manifest, claim_of(ref, manifest, 5)
+
+
+def test_without_a_manifest_a_checkpoint_is_invisible(world: World) -> None:
+    ref, _, record = parts(world)
+    assert checkpoint_state(ref, None, record, None).state is CheckpointState.INVISIBLE
+
+
+def test_without_a_record_a_checkpoint_is_unclaimed(world: World) -> None:
+    ref, manifest, _ = parts(world)
+    found = checkpoint_state(ref, manifest, None, marker(ref, 2))
+    assert found.state is CheckpointState.UNCLAIMED
+
+
+def test_a_record_of_another_epoch_is_an_error(world: World) -> None:
+    ref, manifest, record = parts(world)
+    with pytest.raises(ProtocolError, match="epoch 3"):
+        checkpoint_state(ref, manifest, replace(record, epoch=Epoch(3)), None)
+
+
+def test_a_record_that_names_another_checkpoint_orphans_this_one(world: World) -> None:
+    ref, manifest, record = parts(world)
+    other = replace(record, checkpoint_ref=world.ref(2, 2))
+    found = checkpoint_state(ref, manifest, other, None)
+    assert found.state is CheckpointState.ORPHANED
+    assert found.canonical_ref == world.ref(2, 2)
+    assert not found.state.canonical
+
+
+def test_a_record_with_another_parent_is_an_error(world: World) -> None:
+    ref, manifest, record = parts(world)
+    with pytest.raises(ProtocolError, match="different parents"):
+        checkpoint_state(ref, manifest, replace(record, parent_ref=None), None)
+
+
+def test_a_claimed_checkpoint_that_commits_nothing_is_ready(world: World) -> None:
+    ref, manifest, record = parts(world)
+    assert checkpoint_state(ref, manifest, record, None).state is CheckpointState.READY
+
+
+def test_a_claimed_checkpoint_is_committing_until_its_marker_is_there(world: World) -> None:
+    ref, manifest, record = parts(world, needs_commit=True)
+    assert checkpoint_state(ref, manifest, record, None).state is CheckpointState.COMMITTING
+    ready = checkpoint_state(ref, manifest, record, marker(ref, 2))
+    assert ready.state is CheckpointState.READY
+
+
+def test_a_marker_of_another_checkpoint_is_an_error(world: World) -> None:
+    ref, manifest, record = parts(world, needs_commit=True)
+    for wrong in (marker(ref, 3), marker(world.ref(2, 2), 2), marker(ref, 2, job="other")):
+        with pytest.raises(ProtocolError, match="marker"):
+            checkpoint_state(ref, manifest, record, wrong)
+
+
+def test_a_parent_is_ready_if_it_is_absent_by_right_or_owns_its_epoch_and_has_committed(
+    world: World,
+) -> None:
+    known = [PATHS.epoch_record(Epoch(1)), world.ref(1, 1), marker_path(world.ref(1, 1))]
+
+    def is_ready(parent: StatePath | None) -> bool:
+        ref = world.manifest(9, 9, parent=parent)
+        manifest = world.objects[ref]
+        assert isinstance(manifest, Manifest)
+        answer = parent_ready(PATHS, manifest, {**dict.fromkeys(known), **world.objects})
+        assert isinstance(answer, bool)
+        return answer
+
+    assert is_ready(None)
+    assert not is_ready(world.ref(1, 1))
+    ref = world.manifest(1, 1, needs_commit=True)
+    assert not is_ready(ref)
+    world.claim(ref)
+    assert not is_ready(ref)
+    world.commit(ref)
+    assert is_ready(ref)
+
+
+def test_a_question_says_what_it_needs_one_object_after_the_other(world: World) -> None:
+    ref = world.manifest(1, 1, needs_commit=True)
+    world.claim(ref)
+    facts: dict[StatePath, Record | None] = {}
+    asked = []
+    while isinstance(found := standing(PATHS, ref, facts), Need):
+        asked.append(found.path)
+        facts[found.path] = world.objects.get(found.path)
+    assert asked == [ref, PATHS.epoch_record(Epoch(1)), marker_path(ref)]
+
+
+@pytest.mark.parametrize("needs_commit", [True, False])
+def test_marker_is_read_only_of_a_claimed_checkpoint_that_commits(
+    world: World, needs_commit: bool
+) -> None:
+    ref = world.manifest(1, 1, needs_commit=needs_commit)
+    record = PATHS.epoch_record(Epoch(1))
+    unclaimed = standing(PATHS, ref, {**world.objects, record: None})
+    assert unclaimed == Standing(CheckpointState.UNCLAIMED)
+    world.claim(ref)
+    ready = Standing(CheckpointState.READY)
+    claimed = standing(PATHS, ref, dict(world.objects))
+    assert claimed == (Need(marker_path(ref)) if needs_commit else ready)
+
+
+def test_an_object_of_the_wrong_kind_is_an_error(world: World) -> None:
+    ref = world.manifest(1, 1)
+    with pytest.raises(ProtocolError, match="expected"):
+        standing(PATHS, ref, {ref: marker(ref, 1)})
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["managed", "arroyo"])
+def test_legacy_epoch_is_committing_only_if_it_is_ours_and_its_note_is_missing(ours: bool) -> None:
+    def operator(name: str, commits: bool) -> OperatorCheckpoint:
+        config = GlobalKeyedConfig(table=TableName("t"), uses_two_phase_commit=commits)
+        return OperatorCheckpoint(
+            job=JobId("j"),
+            operator=OperatorId(name),
+            epoch=Epoch(1),
+            parallelism=1,
+            configs={config.table: TableConfig(config=config)},
+            tables={config.table: GlobalKeyedFiles(files=())},
+        )
+
+    head = LegacyCheckpoint(
+        job=JobId("j"),
+        epoch=Epoch(1),
+        min_epoch=Epoch(1),
+        start_time_micros=0,
+        finish_time_micros=0,
+        operators=(OperatorId("count"), OperatorId("sink")),
+        progress=StreamProgress(query_id="q", batch_id=1, offsets="") if ours else None,
+    )
+    count, sink = operator("count", False), operator("sink", True)
+    waits = CheckpointState.COMMITTING if ours else CheckpointState.READY
+    assert legacy_state(head, [count, sink], committed=False) is waits
+    assert legacy_state(head, [count, sink], committed=True) is CheckpointState.READY
+    assert legacy_state(head, [count], committed=False) is CheckpointState.READY
+
+
+# ---- what a start restores (arroyo-state.md 3.3) -------------------------------------------------
+
+
+def test_a_job_that_never_ran_starts_empty(world: World) -> None:
+    assert world.start(1) == StartEmpty()
+    assert world.start(7) == StartEmpty()
+
+
+def test_start_reads_the_fence_and_the_generations_before_its_own_only(world: World) -> None:
+    own = world.ready(3, 3)
+    world.generation(3, latest=own)
+    world.generation(4, latest=own)
+    before = [PATHS.generation_manifest(WorkerGeneration(number)) for number in (2, 1, 0)]
+    facts: dict[StatePath, Record | None] = dict.fromkeys([PATHS.current_generation, *before])
+    assert resolve(PATHS, WorkerGeneration(3), facts, now_micros=9) == StartEmpty()
+    assert world.start(3) == StartEmpty()
+
+
+def test_generations_without_a_manifest_or_without_a_checkpoint_are_passed_over(
+    world: World,
+) -> None:
+    ref = world.ready(1, 1)
+    world.generation(1, latest=ref)
+    world.generation(3)
+    world.generation(4)
+    found = world.start(6)
+    assert isinstance(found, Restore)
+    assert (found.ref, found.replay_commit) == (ref, False)
+
+
+def test_the_latest_checkpoint_comes_before_the_base(world: World) -> None:
+    first = world.ready(1, 1)
+    second = world.ready(2, 2, first)
+    world.generation(2, base=first, latest=second)
+    found = world.start(3)
+    assert isinstance(found, Restore)
+    assert found.ref == second
+
+
+def test_a_latest_checkpoint_without_a_manifest_gives_way_to_the_base(world: World) -> None:
+    first = world.ready(1, 1)
+    world.generation(2, base=first, latest=world.ref(2, 2))
+    found = world.start(3)
+    assert isinstance(found, Restore)
+    assert found.ref == first
+
+
+def test_a_base_without_a_manifest_gives_way_to_the_generation_before(world: World) -> None:
+    first = world.ready(1, 1)
+    world.generation(1, latest=first)
+    world.generation(2, base=world.ref(1, 9))
+    found = world.start(3)
+    assert isinstance(found, Restore)
+    assert found.ref == first
+
+
+def test_a_checkpoint_whose_parent_is_not_ready_stops_the_start(world: World) -> None:
+    parent = world.manifest(1, 1, needs_commit=True)
+    world.claim(parent)
+    ref = world.ready(1, 2, parent)
+    world.generation(1, latest=ref)
+    found = world.start(2)
+    assert isinstance(found, CannotStart)
+    assert "parent" in found.reason
+    assert found.ref == ref
+
+
+def test_a_committing_checkpoint_is_restored_and_its_commit_replayed(world: World) -> None:
+    ref = world.manifest(1, 1, needs_commit=True)
+    world.claim(ref)
+    world.generation(1, latest=ref)
+    found = world.start(2)
+    assert isinstance(found, Restore)
+    assert found.replay_commit
+    world.commit(ref)
+    found = world.start(2)
+    assert isinstance(found, Restore)
+    assert not found.replay_commit
+
+
+def test_an_orphaned_checkpoint_leads_to_the_one_that_owns_its_epoch(world: World) -> None:
+    first = world.ready(1, 1)
+    lost = world.manifest(2, 2, parent=first)
+    won = world.ready(1, 2, first)
+    world.generation(2, base=first, latest=lost)
+    found = world.start(3)
+    assert isinstance(found, Restore)
+    assert found.ref == won
+
+
+def test_an_epoch_record_that_names_nothing_stops_the_start(world: World) -> None:
+    first = world.ready(1, 1)
+    lost = world.manifest(2, 2, parent=first)
+    won = world.ready(1, 2, first)
+    world.generation(2, base=first, latest=lost)
+    del world.objects[won]
+    found = world.start(3)
+    assert isinstance(found, CannotStart)
+    assert "no manifest" in found.reason
+    assert found.ref == won
+
+
+def test_record_of_the_next_epoch_that_names_nothing_stops_the_start(world: World) -> None:
+    """Not the epoch before, and not the base: that epoch was published, and its rows may be out."""
+    first = world.ready(1, 1)
+    second = world.ready(1, 2, first)
+    late = world.ready(1, 3, second)
+    world.generation(2, base=first, latest=second)
+    del world.objects[late]
+    found = world.start(3)
+    assert isinstance(found, CannotStart)
+    assert "no manifest" in found.reason
+    assert found.ref == late
+
+
+def test_owner_of_an_epoch_that_is_not_canonical_itself_stops_the_start(world: World) -> None:
+    lost = world.manifest(2, 2)
+    won = world.ready(1, 2)
+    manifest = world.objects[won]
+    assert isinstance(manifest, Manifest)
+    world.objects[won] = replace(manifest, epoch=Epoch(7))
+    world.generation(2, latest=lost)
+    found = world.start(3)
+    assert found == CannotStart("the canonical checkpoint is unclaimed itself", won)
+
+
+def test_an_unclaimed_checkpoint_of_the_newest_generation_is_claimed_as_its_writer_would(
+    world: World,
+) -> None:
+    first = world.ready(1, 1)
+    ref = world.manifest(1, 2, parent=first)
+    world.generation(1, base=None, latest=ref)
+    found = world.start(2)
+    assert isinstance(found, Claim)
+    assert found.record_path == PATHS.epoch_record(Epoch(2))
+    assert found.record.checkpoint_ref == ref
+    assert found.record.worker_generation == 1
+    assert found.record.parent_ref == first
+    assert found.record.created_at_micros == 9
+    world.objects[found.record_path] = found.record
+    restored = world.start(2)
+    assert isinstance(restored, Restore)
+    assert restored.ref == ref
+
+
+def test_starts_that_died_before_they_chose_do_not_hide_an_unclaimed_checkpoint(
+    world: World,
+) -> None:
+    first = world.ready(1, 1)
+    ref = world.manifest(1, 2, parent=first)
+    world.generation(1, latest=ref)
+    world.generation(2)
+    world.generation(3)
+    found = world.start(4)
+    assert isinstance(found, Claim)
+    assert found.record.checkpoint_ref == ref
+
+
+def test_an_unclaimed_checkpoint_is_left_alone_once_the_fence_names_somebody_else(
+    world: World,
+) -> None:
+    first = world.ready(1, 1)
+    world.generation(1, base=first, latest=world.manifest(1, 2, parent=first))
+    world.generation(2, base=world.ref(7, 7))
+    found = world.start(3, fence=4)
+    assert isinstance(found, Restore)
+    assert found.ref == first
+    claim = world.start(3)
+    assert isinstance(claim, Claim)
+    assert claim.record.epoch == 2
+
+
+def test_reader_sees_the_parent_of_a_checkpoint_that_is_being_published(world: World) -> None:
+    first = world.ready(1, 1)
+    second = world.ready(1, 2, first)
+    world.generation(1, latest=world.manifest(1, 3, parent=second))
+    assert world.start(2, fence=1) == StartEmpty()
+    found = world.start(2, fence=1, only_reads=True)
+    assert isinstance(found, Restore)
+    assert (found.ref, found.replay_commit) == (second, False)
+    first_ever = World()
+    first_ever.generation(1, latest=first_ever.manifest(1, 1))
+    assert first_ever.start(2, fence=1, only_reads=True) == StartEmpty()
+
+
+def test_a_start_goes_on_to_the_newest_epoch_that_a_fenced_run_still_published(
+    world: World,
+) -> None:
+    first = world.ready(1, 1)
+    late = world.ready(1, 2, first)
+    world.generation(1, latest=late)
+    world.generation(2, base=first)
+    found = world.start(3)
+    assert isinstance(found, Restore)
+    assert found.ref == late
+
+
+def test_a_late_epoch_that_is_still_to_commit_is_restored_with_its_commit(world: World) -> None:
+    first = world.ready(1, 1)
+    late = world.manifest(1, 2, parent=first, needs_commit=True)
+    world.claim(late)
+    world.generation(2, base=first)
+    found = world.start(3)
+    assert isinstance(found, Restore)
+    assert (found.ref, found.replay_commit) == (late, True)
+
+
+def test_an_epoch_record_that_leads_out_of_the_job_is_an_error(world: World) -> None:
+    first = world.ready(1, 1)
+    world.generation(1, latest=first)
+    late = world.ready(1, 2, first)
+    record = world.objects[PATHS.epoch_record(Epoch(2))]
+    assert isinstance(record, EpochRecord)
+    foreign = StatePath(late.replace("p/j/", "p/other/"))
+    world.objects[PATHS.epoch_record(Epoch(2))] = replace(record, checkpoint_ref=foreign)
+    with pytest.raises(ProtocolError, match="out of its job"):
+        world.start(2)
+
+
+# ---- who may write -------------------------------------------------------------------------------
+
+
+def test_the_newest_generation_may_write(world: World) -> None:
+    world.generation(2)
+    world.fence(2)
+    assert world.fenced(2) is None
+
+
+def test_an_older_generation_is_fenced_by_the_fence(world: World) -> None:
+    world.fence(5)
+    assert world.fenced(2) == Fenced(WorkerGeneration(5))
+
+
+def test_an_older_generation_is_fenced_by_its_successor_before_the_fence_is_raised(
+    world: World,
+) -> None:
+    world.fence(2)
+    world.generation(3)
+    assert world.fenced(2) == Fenced(WorkerGeneration(3))
+
+
+@pytest.mark.parametrize("fence", [None, 1])
+def test_a_fence_that_a_slow_starter_wrote_late_is_raised_again(
+    world: World, fence: int | None
+) -> None:
+    if fence is not None:
+        world.fence(fence)
+    world.generation(2)
+    assert world.fenced(2) == RaiseFence()
+
+
+@pytest.mark.parametrize(
+    "path", ["p/x/generations/1/checkpoints/checkpoint-0000001/checkpoint-manifest.pb", "p/j/x"]
+)
+def test_a_reference_that_is_no_manifest_of_the_job_is_refused(path: str) -> None:
+    with pytest.raises(ProtocolError, match="out of its job"):
+        expect_manifest_path(PATHS, StatePath(path))

@@ -1,0 +1,138 @@
+"""Rows between subtasks: to the owner of their key, exactly, in an order every run repeats."""
+
+from __future__ import annotations
+
+import itertools
+
+import pyarrow as pa
+import pytest
+
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec.hashing.routing import key_hashes
+from arroyo_dagster.state.model.ids import OperatorId
+from arroyo_dagster.state.model.keys import range_for_server
+from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state.runtime.exchange import (
+    CHUNK_ROWS,
+    WATERMARK,
+    Chunk,
+    arrived,
+    decode_table,
+    encode_table,
+    latest_micros,
+    read_split,
+    rechunk,
+    route,
+    source_chunks,
+)
+from arroyo_dagster.state.runtime.pipeline import Edge, Pipeline
+from arroyo_dagster.state.runtime.task import advanced, watermark_of
+from tests.jobs import CountWords, KeepWords, words
+
+
+def edge(*keys: str) -> Edge:
+    return Edge(0, OperatorId("a"), OperatorId("b"), 0, keys or None)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 7])
+def test_every_row_goes_to_the_owner_of_its_key_in_the_order_it_came(parallelism: int) -> None:
+    rows = words(100).append_column("at2", pa.array(range(100), pa.int64()))
+    parts = route(edge("word"), rows, parallelism, stay=0)
+    assert sum(part.num_rows for _, part in parts) == 100
+    for subtask, part in parts:
+        owned = range_for_server(subtask, parallelism)
+        assert all(owned.contains(h) for h in key_hashes([part.column("word")]).to_pylist())
+        numbers = part.column("at2").to_pylist()
+        assert numbers == sorted(numbers)
+
+
+def test_rows_without_keys_stay_and_rows_keyed_by_nothing_go_to_the_first() -> None:
+    rows = words(5)
+    assert [subtask for subtask, _ in route(edge(), rows, 3, stay=4)] == [1]
+    by_nothing = Edge(0, OperatorId("a"), OperatorId("b"), 0, ())
+    assert [subtask for subtask, _ in route(by_nothing, rows, 3, stay=4)] == [0]
+    assert route(edge("word"), rows.slice(0, 0), 3, stay=0) == []
+
+
+def test_rows_travel_exactly() -> None:
+    schema = pa.schema(
+        [
+            pa.field("u", pa.uint64(), nullable=False),
+            pa.field("t", pa.list_(pa.timestamp("ns"))),
+            pa.field("t", pa.string(), metadata={"k": "v"}),
+        ]
+    )
+    rows = pa.table([[2**64 - 1], [[2**62 + 1]], [None]], schema=schema)
+    back = decode_table(encode_table(rows))
+    assert back.equals(rows, check_metadata=True)
+
+
+def test_chunks_arrive_in_the_order_of_the_source_however_they_travelled() -> None:
+    tables = [pa.table({"n": [i]}) for i in range(3)]
+    chunks = [Chunk(1, 0, 4, at, encode_table(table)) for at, table in enumerate(tables)]
+    chunks += [Chunk(1, 0, WATERMARK, 0, b"5:s"), Chunk(1, 0, WATERMARK, 1, b"3:s")]
+    chunks += [Chunk(1, 0, WATERMARK, 2, b"")]
+    for order in itertools.permutations(chunks):
+        found = arrived(order)
+        assert [t.column("n").to_pylist() for t in found.rows[4]] == [[0], [1], [2]]
+        assert found.latest_micros == {"s": 5}
+
+
+def test_batches_are_cut_the_same_wherever_a_pipeline_runs() -> None:
+    table = pa.table({"n": range(CHUNK_ROWS + 10)})
+    pieces = [table.slice(0, 7), table.slice(7)]
+    for tables in ([table], pieces):
+        batches = rechunk(tables, table.schema)
+        assert [batch.num_rows for batch in batches] == [CHUNK_ROWS, 10]
+    assert rechunk([], table.schema) == []
+    with pytest.raises(FormatError, match="different schemas"):
+        rechunk([table], pa.schema([("m", pa.int64())]))
+
+
+def two_sources() -> Pipeline:
+    pipeline = Pipeline("p", parallelism=2)
+    streams = [
+        pipeline.source(
+            name, TableSource(words(4), rows_per_epoch=2), timestamp="at", lateness_micros=late
+        ).key_by("word")
+        for name, late in (("a", 0), ("b", 10))
+    ]
+    pipeline.apply("both", KeepWords(), streams)
+    streams[0].apply("one", CountWords())
+    return pipeline
+
+
+def test_the_event_time_of_a_split_reaches_every_subtask_even_without_rows() -> None:
+    pipeline = two_sources()
+    node = next(iter(pipeline.sources.values()))
+    batches = list(read_split(node, node.source.partitions({"row": 0}, {"row": 2})[0]))
+    chunks = list(source_chunks(pipeline, node, batches, 0))
+    marks = {chunk.subtask: chunk.payload for chunk in chunks if chunk.edge == WATERMARK}
+    latest = latest_micros(batches)
+    assert marks == {0: f"{latest}:a".encode(), 1: f"{latest}:a".encode()}
+    empty = list(source_chunks(pipeline, node, [], 1))
+    assert [(chunk.subtask, chunk.payload) for chunk in empty] == [(0, b""), (1, b"")]
+
+
+def test_a_watermark_waits_for_every_source_and_never_goes_back() -> None:
+    pipeline = two_sources()
+    a, b, both, one = (OperatorId(name) for name in ("a", "b", "both", "one"))
+    marks = advanced(pipeline, {}, {"a": 50})
+    assert marks == {a: 50, b: None}
+    assert watermark_of(pipeline, both, marks) is None
+    assert watermark_of(pipeline, one, marks) == 50
+    marks = advanced(pipeline, marks, {"a": 40, "b": 45})
+    assert marks == {a: 50, b: 35}
+    assert watermark_of(pipeline, both, marks) == 35
+    assert advanced(pipeline, marks, {"b": 5}) == marks
+
+
+def test_rows_without_event_time_or_of_another_schema_are_refused() -> None:
+    rows = words(2)
+    node = next(iter(two_sources().sources.values()))
+    node.source._rows = rows.set_column(1, "at", pa.array([None, None], pa.timestamp("us")))  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="2 rows have no event time"):
+        list(read_split(node, node.source.partitions({"row": 0}, {"row": 2})[0]))
+    node.source._rows = rows.select(["word"])  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="another schema"):
+        list(read_split(node, node.source.partitions({"row": 0}, {"row": 2})[0]))

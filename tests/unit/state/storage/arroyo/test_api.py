@@ -1,0 +1,262 @@
+"""Arroyo's REST API as a loopback server plays it: old ones, large ones, odd ones, broken ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    StorageError,
+)
+from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
+from arroyo_dagster.state.model.job_facts import Absence, JobCondition
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage.arroyo import api as arroyo_api
+from arroyo_dagster.state.storage.arroyo.api import ArroyoApi
+from tests.loopback import Reply, recorded, replaying, serving
+
+JOINS = JobPaths(JobId("job_d14OMmRXhf"))
+JOINS_PIPELINE = PipelineId("pl_zbN4vGHGrP")
+NAMES = {"joins", "tumble", "auctions", "sessions"}
+
+
+def listed(edit: Callable[[dict[str, Any]], None], path: str = "/jobs") -> dict[str, Reply]:
+    """The recorded answer at `path`, its items edited."""
+    answer = copy.deepcopy(recorded("legacy-stopped")[f"/api/v1{path}"])
+    for one in answer["data"]:
+        edit(one)
+    return {path: Reply(body=answer)}
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/api", "/api/", "/api/v1", "/api/v1/"])
+def test_the_address_may_end_as_people_write_it(ending: str) -> None:
+    with serving(replaying("legacy-stopped")) as server:
+        api = ArroyoApi(server.url + ending)
+        assert api.source == server.url
+        assert {facts.name for facts in api.jobs().values()} == NAMES
+
+
+def test_a_server_below_a_path_of_its_own_is_reached() -> None:
+    replay = replaying("legacy-stopped")
+    with serving(lambda path, query: replay(path.removeprefix("/arroyo"), query)) as server:
+        assert len(ArroyoApi(f"{server.url}/arroyo").jobs()) == 4
+        assert all(path.startswith("/arroyo/api/v1/") for path in server.paths)
+
+
+def test_names_survive_pages_that_lose_pipelines_of_one_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # tumble and auctions were created in the same second, so a page of one loses one of them.
+    monkeypatch.setattr(arroyo_api, "_PAGE", 1)
+    with serving(replaying("legacy-stopped")) as server:
+        api = ArroyoApi(server.url)
+        jobs = api.jobs()
+        assert None in {facts.name for facts in jobs.values()}
+        words = api.look_up([JobPaths(job) for job in jobs])
+    assert {word.facts.name for word in words if word.facts} == NAMES
+
+
+def test_pages_that_go_round_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = recorded("legacy-stopped")["/api/v1/pipelines"] | {"hasMore": True}
+    for body in (same, {"data": [], "hasMore": True}):
+        with serving(_pages(body)) as server:
+            with pytest.raises(FormatError, match="do not come to an end"):
+                ArroyoApi(server.url).jobs()
+            assert len(server.paths) < 5
+    monkeypatch.setattr(arroyo_api, "_MAX_PAGES", 7)
+    with serving(_endless_pages) as server:
+        with pytest.raises(FormatError, match="more than 7 pages"):
+            ArroyoApi(server.url).jobs()
+        assert len(server.paths) == 8
+
+
+def _pages(body: Any) -> Callable[[str, dict[str, str]], Reply]:
+    def answer(path: str, query: dict[str, str]) -> Reply:
+        return Reply(body=body if path.endswith("/pipelines") else {"data": []})
+
+    return answer
+
+
+def _endless_pages(path: str, query: dict[str, str]) -> Reply:
+    if path.endswith("/jobs"):
+        return Reply(body={"data": []})
+    name = query.get("starting_after", "p") + "x"
+    return Reply(body={"data": [{"id": name, "name": name}], "hasMore": True})
+
+
+def test_a_server_before_0_16_does_not_say_whose_a_job_is() -> None:
+    def older(one: dict[str, Any]) -> None:
+        del one["pipeline_id"], one["failure_reason"]
+        one["failure_message"] = "out of memory"
+
+    changed = listed(older)
+    for path in recorded("legacy-stopped"):
+        short = path.removeprefix("/api/v1")
+        if short.endswith("/jobs") and short != "/jobs":
+            changed |= listed(older, short)
+    with serving(replaying("legacy-stopped", changed)) as server:
+        (word,) = ArroyoApi(server.url).look_up([JOINS], checkpoints=True)
+    assert word.facts is not None
+    assert (word.facts.name, word.facts.pipeline) == ("joins", JOINS_PIPELINE)
+    assert (word.facts.failure, word.facts.newest_ready_epoch) == ("out of memory", 14)
+
+
+def test_a_state_nobody_has_heard_of_is_unknown_and_kept() -> None:
+    with serving(
+        replaying("legacy-stopped", listed(lambda one: one.update(state="Draining")))
+    ) as server:
+        facts = ArroyoApi(server.url).jobs()[JOINS.job]
+    assert (facts.condition, facts.state) == (JobCondition.UNKNOWN, "Draining")
+    assert facts.tells_state
+
+
+def test_a_job_that_is_not_listed_is_asked_for_through_its_pipeline() -> None:
+    preview = recorded("legacy-stopped")["/api/v1/jobs"]["data"][0] | {"id": "job_preview"}
+    changed = {
+        "/pipelines/pl_preview/jobs": Reply(body={"data": [preview]}),
+        "/pipelines/pl_preview": Reply(body={"name": "preview", "preview": True}),
+        "/pipelines/pl_proxy/jobs": Reply(404, b"<html>gateway</html>"),
+    }
+    asked = [
+        JobPaths(JobId("job_preview"), PipelineId("pl_preview")),
+        JobPaths(JobId("job_replaced"), JOINS_PIPELINE),
+        JobPaths(JobId("job_x"), PipelineId("pl_deleted")),
+        JobPaths(JobId("job_x")),
+        JobPaths(JobId("job_x"), PipelineId("pl_proxy")),
+        JobPaths(JOINS.job, PipelineId("pl_another")),
+        JobPaths(JobId("a/../b"), PipelineId("..%2F..")),
+    ]
+    with serving(replaying("legacy-stopped", changed)) as server:
+        words = ArroyoApi(server.url).look_up(asked)
+        assert all(path.startswith("/api/v1/") for path in server.paths)
+    assert words[0].facts is not None
+    assert words[0].facts.preview is True
+    assert [word.absence for word in words[1:]] == [
+        Absence.NO_JOB,
+        Absence.NO_PIPELINE,
+        Absence.NOT_LISTED,
+        None,
+        Absence.NO_PIPELINE,
+        Absence.NO_PIPELINE,
+    ]
+    # A gateway's 404 is no proof that a pipeline is gone.
+    assert isinstance(words[4].problem, NotFoundError)
+
+
+def test_what_fails_for_one_job_leaves_the_others_and_what_is_known_of_it() -> None:
+    path = f"/pipelines/{JOINS_PIPELINE}/jobs/{JOINS.job}/checkpoints"
+    with serving(replaying("legacy-stopped", {path: Reply(500, {})})) as server:
+        api = ArroyoApi(server.url)
+        words = api.look_up([JobPaths(job) for job in api.jobs()], checkpoints=True)
+    (broken,) = [word for word in words if word.problem is not None]
+    assert broken.facts is not None
+    assert (broken.facts.job, broken.facts.condition) == (JOINS.job, JobCondition.STOPPED)
+    assert broken.facts.newest_ready_epoch is None
+    assert all(word.facts and word.facts.newest_ready_epoch for word in words if not word.problem)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (Reply(401, {"error": "no"}), InputError),
+        (Reply(403, {}), InputError),
+        (Reply(404, {"error": "Route not found"}), InputError),
+        (Reply(500, {}), StorageError),
+        (Reply(body=b"{"), StorageError),
+        (Reply(body=[]), FormatError),
+        (Reply(body={}), FormatError),
+        (Reply(body={"data": None}), FormatError),
+        (Reply(body={"data": {}}), FormatError),
+        (Reply(body={"data": [3]}), FormatError),
+        (Reply(body={"data": [{"id": "x"}]}), FormatError),
+        (Reply(body={"data": [{"id": 3, "state": "Running"}]}), FormatError),
+        (Reply(body={"data": [{"id": "", "state": "Running"}]}), FormatError),
+    ],
+)
+@pytest.mark.parametrize("path", ["/jobs", "/pipelines"])
+def test_a_list_that_cannot_be_had_is_a_typed_error(path: str, reply: Reply, kind: type) -> None:
+    answer = replaying("legacy-stopped")
+
+    def changed(asked: str, query: dict[str, str]) -> Reply:
+        return reply if asked == f"/api/v1{path}" else answer(asked, query)
+
+    with serving(changed) as server, pytest.raises(ArroyoStateError) as caught:
+        ArroyoApi(server.url).jobs()
+    expected = NotFoundError if path == "/pipelines" and reply.status == 404 else kind
+    assert type(caught.value) is expected
+    assert str(caught.value.facts["url"]).startswith(server.url)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"run_id": "1"},
+        {"run_id": -1},
+        {"run_id": True},
+        {"run_id": 1.0},
+        {"run_id": 1 << 63},
+        {"state": None},
+        {"start_time": "today"},
+        {"running_desired": "yes"},
+        {"pipeline_id": 7},
+    ],
+)
+def test_a_field_of_another_type_is_a_format_error(wrong: dict[str, Any]) -> None:
+    changed = listed(lambda one: one.update(wrong))
+    name = next(iter(wrong))
+    with (
+        serving(replaying("legacy-stopped", changed)) as server,
+        pytest.raises(FormatError, match=name) as caught,
+    ):
+        ArroyoApi(server.url).jobs()
+    assert caught.value.facts["url"] == f"{server.url}/api/v1/jobs"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "epochs"),
+    [
+        ({"epoch": None}, None),
+        ({"epoch": "2"}, None),
+        ({"finish_time": -1}, None),
+        ({"checkpoint_type": None, "events": "?"}, 13),
+    ],
+)
+def test_a_checkpoint_of_another_shape(wrong: dict[str, Any], epochs: int | None) -> None:
+    path = f"/pipelines/{JOINS_PIPELINE}/jobs/{JOINS.job}/checkpoints"
+    changed = listed(lambda one: one.update(wrong), path)
+    with serving(replaying("legacy-stopped", changed)) as server:
+        api = ArroyoApi(server.url)
+        if epochs is None:
+            with pytest.raises(FormatError):
+                api.checkpoints(JOINS_PIPELINE, JOINS.job)
+        else:
+            assert len(api.checkpoints(JOINS_PIPELINE, JOINS.job)) == epochs
+
+
+def test_fields_that_later_releases_add_change_nothing() -> None:
+    added = listed(lambda one: one.update(shards=[{"x": 1}], state="Running"))
+    with serving(replaying("legacy-stopped", added)) as server:
+        assert ArroyoApi(server.url).jobs()[JOINS.job].condition is JobCondition.RUNNING
+
+
+def test_a_failure_that_is_more_than_a_text_is_shown_as_json() -> None:
+    changed = listed(lambda one: one.update(state="Failed", failure_reason={"domain": "user"}))
+    with serving(replaying("legacy-stopped", changed)) as server:
+        facts = ArroyoApi(server.url).jobs()[JOINS.job]
+    assert (facts.condition, facts.failure) == (JobCondition.FAILED, '{"domain": "user"}')
+
+
+def test_epochs_come_oldest_first_however_the_server_lists_them() -> None:
+    path = f"/pipelines/{JOINS_PIPELINE}/jobs/{JOINS.job}/checkpoints"
+    items = recorded("legacy-stopped")[f"/api/v1{path}"]["data"]
+    reply = Reply(body={"data": items[::-1]})
+    with serving(replaying("legacy-stopped", {path: reply})) as server:
+        found = ArroyoApi(server.url).checkpoints(JOINS_PIPELINE, JOINS.job)
+    assert [one.epoch for one in found] == [Epoch(number) for number in range(2, 15)]

@@ -1,0 +1,217 @@
+"""The controller's Postgres: the same facts as from SQLite, read only, no password in any text."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import FormatError, InputError, StorageError
+from arroyo_dagster.state.model.ids import JobId
+from arroyo_dagster.state.model.job_facts import Absence, JobCondition, JobFacts
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.catalog.job_directory import open_directory
+from arroyo_dagster.state.storage.arroyo.postgres import ArroyoPostgres, is_postgres
+from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
+from tests.compat.arroyo import DATA
+from tests.postgres import PASSWORD, Postgres, running_postgres
+
+FIXTURE = DATA / "state-legacy.sqlite"
+JOINS = JobId("job_d14OMmRXhf")
+
+# As Arroyo's migrations leave it: crates/arroyo-api/migrations, V1 to V35. What is not read is left
+# out.
+SCHEMA = """
+CREATE TYPE stop_mode AS ENUM ('none', 'checkpoint', 'graceful', 'immediate', 'force');
+CREATE TYPE checkpoint_state AS ENUM
+  ('inprogress', 'ready', 'compacting', 'compacted', 'failed', 'committing');
+CREATE TABLE pipelines (
+  id BIGSERIAL PRIMARY KEY, pub_id VARCHAR NOT NULL UNIQUE, name TEXT NOT NULL,
+  textual_repr TEXT, program BYTEA, state_url TEXT, tags JSONB);
+CREATE TABLE job_configs (
+  id VARCHAR PRIMARY KEY, pipeline_name TEXT NOT NULL, created_at TIMESTAMPTZ DEFAULT now(),
+  ttl_micros BIGINT, stop stop_mode DEFAULT 'none', parallelism_overrides JSONB DEFAULT '{}',
+  checkpoint_interval_micros BIGINT NOT NULL DEFAULT 10000000,
+  pipeline_id BIGINT REFERENCES pipelines(id) ON DELETE CASCADE, ignore_state_before_epoch INT);
+CREATE TABLE job_statuses (
+  id VARCHAR PRIMARY KEY REFERENCES job_configs(id) ON DELETE CASCADE,
+  run_id BIGINT NOT NULL DEFAULT 0, start_time TIMESTAMPTZ, finish_time TIMESTAMPTZ,
+  failure_message TEXT, state TEXT DEFAULT 'Created', state_context JSONB);
+CREATE TABLE checkpoints (
+  id BIGSERIAL PRIMARY KEY, job_id VARCHAR REFERENCES job_configs(id) ON DELETE CASCADE NOT NULL,
+  epoch INT NOT NULL, min_epoch INT NOT NULL, start_time TIMESTAMPTZ NOT NULL,
+  finish_time TIMESTAMPTZ, state checkpoint_state DEFAULT 'inprogress',
+  operators JSONB DEFAULT '{}' NOT NULL, is_stopping BOOLEAN DEFAULT false NOT NULL);
+CREATE ROLE reader LOGIN PASSWORD 'reader-5d1e';
+CREATE ROLE stranger LOGIN PASSWORD 'stranger-77aa';
+GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader;
+"""
+COPIED = {
+    "pipelines": ("id", "pub_id", "name", "state_url"),
+    "job_configs": (
+        *("id", "pipeline_name", "pipeline_id", "stop", "checkpoint_interval_micros"),
+        *("ttl_micros", "ignore_state_before_epoch"),
+    ),
+    "job_statuses": ("id", "state", "run_id", "start_time", "finish_time", "failure_message"),
+    "checkpoints": (
+        *("job_id", "epoch", "min_epoch", "state", "is_stopping", "start_time", "finish_time"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with running_postgres() as found:
+        with connected(found) as connection:
+            connection.execute(SCHEMA)
+            copy_fixture(connection)
+        yield found
+
+
+def connected(server: Postgres) -> Any:
+    import psycopg
+
+    return psycopg.connect(server.url())
+
+
+def copy_fixture(connection: Any) -> None:
+    """What a real Arroyo wrote into SQLite, in the types of Postgres."""
+    with contextlib.closing(sqlite3.connect(FIXTURE)) as source:
+        for table, columns in COPIED.items():
+            for row in source.execute(f"SELECT {', '.join(columns)} FROM {table}"):
+                values = [_value(name, value) for name, value in zip(columns, row, strict=True)]
+                marks = ", ".join(["%s"] * len(columns))
+                connection.execute(
+                    f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", values
+                )
+
+
+def _value(column: str, value: Any) -> Any:
+    if column == "is_stopping":
+        return bool(value)
+    if column.endswith("_time") and value:
+        day, _, part = value.partition(".")
+        return f"{day}.{part[:6]}+00:00"  # Postgres would round what we cut
+    return value
+
+
+def without_source(jobs: dict[JobId, JobFacts]) -> dict[JobId, JobFacts]:
+    return {job: replace(facts, source=None) for job, facts in jobs.items()}
+
+
+# ---- facts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["postgresql://", "postgres://", "POSTGRESQL://"])
+def test_the_url_of_a_postgres_is_one(scheme: str) -> None:
+    assert is_postgres(f"{scheme}host/db")
+    assert not is_postgres("/var/lib/postgres/state.sqlite")
+
+
+def test_the_facts_are_those_of_sqlite(server: Postgres) -> None:
+    expected = ArroyoDatabase(str(FIXTURE)).jobs()
+    found = ArroyoPostgres(server.url("reader", "reader-5d1e")).jobs()
+    assert without_source(found) == without_source(expected)
+    assert {facts.condition for facts in found.values()} == {JobCondition.STOPPED}
+    assert all(facts.checkpoints for facts in found.values())
+
+
+def test_a_directory_asks_it_and_says_who_answered(server: Postgres) -> None:
+    directory = open_directory(database=server.url())
+    known, unknown = directory.look_up([JobPaths(JOINS), JobPaths(JobId("nobody"))])
+    assert known.facts.condition is JobCondition.STOPPED
+    assert known.facts.source == f"postgresql://***@127.0.0.1:{server.port}/postgres"
+    assert unknown.words[0].absence is Absence.NO_JOB
+
+
+def test_each_call_sees_what_is_true_now(server: Postgres) -> None:
+    asked = ArroyoPostgres(server.url())
+    assert asked.jobs()[JOINS].state == "Stopped"
+    with connected(server) as connection:
+        connection.execute(f"UPDATE job_statuses SET state = 'Running' WHERE id = '{JOINS}'")
+    assert asked.jobs()[JOINS].condition is JobCondition.RUNNING
+    with connected(server) as connection:
+        connection.execute(f"UPDATE job_statuses SET state = 'Stopped' WHERE id = '{JOINS}'")
+
+
+# ---- read only -----------------------------------------------------------------------------------
+
+
+def test_the_session_can_write_nothing(server: Postgres) -> None:
+    import psycopg
+
+    from arroyo_dagster.state.storage.arroyo import postgres as arroyo_postgres
+
+    with arroyo_postgres._connected(server.url()) as connection:
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            connection.execute("DELETE FROM checkpoints")
+        connection.rollback()
+    with connected(server) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM checkpoints").fetchone()
+    assert count > 0
+
+
+def test_an_exclusive_lock_ends_in_an_error_and_not_in_a_wait(
+    server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from arroyo_dagster.state.storage.arroyo import postgres as arroyo_postgres
+
+    monkeypatch.setattr(arroyo_postgres, "STATEMENT_SECONDS", 1)
+    with connected(server) as connection:
+        connection.execute("LOCK TABLE job_configs IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(StorageError, match="statement timeout") as raised:
+            ArroyoPostgres(server.url()).jobs()
+        connection.rollback()
+    assert raised.value.retryable
+
+
+# ---- what goes wrong -----------------------------------------------------------------------------
+
+
+def test_no_error_holds_a_password(server: Postgres) -> None:
+    urls = {
+        server.url(password="wrong-canary-1"): "wrong-canary-1",
+        f"postgresql://arroyo:{PASSWORD}@127.0.0.1:1/postgres": PASSWORD,
+        f"postgresql://arroyo:{PASSWORD}@127.0.0.1:{server.port}/nodatabase": PASSWORD,
+        f"postgresql://127.0.0.1:{server.port}/postgres?password=wrong-canary-2": "wrong-canary-2",
+        f"postgresql://arroyo:{PASSWORD}@127.0.0.1:noport/postgres": PASSWORD,
+        f"postgresql://arroyo:{PASSWORD}@127.0.0.1/postgres?nooption=1": PASSWORD,
+    }
+    for url, secret in urls.items():
+        with pytest.raises((StorageError, InputError)) as raised:
+            ArroyoPostgres(url).jobs()
+        text = f"{raised.value!r} {raised.value} {raised.value.__cause__!r}"
+        assert secret not in text, text
+        assert raised.value.next_step
+
+
+def test_a_user_without_rights_and_another_database_are_told(server: Postgres) -> None:
+    with pytest.raises((InputError, FormatError), match=r"job_configs|tables") as raised:
+        ArroyoPostgres(server.url("stranger", "stranger-77aa")).jobs()
+    assert "grant SELECT" in str(raised.value.next_step)
+    with connected(server) as connection:
+        connection.autocommit = True
+        connection.execute("CREATE DATABASE other")
+    other = server.url().replace("/postgres", "/other").replace("postgresql:/other", "postgresql:/")
+    with pytest.raises(FormatError, match="not the database of an Arroyo"):
+        ArroyoPostgres(other).jobs()
+
+
+def test_a_problem_is_part_of_a_directorys_answer(server: Postgres) -> None:
+    directory = open_directory(database=server.url(password="wrong"))
+    (answer,) = directory.look_up([JobPaths(JOINS)])
+    assert answer.facts.condition is JobCondition.UNKNOWN
+    assert "does not answer" in str(answer.reason)
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(InputError) as raised:
+        open_directory(database=f"postgresql://arroyo:{PASSWORD}@db/arroyo")
+    assert "arroyo-dagster[postgres]" in str(raised.value.next_step)
+    assert PASSWORD not in str(raised.value)
