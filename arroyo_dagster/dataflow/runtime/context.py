@@ -69,7 +69,9 @@ class Invocation:
 
     def sql(self, text: str, params: Mapping[str, Any] | None) -> Frame:
         """Answer a query over the tables in scope."""
-        return self._tables().sql(text, params)
+        from arroyo_dagster.dataflow.views.frames import query
+
+        return query(self._tables(), text, params)
 
     def state(self, name: str) -> Any:
         """What the accessor of a state gives; its name as in the YAML or with underscores."""

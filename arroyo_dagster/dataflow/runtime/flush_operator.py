@@ -24,6 +24,7 @@ from arroyo_dagster.dataflow.runtime.record_batches import (
     encode_keys,
 )
 from arroyo_dagster.dataflow.runtime.service_source import CLOCK, SOURCE, TICK, epoch_column
+from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.engine_tables import LAST_WINDOW_CONFIG, WINDOWS, WindowBounds
 from arroyo_dagster.dataflow.storage.state_tables import (
     FLUSHED,
@@ -35,7 +36,7 @@ from arroyo_dagster.dataflow.storage.state_tables import (
 from arroyo_dagster.dataflow.storage.values import bincode_type
 from arroyo_dagster.dataflow.views.frames import Frame
 from arroyo_dagster.dataflow.views.snapshots import frame_of_rows
-from arroyo_dagster.dataflow.views.sql import KEY, StateTable, Tables
+from arroyo_dagster.dataflow.views.sql import StateTable, Tables
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
 
@@ -127,7 +128,7 @@ class FlushOperator(ServiceOperator):
         return self._tables
 
     def _table(self, state: StateDef) -> StateTable:
-        from arroyo_dagster.dataflow.storage.state_tables import WINDOW_END, WINDOW_START
+        from arroyo_dagster.dataflow.storage.columns import WINDOW_END, WINDOW_START
 
         frame = frame_of_rows(state, self._content[state.name]).drop(WINDOW_START, WINDOW_END)
         return StateTable(state.table, frame, (*state.aliases, state.name))

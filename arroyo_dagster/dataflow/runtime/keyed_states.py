@@ -35,6 +35,7 @@ from arroyo_dagster.dataflow.runtime.record_batches import (
 from arroyo_dagster.dataflow.runtime.service_source import CLOCK, SOURCE, epoch_column
 from arroyo_dagster.dataflow.runtime.steps import Step
 from arroyo_dagster.dataflow.runtime.stores import open_store
+from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.engine_tables import (
     SCHEMAS,
     SCHEMAS_CONFIG,
@@ -44,7 +45,6 @@ from arroyo_dagster.dataflow.storage.engine_tables import (
     stored_schemas,
 )
 from arroyo_dagster.dataflow.storage.state_tables import state_config, watermark_micros
-from arroyo_dagster.dataflow.views.sql import KEY
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.model.types import I64, U32
 from arroyo_dagster.state.runtime.operators import Collector, OperatorContext

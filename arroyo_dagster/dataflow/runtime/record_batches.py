@@ -19,9 +19,8 @@ from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
 from arroyo_dagster.dataflow.runtime.service_source import CLOCK, SOURCE, epoch_column
 from arroyo_dagster.dataflow.runtime.steps import Place
-from arroyo_dagster.dataflow.storage.state_tables import WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.storage.columns import KEY, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.values import Key, native_key
-from arroyo_dagster.dataflow.views.sql import KEY
 
 TEXT_KEY, INT_KEY, BOOL_KEY, MARK = 0, 1, 2, 3
 """What a row's key is; a mark is no record: it says how far event time has come."""

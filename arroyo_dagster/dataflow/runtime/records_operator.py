@@ -38,10 +38,9 @@ from arroyo_dagster.dataflow.runtime.record_batches import (
 from arroyo_dagster.dataflow.runtime.service_source import CLOCK, IDLE, SOURCE, epoch_column
 from arroyo_dagster.dataflow.runtime.steps import Place, Records, call_each, has_result, run_steps
 from arroyo_dagster.dataflow.storage.boundary import VALUE
+from arroyo_dagster.dataflow.storage.columns import KEY, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.engine_tables import WATERMARK_CONFIG, WINDOWS_CONFIG
-from arroyo_dagster.dataflow.storage.state_tables import WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.values import Key, check_of, key_for, key_text
-from arroyo_dagster.dataflow.views.sql import KEY
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.runtime.operators import Collector, OperatorContext

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.definition import StateDef
+from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.state_tables import entry_values, updated_at_ms
-from arroyo_dagster.dataflow.views.sql import KEY
 from arroyo_dagster.state.tables.key_index import KeyIndex
 
 Places = npt.NDArray[np.int64]

@@ -59,10 +59,10 @@ from arroyo_dagster.dataflow.runtime.records_operator import RecordsOperator
 from arroyo_dagster.dataflow.runtime.service_source import CLOCK, ServiceSource
 from arroyo_dagster.dataflow.runtime.sink_operator import DeliverOperator
 from arroyo_dagster.dataflow.storage.boundary import VALUE
+from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.engine_tables import check_schemas, read_schemas
 from arroyo_dagster.dataflow.storage.state_tables import flushed_config, state_config
 from arroyo_dagster.dataflow.views.snapshots import FLUSH, STATES
-from arroyo_dagster.dataflow.views.sql import KEY
 from arroyo_dagster.dataflow.views.view import Clock, OwnerJob, now_ms, service_paths
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import checked_name

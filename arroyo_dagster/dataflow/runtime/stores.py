@@ -16,9 +16,9 @@ from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.runtime.handles import DELETED, CellSlot, RowSlot, Slot
 from arroyo_dagster.dataflow.runtime.restore import RestoredRows
+from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.state_tables import VALUE, WindowKey, entries_of, rows_of
 from arroyo_dagster.dataflow.storage.values import arrow_type, bincode_type
-from arroyo_dagster.dataflow.views.sql import KEY
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.runtime.operators import OperatorContext
 from arroyo_dagster.state.tables.table import TaskInfo

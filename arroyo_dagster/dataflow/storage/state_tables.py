@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
+from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.values import arrow_type, bincode_type
-from arroyo_dagster.dataflow.views.sql import KEY, UPDATED_AT
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE
 from arroyo_dagster.state.model.ids import checked_name
@@ -32,7 +32,6 @@ from arroyo_dagster.state.model.types import I64
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 
-WINDOW_START, WINDOW_END = "_window_start", "_window_end"
 GENERATION = "_generation"
 FLUSHED = ".flushed"
 VALUE = "value"

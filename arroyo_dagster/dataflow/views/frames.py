@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.errors import access_error, unknown_name
-from arroyo_dagster.dataflow.views.sql import KEY, StateTable, Tables
+from arroyo_dagster.dataflow.storage.columns import KEY
+from arroyo_dagster.dataflow.views.sql import StateTable, Tables
 
 _TYPES: dict[Any, str] = {
     pl.Boolean: "bool",
@@ -97,6 +98,11 @@ def lit(value: Any) -> Expression:
     return Expression(pl.lit(value))
 
 
+def query(tables: Tables, text: str, params: Mapping[str, Any] | None = None) -> Frame:
+    """Answer a query over the tables in scope. Errors as `Tables.sql`."""
+    return Frame(tables.sql(text, params), tables, "self")
+
+
 class Frame:
     """Rows of a whole state, or of a query. Iterating gives each row as a dict.
 
@@ -118,8 +124,7 @@ class Frame:
         known = self._tables.by_name.get(self._name)
         table = StateTable(self._name, frame, known.aliases if known else ())
         found = self._tables.with_table(table, "self").sql(text, params)
-        found._name = self._name
-        return Frame(found._frame, self._tables, self._name)
+        return Frame(found, self._tables, self._name)
 
     def select(self, columns: str | Sequence[str]) -> Frame:
         """Some of the columns, in the order given."""

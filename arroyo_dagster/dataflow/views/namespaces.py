@@ -31,6 +31,7 @@ from arroyo_dagster.dataflow.definition.definition import (
 )
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
+from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.engine_tables import (
     METRICS,
     WATERMARK,
@@ -40,10 +41,9 @@ from arroyo_dagster.dataflow.storage.engine_tables import (
     WindowBounds,
     total,
 )
-from arroyo_dagster.dataflow.storage.state_tables import VALUE, WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.storage.state_tables import VALUE
 from arroyo_dagster.dataflow.views.rendering import cell_text, watermark_text, window_text
 from arroyo_dagster.dataflow.views.snapshots import FLUSH, SnapshotReader
-from arroyo_dagster.dataflow.views.sql import KEY, UPDATED_AT
 from arroyo_dagster.dataflow.views.view import Clock, OwnerJob, now_ms, service_paths
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.bincode.codec import codec_for

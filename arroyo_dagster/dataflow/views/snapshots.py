@@ -17,16 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
-from arroyo_dagster.dataflow.storage.state_tables import (
-    FLUSHED,
-    VALUE,
-    WINDOW_END,
-    WINDOW_START,
-    WindowKey,
-    updated_at_ms,
-)
+from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.storage.state_tables import FLUSHED, VALUE, WindowKey, updated_at_ms
 from arroyo_dagster.dataflow.storage.values import arrow_type
-from arroyo_dagster.dataflow.views.sql import KEY, UPDATED_AT
 from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName

@@ -9,17 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
 from arroyo_dagster.dataflow.errors import SqlError
-
-if TYPE_CHECKING:
-    from arroyo_dagster.dataflow.views.frames import Frame
-
-KEY = "_key"
-UPDATED_AT = "_updated_at"
+from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|--[^\n]*|/\*.*?\*/)
@@ -104,22 +99,20 @@ class Tables:
         shown = StateTable(table.name, table.frame, (*table.aliases, *also))
         return Tables([*others, shown], self.star_includes_updated_at)
 
-    def sql(self, text: str, params: Mapping[str, Any] | None = None) -> Frame:
+    def sql(self, text: str, params: Mapping[str, Any] | None = None) -> pl.DataFrame:
         """Answer a query.
 
         Raises:
             SqlError: unknown table or column, a syntax error, a statement that writes (E46).
         """
-        from arroyo_dagster.dataflow.views.frames import Frame
-
         tokens = _tokens(text)
         words = [one for one in tokens if one.kind != "space"]
         _check_reads(text, words)
         if [one.word for one in words[:2]] == ["show", "tables"]:
             names = sorted(table.name for table in self.tables)
-            return Frame(pl.DataFrame({"name": names}, schema={"name": pl.String}), self, "tables")
+            return pl.DataFrame({"name": names}, schema={"name": pl.String})
         bound = _bound(text, tokens, params or {})
-        return Frame(self._answer(text, bound), self, "self")
+        return self._answer(text, bound)
 
     def _answer(self, text: str, tokens: list[_Token]) -> pl.DataFrame:
         timed = self.star_includes_updated_at or any(

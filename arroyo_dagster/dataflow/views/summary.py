@@ -10,9 +10,8 @@ from typing import Any
 import polars as pl
 
 from arroyo_dagster.dataflow.definition.definition import StateDef
-from arroyo_dagster.dataflow.storage.state_tables import WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.views.snapshots import Where
-from arroyo_dagster.dataflow.views.sql import KEY, UPDATED_AT
 from arroyo_dagster.dataflow.views.view import StateView, Views
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath, WorkerGeneration

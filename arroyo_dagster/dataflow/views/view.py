@@ -24,10 +24,11 @@ import polars as pl
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef, StateForm, ValueKind
 from arroyo_dagster.dataflow.errors import CheckpointError
-from arroyo_dagster.dataflow.storage.state_tables import VALUE, WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.storage.state_tables import VALUE
 from arroyo_dagster.dataflow.views.frames import Frame
 from arroyo_dagster.dataflow.views.snapshots import SnapshotReader
-from arroyo_dagster.dataflow.views.sql import KEY, UPDATED_AT, StateTable, Tables
+from arroyo_dagster.dataflow.views.sql import StateTable, Tables
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
@@ -171,7 +172,7 @@ class StateView:
 
         A primitive state has the columns `_key` and `value`. Errors as `sdf.sql`.
         """
-        return self.tables().sql(text, params).to_polars()
+        return self.tables().sql(text, params)
 
     def windows(self) -> list[tuple[int, int]]:
         """The windows that rows are of, in milliseconds; none without windows."""
@@ -310,7 +311,7 @@ class Views:
 
     def sql(self, text: str, params: Mapping[str, Any] | None = None) -> pl.DataFrame:
         """Query every arrow-row state of the dataflow. Errors as `sdf.sql`."""
-        return self.tables().sql(text, params).to_polars()
+        return self.tables().sql(text, params)
 
     def tables(self) -> Tables:
         """Every arrow-row state as SQL sees it."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef, ValueKind
+from arroyo_dagster.dataflow.storage.columns import UPDATED_AT
 from arroyo_dagster.dataflow.views.snapshots import SnapshotReader, empty_frame
-from arroyo_dagster.dataflow.views.sql import UPDATED_AT
 from arroyo_dagster.dataflow.views.view import StateView, Views, now_ms, service_paths
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch

@@ -9,10 +9,9 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from arroyo_dagster.errors import InputError, ProtocolError
-from arroyo_dagster.state.metadata.backend import StateBackend
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     OperatorCheckpoint,
@@ -56,6 +55,22 @@ from arroyo_dagster.state.tables.time_views import (
 
 _View = TypeVar("_View", bound=TimeView)
 WriteSubtaskMetadata = Callable[[OperatorCheckpoint, int], object]
+
+
+class SubtaskBackend(Protocol):
+    """What a table manager needs of the backend of its job."""
+
+    @property
+    def store(self) -> ObjectStore:
+        """Where the job's files lie."""
+
+    @property
+    def generation(self) -> WorkerGeneration | None:
+        """The worker generation that writes; None in the legacy layout."""
+
+    @property
+    def write_operator_checkpoint_metadata(self) -> WriteSubtaskMetadata:
+        """Writes the metadata of one subtask, and reads it back."""
 
 
 class TableManager:
@@ -119,7 +134,7 @@ class TableManager:
     @classmethod
     def load(
         cls,
-        backend: StateBackend,
+        backend: SubtaskBackend,
         task: TaskInfo,
         configs: Mapping[TableName, TableConfig],
         restored: OperatorCheckpoint | None,

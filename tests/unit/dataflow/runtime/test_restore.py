@@ -13,8 +13,8 @@ from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW
 from arroyo_dagster.dataflow.runtime.restore import RestoredRows
+from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.state_tables import rows_of
-from arroyo_dagster.dataflow.views.sql import KEY
 from arroyo_dagster.state.tables.key_index import KeyIndex, hashes_of
 from tests.dataflows import Clock, Flow, builder, definition, row_of
 

@@ -39,7 +39,7 @@ def tables(**options: Any) -> Tables:
 
 
 def ask(text: str, params: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
-    return tables().sql(text, params).to_polars().rows()
+    return tables().sql(text, params).rows()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_is_no_query_is_refused_as_read_only(text: str) -> None:
     with pytest.raises(SqlError) as error:
         scope.sql(text)
     assert error.value.facts["number"] == "E46"
-    assert scope.sql("select count(*) from names").to_polars().item() == 2
+    assert scope.sql("select count(*) from names").item() == 2
 
 
 @pytest.mark.parametrize(
@@ -116,13 +116,13 @@ def test_a_query_that_cannot_be_answered_names_what_there_is(text: str) -> None:
 def test_updated_at_is_there_by_name_and_not_in_star() -> None:
     scope = tables()
     plain = ["_key", "hits", "pu-zone", "share"]
-    assert scope.sql("select * from hits_per_page").to_polars().columns == plain
+    assert scope.sql("select * from hits_per_page").columns == plain
     named = scope.sql("select *, _updated_at from hits_per_page where _updated_at is not null")
-    assert named.to_polars().columns == [*plain, "_updated_at"]
+    assert named.columns == [*plain, "_updated_at"]
     counted = "select count(*) from hits_per_page where _updated_at > '2026-01-05'"
     assert scope.sql(counted).shape() == (1, 1)
     starred = tables(star_includes_updated_at=True).sql("select * from hits_per_page")
-    assert starred.to_polars().columns == [*plain, "_updated_at"]
+    assert starred.columns == [*plain, "_updated_at"]
 
 
 def test_parameters_become_literals_and_nothing_else() -> None:
