@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from arroyo_dagster import errors, state
+from arroyo_dagster import errors, moved, state
 from arroyo_dagster.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from arroyo_dagster.state import *  # noqa: F403
 
 __version__ = "0.1.0"
+
+moved.install()
 
 _ORCHESTRATION = (
     "ArroyoDirectory",

@@ -37,6 +37,7 @@ FLOORS: dict[str, tuple[set[str], set[str]]] = {
     "": ({"*"}, set()),  # __init__: public names, each loaded when asked for
     "errors": (set(), set()),
     "lazy": (set(), set()),
+    "moved": (set(), set()),
     "user_modules": ({"errors"}, set()),
     "redaction": ({"errors"}, set()),  # what every message goes through
     "state": ({"*"}, set()),

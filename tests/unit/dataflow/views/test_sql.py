@@ -120,7 +120,7 @@ def test_updated_at_is_there_by_name_and_not_in_star() -> None:
     named = scope.sql("select *, _updated_at from hits_per_page where _updated_at is not null")
     assert named.columns == [*plain, "_updated_at"]
     counted = "select count(*) from hits_per_page where _updated_at > '2026-01-05'"
-    assert scope.sql(counted).shape() == (1, 1)
+    assert scope.sql(counted).shape == (1, 1)
     starred = tables(star_includes_updated_at=True).sql("select * from hits_per_page")
     assert starred.columns == [*plain, "_updated_at"]
 
