@@ -85,7 +85,7 @@ CASES: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("E13", dataflow(value("{type: bytes}")), f"{P}.value.type", ("`bytes`",)),
     ("E13", dataflow(value("{type: timestamp}")), f"{P}.value.type", ("`timestamp`",)),
     ("E13", dataflow(value("{type: lights}"), root="types: {lights: {type: list, items: {type: u8}}}"), f"{P}.value.type", ("`lights`",)),
-    ("E14", dataflow(key("unheard-of")), f"{P}.key.type", ("key type", "unheard-of", "not found")),
+    ("E14", dataflow(key("no_progress-of")), f"{P}.key.type", ("key type", "no_progress-of", "not found")),
     ("E14", dataflow(key("f32")), f"{P}.key.type", ("key type", "hashable")),
     ("E14", dataflow(key("o"), root="types: {o: {type: object, properties: {}}}"), f"{P}.key.type", ("hashable",)),
     ("E15", dataflow("{s: {from: ''}}"), f"{S}.from", ("empty", "<service>.<state>")),

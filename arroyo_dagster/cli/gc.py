@@ -49,7 +49,12 @@ from arroyo_dagster.state.model.garbage import (
 from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
-from arroyo_dagster.state.operations.gc.execute import GcOutcome, collect
+from arroyo_dagster.state.operations.gc.execute import (
+    GcOptions,
+    GcOutcome,
+    planning_progress,
+    run_gc,
+)
 from arroyo_dagster.state.operations.gc.explain import (
     explain_directory,
     explain_object,
@@ -64,7 +69,8 @@ from arroyo_dagster.state.operations.gc.fate import (
 from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.journal_check import check_journal
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained, unpin_epochs
-from arroyo_dagster.state.operations.gc.plan import GcRequest
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+from arroyo_dagster.state.operations.gc.progress import heartbeat
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import undelete
@@ -186,18 +192,13 @@ def plan_command(
 ) -> None:
     """Say what would go: KIND is expire, orphans or dead-job. Writes nothing to the store."""
     store = open_to_read(url)
-    outcome = collect(
-        store,
-        _job(store, job),
-        _asked(kind, **_renamed(asked)),
-        progress=show_progress(as_json=as_json),
-    )
+    plan = _planned(store, _job(store, job), _asked(kind, **_renamed(asked)), as_json)
     if out is not None:
-        out.write_bytes(encode_json(gc_plan_to_json(outcome.plan)))
+        out.write_bytes(encode_json(gc_plan_to_json(plan)))
     if as_json:
-        print_json(gc_plan_to_json(outcome.plan))
+        print_json(gc_plan_to_json(plan))
     else:
-        print_outcome(outcome, yes=False)
+        print_outcome(GcOutcome.of_plan(plan), yes=False)
 
 
 @gc.command("run")
@@ -227,19 +228,23 @@ def run_command(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Collect: data first, then records, then metadata, read back and journalled."""
+    """Delete what a plan names: data first, then records, then metadata, read back and journalled.
+
+    Without --yes the plan is shown.
+    """
     store = open_url(url) if yes else open_to_read(url)
     paths = _job(store, job)
     plan = None if plan_file is None else _stored_plan(plan_file, paths)
-    options: dict[str, Any] = {
-        "yes": yes,
-        "plan": plan,
-        "aside": quarantine,
-        "pace": Pace(batches_per_second=rate),
-        "progress": show_progress(as_json=as_json),
-    }
     request = _asked(kind, **_renamed(asked), plan=plan)
-    outcome = _carried_out(store, paths, request, options, spark and yes)
+    if yes:
+        options = GcOptions(
+            quarantine=quarantine,
+            pace=Pace(batches_per_second=rate),
+            progress=show_progress(as_json=as_json),
+        )
+        outcome = _executed(store, paths, request, options, plan, spark)
+    else:
+        outcome = GcOutcome.of_plan(plan or _planned(store, paths, request, as_json))
     if as_json:
         print_json(outcome_json(outcome))
     else:
@@ -258,15 +263,25 @@ def _stored_plan(path: Path, paths: JobPaths) -> GcPlan:
     return plan
 
 
-def _carried_out(
-    store: ObjectStore, paths: JobPaths, asked: GcRequest, options: dict[str, Any], spark: bool
+def _planned(store: ObjectStore, paths: JobPaths, request: GcRequest, as_json: bool) -> GcPlan:
+    with heartbeat(show_progress(as_json=as_json)) as progress:
+        return plan_gc(store, paths, request, progress=planning_progress(progress))
+
+
+def _executed(
+    store: ObjectStore,
+    paths: JobPaths,
+    request: GcRequest,
+    options: GcOptions,
+    plan: GcPlan | None,
+    spark: bool,
 ) -> GcOutcome:
     if not spark:
-        return collect(store, paths, asked, **options)
-    from arroyo_dagster.spark.gc import collect_on_spark
+        return run_gc(store, paths, request, options, plan=plan)
+    from arroyo_dagster.spark.gc import run_gc_on_spark
     from arroyo_dagster.spark.session import get_session
 
-    return collect_on_spark(lambda: get_session()[0], store, paths, asked, **options)
+    return run_gc_on_spark(lambda: get_session()[0], store, paths, request, options, plan=plan)
 
 
 # ---- looking -------------------------------------------------------------------------------------

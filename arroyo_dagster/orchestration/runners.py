@@ -11,15 +11,16 @@ from arroyo_dagster.state.model.compaction import CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
 
 if TYPE_CHECKING:
+    from arroyo_dagster.state.model.garbage import GcPlan
     from arroyo_dagster.state.operations.compaction.job import CompactionOutcome
     from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites
-    from arroyo_dagster.state.operations.gc.execute import GcOutcome
+    from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome
     from arroyo_dagster.state.operations.gc.plan import GcRequest
     from arroyo_dagster.state.storage.store import ObjectStore
 
 
 class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
-    """Compacts and collects jobs. Two are built in; subclass it to bring another engine."""
+    """Compacts jobs and runs gc plans. Two are built in; subclass it to bring another engine."""
 
     @abstractmethod
     def compact(
@@ -31,15 +32,19 @@ class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
     ) -> "CompactionOutcome":
         """Compact a job; `options` as of `state.operations.compaction.job.compact_job`."""
 
-    def collect(
-        self, store: "ObjectStore", paths: JobPaths, asked: "GcRequest", **options: Any
+    def run_gc(
+        self,
+        store: "ObjectStore",
+        paths: JobPaths,
+        request: "GcRequest",
+        options: "GcOptions",
+        *,
+        plan: "GcPlan",
     ) -> "GcOutcome":
-        """Carry out a collection, in this process unless overridden; `options` as of
-        `state.operations.gc.execute.collect`.
-        """
-        from arroyo_dagster.state.operations.gc.execute import collect
+        """Execute a gc plan, in this process unless overridden; see `operations.gc.execute`."""
+        from arroyo_dagster.state.operations.gc.execute import run_gc
 
-        return collect(store, paths, asked, **options)
+        return run_gc(store, paths, request, options, plan=plan)
 
     def rewrites(self) -> "RunRewrites":
         """Who writes the new files of Arroyo's jobs; the process of the step unless overridden."""
@@ -75,12 +80,20 @@ class SparkRunner(MaintenanceRunner):
             **options,
         )
 
-    def collect(
-        self, store: "ObjectStore", paths: JobPaths, asked: "GcRequest", **options: Any
+    def run_gc(
+        self,
+        store: "ObjectStore",
+        paths: JobPaths,
+        request: "GcRequest",
+        options: "GcOptions",
+        *,
+        plan: "GcPlan",
     ) -> "GcOutcome":
-        from arroyo_dagster.spark.gc import collect_on_spark
+        from arroyo_dagster.spark.gc import run_gc_on_spark
 
-        return collect_on_spark(lambda: self.spark.session, store, paths, asked, **options)
+        return run_gc_on_spark(
+            lambda: self.spark.session, store, paths, request, options, plan=plan
+        )
 
     def rewrites(self) -> "RunRewrites":
         from arroyo_dagster.spark.rewrite import rewrites_on_spark

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from arroyo_dagster.spark.orphans import plan_orphans_on_spark
 from arroyo_dagster.spark.tasks import run_items
 from arroyo_dagster.state.metadata.lease import Leased
-from arroyo_dagster.state.model.garbage import PlanKind
+from arroyo_dagster.state.model.garbage import GcPlan, PlanKind
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.gc.execute import GcOutcome, collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome, run_gc
 from arroyo_dagster.state.operations.gc.expire import ExpireOutcome, expire_job
-from arroyo_dagster.state.operations.gc.plan import GcRequest
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.steps import Delete, Pace, delete_here
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
 
@@ -31,32 +31,38 @@ FROM_OBJECTS = 20_000
 BATCHES_AT_ONCE = 200
 
 
-def collect_on_spark(
+def run_gc_on_spark(
     session: Callable[[], SparkSession],
     store: ObjectStore,
     paths: JobPaths,
-    asked: GcRequest,
+    request: GcRequest,
+    options: GcOptions | None = None,
     *,
+    plan: GcPlan | None = None,
     from_objects: int = FROM_OBJECTS,
-    pace: Pace | None = None,
-    **options: Any,
 ) -> GcOutcome:
-    """As `state.operations.gc.execute.collect`, the data files deleted by Spark's workers.
+    """As `operations.gc.execute.run_gc`; Spark's workers delete the data files.
 
     Args:
         session: gives the session; called only if there is enough to delete.
         store: must be one that workers can open as well.
         from_objects: fewer data files in flight at once are deleted in this process.
     """
-    if asked.kind is PlanKind.ORPHANS:
-        options.setdefault("make", partial(plan_orphans_on_spark, session))
-    return collect(
+    chosen = options or GcOptions()
+    make_plan = chosen.make_plan
+    if request.kind is PlanKind.ORPHANS and make_plan is plan_gc:
+        make_plan = partial(plan_orphans_on_spark, session)
+    return run_gc(
         store,
         paths,
-        asked,
-        delete=deleting_on_spark(session, from_objects),
-        pace=_wide(pace),
-        **options,
+        request,
+        replace(
+            chosen,
+            make_plan=make_plan,
+            delete=deleting_on_spark(session, from_objects),
+            pace=_wide(chosen.pace),
+        ),
+        plan=plan,
     )
 
 
@@ -69,7 +75,7 @@ def expire_job_on_spark(
     pace: Pace | None = None,
     **options: Any,
 ) -> ExpireOutcome:
-    """As `operations.gc.expire.expire_job`; data files are deleted as by `collect_on_spark`."""
+    """As `operations.gc.expire.expire_job`; data files are deleted as by `run_gc_on_spark`."""
     delete = deleting_on_spark(session, from_objects)
     return expire_job(store, paths, delete=delete, pace=_wide(pace), **options)
 

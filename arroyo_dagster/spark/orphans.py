@@ -24,7 +24,7 @@ from arroyo_dagster.state.operations.gc.inventory import (
     read_listed,
 )
 from arroyo_dagster.state.operations.gc.plan import GcRequest, needed_answer
-from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH, Progress, untold
+from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH, Progress, no_root_progress
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.planning.gc.orphans import (
     Judged,
@@ -56,15 +56,15 @@ def plan_orphans_on_spark(
     asked: GcRequest,
     *,
     now_micros: int | None = None,
-    progress: Progress = untold,
+    progress: Progress = no_root_progress,
 ) -> GcPlan:
-    """As `plan_collection` for orphans; the driver holds references and orphans, not objects.
+    """As `plan_gc` for orphans; the driver holds references and orphans, not objects.
 
     Each directory is listed twice: for what it holds of metadata, and, once that was read, for what
     may go. What is written in between is too young to go.
 
     Raises:
-        ProtocolError, FormatError, NotFoundError, ConflictError, InputError: as `plan_collection`.
+        ProtocolError, FormatError, NotFoundError, ConflictError, InputError: as `plan_gc`.
     """
     now = wall_clock() if now_micros is None else now_micros
     before = asked.answer(paths)

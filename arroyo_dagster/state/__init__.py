@@ -78,9 +78,9 @@ if TYPE_CHECKING:
     )
     from arroyo_dagster.state.operations.compaction.rewrite import plan_rewrite_of, rewrite_job
     from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
-    from arroyo_dagster.state.operations.gc.execute import collect
+    from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome, collect, run_gc
     from arroyo_dagster.state.operations.gc.pins import pin_epoch, unpin_epochs
-    from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+    from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection, plan_gc
     from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
     from arroyo_dagster.state.operations.verify.job import JobVerdict, verify_job
     from arroyo_dagster.state.runtime.connectors import ParquetReplay, ParquetSink, TableSource
@@ -156,6 +156,8 @@ __all__ = [
     "Epoch",
     "ExpiringTimeKeyTable",
     "ExpiringTimeKeyView",
+    "GcOptions",
+    "GcOutcome",
     "GcRequest",
     "GlobalKeyedTable",
     "GlobalKeyedTableCheckpointer",
@@ -229,6 +231,7 @@ __all__ = [
     "open_store",
     "pin_epoch",
     "plan_collection",
+    "plan_gc",
     "plan_rewrite_of",
     "plan_rollback",
     "range_for_server",
@@ -237,6 +240,7 @@ __all__ = [
     "register_table",
     "request_stop",
     "rewrite_job",
+    "run_gc",
     "run_pipeline",
     "run_rollback",
     "run_window",
@@ -276,10 +280,16 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "TableSource",
     ),
     "runtime.coordinator": ("request_stop",),
-    "operations.gc.execute": ("collect",),
+    "operations.gc.execute": (
+        "GcOptions",
+        "GcOutcome",
+        "collect",
+        "run_gc",
+    ),
     "operations.gc.plan": (
         "GcRequest",
         "plan_collection",
+        "plan_gc",
     ),
     "operations.catalog.hash_variant": (
         "HashEvidence",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, PlanKind
-from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.operations.gc.steps import GcProgress
 from arroyo_dagster.state.storage import MemoryStore
@@ -24,8 +24,8 @@ SECONDS = 600
 
 _PLAN = """
 import json, sys, time
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
-from arroyo_dagster.state.operations.gc.telling import told_again
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+from arroyo_dagster.state.operations.gc.progress import heartbeat
 from arroyo_dagster.state.model.garbage import PlanKind, Retention
 from tests.epochs import PATHS, MadeUpJob
 what, epochs = sys.argv[1], int(sys.argv[2])
@@ -41,8 +41,8 @@ def peak():
 store.manifest(1), store.record(1)
 before, told = peak(), []
 begun, used = time.perf_counter(), time.process_time()
-with told_again(lambda done: told.append(time.perf_counter())) as say:
-    plan = plan_collection(
+with heartbeat(lambda done: told.append(time.perf_counter())) as say:
+    plan = plan_gc(
         store, PATHS, asked, now_micros=10**14, with_sizes=not expiry,
         progress=lambda *done: say(done),
     )
@@ -114,13 +114,14 @@ def test_10_000_objects_are_deleted_within_a_second_at_20_ms_a_request() -> None
         told: list[tuple[float, GcProgress]] = []
         slow = Slow(copied(store, clock=clock, keep_times=True), seconds)
         begun_at = time.perf_counter()
-        done = collect(
+        done = run_gc(
             slow,
             PATHS,
             asked,
-            yes=True,
-            clock=clock,
-            progress=lambda state, told=told: told.append((time.perf_counter(), state)),  # type: ignore[misc]
+            GcOptions(
+                clock=clock,
+                progress=lambda state, told=told: told.append((time.perf_counter(), state)),
+            ),
         )
         whole = time.perf_counter() - begun_at
         assert done.deleted == 10_000

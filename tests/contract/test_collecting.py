@@ -11,7 +11,7 @@ import pytest
 
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName, WorkerGeneration
-from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.undelete import undelete
 from arroyo_dagster.state.storage.remote.open import open_store
@@ -36,7 +36,7 @@ def test_what_goes_is_read_back_and_comes_back(new_store: Callable[[], ObjectSto
     store = new_store()
     Written(store, PATHS, start=time.time_ns() // 1000).epochs(4)
     before = without_ours(store)
-    outcome = collect(store, PATHS, expiry(2, **STOPPED), yes=True, aside=True)
+    outcome = run_gc(store, PATHS, expiry(2, **STOPPED), GcOptions(quarantine=True))
     assert outcome.deleted == outcome.plan.objects
     assert outcome.size_bytes == sum(len(before[p]) for p in before.keys() - without_ours(store))
     assert {entry.outcome for entry in read_journal(store, PATHS)} == {"moved"}
@@ -45,7 +45,7 @@ def test_what_goes_is_read_back_and_comes_back(new_store: Callable[[], ObjectSto
     undelete(store, PATHS, str(outcome.quarantine), yes=True)
     assert without_ours(store) == before
     store.put(LOST, b"x")
-    young = collect(store, PATHS, orphans(**STOPPED), yes=True)
+    young = run_gc(store, PATHS, orphans(**STOPPED))
     assert (young.done, young.plan.stays["young"]) == (False, (1, 1))
 
 
@@ -56,10 +56,10 @@ def test_empty_directories_go_with_what_was_in_them(tmp_path: Path) -> None:
     lost = next(tmp_path.rglob("*-lost"))
     assert "%3C" in str(lost)
     os.utime(lost, (1_700_000_000, 1_700_000_000))
-    collect(store, PATHS, expiry(2, **STOPPED), yes=True)
+    run_gc(store, PATHS, expiry(2, **STOPPED))
     assert lost.exists()
     assert not (tmp_path / PATHS.checkpoint(Epoch(2), WorkerGeneration(1))).exists()
-    collect(store, PATHS, orphans(**STOPPED), yes=True)
+    run_gc(store, PATHS, orphans(**STOPPED))
     assert not lost.parent.parent.exists()
     assert not [path for path in tmp_path.rglob("*") if path.is_dir() and not any(path.iterdir())]
     whole(store, PATHS, 5, 6)

@@ -54,9 +54,9 @@ from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.compaction.job import compact_job
 from arroyo_dagster.state.operations.compaction.rewrite import rewrite_job
 from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
-from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained, unpin_epochs
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import undelete
@@ -525,21 +525,22 @@ def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: 
     plan = None
     try:
         if what.early:
-            plan = plan_collection(hands, paths, what.asked, now_micros=world.clock_of(process)())
-        done = collect(
+            plan = plan_gc(hands, paths, what.asked, now_micros=world.clock_of(process)())
+        done = run_gc(
             hands,
             paths,
             what.asked,
-            yes=True,
-            plan=plan,
-            aside=what.aside,
-            pace=Pace(
-                in_flight=what.in_flight,
-                tries=2,
-                sleep=lambda seconds: world.wait(process, seconds),
+            GcOptions(
+                quarantine=what.aside,
+                pace=Pace(
+                    in_flight=what.in_flight,
+                    tries=2,
+                    sleep=lambda seconds: world.wait(process, seconds),
+                ),
+                owner=process.name,
+                clock=_clock_of(world, process),
             ),
-            owner=process.name,
-            clock=_clock_of(world, process),
+            plan=plan,
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")

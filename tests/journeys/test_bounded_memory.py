@@ -18,7 +18,7 @@ PEAK = """
 QUARANTINE = """
     import os, sys, time
     from pathlib import Path
-    from arroyo_dagster.state.operations.gc.execute import collect
+    from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
     from arroyo_dagster.state.operations.gc.undelete import undelete
     from arroyo_dagster.state.storage import open_store
     from tests.collecting import orphans
@@ -38,7 +38,7 @@ QUARANTINE = """
             opened.write(b"%d" % number)
         os.utime(file, (1_700_000_000, 1_700_000_000))
     before = peak()
-    moved = collect(store, PATHS, orphans(**STOPPED), yes=True, aside=True)
+    moved = run_gc(store, PATHS, orphans(**STOPPED), GcOptions(quarantine=True))
     assert moved.deleted == count
     assert len(list(root.rglob("*-lost*"))) == 1
     back = undelete(store, PATHS, str(moved.quarantine), yes=True)
@@ -80,7 +80,7 @@ GIANT = """
     from arroyo_dagster.errors import ArroyoStateError, FormatError
     from arroyo_dagster.state.metadata.backend import ParquetBackend
     from arroyo_dagster.state.metadata.lease import lease
-    from arroyo_dagster.state.operations.gc.plan import plan_collection
+    from arroyo_dagster.state.operations.gc.plan import plan_gc
     from arroyo_dagster.state.operations.catalog.jobs import list_epochs, summarise_jobs
     from arroyo_dagster.state.operations.gc.pins import pin_epoch
     from arroyo_dagster.state.operations.verify.job import verify_job
@@ -112,7 +112,7 @@ GIANT = """
         "epochs": lambda: list_epochs(store, paths),
         "verify": lambda: verify_job(store, paths),
         "load": lambda: ParquetBackend(store, paths).prepare_checkpoint_load(3),
-        "gc": lambda: plan_collection(store, paths, orphans(**{str(paths.root): "stopped"})),
+        "gc": lambda: plan_gc(store, paths, orphans(**{str(paths.root): "stopped"})),
         "lease": take_lease,
     }
     if sys.argv[2] == "protocol":

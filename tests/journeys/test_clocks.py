@@ -13,8 +13,8 @@ from arroyo_dagster.state.model.garbage import GcPlan
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.gc.execute import collect
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import undelete
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected, open_store
@@ -50,7 +50,7 @@ def begun(paths: JobPaths, clock: Clock, epochs: int = 15, **how: int) -> Writte
 def planned(
     store: ObjectStore, paths: JobPaths, asked: GcRequest, clock: Clock, **how: Any
 ) -> GcPlan:
-    return plan_collection(WriteProtected(store), paths, asked, now_micros=clock(), **how)
+    return plan_gc(WriteProtected(store), paths, asked, now_micros=clock(), **how)
 
 
 def refused(job: Written, asked: GcRequest, clock: Clock) -> ProtocolError:
@@ -59,7 +59,7 @@ def refused(job: Written, asked: GcRequest, clock: Clock) -> ProtocolError:
     with pytest.raises(ProtocolError, match="clock") as found:
         planned(job.store, job.paths, asked, clock)
     with pytest.raises(ProtocolError, match="clock"):
-        collect(job.store, job.paths, asked, yes=True, clock=clock, pace=QUICK)
+        run_gc(job.store, job.paths, asked, GcOptions(clock=clock, pace=QUICK))
     assert without_ours(job.store) == before
     return found.value
 
@@ -114,7 +114,7 @@ def test_a_disagreement_within_the_margin_is_accepted(paths: JobPaths, off: int)
 def test_expiry_by_count_needs_no_clock(paths: JobPaths, off: int) -> None:
     clock = Clock()
     job = begun(paths, clock, off=off)
-    done = collect(job.store, paths, expiry(2, **STOPPED), yes=True, clock=clock, pace=QUICK)
+    done = run_gc(job.store, paths, expiry(2, **STOPPED), GcOptions(clock=clock, pace=QUICK))
     assert done.done
 
 
@@ -194,7 +194,7 @@ def test_an_epoch_without_a_time_never_expires_by_age(paths: JobPaths, listed: b
     assert plan.epochs == ()
     assert plan.stays["no_time"] == (15, 0)
     with pytest.raises(ProtocolError, match="does not say when"):
-        collect(timeless, paths, asked, yes=True, clock=clock, pace=QUICK)
+        run_gc(timeless, paths, asked, GcOptions(clock=clock, pace=QUICK))
     assert planned(timeless, paths, expiry(2, **STOPPED), clock, with_sizes=listed).epochs
 
 
@@ -237,8 +237,8 @@ def test_epochs_brought_back_do_not_hold_newer_ones() -> None:
     clock.days(10)
     write(job, clock, 2)
     said = {"p/main": "stopped"}
-    moved = collect(
-        job.store, PROTOCOL, expiry(12, **said), yes=True, aside=True, clock=clock, pace=QUICK
+    moved = run_gc(
+        job.store, PROTOCOL, expiry(12, **said), GcOptions(quarantine=True, clock=clock, pace=QUICK)
     )
     assert moved.plan.epochs == (1, 2, 3, 4, 5)
     undelete(
@@ -287,6 +287,6 @@ def test_clocks_of_a_real_arroyo_and_its_store_agree(archive: str, tmp_path: Pat
     for paths in list_jobs(store):
         said = {str(paths.root): "stopped"}
         asked = expiry(micros=DAY, **said)
-        plan = plan_collection(store, paths, asked)
+        plan = plan_gc(store, paths, asked)
         assert plan.keep_from is not None
-        plan_collection(store, paths, orphans(**said))
+        plan_gc(store, paths, orphans(**said))

@@ -16,9 +16,9 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, WorkerGeneration
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import list_runs, read_journal
-from arroyo_dagster.state.operations.gc.plan import plan_collection
+from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.operations.gc.roots import read_roots
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
@@ -51,14 +51,14 @@ QUICK = Pace(sleep=lambda seconds: None)
 def test_an_expiry_keeps_what_it_says_and_a_second_one_finds_nothing() -> None:
     clock = Clock()
     store = begun(8, clock)
-    planned = plan_collection(WriteProtected(store), PATHS, expiry(3), now_micros=clock())
+    planned = plan_gc(WriteProtected(store), PATHS, expiry(3), now_micros=clock())
     assert planned.epochs == (1, 2, 3, 4, 5)
-    outcome = collect(store, PATHS, expiry(3), yes=True, clock=clock)
+    outcome = run_gc(store, PATHS, expiry(3), GcOptions(clock=clock))
     assert outcome.done
     assert (outcome.deleted, outcome.size_bytes) == (planned.objects, planned.size_bytes)
     assert outcome.plan.digest == planned.digest
     restorable(store, PATHS, 6, 7, 8)
-    again = collect(store, PATHS, expiry(3), yes=True, clock=clock)
+    again = run_gc(store, PATHS, expiry(3), GcOptions(clock=clock))
     assert (again.done, again.plan.objects) == (False, 0)
     assert data_files(store, PATHS) == reachable(store, PATHS)
     run_word_job(store, rows=24, rows_per_epoch=2, keep_epochs=None, merge_files_after=99)
@@ -82,7 +82,7 @@ def test_an_expiry_to_the_newest_two_leaves_both_restorable(archive: str, tmp_pa
         before = ParquetBackend(store, paths).epochs()
         newest = before[-2:]
         said = {str(paths.root): "stopped"}
-        outcome = collect(store, paths, expiry(2, **said), yes=True)
+        outcome = run_gc(store, paths, expiry(2, **said))
         restorable(store, paths, *newest)
         assert reachable(store, paths) <= data_files(store, paths)
         if paths.layout is Layout.PROTOCOL:
@@ -98,11 +98,11 @@ def test_an_expiry_without_sizes_lists_nothing_and_reads_every_object_once() -> 
     store = Counting(WriteProtected(begun(9)))
     reads: Counter[str] = Counter()
     store.read = lambda path: (reads.update([path]), Counting.read(store, path))[1]  # type: ignore[method-assign,misc]
-    plan = plan_collection(store, PATHS, expiry(3), with_sizes=False)
+    plan = plan_gc(store, PATHS, expiry(3), with_sizes=False)
     assert plan.epochs == (1, 2, 3, 4, 5, 6)
     assert store.calls["list"] == store.calls["list_dir"] == 0
     assert {path for path, count in reads.items() if count > 1} <= {PATHS.current_generation}
-    full = plan_collection(WriteProtected(store), PATHS, expiry(3))
+    full = plan_gc(WriteProtected(store), PATHS, expiry(3))
     assert list(plan.data.paths) == sorted(full.data.paths, key=list(plan.data.paths).index)
 
 
@@ -115,7 +115,7 @@ def test_age_count_and_both_say_which_epochs_stay() -> None:
     young = now - written[0]
 
     def kept(**asked: Any) -> int | None:
-        return plan_collection(store, PATHS, expiry(**asked), now_micros=now).keep_from
+        return plan_gc(store, PATHS, expiry(**asked), now_micros=now).keep_from
 
     assert kept(micros=young) == 5
     assert kept(keep=3) == 6
@@ -139,8 +139,11 @@ def test_a_fault_at_any_change_leaves_what_stays_whole_and_the_next_run_finishes
     def run(store: Any) -> Any:
         later = Clock()
         later.micros = clock.micros
-        return collect(
-            store, PATHS, expiry(2), yes=True, aside=aside, clock=later, pace=QUICK, owner="one"
+        return run_gc(
+            store,
+            PATHS,
+            expiry(2),
+            GcOptions(quarantine=aside, clock=later, pace=QUICK, owner="one"),
         )
 
     def fresh() -> MemoryStore:
@@ -190,8 +193,11 @@ def test_a_collection_of_orphans_that_dies_before_any_call_is_finished_by_the_ne
     def run(store: Any) -> Any:
         later = Clock()
         later.micros = clock.micros
-        return collect(
-            store, paths, orphans(**said), yes=True, aside=aside, clock=later, pace=QUICK, owner="o"
+        return run_gc(
+            store,
+            paths,
+            orphans(**said),
+            GcOptions(quarantine=aside, clock=later, pace=QUICK, owner="o"),
         )
 
     counted = Interrupted(copied(start, clock=clock, keep_times=True))

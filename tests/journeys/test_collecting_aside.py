@@ -21,10 +21,10 @@ from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import list_runs, read_journal
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained, unpin_epochs
-from arroyo_dagster.state.operations.gc.plan import plan_collection
+from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import undelete
@@ -52,7 +52,7 @@ SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
 
 
 def expired(store: Any, clock: Clock, keep: int = 2, **options: Any) -> Any:
-    return collect(store, PATHS, expiry(keep), yes=True, clock=clock, pace=QUICK, **options)
+    return run_gc(store, PATHS, expiry(keep), GcOptions(clock=clock, pace=QUICK, **options))
 
 
 # ---- pins ----------------------------------------------------------------------------------------
@@ -85,12 +85,12 @@ def test_a_pinned_epoch_of_arroyo_s_legacy_layout_stays() -> None:
     Written(store, paths, start=clock.micros).epochs(20)
     pin_epoch(store, paths, Epoch(4), clock=clock)
     said = expiry(2, j="stopped")
-    assert collect(store, paths, said, yes=True, clock=clock).plan.epochs == (
+    assert run_gc(store, paths, said, GcOptions(clock=clock)).plan.epochs == (
         *(1, 2, 3),
         *(5, 6, 7, 8),
     )
     whole(store, paths, 4, *range(9, 21))
-    assert not collect(store, paths, said, yes=True, clock=clock).done
+    assert not run_gc(store, paths, said, GcOptions(clock=clock)).done
 
 
 def test_a_job_s_own_expiry_stops_where_a_pinned_epoch_is_not_whole() -> None:
@@ -128,7 +128,7 @@ def test_an_older_epoch_that_nothing_leads_to_is_a_gap() -> None:
     store.delete_many([PATHS.retained])
     for asked in (expiry(2), orphans()):
         with pytest.raises(ProtocolError, match="nothing leads to epoch"):
-            collect(store, PATHS, asked, yes=True, clock=clock)
+            run_gc(store, PATHS, asked, GcOptions(clock=clock))
     whole(store, PATHS, 2, 7, 8)
 
 
@@ -160,7 +160,7 @@ def test_what_was_moved_aside_comes_back_byte_for_byte(kind: str) -> None:
     before = without_ours(store)
     epochs = ParquetBackend(store, paths).epochs()
     asked = expiry(2) if kind == "ours" else expiry(2, **{str(paths.root): "stopped"})
-    outcome = collect(store, paths, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+    outcome = run_gc(store, paths, asked, GcOptions(quarantine=True, clock=clock, pace=QUICK))
     assert outcome.quarantine is not None
     assert len(without_ours(store)) == len(before) - outcome.deleted
     # What stays of the epochs in quarantine survives the next expiries.
@@ -177,7 +177,7 @@ def test_what_was_moved_aside_comes_back_byte_for_byte(kind: str) -> None:
 def test_what_epochs_in_quarantine_need_stays_until_they_are_purged() -> None:
     clock = Clock()
     store = begun(4, clock, **SMALL)
-    aside = expired(store, clock, aside=True).quarantine
+    aside = expired(store, clock, quarantine=True).quarantine
     needed = {path for one, _ in list_quarantines(store, PATHS) for path in one.needs.paths}
     assert needed
     # Merged by the job itself: the newest epochs list none of it any more.
@@ -187,7 +187,7 @@ def test_what_epochs_in_quarantine_need_stays_until_they_are_purged() -> None:
     expired(store, clock)
     ParquetBackend(store, PATHS).cleanup_checkpoint(Epoch(7))
     clock.days(9)
-    collect(store, PATHS, orphans(), yes=True, clock=clock, pace=QUICK)
+    run_gc(store, PATHS, orphans(), GcOptions(clock=clock, pace=QUICK))
     assert needed <= data_files(store, PATHS)
     undelete(store, PATHS, str(aside), yes=True, clock=clock)
     whole(store, PATHS, 1, 2, 7, 8)
@@ -200,7 +200,7 @@ def test_what_epochs_in_quarantine_need_stays_until_they_are_purged() -> None:
 def test_a_purge_waits_for_its_time_and_can_be_stopped_anywhere() -> None:
     clock = Clock()
     start = begun(4, clock, **SMALL)
-    expired(start, clock, aside=True)
+    expired(start, clock, quarantine=True)
     assert purge(start, PATHS, yes=True, clock=clock) == []
     with pytest.raises(InputError, match="less than an hour"):
         purge(start, PATHS, older_than_micros=5, clock=clock)
@@ -229,7 +229,7 @@ def test_what_a_listing_hides_of_a_quarantine_comes_back_and_goes_with_the_rest(
     clock = Clock()
     store = begun(6, clock, **SMALL)
     before = without_ours(store)
-    aside = str(expired(store, clock, aside=True).quarantine)
+    aside = str(expired(store, clock, quarantine=True).quarantine)
     hidden = f"{PATHS.quarantine}/{aside}/{hides}"
     cut = Hiding(store, lambda path: path.startswith(hidden))
     assert without_ours(store) != before
@@ -244,7 +244,7 @@ def test_a_quarantine_of_a_release_that_did_not_count_its_parts_comes_back() -> 
     clock = Clock()
     store = begun(6, clock, **SMALL)
     before = without_ours(store)
-    aside = str(expired(store, clock, aside=True).quarantine)
+    aside = str(expired(store, clock, quarantine=True).quarantine)
     index = PATHS.quarantine / aside / "index.json"
     fields = json.loads(store.read(index))
     assert fields.pop("parts")
@@ -256,7 +256,7 @@ def test_a_quarantine_of_a_release_that_did_not_count_its_parts_comes_back() -> 
 def test_what_lies_where_it_was_is_not_overwritten() -> None:
     clock = Clock()
     store = begun(4, clock, **SMALL)
-    outcome = expired(store, clock, aside=True)
+    outcome = expired(store, clock, quarantine=True)
     moved = undelete(store, PATHS, str(outcome.quarantine))
     store.put(moved[0].path, b"somebody else's")
     with pytest.raises(ConflictError, match="something else lies"):
@@ -270,7 +270,7 @@ def test_what_lies_where_it_was_is_not_overwritten() -> None:
 def test_a_copy_that_was_changed_does_not_come_back() -> None:
     clock = Clock()
     store = begun(4, clock, **SMALL)
-    outcome = expired(store, clock, aside=True)
+    outcome = expired(store, clock, quarantine=True)
     moved = undelete(store, PATHS, str(outcome.quarantine))
     store.put(moved[0].copy, b"rotten")
     with pytest.raises(FormatError, match="not what was moved"):
@@ -322,7 +322,7 @@ def test_orphans_of_a_job_of_ours_go_once_they_are_old_and_an_epoch_is_newer() -
     store.put(PATHS.root / "notes.txt", b"of a person")
 
     def plan() -> Any:
-        return plan_collection(store, PATHS, orphans(), now_micros=clock())
+        return plan_gc(store, PATHS, orphans(), now_micros=clock())
 
     assert plan().stays["young"][0] >= 1
     clock.days(4)
@@ -339,7 +339,7 @@ def test_orphans_of_a_job_of_ours_go_once_they_are_old_and_an_epoch_is_newer() -
     found = plan()
     assert list(found.data.paths) == [lost]
     assert found.foreign == ("words/main/notes.txt",)
-    outcome = collect(store, PATHS, orphans(), yes=True, clock=clock, pace=QUICK)
+    outcome = run_gc(store, PATHS, orphans(), GcOptions(clock=clock, pace=QUICK))
     old = PATHS.generation_manifest(WorkerGeneration(1))
     assert {one.path for one in read_journal(store, PATHS)} == {lost, old}
     assert outcome.deleted == 2
@@ -354,14 +354,14 @@ def test_a_dead_job_goes_whole_and_can_come_back() -> None:
     before = without_ours(store)
     root = str(PATHS.root)
     with pytest.raises(ProtocolError, match="within the grace period"):
-        collect(store, PATHS, dead(**{root: "gone"}), yes=True, clock=clock)
+        run_gc(store, PATHS, dead(**{root: "gone"}), GcOptions(clock=clock))
     clock.days(4)
     for said, why in ({}, "nothing proves|known to no server"), ({root: "stopped"}, "is there"):
         with pytest.raises(ProtocolError, match=why):
-            collect(store, PATHS, dead(**said), yes=True, clock=clock)
+            run_gc(store, PATHS, dead(**said), GcOptions(clock=clock))
     assert without_ours(store) == before
-    outcome = collect(
-        store, PATHS, dead(**{root: "gone"}), yes=True, aside=True, clock=clock, pace=QUICK
+    outcome = run_gc(
+        store, PATHS, dead(**{root: "gone"}), GcOptions(quarantine=True, clock=clock, pace=QUICK)
     )
     assert list(without_ours(store)) == ["words/main/notes.txt"]
     assert outcome.plan.proof.condition == "gone (the user)"
@@ -370,7 +370,7 @@ def test_a_dead_job_goes_whole_and_can_come_back() -> None:
     restorable(store, PATHS, 1, 2, 3, 4)
     clock.days(4)
     with pytest.raises(ProtocolError, match="pinned"):
-        collect(store, PATHS, dead(**{root: "gone"}), yes=True, clock=clock)
+        run_gc(store, PATHS, dead(**{root: "gone"}), GcOptions(clock=clock))
 
 
 @pytest.mark.parametrize("kind", ["ours", "legacy"])
@@ -389,16 +389,16 @@ def test_the_removal_of_a_job_that_was_stopped_anywhere_is_finished_by_the_next(
         return copied(start, clock=clock, keep_times=True)
 
     counted = FaultInjecting(fresh())
-    collect(counted, paths, asked, yes=True, clock=clock, pace=QUICK)
+    run_gc(counted, paths, asked, GcOptions(clock=clock, pace=QUICK))
     assert without_ours(counted) == {}
     assert counted.head(paths.removal) is None
     for at in range(1, counted.changes + 1):
         store = fresh()
         faulty = FaultInjecting(store, fail_at=at, mode="partial", crash=True)
         with contextlib.suppress(Crash):
-            collect(faulty, paths, asked, yes=True, clock=clock, pace=QUICK)
+            run_gc(faulty, paths, asked, GcOptions(clock=clock, pace=QUICK))
         clock.micros += 120_000_000
-        collect(store, paths, asked, yes=True, clock=clock, pace=QUICK) if without_ours(
+        run_gc(store, paths, asked, GcOptions(clock=clock, pace=QUICK)) if without_ours(
             store
         ) else None
         assert without_ours(store) == {}, f"crash at change {at}"
@@ -411,19 +411,19 @@ def test_what_is_written_after_a_removal_began_stops_it() -> None:
     asked = dead(**{str(PATHS.root): "gone"})
     with contextlib.suppress(Crash):
         faulty = FaultInjecting(store, fail_at=9, mode="before", crash=True)
-        collect(faulty, PATHS, asked, yes=True, clock=clock, pace=QUICK)
+        run_gc(faulty, PATHS, asked, GcOptions(clock=clock, pace=QUICK))
     assert store.head(PATHS.removal) is not None
     clock.micros += 120_000_000
     fence = store.read(PATHS.current_generation)
     store.put(PATHS.current_generation, fence)
     with pytest.raises(ProtocolError, match="after the removal of the job began"):
-        collect(store, PATHS, asked, yes=True, clock=clock, pace=QUICK)
+        run_gc(store, PATHS, asked, GcOptions(clock=clock, pace=QUICK))
 
 
 def test_a_stored_plan_is_carried_out_if_it_still_fits_and_refused_if_not() -> None:
     clock = Clock()
     store = begun(6, clock, **SMALL)
-    plan = plan_collection(store, PATHS, expiry(3), now_micros=clock())
+    plan = plan_gc(store, PATHS, expiry(3), now_micros=clock())
     text = json.dumps(gc_plan_to_json(plan)).encode()
     assert decode_gc_plan(text, "plan.json") == plan
     changed = json.loads(text)
@@ -431,15 +431,15 @@ def test_a_stored_plan_is_carried_out_if_it_still_fits_and_refused_if_not() -> N
     with pytest.raises(FormatError, match="digest"):
         decode_gc_plan(json.dumps(changed).encode(), "plan.json")
     run_word_job(store, **{**JOB, **SMALL}, max_epochs=2)
-    outcome = collect(
-        store, PATHS, expiry(3), yes=True, plan=decode_gc_plan(text, "p"), clock=clock, pace=QUICK
+    outcome = run_gc(
+        store, PATHS, expiry(3), GcOptions(clock=clock, pace=QUICK), plan=decode_gc_plan(text, "p")
     )
     assert outcome.plan.epochs == (1, 2, 3)
     assert ParquetBackend(store, PATHS).epochs() == [4, 5, 6, 7, 8]
     # Whatever is pinned since then refuses it.
-    plan = plan_collection(store, PATHS, expiry(3), now_micros=clock())
+    plan = plan_gc(store, PATHS, expiry(3), now_micros=clock())
     pin_epoch(store, PATHS, Epoch(5), clock=clock)
     before = without_ours(store)
     with pytest.raises(ConflictError, match="no longer fits"):
-        collect(store, PATHS, expiry(3), yes=True, plan=plan, clock=clock, pace=QUICK)
+        run_gc(store, PATHS, expiry(3), GcOptions(clock=clock, pace=QUICK), plan=plan)
     assert without_ours(store) == before

@@ -16,9 +16,9 @@ from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSe
 from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.operations.compaction.job import compact_job
-from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.roots import read_roots
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.planning.restore import recovery
@@ -63,7 +63,7 @@ def test_a_writer_may_publish_between_any_two_calls_of_a_collector(
     wanted = expiry(2) if asked == "expire" else orphans()
 
     def collected(store: Any) -> None:
-        collect(store, PATHS, wanted, yes=True, clock=clock, pace=QUICK)
+        run_gc(store, PATHS, wanted, GcOptions(clock=clock, pace=QUICK))
 
     counted = Interrupted(copied(start, clock=clock, keep_times=True))
     collected(counted)
@@ -116,7 +116,7 @@ def test_an_epoch_that_is_published_between_two_reads_is_no_gap(
     running = run_of(store)
     running.step()
     late = PublishedLate(store, times)
-    plan = plan_collection(late, PATHS, asked, now_micros=clock())
+    plan = plan_gc(late, PATHS, asked, now_micros=clock())
     assert plan.proof.head is not None
     assert plan.proof.head in [one.ref for one in ParquetBackend(store, PATHS).load_history()]
 
@@ -135,11 +135,11 @@ def test_a_job_whose_newest_epoch_is_being_published_is_collected_all_the_same(
         running.step()
     if pinned:
         pin_epoch(store, PATHS, Epoch(5), owner="test", clock=clock, sleep=lambda seconds: None)
-    collect(store, PATHS, expiry(3), yes=True, clock=clock, pace=QUICK)
+    run_gc(store, PATHS, expiry(3), GcOptions(clock=clock, pace=QUICK))
     store.delete_many([PATHS.epoch_record(Epoch(10))])
     newest = PATHS.manifest(WorkerGeneration(2), Epoch(10))
     listed = data_files(store, PATHS)
-    outcome = collect(store, PATHS, asked, yes=True, clock=clock, pace=QUICK)
+    outcome = run_gc(store, PATHS, asked, GcOptions(clock=clock, pace=QUICK))
     assert outcome.plan.proof.head == PATHS.manifest(WorkerGeneration(2), Epoch(9))
     assert store.head(newest) is not None
     store.put(*late_record(store, newest))
@@ -183,7 +183,7 @@ def test_a_parent_that_is_missing_for_good_is_refused() -> None:
     assert parent is not None
     store.delete_many([parent])
     with pytest.raises(ProtocolError, match="refused"):
-        plan_collection(store, PATHS, expiry(2))
+        plan_gc(store, PATHS, expiry(2))
 
 
 def test_of_two_collectors_at_once_one_waits_for_its_turn() -> None:
@@ -197,7 +197,7 @@ def test_of_two_collectors_at_once_one_waits_for_its_turn() -> None:
         together.wait()
         try:
             ended.append(
-                collect(store, PATHS, expiry(2), yes=True, clock=clock, owner=owner).deleted
+                run_gc(store, PATHS, expiry(2), GcOptions(clock=clock, owner=owner)).deleted
             )
         except ConflictError as error:
             refused.append(error)
@@ -221,7 +221,7 @@ def test_while_somebody_else_maintains_the_job_nothing_is_deleted() -> None:
         lease(store, PATHS, "a compaction", clock=clock),
         pytest.raises(ConflictError, match="the job is leased by"),
     ):
-        collect(store, PATHS, expiry(2), yes=True, clock=clock)
+        run_gc(store, PATHS, expiry(2), GcOptions(clock=clock))
     assert data_files(store, PATHS) == before
 
 
@@ -231,9 +231,9 @@ def test_a_lock_left_by_a_dead_run_is_taken_once_it_has_run_out() -> None:
     held = lease(store, PATHS, "dead", clock=clock, seconds=60)
     dead = held.__enter__()  # its process ends here: nobody gives it back
     with pytest.raises(ConflictError, match="leased by"):
-        collect(store, PATHS, expiry(2), yes=True, clock=clock)
+        run_gc(store, PATHS, expiry(2), GcOptions(clock=clock))
     clock.micros += 61_000_000
-    assert collect(store, PATHS, expiry(2), yes=True, clock=clock).done
+    assert run_gc(store, PATHS, expiry(2), GcOptions(clock=clock)).done
     with pytest.raises(ConflictError):
         dead.delete_many([PATHS.current_generation])
     assert store.head(PATHS.current_generation) is not None
@@ -243,7 +243,7 @@ def test_a_collector_that_lost_its_lease_deletes_nothing_more() -> None:
     clock = Clock()
     start = begun(5, clock, **SMALL)
     counted = Interrupted(copied(start, clock=clock))
-    collect(counted, PATHS, expiry(2), yes=True, clock=clock)
+    run_gc(counted, PATHS, expiry(2), GcOptions(clock=clock))
     for at in range(5, counted.calls, 4):
         store = copied(start, clock=clock)
         seen: list[set[str]] = []
@@ -254,7 +254,7 @@ def test_a_collector_that_lost_its_lease_deletes_nothing_more() -> None:
                 seen.append({*map(str, data_files(store, PATHS))})
 
         try:
-            collect(Interrupted(store, at, take), PATHS, expiry(2), yes=True, clock=clock)
+            run_gc(Interrupted(store, at, take), PATHS, expiry(2), GcOptions(clock=clock))
         except ConflictError:
             assert {*map(str, data_files(store, PATHS))} == seen[0], f"before call {at}"
         whole(store, PATHS, 4, 5)
@@ -268,7 +268,7 @@ def test_what_a_compaction_has_merged_and_nobody_lists_yet_stays() -> None:
         running.step()
     compact_job(store, PATHS, CompactionSettings(policy=CompactionPolicy.FULL), clock=clock)
     clock.days(30)
-    plan = plan_collection(store, PATHS, orphans(GRACE_FLOOR_MICROS), now_micros=clock())
+    plan = plan_gc(store, PATHS, orphans(GRACE_FLOOR_MICROS), now_micros=clock())
     assert plan.objects == 0
     assert plan.stays["referenced"][0] == len(reachable(store, PATHS))
     running.step()
@@ -283,9 +283,9 @@ def test_an_expired_and_collected_job_ends_as_one_that_was_left_alone(
     running = run_of(store, sinks=1)
     for _ in range(8):
         running.step()
-        collect(store, PATHS, expiry(2), yes=True, clock=clock)
+        run_gc(store, PATHS, expiry(2), GcOptions(clock=clock))
         clock.days(4)
-        collect(store, PATHS, orphans(), yes=True, clock=clock)
+        run_gc(store, PATHS, orphans(), GcOptions(clock=clock))
     for one in (store, plain):
         run_word_job(one, **{**JOB, **SMALL, "sinks": 1})
     job = word_job(store, **{**JOB, **SMALL, "sinks": 1})

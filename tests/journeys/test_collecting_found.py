@@ -24,9 +24,9 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained, unpin_epochs
-from arroyo_dagster.state.operations.gc.plan import plan_collection
+from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import undelete
@@ -70,12 +70,12 @@ def test_a_plan_of_before_a_pin_was_lifted_leaves_no_gap_that_nothing_explains()
     clock = Clock()
     store = begun(8, clock, **SMALL)
     pin_epoch(store, PATHS, Epoch(3), clock=clock)
-    plan = plan_collection(store, PATHS, expiry(2), now_micros=clock())
+    plan = plan_gc(store, PATHS, expiry(2), now_micros=clock())
     unpin_epochs(store, PATHS, [Epoch(3)], clock=clock)
-    collect(store, PATHS, expiry(2), yes=True, plan=plan, clock=clock, pace=QUICK)
+    run_gc(store, PATHS, expiry(2), GcOptions(clock=clock, pace=QUICK), plan=plan)
     assert ParquetBackend(store, PATHS).epochs() == [2, 3, 7, 8], "with what it went on from"
     assert read_retained(store, PATHS).ever_pinned == {3}, "it is still there"
-    collect(store, PATHS, expiry(2), yes=True, clock=clock, pace=QUICK)
+    run_gc(store, PATHS, expiry(2), GcOptions(clock=clock, pace=QUICK))
     assert ParquetBackend(store, PATHS).epochs() == [7, 8]
     assert read_retained(store, PATHS).ever_pinned == frozenset()
     whole(store, PATHS, 7, 8)
@@ -87,7 +87,7 @@ def crashed(
     """A collection that dies after its k-th change; whether it came to its end before."""
     faulty = FaultInjecting(store, fail_at=at, mode="after", crash=True)
     with contextlib.suppress(Crash):
-        collect(faulty, paths, asked, yes=True, clock=clock, pace=QUICK, **more)
+        run_gc(faulty, paths, asked, GcOptions(clock=clock, pace=QUICK, **more))
         return True
     clock.micros += 120_000_000
     return False
@@ -109,10 +109,10 @@ def test_only_whole_epochs_come_back_wherever_an_expiry_was_stopped(layout: str)
         clock = Clock()
         store, paths, said = some_epochs(layout, clock)
         asked = expiry(2, **said)
-        if crashed(store, paths, clock, asked, at, aside=True):
+        if crashed(store, paths, clock, asked, at, quarantine=True):
             break
         names = read_retained(store, paths).quarantines
-        collect(store, paths, asked, yes=True, clock=clock, pace=QUICK)
+        run_gc(store, paths, asked, GcOptions(clock=clock, pace=QUICK))
         stays = ParquetBackend(store, paths).epochs()
         if not names:
             continue
@@ -121,7 +121,7 @@ def test_only_whole_epochs_come_back_wherever_an_expiry_was_stopped(layout: str)
         came_back.append(len(back))
         whole(store, paths, *back)
         assert set(ParquetBackend(store, paths).epochs()) == {*stays, *back}
-        collect(store, paths, asked, yes=True, clock=clock, pace=QUICK)
+        run_gc(store, paths, asked, GcOptions(clock=clock, pace=QUICK))
         whole(store, paths, *back, *stays[-2:])
     assert came_back.count(0) > 3
     assert max(came_back) >= 1
@@ -130,7 +130,7 @@ def test_only_whole_epochs_come_back_wherever_an_expiry_was_stopped(layout: str)
 def quarantined(clock: Clock) -> MemoryStore:
     """A job that is gone, of which a quarantine needs what epochs list that were not moved."""
     store = begun(4, clock, **SMALL)
-    collect(store, PATHS, expiry(2), yes=True, aside=True, clock=clock, pace=QUICK)
+    run_gc(store, PATHS, expiry(2), GcOptions(quarantine=True, clock=clock, pace=QUICK))
     clock.days(4)
     return store
 
@@ -144,7 +144,7 @@ def test_a_removal_that_died_is_finished_although_a_quarantine_keeps_files() -> 
         crashed(store, PATHS, clock, GONE, at)
         if store.head(PATHS.removal) is None:
             continue
-        collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
+        run_gc(store, PATHS, GONE, GcOptions(clock=clock, pace=QUICK))
         assert set(without_ours(store)) == needed, f"crash after change {at}"
         assert store.head(PATHS.removal) is None
 
@@ -161,10 +161,10 @@ def test_a_pin_stops_a_removal_that_has_begun() -> None:
     assert without_ours(store) == before
     pin_epoch(store, PATHS, Epoch(2), clock=clock)
     with pytest.raises(ProtocolError, match="epoch 2 is pinned"):
-        collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
+        run_gc(store, PATHS, GONE, GcOptions(clock=clock, pace=QUICK))
     assert without_ours(store) == before
     unpin_epochs(store, PATHS, [Epoch(2)], clock=clock)
-    collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
+    run_gc(store, PATHS, GONE, GcOptions(clock=clock, pace=QUICK))
     assert without_ours(store) == {}
 
 
@@ -176,7 +176,7 @@ def test_a_removal_that_was_given_up_can_begin_again() -> None:
         store = begun(3, clock, **SMALL)
         clock.days(4)
         before = without_ours(store)
-        crashed(store, PATHS, clock, GONE, at, aside=True)
+        crashed(store, PATHS, clock, GONE, at, quarantine=True)
         if store.head(PATHS.removal) is None:
             continue
         begun_at_all += 1
@@ -184,7 +184,7 @@ def test_a_removal_that_was_given_up_can_begin_again() -> None:
         assert without_ours(store) == before, f"crash after change {at}"
         unpin_epochs(store, PATHS, read_retained(store, PATHS).pinned, clock=clock)
         clock.days(4)
-        collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
+        run_gc(store, PATHS, GONE, GcOptions(clock=clock, pace=QUICK))
         assert without_ours(store) == {}, f"crash after change {at}"
     assert begun_at_all > 3
 
@@ -195,7 +195,7 @@ def test_a_pin_that_was_lifted_does_not_keep_a_job_that_is_gone() -> None:
     pin_epoch(store, PATHS, Epoch(1), clock=clock)
     unpin_epochs(store, PATHS, [Epoch(1)], clock=clock)
     clock.days(4)
-    collect(store, PATHS, GONE, yes=True, clock=clock, pace=QUICK)
+    run_gc(store, PATHS, GONE, GcOptions(clock=clock, pace=QUICK))
     assert without_ours(store) == {}
 
 
@@ -208,7 +208,7 @@ def test_epochs_of_the_legacy_layout_that_no_listing_shows_are_found_out(hidden:
     seen = hiding(WriteProtected(store), paths, hidden)
     for asked in (expiry(2, j="stopped"), orphans(j="stopped")):
         with pytest.raises(ProtocolError, match="the listing is incomplete"):
-            plan_collection(seen, paths, asked, now_micros=clock())
+            plan_gc(seen, paths, asked, now_micros=clock())
 
 
 def left_behind(clock: Clock, *, min_epoch: int, half: bool) -> tuple[MemoryStore, JobPaths]:
@@ -240,9 +240,9 @@ def test_what_a_run_of_before_ignore_state_has_left_is_no_gap_that_stops_everyth
     clock = Clock()
     store, paths = left_behind(clock, min_epoch=18, half=half)
     said = {"j": "stopped"}
-    plan = plan_collection(store, paths, expiry(2, **said), now_micros=clock())
+    plan = plan_gc(store, paths, expiry(2, **said), now_micros=clock())
     assert plan.epochs == (1, 2, 3, 4, 5, 18)
-    collect(store, paths, expiry(2, **said), yes=True, clock=clock, pace=QUICK)
+    run_gc(store, paths, expiry(2, **said), GcOptions(clock=clock, pace=QUICK))
     assert ParquetBackend(store, paths).epochs() == list(range(19, 31))
     whole(store, paths, *range(19, 31))
     if half:
@@ -316,7 +316,7 @@ def test_a_quarantine_waits_for_what_the_job_has_sent_before_it_could_see_it() -
     ):
         waited: list[float] = []
         pace = Pace(sleep=waited.append)
-        done = collect(store, PATHS, expiry(3), yes=True, aside=True, clock=clock, pace=pace)
+        done = run_gc(store, PATHS, expiry(3), GcOptions(quarantine=True, clock=clock, pace=pace))
         assert done.quarantine
         (aside,) = [one for one, _ in list_quarantines(store, PATHS)]
         assert aside.needs, "nothing could be lost: this shows nothing"
@@ -331,7 +331,7 @@ def set_aside(clock: Clock) -> tuple[MemoryStore, str]:
     lists files of theirs, and nothing needs them while they are away."""
     store = kept_no_more(begun, 8, clock, **SMALL)
     pin_epoch(store, PATHS, Epoch(5), clock=clock, sleep=clock.seconds)
-    done = collect(store, PATHS, expiry(3), yes=True, aside=True, clock=clock, pace=QUICK)
+    done = run_gc(store, PATHS, expiry(3), GcOptions(quarantine=True, clock=clock, pace=QUICK))
     assert ParquetBackend(store, PATHS).epochs() == [4, 5, 6, 7, 8]
     return store, str(done.quarantine)
 
@@ -437,7 +437,7 @@ def test_in_the_legacy_layout_the_last_thing_before_each_deletion_is_to_ask() ->
             return action()
 
     asked = replace(expiry(2), directory=JobDirectory([Listening()]))
-    collect(Watched(store), paths, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+    run_gc(Watched(store), paths, asked, GcOptions(quarantine=True, clock=clock, pace=QUICK))
     deletions = [at for at, event in enumerate(events) if event == "delete_many data"]
     assert deletions
     assert all(events[at - 1] == "asked" for at in deletions)
@@ -471,16 +471,16 @@ def test_a_job_that_is_gone_and_cannot_be_read_can_be_moved_aside_on_the_user_s_
     clock.days(4)
     before = without_ours(store)
     with pytest.raises(ArroyoStateError):
-        collect(store, PATHS, GONE, yes=True, aside=True, clock=clock, pace=QUICK)
+        run_gc(store, PATHS, GONE, GcOptions(quarantine=True, clock=clock, pace=QUICK))
     for said in ({}, {str(PATHS.root): "stopped"}):
         asked = replace(dead(**said), unreadable=True, others=())
         with pytest.raises(ProtocolError, match="refused"):
-            collect(store, PATHS, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+            run_gc(store, PATHS, asked, GcOptions(quarantine=True, clock=clock, pace=QUICK))
     asked = replace(GONE, unreadable=True, others=())
     with pytest.raises(InputError, match="moved aside and not deleted"):
-        collect(store, PATHS, asked, yes=True, clock=clock, pace=QUICK)
+        run_gc(store, PATHS, asked, GcOptions(clock=clock, pace=QUICK))
     assert without_ours(store) == before
-    done = collect(store, PATHS, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+    done = run_gc(store, PATHS, asked, GcOptions(quarantine=True, clock=clock, pace=QUICK))
     assert done.plan.rule["unreadable"], "the plan says why it could not be read"
     assert list(without_ours(store)) == [beside]
     with contextlib.suppress(ArroyoStateError):  # what comes back is as broken as it was
@@ -494,10 +494,10 @@ def test_a_job_that_may_live_is_never_moved_aside_unread() -> None:
     store.put(PATHS.epoch_record(Epoch(2)), b"{")
     asked = replace(GONE, unreadable=True, others=())
     with pytest.raises(ProtocolError, match="within the grace period"):
-        collect(store, PATHS, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+        run_gc(store, PATHS, asked, GcOptions(quarantine=True, clock=clock, pace=QUICK))
     store.put(PATHS.retained, b"{")
     clock.days(4)
     with pytest.raises(FormatError):
-        collect(store, PATHS, asked, yes=True, aside=True, clock=clock, pace=QUICK)
+        run_gc(store, PATHS, asked, GcOptions(quarantine=True, clock=clock, pace=QUICK))
     with pytest.raises(InputError, match="only a job that is gone"):
         replace(orphans(), unreadable=True)

@@ -17,8 +17,8 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableNa
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, SaidJobs
-from arroyo_dagster.state.operations.gc.execute import collect
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.roots import read_roots
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.storage import MemoryStore, WriteProtected
@@ -58,7 +58,7 @@ def arroyo(
 
 
 def planned(store: Any, paths: JobPaths, asked: GcRequest, clock: Clock) -> Any:
-    return plan_collection(WriteProtected(store), paths, asked, now_micros=clock())
+    return plan_gc(WriteProtected(store), paths, asked, now_micros=clock())
 
 
 def refused(store: Any, paths: JobPaths, asked: GcRequest, clock: Clock, match: str) -> None:
@@ -67,7 +67,7 @@ def refused(store: Any, paths: JobPaths, asked: GcRequest, clock: Clock, match: 
     before = without_ours(whole_store)
     for act in (
         lambda: planned(store, paths, asked, clock),
-        lambda: collect(store, paths, asked, yes=True, clock=clock, pace=QUICK),
+        lambda: run_gc(store, paths, asked, GcOptions(clock=clock, pace=QUICK)),
     ):
         kinds = (ProtocolError, FormatError, InputError, ConflictError)
         with pytest.raises(kinds, match=match) as found:
@@ -142,7 +142,7 @@ def test_a_job_that_starts_while_it_is_collected_stops_the_collection() -> None:
     asked = expiry(2)
     asked = replace(asked, directory=type(asked.directory)([Changing()]))
     with pytest.raises(ProtocolError, match="is running"):
-        collect(store, PROTOCOL, asked, yes=True, clock=clock, pace=QUICK)
+        run_gc(store, PROTOCOL, asked, GcOptions(clock=clock, pace=QUICK))
     whole(store, PROTOCOL, 7, 8)
     assert ParquetBackend(store, PROTOCOL).epochs() == [1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -300,7 +300,7 @@ def test_a_collector_whose_clock_is_not_the_store_s_refuses() -> None:
     ahead = Clock()
     ahead.micros = clock.micros + 5 * 86_400_000_000
     with pytest.raises(ProtocolError, match="clocks of the store and of this machine"):
-        collect(store, PATHS, orphans(), yes=True, clock=ahead)
+        run_gc(store, PATHS, orphans(), GcOptions(clock=ahead))
 
 
 def test_a_writer_whose_clock_is_ahead_of_the_store_s_is_refused() -> None:
@@ -345,7 +345,7 @@ def test_half_collected_epochs_are_finished() -> None:
     gone = [path for path in second.paths if path not in staying]
     assert gone
     store.delete_many(gone)
-    outcome = collect(store, PATHS, expiry(2), yes=True, clock=clock, pace=QUICK)
+    outcome = run_gc(store, PATHS, expiry(2), GcOptions(clock=clock, pace=QUICK))
     assert outcome.plan.epochs == (2, 3, 4)
     restorable(store, PATHS, 5, 6)
     assert data_files(store, PATHS) == reachable(store, PATHS)
@@ -371,7 +371,7 @@ def test_a_file_that_skips_epochs_stays_while_any_that_stays_lists_it(paths: Job
     plan = planned(store, paths, expiry(2, **said), clock)
     assert first not in set(plan.data.paths)
     assert plan.epochs
-    collect(store, paths, expiry(2, **said), yes=True, clock=clock, pace=QUICK)
+    run_gc(store, paths, expiry(2, **said), GcOptions(clock=clock, pace=QUICK))
     whole(store, paths, *ParquetBackend(store, paths).epochs())
     assert store.head(first) is not None
 
@@ -436,9 +436,9 @@ def test_jobs_whose_names_begin_alike_do_not_touch_each_other() -> None:
     for paths in (legacy_job("job_1"), protocol_job("pl", "job_1")):
         said = {str(paths.root): "stopped"}
         assert planned(store, paths, orphans(**said), clock).objects == 0
-        assert collect(store, paths, expiry(2, **said), yes=True, clock=clock, pace=QUICK).done
+        assert run_gc(store, paths, expiry(2, **said), GcOptions(clock=clock, pace=QUICK)).done
         dying = replace(dead(), directory=directory(**{str(paths.root): "gone"}))
-        assert collect(store, paths, dying, yes=True, clock=clock, pace=QUICK).done
+        assert run_gc(store, paths, dying, GcOptions(clock=clock, pace=QUICK)).done
         assert not data_files(store, paths)
     after = without_ours(store)
     others = {p: d for p, d in before.items() if p.startswith(("job_10/", "pl/job_10/"))}
@@ -476,6 +476,6 @@ def test_names_that_are_percent_encoded_in_the_store_are_the_same_files() -> Non
     store.put(record, store.read(record))
     plan = planned(store, PATHS, orphans(), clock)
     assert list(plan.data.paths) == [lost]
-    collect(store, PATHS, orphans(), yes=True, clock=clock, pace=QUICK)
+    run_gc(store, PATHS, orphans(), GcOptions(clock=clock, pace=QUICK))
     assert store.head(lost) is None
     assert store.head(listed) is not None

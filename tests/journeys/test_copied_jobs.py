@@ -9,7 +9,7 @@ import pytest
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained
 from arroyo_dagster.state.operations.gc.quarantine import purge
@@ -72,7 +72,7 @@ def test_the_quarantine_of_a_copy_under_another_name_is_refused(verb: str) -> No
     original = pipeline_of(store, "words", Layout.PROTOCOL, 24)
     original.keep_epochs = None
     run_pipeline(original, store)
-    collect(store, original.paths, to_keep(2), yes=True, aside=True)
+    run_gc(store, original.paths, to_keep(2), GcOptions(quarantine=True))
     copy = JobPaths(JobId(original.paths.job), PipelineId("words2"))
     copied_under(store, original.paths, copy)
     before = objects_below(store, original.paths)

@@ -32,7 +32,7 @@ from arroyo_dagster.state.operations.compaction.rewrite import (
 )
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import ListedJob, list_objects
 from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
-from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
@@ -241,11 +241,11 @@ def test_what_putting_back_needs_is_not_collected_and_goes_once_it_is_of_no_use(
 ) -> None:
     job, was, clock = rewritten_a_month_ago(layout)
     asked = orphans(**{str(job.paths.root): "stopped"})
-    collect(job.store, job.paths, asked, yes=True, clock=clock)
+    run_gc(job.store, job.paths, asked, GcOptions(clock=clock))
     assert undo_rewrite(job.store, job.paths, stopped(job.paths), clock=clock).done
     assert others(job.store) == was
     clock.days(30)
-    gone = collect(job.store, job.paths, asked, yes=True, clock=clock)
+    gone = run_gc(job.store, job.paths, asked, GcOptions(clock=clock))
     assert gone.deleted  # what the rewrite had made
     assert others(job.store) == was
 
@@ -257,7 +257,7 @@ def test_what_putting_back_needs_is_not_collected_where_a_listing_hides_that_it_
     job, was, clock = rewritten_a_month_ago(layout)
     cut = Hiding(job.store, lambda path: path.startswith(f"{job.paths.rewrites}"))
     asked = orphans(**{str(job.paths.root): "stopped"})
-    assert not collect(cut, job.paths, asked, yes=True, clock=clock).deleted
+    assert not run_gc(cut, job.paths, asked, GcOptions(clock=clock)).deleted
     assert undo_rewrite(cut, job.paths, stopped(job.paths), clock=clock).done
     assert others(job.store) == was
     assert not job.store.list_dir(job.paths.rewrites).objects
@@ -270,7 +270,7 @@ def test_records_that_no_name_was_kept_of_are_found_by_listing(layout: Layout) -
     job, was, clock = rewritten_a_month_ago(layout)
     job.store.delete_many([job.paths.retained])
     asked = orphans(**{str(job.paths.root): "stopped"})
-    assert not collect(job.store, job.paths, asked, yes=True, clock=clock).deleted
+    assert not run_gc(job.store, job.paths, asked, GcOptions(clock=clock)).deleted
     assert undo_rewrite(job.store, job.paths, stopped(job.paths), clock=clock).done
     assert others(job.store) == was
 

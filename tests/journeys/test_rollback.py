@@ -32,9 +32,9 @@ from arroyo_dagster.state.operations.catalog.changes import FleetCursor, look
 from arroyo_dagster.state.operations.catalog.epochs import refresh
 from arroyo_dagster.state.operations.catalog.jobs import list_epochs
 from arroyo_dagster.state.operations.compaction.job import compact_job
-from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.restore import rollback
 from arroyo_dagster.state.operations.restore.rollback import (
     plan_rollback,
@@ -205,7 +205,7 @@ def test_rolled_back_epoch_can_be_restored_again() -> None:
     assert states(store, pipeline.paths)[7] == "ready"
     run_pipeline(pipeline, store, max_epochs=3)
     assert verify_job(store, pipeline.paths).verdict.findings == ()
-    assert plan_collection(store, pipeline.paths, ORPHANS).objects == 0
+    assert plan_gc(store, pipeline.paths, ORPHANS).objects == 0
 
 
 # ---- what is shown before ------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_fault_at_any_change_leaves_the_job_as_before_or_rolled_back(
         assert verify_job(store, paths, level=1).verdict.findings == (), at
         run_pipeline(job(store, layout, **options), store)
         assert ParquetBackend(store, paths).load().epoch == again.epoch + 2, at
-        assert plan_collection(store, paths, EXPIRE).kind is PlanKind.EXPIRE
+        assert plan_gc(store, paths, EXPIRE).kind is PlanKind.EXPIRE
     assert ends == {3, 4}
 
 
@@ -415,7 +415,7 @@ def test_own_retention_goes_on_and_lets_rolled_back_epochs_go(damage: str, layou
     expected = range(23, 26) if layout is Layout.PROTOCOL else range(14, 26)
     assert set(backend.every_epoch()) <= set(expected)
     assert verify_job(store, pipeline.paths).verdict.findings == ()
-    plan = plan_collection(store, pipeline.paths, ORPHANS, now_micros=_later(store))
+    plan = plan_gc(store, pipeline.paths, ORPHANS, now_micros=_later(store))
     assert plan.kind is PlanKind.ORPHANS
 
 
@@ -432,13 +432,13 @@ def test_gc_is_never_refused_for_ever(damage: str, layout: Layout) -> None:
     unreadable = damage in UNREADABLE
     if unreadable:
         with pytest.raises(ProtocolError, match="epoch 8, which was rolled back, cannot be read"):
-            plan_collection(store, paths, ORPHANS)
+            plan_gc(store, paths, ORPHANS)
     else:
-        plan_collection(store, paths, ORPHANS)
+        plan_gc(store, paths, ORPHANS)
     run_pipeline(pipeline, store, max_epochs=12)
-    collect(store, paths, EXPIRE, yes=True)
+    run_gc(store, paths, EXPIRE)
     assert min(ParquetBackend(store, paths).every_epoch()) > 8
-    plan_collection(store, paths, ORPHANS)
+    plan_gc(store, paths, ORPHANS)
     assert verify_job(store, paths).verdict.findings == ()
 
 
@@ -446,7 +446,7 @@ def test_orphans_take_nothing_that_a_rolled_back_epoch_lists() -> None:
     store, pipeline = rolled_back("none", Layout.PROTOCOL)
     run_pipeline(pipeline, store, max_epochs=2)
     twin = copied(store, clock=lambda: _later(store), keep_times=True)
-    collect(twin, pipeline.paths, ORPHANS, yes=True, clock=lambda: _later(store))
+    run_gc(twin, pipeline.paths, ORPHANS, GcOptions(clock=lambda: _later(store)))
     backend = ParquetBackend(twin, pipeline.paths)
     for epoch in backend.every_epoch():
         assert backend.prepare_checkpoint_load(epoch).epoch == epoch
@@ -456,7 +456,7 @@ def test_orphans_take_nothing_that_a_rolled_back_epoch_lists() -> None:
 def test_parent_of_the_published_epoch_stays_while_recovery_needs_it() -> None:
     store, pipeline = rolled_back("none", Layout.PROTOCOL)
     asked = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_micros=0))
-    collect(store, pipeline.paths, asked, yes=True)
+    run_gc(store, pipeline.paths, asked)
     backend = ParquetBackend(store, pipeline.paths)
     assert backend.every_epoch() == [5, 9]
     backend.generation = None
@@ -467,13 +467,13 @@ def test_pinned_rolled_back_epoch_stays() -> None:
     store, pipeline = rolled_back("none", Layout.PROTOCOL)
     pin_epoch(store, pipeline.paths, Epoch(7), sleep=lambda _: None)
     run_pipeline(job(store, keep_epochs=2), store, max_epochs=8)
-    collect(store, pipeline.paths, EXPIRE, yes=True)
+    run_gc(store, pipeline.paths, EXPIRE)
     backend = ParquetBackend(store, pipeline.paths)
     assert backend.prepare_checkpoint_load(Epoch(7)).epoch == 7
     assert backend.every_epoch()[:2] == [6, 7]  # of the parent what makes it ready
     assert go_back(store, pipeline.paths, 7).plan.epoch == 7
     assert verify_job(store, pipeline.paths).verdict.findings == ()
-    plan_collection(store, pipeline.paths, ORPHANS)
+    plan_gc(store, pipeline.paths, ORPHANS)
 
 
 def test_compaction_of_rolled_back_files_is_void() -> None:
@@ -497,7 +497,7 @@ def test_compaction_at_rest_right_behind_a_rollback_keeps_the_lineage() -> None:
     assert compact_job(store, pipeline.paths, settings).epoch == 10
     assert states(store, pipeline.paths)[9] == "ready"
     assert verify_job(store, pipeline.paths).verdict.findings == ()
-    plan_collection(store, pipeline.paths, ORPHANS)
+    plan_gc(store, pipeline.paths, ORPHANS)
     run_pipeline(pipeline, store, max_epochs=1)
     assert rollback_done(store, pipeline.paths, 9) is None
     assert rollback_done(store, pipeline.paths, 5) == 9

@@ -17,8 +17,8 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
-from arroyo_dagster.state.operations.gc.execute import collect
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
@@ -113,7 +113,7 @@ def test_beside_a_copy_under_a_second_name_nothing_is_collected(
     before = listing(store)
     for asked in (said(paths), expired(paths)):
         with pytest.raises(ProtocolError, match="looks like a second name of") as caught:
-            collect(store, paths, asked, yes=True)
+            run_gc(store, paths, asked)
         assert other in str(caught.value)
         assert name in str(caught.value)
         assert "nothing was deleted" in str(caught.value)
@@ -131,7 +131,7 @@ def test_a_user_s_folder_inside_an_operator_is_reported_and_never_touched(
     mine = paths.operator(OPERATOR, Epoch(1), generation) / "my-backup/table-counts-000"
     store.put(mine, b"mine")
     age(tmp_path, 10)
-    outcome = collect(store, paths, said(paths), yes=True)
+    outcome = run_gc(store, paths, said(paths))
     assert outcome.deleted == 1
     assert outcome.plan.foreign == (mine,)
     assert store.read(mine) == b"mine"
@@ -148,10 +148,10 @@ def test_an_operator_id_with_a_slash_expires_by_reference_and_is_never_an_orphan
     Written(store, paths, start=clock.micros, keep=1).epochs(14)
     clock.days(5)
     before = data_files(store, paths)
-    assert not plan_collection(store, paths, said(paths), now_micros=clock()).objects
+    assert not plan_gc(store, paths, said(paths), now_micros=clock()).objects
     asked = expired(paths)
     for aside in (True, False):
-        outcome = collect(store, paths, asked, yes=True, aside=aside, clock=clock)
+        outcome = run_gc(store, paths, asked, GcOptions(quarantine=aside, clock=clock))
         assert outcome.done is aside
     epochs = ParquetBackend(store, paths).epochs()
     assert len(epochs) == (2 if paths.pipeline else 12)
@@ -247,17 +247,17 @@ def test_a_file_whose_directory_was_first_written_in_another_form_stays(
     if paths.pipeline is None:
         # Metadata of operators is listed under the other name as well.
         with pytest.raises(ProtocolError):
-            collect(store, paths, said(paths), yes=True, clock=clock)
+            run_gc(store, paths, said(paths), GcOptions(clock=clock))
         restorable(store, paths, 1, 2, 3)
         return
-    plan = plan_collection(store, paths, said(paths), now_micros=clock())
+    plan = plan_gc(store, paths, said(paths), now_micros=clock())
     assert {reason: count for reason, (count, _) in plan.stays.items()} == {
         "alias": 2,
         "restored_from": 2,
         "metadata": 8,
     }
     assert len(plan.data) == 2
-    collect(store, paths, said(paths), yes=True, clock=clock)
+    run_gc(store, paths, said(paths), GcOptions(clock=clock))
     restorable(store, paths, 1, 2, 3)
 
 
@@ -315,13 +315,13 @@ def test_a_job_with_a_symbolic_link_in_it_is_not_collected(
             with pytest.raises(
                 (ProtocolError, InputError), match=r"symbolic link|listing is incomplete"
             ) as caught:
-                collect(store, paths, asked, yes=True, aside=aside)
+                run_gc(store, paths, asked, GcOptions(quarantine=aside))
             assert name in str(caught.value)
     assert everything_below(root) == before
     assert everything_below(outside) == users
     assert link.is_symlink()
     link.unlink()
-    assert collect(store, paths, said(paths), yes=True).deleted == 1
+    assert run_gc(store, paths, said(paths)).deleted == 1
     restorable(store, paths, 3)
 
 
@@ -346,13 +346,13 @@ def test_a_link_that_takes_the_place_of_a_directory_during_a_collection_is_not_f
             return self.inner.delete_many(wanted)
 
     with pytest.raises(StorageError, match="symbolic link"):
-        collect(Exchanging(inner), paths, said(paths), yes=True)
+        run_gc(Exchanging(inner), paths, said(paths))
     assert exchanged
     assert everything_below(outside) == {"table-counts-007-lost": b"the user's"}
     assert len(list(place.with_name("away").iterdir())) >= 2
     place.unlink()
     place.with_name("away").rename(place)
-    assert collect(inner, paths, said(paths), yes=True).deleted == 1
+    assert run_gc(inner, paths, said(paths)).deleted == 1
     restorable(inner, paths, 3)
 
 
@@ -367,6 +367,6 @@ def test_a_job_behind_a_link_is_not_listed_and_not_collected_by_that_name(tmp_pa
     before = everything_below(tmp_path)
     for asked in (orphans(**{"q/main": "stopped"}), dead(**{"q/main": "gone"})):
         with pytest.raises(InputError, match="symbolic link"):
-            collect(store, other, asked, yes=True)
+            run_gc(store, other, asked)
     assert everything_below(tmp_path) == before
-    assert collect(store, paths, said(paths), yes=True).deleted == 1
+    assert run_gc(store, paths, said(paths)).deleted == 1

@@ -16,8 +16,8 @@ from arroyo_dagster.dataflow.topics.sinks import KeptSink, LinesFolderSink
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.objects import ObjectKind, object_name
-from arroyo_dagster.state.operations.gc.execute import collect
-from arroyo_dagster.state.operations.gc.plan import plan_collection
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.runtime.connectors import FolderSink
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
@@ -76,7 +76,7 @@ def test_what_killed_runs_staged_in_the_job_is_collected_and_the_output_is_exact
     assert len(left) == 3
     assert {object_name(paths, path).kind for path in left} == {ObjectKind.STAGED}
     clock.days(5)
-    plan = plan_collection(store, paths, orphans(), now_micros=clock())
+    plan = plan_gc(store, paths, orphans(), now_micros=clock())
     assert not [path for path in plan.records.paths if path in left], (
         "epoch 2 may still commit them"
     )
@@ -84,18 +84,18 @@ def test_what_killed_runs_staged_in_the_job_is_collected_and_the_output_is_exact
     run_pipeline(job(KeptSink(store.url, "counts")), store, max_epochs=2)
     killed(store, 1)
     (young,) = set(staged(store)) - set(left)
-    plan = plan_collection(store, paths, orphans(), now_micros=clock())
+    plan = plan_gc(store, paths, orphans(), now_micros=clock())
     assert set(left) <= set(plan.records.paths)
-    outcome = collect(store, paths, orphans(), yes=True, clock=clock)
+    outcome = run_gc(store, paths, orphans(), GcOptions(clock=clock))
     assert outcome.done
     assert staged(store) == [young]
     run_pipeline(job(KeptSink(store.url, "counts")), store)
     reader = between(store, pipeline)
     assert read_on(reader, reader.initial_offset())[0] == LINES
-    plan = plan_collection(store, paths, orphans(), now_micros=clock())
+    plan = plan_gc(store, paths, orphans(), now_micros=clock())
     assert young not in set(plan.records.paths)
     clock.days(5)
-    assert collect(store, paths, orphans(), yes=True, clock=clock).deleted
+    assert run_gc(store, paths, orphans(), GcOptions(clock=clock)).deleted
     assert staged(store) == []
     assert read_on(reader, reader.initial_offset())[0] == LINES
 
@@ -114,7 +114,7 @@ def test_what_an_unfinished_commit_needs_is_never_collected(
             run_pipeline(pipeline, store, max_epochs=1)
     (needed,) = staged(store)
     clock.days(30)
-    outcome = collect(store, pipeline.paths, orphans(), yes=True, clock=clock)
+    outcome = run_gc(store, pipeline.paths, orphans(), GcOptions(clock=clock))
     assert needed in staged(store)
     assert needed not in list(outcome.plan.records.paths)
     run_pipeline(job(KeptSink(store.url, "counts")), store)

@@ -10,8 +10,9 @@ import pytest
 
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import read_journal
+from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.gc.steps import HEADS, Pace
 from arroyo_dagster.state.operations.gc.undelete import undelete
@@ -75,7 +76,7 @@ def test_orphans_that_only_the_listing_shows_end_no_run(count: int, aside: bool)
     paths = with_orphans(store, clock, count)
     stale = Stale(store, [one for one in store.list(PATHS.root) if one.path in paths])
     store.delete_many(paths[: count // 2])
-    outcome = collect(stale, PATHS, orphans(), yes=True, aside=aside, clock=clock, pace=QUICK)
+    outcome = run_gc(stale, PATHS, orphans(), GcOptions(quarantine=aside, clock=clock, pace=QUICK))
     assert outcome.deleted == count
     assert not any(store.head(path) for path in paths)
     restorable(store, PATHS, 5, 6)
@@ -98,8 +99,8 @@ def test_a_file_is_as_old_as_its_newest_version() -> None:
     assert old.modified_micros is not None
     for shown in (old, dataclasses.replace(old, modified_micros=old.modified_micros - DAY)):
         stale = Stale(store, [shown])
-        assert path not in collect(stale, PATHS, orphans(), clock=clock).plan.data.paths
-        collect(stale, PATHS, orphans(), yes=True, clock=clock, pace=QUICK)
+        assert path not in plan_gc(stale, PATHS, orphans(), now_micros=clock()).data.paths
+        run_gc(stale, PATHS, orphans(), GcOptions(clock=clock, pace=QUICK))
     assert store.read(path) == b"written again"
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
 from arroyo_dagster.spark.compaction import compact_job_on_spark
-from arroyo_dagster.spark.gc import collect_on_spark, expire_job_on_spark
+from arroyo_dagster.spark.gc import expire_job_on_spark, run_gc_on_spark
 from arroyo_dagster.spark.rewrite import rewrites_on_spark
 from arroyo_dagster.spark.tasks import assigned, run_items
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -89,7 +89,7 @@ def test_orphans_are_found_and_deleted_by_workers(session: SparkSession, tmp_pat
     for path in root.rglob("*-l"):
         os.utime(path, (1_700_000_000, 1_700_000_000))
     asked = orphans(**{"p/main": "stopped"})
-    outcome = collect_on_spark(lambda: session, store, paths, asked, yes=True, from_objects=1)
+    outcome = run_gc_on_spark(lambda: session, store, paths, asked, from_objects=1)
     assert outcome.deleted == 30
     whole(store, paths, 1, 2, 3, 4)
     assert not list(root.rglob("*-l"))

@@ -212,9 +212,9 @@ def _collection_events(
 
 
 def _planned(store: ArroyoStateStore, paths: "JobPaths", asked: "GcRequest") -> "GcPlan":
-    from arroyo_dagster.state.operations.gc.plan import plan_collection
+    from arroyo_dagster.state.operations.gc.plan import plan_gc
 
-    return plan_collection(store.reading(), paths, asked)
+    return plan_gc(store.reading(), paths, asked)
 
 
 def _collected_events(
@@ -231,6 +231,8 @@ def _collected_events(
 
     What a run had deleted before it was interrupted stands in the journal.
     """
+    from arroyo_dagster.state.operations.gc.execute import GcOptions
+
     done: list[GcOutcome] = []
 
     def result_events(outcome: "GcOutcome") -> Iterator[Any]:
@@ -242,17 +244,13 @@ def _collected_events(
         yield _read_back(outcome, key)
 
     try:
-        outcome = runner.collect(
-            store.writable(),
-            paths,
-            asked,
-            yes=True,
-            plan=plan,
-            aside=config.quarantine,
+        options = GcOptions(
+            quarantine=config.quarantine,
             owner=f"dagster run {context.run.run_id}",
             lease_wait_seconds=EXPIRED_SECONDS,
             on_done=done.append,
         )
+        outcome = runner.run_gc(store.writable(), paths, asked, options, plan=plan)
     except Exception:
         raise
     except BaseException:  # an interrupt

@@ -9,7 +9,7 @@ import pytest
 
 from arroyo_dagster.spark import orphans as on_spark
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.operations.gc.plan import plan_collection
+from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.storage import MemoryStore, WriteProtected
 from tests.collecting import Clock, orphans
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
@@ -40,7 +40,7 @@ def test_the_plan_is_the_same_as_that_of_the_whole_job(
     clock.days(5)
     said = orphans(**{str(paths.root): "stopped"})
     now = clock()
-    here = plan_collection(store, paths, said, now_micros=now)
+    here = plan_gc(store, paths, said, now_micros=now)
     there = on_spark.plan_orphans_on_spark(
         lambda: None,  # type: ignore[arg-type,return-value]
         WriteProtected(store),

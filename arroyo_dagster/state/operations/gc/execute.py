@@ -1,11 +1,13 @@
-"""A plan made and carried out: under the lease, and checked against fresh facts."""
+"""Gc plans executed: under the lease of the job, and checked against fresh facts."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
@@ -20,11 +22,11 @@ from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import forget_released
-from arroyo_dagster.state.operations.gc.plan import Clock, GcRequest, check_allowed, plan_collection
+from arroyo_dagster.state.operations.gc.plan import Clock, GcRequest, check_allowed, plan_gc
+from arroyo_dagster.state.operations.gc.progress import heartbeat, no_progress
 from arroyo_dagster.state.operations.gc.quarantine import Aside
 from arroyo_dagster.state.operations.gc.root_reader import Progress
 from arroyo_dagster.state.operations.gc.steps import Delete, GcProgress, Pace, Run, delete_here
-from arroyo_dagster.state.operations.gc.telling import told_again, unheard
 from arroyo_dagster.state.planning.gc.dead_jobs import check_way
 from arroyo_dagster.state.planning.gc.recheck import (
     check_gone,
@@ -36,9 +38,6 @@ from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.local_disk import remove_empty_directories
 from arroyo_dagster.state.storage.store import ObjectStore
-
-Make = Callable[..., GcPlan]
-"""Makes a plan, as `plan_collection` does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +61,64 @@ class GcOutcome:
     quarantine: str | None = None
     open_entries: int = 0
 
+    @classmethod
+    def of_plan(cls, plan: GcPlan) -> GcOutcome:
+        """What executing a plan would do: the outcome of a dry run."""
+        return cls(plan=plan, done=False, deleted=plan.objects, size_bytes=plan.size_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcOptions:
+    """How a plan is executed.
+
+    Attributes:
+        quarantine: move objects to the job's quarantine instead of deleting them; `undelete` brings
+            them back.
+        pace: the size and rate of deletes.
+        owner: who runs it, for the lease and the journal.
+        lease_wait_seconds: how long to wait for a process that holds the lease of the job.
+        clock: microseconds since 1970 in UTC, by this machine.
+        progress: called after every few thousand objects, and at least every few seconds.
+        on_done: called with the outcome as soon as everything is deleted and read back, before an
+            interrupt can come in between.
+        make_plan: makes the fresh plan; `plan_gc` in this process, or on Spark.
+        delete: deletes batches of data files; in this process, or on Spark.
+    """
+
+    quarantine: bool = False
+    pace: Pace = field(default_factory=Pace)
+    owner: str = "arroyo-state gc"
+    lease_wait_seconds: float = 0.0
+    clock: Clock = wall_clock
+    progress: Callable[[GcProgress], None] = no_progress
+    on_done: Callable[[GcOutcome], None] = no_progress
+    make_plan: Callable[..., GcPlan] = plan_gc
+    delete: Delete = delete_here
+
+
+def run_gc(
+    store: ObjectStore,
+    paths: JobPaths,
+    request: GcRequest,
+    options: GcOptions | None = None,
+    *,
+    plan: GcPlan | None = None,
+) -> GcOutcome:
+    """Delete, or quarantine, what one plan of a job names: under its lease, journalled, read back.
+
+    Args:
+        request: the plan is made by it, or made again to check `plan` against fresh facts.
+        plan: execute this one, made earlier by `plan_gc`; None = make it under the lease.
+
+    Raises:
+        ConflictError: another process holds the lease, or `plan` no longer fits.
+        ProtocolError: refused, with the evidence; see `plan_gc`.
+        StorageError: objects could not be deleted; what refers to them is still there.
+    """
+    chosen = options or GcOptions()
+    with heartbeat(chosen.progress) as progress:
+        return _run(store, paths, request, plan, replace(chosen, progress=progress))
+
 
 def collect(
     store: ObjectStore,
@@ -71,72 +128,35 @@ def collect(
     yes: bool = False,
     plan: GcPlan | None = None,
     aside: bool = False,
-    make: Make = plan_collection,
-    delete: Delete = delete_here,
-    pace: Pace | None = None,
-    owner: str = "arroyo-state gc",
-    lease_wait_seconds: float = 0.0,
-    clock: Clock = wall_clock,
-    progress: Callable[[GcProgress], None] = unheard,
-    on_done: Callable[[GcOutcome], None] = unheard,
+    **options: Any,
 ) -> GcOutcome:
-    """Collect what one plan of a job takes; without `yes` say what would go.
-
-    Args:
-        plan: carry out this one, made earlier, if everything in it may still go.
-        aside: move objects to the job's quarantine instead, from where they can come back.
-        make: makes plans; in this process unless given.
-        delete: deletes data files; likewise.
-        owner: who asks, for lease and journal.
-        lease_wait_seconds: how long to wait for whoever maintains the job now.
-        progress: told after every few thousand objects, and every few seconds.
-        on_done: called with the outcome as soon as everything is deleted and read back, before an
-            interrupt can come in between.
-
-    Raises:
-        ConflictError: somebody else maintains the job, or `plan` no longer fits.
-        ProtocolError: refused, with the evidence; see `plan_collection`.
-        StorageError: objects could not be deleted; what refers to them is still there.
-    """
-    with told_again(progress) as told:
-        if yes:
-            return _carried_out(
-                store,
-                paths,
-                asked,
-                plan,
-                aside,
-                make,
-                delete,
-                pace or Pace(),
-                owner,
-                lease_wait_seconds,
-                clock,
-                told,
-                on_done,
-            )
-        found = plan or make(store, paths, asked, now_micros=clock(), progress=_planning(told))
-    return GcOutcome(plan=found, done=False, deleted=found.objects, size_bytes=found.size_bytes)
+    """The old name of `plan_gc` and, with `yes`, of `run_gc`; it goes with release 0.3."""
+    warnings.warn(
+        "collect is plan_gc and run_gc now; it goes with release 0.3",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    if yes:
+        return run_gc(store, paths, asked, GcOptions(quarantine=aside, **options), plan=plan)
+    return GcOutcome.of_plan(plan or plan_gc(store, paths, asked))
 
 
-def _carried_out(
+def _run(
     store: ObjectStore,
     paths: JobPaths,
-    asked: GcRequest,
+    request: GcRequest,
     plan: GcPlan | None,
-    aside: bool,
-    make: Make,
-    delete: Delete,
-    pace: Pace,
-    owner: str,
-    lease_wait_seconds: float,
-    clock: Clock,
-    progress: Callable[[GcProgress], None],
-    on_done: Callable[[GcOutcome], None],
+    options: GcOptions,
 ) -> GcOutcome:
-    check_allowed(store, paths, asked)
+    pace, clock, owner = options.pace, options.clock, options.owner
+    check_allowed(store, paths, request)
     with lease(
-        store, paths, owner, wait_seconds=lease_wait_seconds, clock=clock, sleep=pace.sleep
+        store,
+        paths,
+        owner,
+        wait_seconds=options.lease_wait_seconds,
+        clock=clock,
+        sleep=pace.sleep,
     ) as held:
         now = _store_clock(held, paths, clock)
         journals = held.list_dir(paths.journal)
@@ -144,19 +164,20 @@ def _carried_out(
         # Nothing depends on it: what cannot be archived now stays as it is.
         with contextlib.suppress(StorageError, FormatError):
             archive_runs(held, paths, journals)
-        fresh = make(held, paths, asked, now_micros=now, progress=_planning(progress))
+        progress = planning_progress(options.progress)
+        fresh = options.make_plan(held, paths, request, now_micros=now, progress=progress)
         chosen = fresh if plan is None else _checked(held, plan, fresh)
-        check_way(chosen, aside=aside)
+        check_way(chosen, aside=options.quarantine)
         if not chosen.objects:
             delete_all(held, [paths.removal] if chosen.kind is PlanKind.DEAD_JOB else [])
             return GcOutcome(plan=chosen, done=False, deleted=0, size_bytes=0, open_entries=opened)
-        moving = Aside.begin(held, chosen, owner, now, pace.sleep) if aside else None
+        moving = Aside.begin(held, chosen, owner, now, pace.sleep) if options.quarantine else None
         name = None if moving is None else moving.name
         journal = Journal.of_plan(held, chosen, owner, now, name)
         if chosen.kind is PlanKind.DEAD_JOB:
             # Its epochs cannot be read any more once this has begun.
             held.create(paths.removal, encode_json(gc_plan_to_json(chosen)))
-        run = Run(held, chosen, asked, journal, moving, delete, pace, progress)
+        run = Run(held, chosen, request, journal, moving, options.delete, pace, options.progress)
         run.carry_out()
         outcome = GcOutcome(
             plan=chosen,
@@ -168,7 +189,7 @@ def _carried_out(
             open_entries=opened,
         )
         with uninterrupted():
-            on_done(outcome)
+            options.on_done(outcome)
             journal.end({"deleted": run.deleted, "size_bytes": run.size_bytes})
         if chosen.kind is PlanKind.DEAD_JOB:
             delete_all(held, [paths.removal])
@@ -180,15 +201,15 @@ def _carried_out(
     return outcome
 
 
-def _planning(progress: Callable[[GcProgress], None]) -> Progress:
-    """Tell of what is listed and read as of what is deleted."""
+def planning_progress(progress: Callable[[GcProgress], None]) -> Progress:
+    """Report what is listed and read in the form of what is deleted."""
     began = time.monotonic()
 
-    def told(step: str, done: int, total: int | None) -> None:
+    def report(step: str, done: int, total: int | None) -> None:
         left = None if not total or not done else (time.monotonic() - began) / done * (total - done)
         progress(GcProgress(step=step, done=done, total=total, left_seconds=left))
 
-    return told
+    return report
 
 
 def _store_clock(held: Leased, paths: JobPaths, clock: Clock) -> int:

@@ -8,8 +8,8 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import wall_clock
 from arroyo_dagster.state.model.garbage import GcPlan, PlanKind, Retention
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.gc.execute import collect
-from arroyo_dagster.state.operations.gc.plan import Clock, GcRequest, plan_collection
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.plan import Clock, GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.steps import Delete, Pace, delete_here
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -47,9 +47,9 @@ def plan_expiry(store: ObjectStore, paths: JobPaths, keep_epochs: int) -> GcPlan
 
     Raises:
         InputError: fewer than two are to be kept.
-        ProtocolError, FormatError, NotFoundError: as `plan_collection`.
+        ProtocolError, FormatError, NotFoundError: as `plan_gc`.
     """
-    return plan_collection(store, paths, to_keep(keep_epochs))
+    return plan_gc(store, paths, to_keep(keep_epochs))
 
 
 def expiry_backlog(store: ObjectStore, paths: JobPaths, keep_epochs: int) -> int:
@@ -77,7 +77,7 @@ def expire_job(
     owner: str = "arroyo-state gc",
     clock: Clock = wall_clock,
 ) -> ExpireOutcome:
-    """Remove the epochs of a job but the newest and the pinned ones: `collect` with a count.
+    """Remove the epochs of a job but the newest and the pinned ones: `run_gc` with a count.
 
     Safe beside a running job, and beside its own expiry. Stopped anywhere, every epoch that
     stays is whole, and the next run finishes the rest.
@@ -85,28 +85,23 @@ def expire_job(
     Args:
         keep_epochs: how many of the newest epochs stay, at least two.
         yes: delete; without it the outcome says what would go.
-        plan, delete, pace, owner: as of `collect`.
+        plan, delete, pace, owner: as of `GcOptions`.
 
     Raises:
-        InputError, ConflictError, ProtocolError, StorageError: as `collect`.
+        InputError, ConflictError, ProtocolError, StorageError: as `run_gc`.
     """
-    outcome = collect(
-        store,
-        paths,
-        to_keep(keep_epochs),
-        yes=yes,
-        plan=plan,
-        delete=delete,
-        pace=pace,
-        owner=owner,
-        clock=clock,
-    )
-    chosen = outcome.plan
+    request, done, run = to_keep(keep_epochs), False, None
+    if yes:
+        options = GcOptions(delete=delete, pace=pace or Pace(), owner=owner, clock=clock)
+        outcome = run_gc(store, paths, request, options, plan=plan)
+        chosen, done, run = outcome.plan, outcome.done, outcome.run
+    else:
+        chosen = plan or plan_gc(store, paths, request, now_micros=clock())
     return ExpireOutcome(
         plan=chosen,
-        done=outcome.done,
+        done=done,
         kept_epochs=chosen.proof.epochs - len(chosen.epochs),
         files=len(chosen.data),
         size_bytes=chosen.data.size_bytes,
-        run=outcome.run,
+        run=run,
     )

@@ -67,7 +67,7 @@ def explain_object(store: ObjectStore, paths: JobPaths, name: str, asked: GcRequ
 
     Raises:
         NotFoundError: there is no such object.
-        ProtocolError, FormatError: what is referenced cannot be told; see `plan_collection`.
+        ProtocolError, FormatError: what is referenced cannot be told; see `plan_gc`.
     """
     path, info = _found(store, name)
     _, judge = _judged(store, paths, asked)

@@ -31,8 +31,8 @@ from arroyo_dagster.state.operations.gc.root_reader import (
     Progress,
     Reader,
     epoch_root,
+    no_root_progress,
     unreadable_root,
-    untold,
 )
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots_once, settled
 from arroyo_dagster.state.operations.gc.roots_protocol import attempt
@@ -101,7 +101,7 @@ class Survey:
 
 
 def survey_job(
-    store: ObjectStore, paths: JobPaths, progress: Progress = untold
+    store: ObjectStore, paths: JobPaths, progress: Progress = no_root_progress
 ) -> tuple[Survey, Roots]:
     """List everything below a job, then read everything that refers to data files.
 
@@ -122,7 +122,7 @@ def survey_job(
     return found, read_listed(store, found, progress)
 
 
-def read_listed(store: ObjectStore, found: Survey, progress: Progress = untold) -> Roots:
+def read_listed(store: ObjectStore, found: Survey, progress: Progress = no_root_progress) -> Roots:
     """Read everything that refers to data files: what leads to epochs, and what was listed.
 
     Raises:
@@ -147,7 +147,7 @@ def list_job(
     store: ObjectStore,
     paths: JobPaths,
     newest: Epoch,
-    progress: Progress = untold,
+    progress: Progress = no_root_progress,
     below: StatePath | None = None,
 ) -> Survey:
     """List everything below a job, or below one directory of it.

@@ -23,7 +23,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.gc.inventory import Survey, list_job, survey_job
-from arroyo_dagster.state.operations.gc.root_reader import Progress, Reader, untold
+from arroyo_dagster.state.operations.gc.root_reader import Progress, Reader, no_root_progress
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
 from arroyo_dagster.state.operations.gc.roots_times import with_store_times
 from arroyo_dagster.state.planning.gc.dead_jobs import files_below, plan_dead_job, what_is_left_of
@@ -89,13 +89,13 @@ def check_allowed(store: ObjectStore, paths: JobPaths, asked: GcRequest) -> None
         at_rest(Roots(paths=paths, worker_generation=None, epochs=(head,)), asked.answer(paths))
 
 
-def plan_collection(
+def plan_gc(
     store: ObjectStore,
     paths: JobPaths,
-    asked: GcRequest,
+    request: GcRequest,
     *,
     now_micros: int | None = None,
-    progress: Progress = untold,
+    progress: Progress = no_root_progress,
     with_sizes: bool = True,
 ) -> GcPlan:
     """Make one plan of one job. Writes nothing: this is the dry run.
@@ -103,7 +103,7 @@ def plan_collection(
     Args:
         now_micros: the time, by the clock of the store if it is known; by this machine's unless
             given.
-        progress: told now and then what was listed and read.
+        progress: called now and then with what was listed and read.
         with_sizes: list the job for sizes, times and etags. Without, an expiry reads metadata only,
             lists nothing (by age: the epoch records), and cannot be carried out.
 
@@ -115,35 +115,39 @@ def plan_collection(
     """
     now = wall_clock() if now_micros is None else now_micros
     # A job that stops while it is looked at has published what the look has missed.
-    before = None if asked.kind is PlanKind.DEAD_JOB else asked.answer(paths)
-    if asked.kind is PlanKind.EXPIRE and not with_sizes:
-        assert asked.retention is not None
+    before = None if request.kind is PlanKind.DEAD_JOB else request.answer(paths)
+    if request.kind is PlanKind.EXPIRE and not with_sizes:
+        assert request.retention is not None
         roots = read_roots(store, paths, progress)
-        if asked.retention.keep_micros is not None:
+        if request.retention.keep_micros is not None:
             roots = with_store_times(store, roots)
-        answer = needed_answer(asked, roots, before)
-        return plan_expiry(roots, asked.retention, now_micros=now, answer=answer)
-    removes = asked.kind is PlanKind.DEAD_JOB and not asked.unreadable
+        answer = needed_answer(request, roots, before)
+        return plan_expiry(roots, request.retention, now_micros=now, answer=answer)
+    removes = request.kind is PlanKind.DEAD_JOB and not request.unreadable
     begun = _begun_removal(store, paths) if removes else None
     if begun is not None:
-        return _rest_of(store, asked, begun, now)
+        return _rest_of(store, request, begun, now)
     try:
         survey, roots = survey_job(store, paths, progress)
     except (FormatError, ProtocolError, NotFoundError) as error:
-        if not asked.unreadable:
+        if not request.unreadable:
             raise
-        return _unreadable_job(store, paths, asked, str(error), now)
-    if asked.kind is PlanKind.DEAD_JOB:
-        return _dead_job(store, asked, survey, roots, now)
+        return _unreadable_job(store, paths, request, str(error), now)
+    if request.kind is PlanKind.DEAD_JOB:
+        return _dead_job(store, request, survey, roots, now)
     check_aliases(roots, survey.foreign, itertools.chain(survey.metadata, survey.files))
-    answer = needed_answer(asked, roots, before)
-    if asked.kind is PlanKind.ORPHANS:
-        return _orphans(asked, survey, roots, now, answer)
-    assert asked.retention is not None
+    answer = needed_answer(request, roots, before)
+    if request.kind is PlanKind.ORPHANS:
+        return _orphans(request, survey, roots, now, answer)
+    assert request.retention is not None
     plan = plan_expiry(
-        roots, asked.retention, now_micros=now, answer=answer, listed_from=survey.newest
+        roots, request.retention, now_micros=now, answer=answer, listed_from=survey.newest
     )
     return measured(plan, survey.files, survey.metadata, survey.ours, survey.foreign)
+
+
+plan_collection = plan_gc
+"""The old name; it goes with release 0.3."""
 
 
 def needed_answer(asked: GcRequest, roots: Roots, before: JobAnswer | None) -> JobAnswer | None:

@@ -39,8 +39,8 @@ Progress = Callable[[str, int, int | None], None]
 """Told what is being done, how much of it is done, and of how much: None if nobody knows yet."""
 
 
-def untold(step: str, done: int, total: int | None) -> None:
-    """Tell nobody."""
+def no_root_progress(step: str, done: int, total: int | None) -> None:
+    """No-op progress callback."""
 
 
 class Reader:

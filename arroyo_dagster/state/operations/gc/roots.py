@@ -13,7 +13,7 @@ from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.garbage import EpochRoot, Roots
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.operations.gc.root_reader import Progress, Reader, untold
+from arroyo_dagster.state.operations.gc.root_reader import Progress, Reader, no_root_progress
 from arroyo_dagster.state.operations.gc.roots_legacy import (
     legacy_epoch,
     legacy_roots,
@@ -26,7 +26,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 _TRIES = 3
 
 
-def read_roots(store: ObjectStore, paths: JobPaths, progress: Progress = untold) -> Roots:
+def read_roots(store: ObjectStore, paths: JobPaths, progress: Progress = no_root_progress) -> Roots:
     """Read every object of a job that refers to data files, each once.
 
     In the protocol layout nothing is listed: from the fence to the newest epoch and down its
@@ -42,7 +42,7 @@ def read_roots(store: ObjectStore, paths: JobPaths, progress: Progress = untold)
 
 
 def read_roots_once(
-    store: ObjectStore, paths: JobPaths, progress: Progress = untold
+    store: ObjectStore, paths: JobPaths, progress: Progress = no_root_progress
 ) -> Roots | None:
     """As `read_roots`, unchecked; None if the job changed while it was read."""
     read = legacy_roots if paths.layout is Layout.LEGACY else protocol_roots

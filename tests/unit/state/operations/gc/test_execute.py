@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import StorageError
+from arroyo_dagster.state.model.garbage import GcPlan
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.steps import GcProgress, Pace
 from arroyo_dagster.state.storage import MemoryStore
@@ -63,9 +64,10 @@ def job_with_orphans(count: int, clock: Clock) -> MemoryStore:
     return store
 
 
-def run(store: Any, clock: Clock, **options: Any) -> Any:
+def run(store: Any, clock: Clock, plan: GcPlan | None = None, **options: Any) -> Any:
     options.setdefault("pace", Pace(sleep=lambda seconds: None))
-    return collect(store, PATHS, orphans(**STOPPED), yes=True, clock=clock, **options)
+    asked = GcOptions(clock=clock, **options)
+    return run_gc(store, PATHS, orphans(**STOPPED), asked, plan=plan)
 
 
 def test_objects_go_by_the_thousand_and_are_counted_by_a_listing() -> None:
@@ -106,7 +108,7 @@ def test_a_store_that_throttles_for_ever_is_told_and_metadata_stays() -> None:
     )
     pace = Pace(tries=3, sleep=lambda seconds: None)
     with pytest.raises(StorageError, match="throttling") as found:
-        collect(store, PATHS, expiry(2, **STOPPED), yes=True, clock=clock, pace=pace)
+        run_gc(store, PATHS, expiry(2, **STOPPED), GcOptions(clock=clock, pace=pace))
     assert found.value.retryable
     gone = before - set(without_ours(start))
     assert {path.rpartition("/")[2] for path in gone} == {"table-counts-000-x"}
@@ -114,7 +116,7 @@ def test_a_store_that_throttles_for_ever_is_told_and_metadata_stays() -> None:
     assert outcomes == {"deleted": 3, "there": 1}
     whole(store, PATHS, 5, 6)
     # Once it answers again the next run finishes what is left.
-    done = collect(start, PATHS, expiry(2, **STOPPED), yes=True, clock=clock, pace=pace)
+    done = run_gc(start, PATHS, expiry(2, **STOPPED), GcOptions(clock=clock, pace=pace))
     assert done.done
     whole(start, PATHS, 5, 6)
 

@@ -10,7 +10,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.objects import Stored
 from arroyo_dagster.state.operations.gc import journal_archive
-from arroyo_dagster.state.operations.gc.execute import GcOutcome, collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome, run_gc
 from arroyo_dagster.state.operations.gc.fate import (
     Fate,
     FateState,
@@ -48,7 +48,7 @@ def fate(store: ObjectStore, path: str = LOST) -> Fate:
 
 
 def run_orphans(store: ObjectStore, clock: Clock, **options: Any) -> GcOutcome:
-    return collect(store, PATHS, orphans(**STOPPED), yes=True, clock=clock, owner="me", **options)
+    return run_gc(store, PATHS, orphans(**STOPPED), GcOptions(clock=clock, owner="me", **options))
 
 
 def test_object_that_is_there_is_explained() -> None:
@@ -76,7 +76,7 @@ def test_deleted_object_names_time_owner_plan_and_run() -> None:
 
 def test_quarantined_brought_back_and_purged_objects() -> None:
     store, clock = job()
-    done = run_orphans(store, clock, aside=True)
+    done = run_orphans(store, clock, quarantine=True)
     assert done.quarantine is not None
     found = fate(store)
     assert found.state is FateState.QUARANTINED
@@ -92,7 +92,7 @@ def test_quarantined_brought_back_and_purged_objects() -> None:
     assert fate(store).state is FateState.LOST
     store.put(LOST, b"lost")
     clock.days(30)
-    again = run_orphans(store, clock, aside=True)
+    again = run_orphans(store, clock, quarantine=True)
     clock.days(30)
     purge(store, PATHS, yes=True, clock=clock, owner="purger")
     gone = fate(store)
@@ -225,7 +225,7 @@ def test_job_of_a_path_is_found_and_also_one_that_was_removed() -> None:
 
 def test_expired_metadata_has_a_fate_too() -> None:
     store, clock = job()
-    collect(store, PATHS, expiry(keep=2, **STOPPED), yes=True, clock=clock)
+    run_gc(store, PATHS, expiry(keep=2, **STOPPED), GcOptions(clock=clock))
     record = PATHS.root / "epochs"
     below = fate_of_directory(store, PATHS, record)
     assert set(below.counts) == {("deleted", "expire")}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from arroyo_dagster.state.model.garbage import PlanKind, Retention
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from tests.epochs import PATHS, MadeUpJob
 
 
 def test_an_expiry_of_1000_epochs_lists_nothing_and_reads_every_object_once() -> None:
     store: Any = MadeUpJob(1000)
     asked = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=10))
-    plan = plan_collection(store, PATHS, asked, now_micros=10**14, with_sizes=False)
+    plan = plan_gc(store, PATHS, asked, now_micros=10**14, with_sizes=False)
     assert plan.epochs == tuple(range(1, 991))
     assert len(plan.data) == 989 * 200  # an expiring table lists files of two epochs before
     assert set(store.calls) == {"read"}
@@ -23,7 +23,7 @@ def test_an_expiry_of_1000_epochs_lists_nothing_and_reads_every_object_once() ->
 def test_an_expiry_by_age_of_1000_epochs_costs_one_listing_more() -> None:
     store: Any = MadeUpJob(1000)
     asked = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_micros=9_500_000))
-    plan = plan_collection(store, PATHS, asked, now_micros=1_000_000_000, with_sizes=False)
+    plan = plan_gc(store, PATHS, asked, now_micros=1_000_000_000, with_sizes=False)
     assert plan.epochs == tuple(range(1, 991))
     assert store.calls["read"] == 2 * 1000 + 6
     assert store.calls["list_dir"] == 1

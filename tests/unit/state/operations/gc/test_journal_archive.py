@@ -17,7 +17,7 @@ from arroyo_dagster.state.codec.journal import (
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.objects import Stored
 from arroyo_dagster.state.operations.gc import journal_archive
-from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import Entry, Journal, list_runs, read_journal
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
@@ -190,8 +190,8 @@ def test_a_collection_archives_and_a_broken_journal_stops_none() -> None:
     clock.days(30)
     asked = orphans(**{str(PATHS.root): "stopped"})
     before = told(store)
-    assert collect(first, PATHS, asked, yes=True, clock=clock).deleted
+    assert run_gc(first, PATHS, asked, GcOptions(clock=clock)).deleted
     assert told(first)[1][: len(before[1])] == before[1]
     assert len(first.list_dir(PATHS.journal).prefixes) == KEPT + 1
     store.put(PATHS.journal / "0--1.parquet", b"broken")
-    assert collect(store, PATHS, asked, yes=True, clock=clock).deleted
+    assert run_gc(store, PATHS, asked, GcOptions(clock=clock)).deleted

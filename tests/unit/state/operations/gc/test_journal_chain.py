@@ -14,7 +14,7 @@ from arroyo_dagster.state.codec.journal import decode_archive, encode_archive
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.objects import Stored
 from arroyo_dagster.state.operations.gc import journal_archive
-from arroyo_dagster.state.operations.gc.execute import collect
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import Journal, list_runs, read_journal
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
@@ -246,7 +246,7 @@ def job_to_collect() -> tuple[MemoryStore, Clock]:
 
 
 def run_orphans(store: ObjectStore, clock: Clock) -> None:
-    collect(store, PATHS, orphans(**STOPPED), yes=True, clock=clock)
+    run_gc(store, PATHS, orphans(**STOPPED), GcOptions(clock=clock))
 
 
 @pytest.mark.parametrize("crash", [True, False], ids=["crash", "failure"])
@@ -272,7 +272,7 @@ def test_stopped_anywhere_the_chain_is_whole(mode: Any, crash: bool) -> None:
 
 def test_quarantine_undelete_and_purge_keep_the_chain() -> None:
     store, clock = job_to_collect()
-    done = collect(store, PATHS, expiry(keep=2, **STOPPED), yes=True, aside=True, clock=clock)
+    done = run_gc(store, PATHS, expiry(keep=2, **STOPPED), GcOptions(quarantine=True, clock=clock))
     assert done.quarantine is not None
     undelete(store, PATHS, done.quarantine, yes=True, clock=clock, sleep=lambda _: None)
     clock.days(30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from arroyo_dagster.state.operations.gc.telling import told_again, unheard
+from arroyo_dagster.state.operations.gc.progress import heartbeat, no_progress
 
 
 def test_what_was_said_last_is_said_again_until_the_work_ends() -> None:
@@ -16,7 +16,7 @@ def test_what_was_said_last_is_said_again_until_the_work_ends() -> None:
         if heard.count(2) == 3:
             enough.set()
 
-    with told_again(tell, seconds=0.03) as say:
+    with heartbeat(tell, seconds=0.03) as say:
         say(1)
         say(2)
         assert enough.wait(10)
@@ -28,6 +28,6 @@ def test_what_was_said_last_is_said_again_until_the_work_ends() -> None:
 
 
 def test_where_nobody_listens_no_thread_is_started() -> None:
-    with told_again(unheard) as say:
+    with heartbeat(no_progress) as say:
         say(1)
         assert not any(one.name == "arroyo-progress" for one in threading.enumerate())
