@@ -377,7 +377,7 @@ def _rewritten(
     return rewrite_job(
         store,
         paths,
-        directory_of(given["api"], given["database"], given["say"], given["token"]),
+        directory_of(given["api"], given["database"], given["assume"], given["token"]),
         _settings(given),
         run=runner(spark=spark and yes),
         quiet_seconds=given["quiet"],

@@ -23,6 +23,9 @@ TOKEN_VARIABLE = "ARROYO_API_TOKEN"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+_OLD_OPTION = f"{__name__}.say"
+
+
 def directory_options(command: _F) -> _F:
     """Add the options that name who is asked about jobs."""
     api = click.option(
@@ -40,34 +43,54 @@ def directory_options(command: _F) -> _F:
         help="The controller's state.sqlite, a path or URL, of which only a copy is opened; or "
         "postgresql://USER@HOST/DATABASE, read in one read-only transaction.",
     )
-    said = click.option(
+    assume = click.option(
+        "--assume",
+        multiple=True,
+        metavar="JOB=STATUS",
+        callback=_with_old_option,
+        help="Assume this status of a job, as in job_x=stopped, or @FILE.json. Sources that answer "
+        "come first.",
+    )
+    old = click.option(
         "--say",
         multiple=True,
-        metavar="JOB=CONDITION",
-        help="Your own word, as in job_x=stopped, or @FILE.json; it counts last.",
+        hidden=True,  # the name until release 0.3
+        is_eager=True,
+        expose_value=False,
+        callback=_keep_old_option,
     )
-    return api(database(said(command)))
+    return api(database(assume(old(command))))
+
+
+def _keep_old_option(context: click.Context, _: click.Parameter, value: tuple[str, ...]) -> None:
+    context.meta[_OLD_OPTION] = value
+
+
+def _with_old_option(
+    context: click.Context, _: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    return (*context.meta.get(_OLD_OPTION, ()), *value)
 
 
 def directory_of(
-    api: str | None, database: str | None, say: Sequence[str], token: str | None
+    api: str | None, database: str | None, assume: Sequence[str], token: str | None
 ) -> JobDirectory:
     """The directory that the options of a command name.
 
     Raises:
         InputError: one of them cannot be used.
-        click.UsageError: a word of the user's that is not JOB=CONDITION.
+        click.UsageError: an assumption is not JOB=STATUS.
     """
-    said: dict[str, object] = {}
-    for text in say:
+    assumed: dict[str, object] = {}
+    for text in assume:
         job, equals, condition = text.rpartition("=")
         if text.startswith("@"):
-            said |= read_said(text[1:])
+            assumed |= read_said(text[1:])
         elif job and equals:
-            said[job] = condition
+            assumed[job] = condition
         else:
-            raise click.UsageError(f"--say {text}: expected JOB=CONDITION or @FILE.json")
-    return open_directory(api=api or None, token=token or None, database=database, said=said)
+            raise click.UsageError(f"--assume {text}: expected JOB=STATUS or @FILE.json")
+    return open_directory(api=api or None, token=token or None, database=database, said=assumed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ def _asked(
     unreadable: bool,
     api: str | None,
     database: str | None,
-    say: tuple[str, ...],
+    assume: tuple[str, ...],
     plan: GcPlan | None = None,
 ) -> GcRequest:
     """What the options ask for; what they leave out is as the stored plan was asked for."""
@@ -172,7 +172,7 @@ def _asked(
             keep, keep_for = rule.get("keep_epochs"), rule.get("keep_micros")
         retention = Retention(keep_epochs=keep, keep_micros=keep_for)
     grace = rule.get("grace_micros", GRACE_MICROS) if older_than is None else older_than
-    directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
+    directory = directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
     return GcRequest(
         kind=chosen,
         retention=retention,
@@ -252,7 +252,7 @@ def run_command(
 
 
 def _renamed(asked: dict[str, Any]) -> dict[str, Any]:
-    names = ("keep", "keep_for", "older_than", "unreadable", "api", "say", "database")
+    names = ("keep", "keep_for", "older_than", "unreadable", "api", "assume", "database")
     return {name: asked[name] for name in names}
 
 
@@ -299,7 +299,7 @@ def explain(
     as_json: bool,
     api: str | None,
     database: str | None,
-    say: tuple[str, ...],
+    assume: tuple[str, ...],
 ) -> None:
     """Say why an object stays or may go; of a directory (ending in /) how much for which reason.
 
@@ -308,7 +308,7 @@ def explain(
     store = open_to_read(url)
     path = path.removeprefix(f"{store.url.rstrip('/')}/")
     paths = job_of_path(list_jobs(store), path)
-    directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
+    directory = directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
     asked = GcRequest(kind=PlanKind.ORPHANS, grace_micros=older_than, directory=directory)
     if path.endswith("/") or path.rstrip("/") == paths.root:
         reasons = explain_directory(store, paths, path, asked)
@@ -355,7 +355,7 @@ def fate(
     as_json: bool,
     api: str | None,
     database: str | None,
-    say: tuple[str, ...],
+    assume: tuple[str, ...],
 ) -> None:
     """Say what became of an object: there, deleted, in quarantine, purged, or never seen.
 
@@ -370,7 +370,7 @@ def fate(
         below = fate_of_directory(store, paths, path)
         print_json(directory_fate_json(below)) if as_json else print_directory_fate(below)
         return
-    directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
+    directory = directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
     asked = GcRequest(kind=PlanKind.ORPHANS, grace_micros=older_than, directory=directory)
     found = fate_of_object(store, paths, path, asked)
     print_json(fate_json(found)) if as_json else print_fate(found)

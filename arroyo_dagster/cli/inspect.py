@@ -52,10 +52,10 @@ from arroyo_dagster.state.storage import ObjectStore
 @directory_options
 @store_options
 def jobs(
-    url: str | None, as_json: bool, api: str | None, database: str | None, say: tuple[str, ...]
+    url: str | None, as_json: bool, api: str | None, database: str | None, assume: tuple[str, ...]
 ) -> None:
     """List the jobs below the checkpoint URL, with what Arroyo, if it is asked, knows of them."""
-    directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
+    directory = directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
     store = open_to_read(url)
     found = summarise_jobs(store)
     asked = ask(directory, [job.paths for job in found])
@@ -179,13 +179,13 @@ def show(
     as_json: bool,
     api: str | None,
     database: str | None,
-    say: tuple[str, ...],
+    assume: tuple[str, ...],
 ) -> None:
     """Show what an epoch of a job holds: operators, tables, files, rows, bytes.
 
     EPOCH is the newest visible one unless given. Rows are counted as stored.
     """
-    directory = directory_of(api, database, say, os.environ.get(TOKEN_VARIABLE))
+    directory = directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
     store = open_to_read(url)
     paths = find_job(store, job)
     found = query.describe_epoch(store, paths, epoch)

@@ -185,7 +185,7 @@ def undo(
     yes: bool,
     api: str | None,
     database: str | None,
-    say: tuple[str, ...],
+    assume: tuple[str, ...],
     token: str | None,
     url: str | None,
     as_json: bool,
@@ -193,7 +193,7 @@ def undo(
     """Put the metadata of a stopped job of Arroyo's back as it was before it was rewritten."""
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
-    directory = directory_of(api, database, say, token)
+    directory = directory_of(api, database, assume, token)
     outcome = undo_rewrite(store, paths, directory, dry_run=not yes)
     if as_json:
         print_json({"done": outcome.done, "objects": list(outcome.objects)})

@@ -19,15 +19,15 @@ RETRY_SECONDS = 10.0
 """The wait before the first retry; doubled for each that follows, give or take a tenth."""
 
 _WORDS: Mapping[str, str] = {
-    "--arroyo-api, --arroyo-db or --say JOB=stopped": (
+    "pass --arroyo-api, --arroyo-db or --assume JOB=stopped": (
         "set `arroyo_api_url` or `arroyo_database` (of the component, or of ArroyoStateStore)"
     ),
     "(--arroyo-api, --arroyo-db)": (
         "in `arroyo_api_url` or `arroyo_database` (of the component, or of ArroyoStateStore)"
     ),
-    "--say JOB=stopped": "`said` of the resource arroyo_directory",
+    "--assume JOB=stopped": "`said` of the resource arroyo_directory",
     "pass --arroyo-db with": "set `arroyo_database` to",
-    "--say JOB=gone": "`gone: true` in the run's configuration",
+    "--assume JOB=gone": "`gone: true` in the run's configuration",
     "run it with --quarantine": "run it with `quarantine: true`",
     "check --url": "check `checkpoint_url`",
     "give --url": "set `checkpoint_url`",

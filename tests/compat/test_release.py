@@ -86,7 +86,7 @@ def test_its_plan_is_read_and_checked_against_what_is_there(release: Path) -> No
 
 
 def test_its_rewrite_is_undone(release: Path) -> None:
-    cli("compact", "undo", ARROYO, "--say", f"{ARROYO}=stopped", "--yes", "--url", "arroyo")
+    cli("compact", "undo", ARROYO, "--assume", f"{ARROYO}=stopped", "--yes", "--url", "arroyo")
     for one in members("legacy"):
         if one.data is not None and one.name.startswith(f"{ARROYO}/"):
             assert (release / "arroyo" / one.name).read_bytes() == one.data

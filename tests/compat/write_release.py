@@ -118,7 +118,7 @@ def write(base: Path) -> None:
     for other in (base / "arroyo").iterdir():
         if other.name != ARROYO:
             shutil.rmtree(other) if other.is_dir() else other.unlink()
-    stopped = ("--say", f"{ARROYO}=stopped", "--quiet", "0")
+    stopped = ("--assume", f"{ARROYO}=stopped", "--quiet", "0")
     cli("compact", "run", ARROYO, *stopped, "--yes", "--policy", "full", "--url", "arroyo")
     (base / "dataflow.yaml").write_text(DATAFLOW)
     (base / "sales.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in SALES))

@@ -421,7 +421,7 @@ def test_a_job_of_which_nobody_speaks_is_refused_and_told_how_to_say_it() -> Non
     job = begun(Layout.LEGACY)
     with pytest.raises(InputError, match="nobody says what the job is doing") as caught:
         rewrite(WriteProtected(job.store), job, directory=JobDirectory())
-    assert "--say JOB=stopped" in str(caught.value)
+    assert "--assume JOB=stopped" in str(caught.value)
 
 
 def test_sources_that_disagree_are_not_believed() -> None:

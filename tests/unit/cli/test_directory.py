@@ -96,18 +96,18 @@ def test_the_address_and_the_token_come_from_the_environment(root: str, server: 
 def test_the_user_s_word_from_options_and_files(root: str, tmp_path: Path) -> None:
     file = tmp_path / "said.json"
     file.write_text(json.dumps({"job_mSLGII6lDN": {"name": "mine", "condition": "failed"}}))
-    jobs = output(root, "jobs", "--say", "job_d14OMmRXhf=Running", "--say", f"@{file}")
+    jobs = output(root, "jobs", "--assume", "job_d14OMmRXhf=Running", "--assume", f"@{file}")
     said = {job["job"]: (job["name"], job["condition"]) for job in jobs}
     assert said["job_d14OMmRXhf"] == (None, "running")
     assert said["job_mSLGII6lDN"] == ("mine", "failed")
     assert said["job_TgS34gutlY"] == (None, "unknown")
-    assert run(root, "jobs", "--say", "nonsense").exit_code == 2
-    assert run(root, "jobs", "--say", "a=asleep").exit_code == 1
-    assert run(root, "jobs", "--say", "@/no/such/file").exit_code == 1
+    assert run(root, "jobs", "--assume", "nonsense").exit_code == 2
+    assert run(root, "jobs", "--assume", "a=asleep").exit_code == 1
+    assert run(root, "jobs", "--assume", "@/no/such/file").exit_code == 1
 
 
 def test_disagreements_are_shown(root: str, server: Loopback) -> None:
-    args = ("jobs", "--arroyo-api", server.url, "--say", "job_d14OMmRXhf=running")
+    args = ("jobs", "--arroyo-api", server.url, "--assume", "job_d14OMmRXhf=running")
     line = f"condition: stopped ({server.url}) or running (the user)"
     assert f"job_d14OMmRXhf: sources disagree on {line}" in run(root, *args).stdout
     jobs = output(root, *args)
@@ -150,3 +150,18 @@ def test_show_tells_the_pipeline_and_what_the_job_is_doing(root: str, server: Lo
     found = output(root, *args)
     assert (found["name"], found["condition"]) == ("joins", "stopped")
     assert found["arroyo"]["newest_ready_epoch"] == found["epoch"] == 14
+
+
+def test_the_old_option_is_an_alias_that_help_does_not_show(root: str) -> None:
+    first, second = "job_mSLGII6lDN=stopped", "job_d14OMmRXhf=running"
+
+    def conditions(*options: str) -> list[str]:
+        jobs = json.loads(run(root, "jobs", *options, "--json").stdout)
+        return [job["condition"] for job in jobs]
+
+    assert "stopped" in conditions("--assume", first)
+    assert conditions("--say", first) == conditions("--assume", first)
+    assert conditions("--say", first, "--assume", second) == conditions(
+        "--assume", first, "--assume", second
+    )
+    assert "--say" not in run(root, "jobs", "--help").stdout

@@ -162,7 +162,7 @@ def test_a_job_of_arroyo_s_is_explained_and_collected_once_it_is_known_to_have_s
     refused = run(url, "gc", "plan", "orphans", root)
     assert refused.exit_code == 1
     assert "what the job is doing is unknown" in refused.stderr
-    said = ("--say", f"{root}=stopped", "--older-than", "1h")
+    said = ("--assume", f"{root}=stopped", "--older-than", "1h")
     plan = document(url, "gc", "plan", "orphans", root, *said)
     raw = f"{root}/{directory}/table-s-001".replace("%3C", "<").replace("%3E", ">")
     assert [path for path, *_ in plan["data"]] == [raw]
@@ -184,7 +184,7 @@ def test_of_a_job_that_was_removed_the_journal_and_the_quarantine_are_left(
     root = "pl_4BjSq2rVmU/job_U5O5jKZxJg"
     store = open_store(url)
     before = {p: d for p, d in without_ours(store).items() if p.startswith(f"{root}/")}
-    said = ("--say", f"{root}=gone", "--older-than", "1h", "--yes")
+    said = ("--assume", f"{root}=gone", "--older-than", "1h", "--yes")
     done = document(url, "gc", "run", "dead-job", root, *said, "--quarantine")
     assert done["deleted"] == len(before)
     assert root not in {f"{job['pipeline']}/{job['job']}" for job in document(url, "jobs")}
@@ -206,7 +206,7 @@ def test_a_job_that_is_gone_and_cannot_be_read_is_moved_aside_and_nothing_else(
         aged = Path(url.removeprefix("file://"), info.path)
         os.utime(aged, (aged.stat().st_mtime - 86_400,) * 2)
     before = without_ours(store)
-    said = ("--say", f"{root}=gone", "--older-than", "1h")
+    said = ("--assume", f"{root}=gone", "--older-than", "1h")
     refused = run(url, "gc", "run", "dead-job", root, *said, "--quarantine", "--yes")
     assert refused.exit_code == 1
     for_good = run(url, "gc", "run", "dead-job", root, *said, "--unreadable", "--yes")

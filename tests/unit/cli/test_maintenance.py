@@ -152,7 +152,7 @@ def test_jobs_of_arroyo_are_not_touched_and_that_is_said(tmp_path: Path) -> None
     unsaid = run(url, "compact", "run", job, "--policy", "full", "--yes")
     assert unsaid.exit_code == 1
     assert "nobody says what the job is doing" in unsaid.stderr
-    assert "--say JOB=stopped" in unsaid.stderr
+    assert "--assume JOB=stopped" in unsaid.stderr
     refused = run(url, "expire", job, "--keep", "2", "--yes")
     assert refused.exit_code == 1
     assert "what the job is doing is unknown" in refused.stderr

@@ -56,7 +56,7 @@ def run(job: ArroyoJob, *args: str) -> Result:
 
 def test_a_stopped_job_is_planned_rewritten_and_put_back(job: ArroyoJob) -> None:
     before, was = content(job.store, job.paths), listing(job.store)
-    said = ("job_x", "--say", "job_x=stopped")
+    said = ("job_x", "--assume", "job_x=stopped")
     shown = run(job, "run", *said, "--policy", "full")
     assert shown.exit_code == 0
     assert "newest rows, one a row group" in shown.stdout
@@ -78,7 +78,7 @@ def test_a_stopped_job_is_planned_rewritten_and_put_back(job: ArroyoJob) -> None
 
 
 def test_a_running_job_is_only_forecast(job: ArroyoJob) -> None:
-    said = ("job_x", "--say", "job_x=running", "--policy", "full")
+    said = ("job_x", "--assume", "job_x=running", "--policy", "full")
     shown = run(job, "run", *said)
     assert "not now: the job runs" in shown.stdout
     refused = run(job, "run", *said, "--yes")
@@ -87,7 +87,7 @@ def test_a_running_job_is_only_forecast(job: ArroyoJob) -> None:
 
 
 def test_the_json_of_a_plan_names_every_input(job: ArroyoJob) -> None:
-    said = ("job_x", "--say", "job_x=stopped", "--policy", "full", "--json")
+    said = ("job_x", "--assume", "job_x=stopped", "--policy", "full", "--json")
     plan = json.loads(run(job, "run", *said).stdout)["plan"]
     for table in plan["tables"]:
         assert table["parts"]
@@ -100,7 +100,7 @@ def test_the_json_of_a_plan_names_every_input(job: ArroyoJob) -> None:
 def test_the_commands_of_the_readme_show_their_plan(job: ArroyoJob, model: ModelArroyo) -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text()
     lines = [line for line in readme.splitlines() if line.startswith("arroyo-state compact ")]
-    lines = [line for line in lines if "--say" in line or "--arroyo-api" in line]
+    lines = [line for line in lines if "--assume" in line or "--arroyo-api" in line]
     was = listing(job.store)
     assert len(lines) == 3
     with arroyo(model) as server:
@@ -231,7 +231,7 @@ def test_one_wait_for_quiet_serves_all_jobs_of_a_call_and_is_announced(job: Arro
     second = begun(Layout.LEGACY, name="job_y")
     for info in second.store.list():
         job.store.put(info.path, second.store.read(info.path))
-    say = ("--say", "job_x=stopped", "--say", "job_y=stopped")
+    say = ("--assume", "job_x=stopped", "--assume", "job_y=stopped")
     done = run(job, "run", "job_x", "job_y", *say, "--policy", "full", "--quiet", "0.8", "--yes")
     assert done.exit_code == 0, done.stderr
     assert done.stdout.count("17 files became 5") == 2
@@ -239,7 +239,7 @@ def test_one_wait_for_quiet_serves_all_jobs_of_a_call_and_is_announced(job: Arro
 
 
 def test_a_run_sums_up_what_is_left_and_a_plan_names_each_table(job: ArroyoJob) -> None:
-    said = ("job_x", "--say", "job_x=stopped")
+    said = ("job_x", "--assume", "job_x=stopped")
     planned = run(job, "plan", *said)
     assert "\nleft: " in planned.stdout
     for more in ((), ("--yes", "--quiet", "0")):

@@ -29,8 +29,8 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.compaction.rewrite import (
+    PASS_A_SOURCE,
     RUNS,
-    SAY_IT,
     TableFacts,
     TableKey,
     UnkeyedFacts,
@@ -280,7 +280,7 @@ def check_may(paths: JobPaths, scene: Scene) -> None:
     condition = scene.answer.facts.condition
     step = "stop it with a checkpoint first, or give it a window: `arroyo-state compact window`"
     if condition is JobCondition.UNKNOWN:
-        step = SAY_IT
+        step = PASS_A_SOURCE
         if scene.answer.problems:
             raise scene.answer.problems[0]
     elif scene.why_not != RUNS:

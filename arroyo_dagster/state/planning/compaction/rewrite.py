@@ -44,9 +44,9 @@ UNKNOWN_TABLE = (
 RUNS = (
     "the job runs, so its files are only looked at: its workers keep the lists of files in memory"
 )
-SAY_IT = (
-    "name Arroyo's API or database (--arroyo-api, --arroyo-db), or say it yourself: "
-    "--say JOB=stopped"
+PASS_A_SOURCE = (
+    "name Arroyo's API or database (--arroyo-api, --arroyo-db), or assume the status: "
+    "--assume JOB=stopped"
 )
 
 _WINDOWS = frozenset(

@@ -18,7 +18,7 @@ from arroyo_dagster.state.model.job_facts import Absence, JobAnswer, JobConditio
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.gc.reachability import refuse
 
-ASK = "say who knows: --arroyo-api, --arroyo-db or --say JOB=stopped; nothing was deleted"
+PASS_SOURCE = "pass --arroyo-api, --arroyo-db or --assume JOB=stopped; nothing was deleted"
 
 
 def at_rest(roots: Roots, answer: JobAnswer | None) -> bool:
@@ -83,11 +83,11 @@ def _known(paths: JobPaths, answer: JobAnswer | None) -> JobFacts:
         raise refuse(
             f"what the job is doing is unknown: {reason or 'nobody was asked'}",
             paths,
-            next_step=ASK,
+            next_step=PASS_SOURCE,
         )
     for one in answer.disagreements:
         if one.fact in ("condition", "run_id"):
-            raise refuse(f"sources disagree on {one}", paths, next_step=ASK)
+            raise refuse(f"sources disagree on {one}", paths, next_step=PASS_SOURCE)
     return answer.facts
 
 
@@ -212,21 +212,23 @@ def why_dead(paths: JobPaths, answer: JobAnswer, others: Sequence[JobAnswer], *,
     if facts.condition is JobCondition.GONE:
         contradiction = next((one for one in answer.disagreements if one.fact == "condition"), None)
         if contradiction is not None:
-            raise refuse(f"sources disagree on {contradiction}", paths, next_step=ASK)
+            raise refuse(f"sources disagree on {contradiction}", paths, next_step=PASS_SOURCE)
         return f"gone, says {facts.source}"
     if facts.condition is not JobCondition.UNKNOWN:
         raise refuse(
             f"the job is there: {facts.condition.value}, says {facts.source}",
             paths,
-            next_step="delete its pipeline first, or --say JOB=gone; nothing was deleted",
+            next_step="delete its pipeline first, or --assume JOB=gone; nothing was deleted",
         )
     if answer.problems:
-        raise refuse(f"somebody could not answer: {answer.problems[0]}", paths, next_step=ASK)
+        raise refuse(
+            f"somebody could not answer: {answer.problems[0]}", paths, next_step=PASS_SOURCE
+        )
     if ours:
         raise refuse(
             "a job of ours is known to no server of Arroyo's",
             paths,
-            next_step="--say JOB=gone if it will never run again; nothing was deleted",
+            next_step="--assume JOB=gone if it will never run again; nothing was deleted",
         )
     for word in answer.words:
         if word.absence in _PROVEN and _knows_another(word.source, others):
@@ -244,11 +246,11 @@ def _how_to_prove(paths: JobPaths) -> str:
     if paths.layout is Layout.LEGACY:
         return (
             "pass --arroyo-db with the database of the cluster that ran it: in the legacy layout "
-            "only the database can tell; or --say JOB=gone; nothing was deleted"
+            "only the database can tell; or --assume JOB=gone; nothing was deleted"
         )
     return (
         "ask the server that ran it, with another job of this URL known to it, or "
-        "--say JOB=gone; nothing was deleted"
+        "--assume JOB=gone; nothing was deleted"
     )
 
 

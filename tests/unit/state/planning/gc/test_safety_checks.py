@@ -75,7 +75,7 @@ def test_a_job_that_nobody_knows_is_refused(roots: Roots) -> None:
     with pytest.raises(ProtocolError, match="nobody was asked") as caught:
         at_rest(roots, None)
     assert caught.value.facts["job"] == roots.paths.root
-    assert "--say" in str(caught.value.next_step)
+    assert "--assume" in str(caught.value.next_step)
     silent = words(SourceWord(source="api", problem=ProtocolError("timed out")))
     with pytest.raises(ProtocolError, match="unknown: api: timed out"):
         at_rest(roots, silent)
