@@ -175,7 +175,7 @@ def test_the_wheel_works_where_nothing_else_of_the_project_is(linked: Path, tmp_
 def test_the_wheel_works_with_exactly_the_locked_dependencies(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    lock = str(PROJECT / "requirements.txt")
+    lock = str(PROJECT / "requirements" / "runtime.txt")
     run(python, *PIP, "install", "--quiet", "--require-hashes", "-r", lock, cwd=tmp_path)
     _install(python, wheel, tmp_path)
     run(python, *PIP, "check", cwd=tmp_path)
