@@ -1,6 +1,6 @@
 # The commands of this project. Each builds what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui pictures test servers check audit soak bench mutants proto clean
+.PHONY: help demo ui pictures test servers check lock audit soak bench mutants proto clean
 
 VENV := .venv
 PYTHON ?= python3
@@ -10,16 +10,16 @@ SCHEDULES ?= 100000
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/'
 
-$(VENV)/ready: requirements-dev.txt pyproject.toml
+$(VENV)/ready: requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "Python 3.11 or newer is missing: install it, or say PYTHON=/path/to/python3.11"; exit 1; }
 	@java -version >/dev/null 2>&1 || \
 		{ echo "Java 17 or newer is missing: install it (Debian: apt-get install openjdk-17-jre-headless)"; exit 1; }
 	@java -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])' || \
 		{ echo "Java is too old: Spark needs 17 or newer"; java -version; exit 1; }
-	@echo "Setting up $(VENV) from requirements-dev.txt (once, about three minutes)…"
+	@echo "Setting up $(VENV) from requirements/dev.txt (once, about three minutes)…"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
@@ -57,8 +57,24 @@ mutants: $(VENV)/ready ## mutation tests of the safety modules (hours; MODULE=le
 		echo "$$(realpath $(VENV))"/lib/python3.*/site-packages \
 			> "$$(echo $(VENV)-mutants/lib/python3.*/site-packages)/project.pth" && \
 		$(VENV)-mutants/bin/pip install --quiet --disable-pip-version-check 'mutmut==3.8.1' \
-			"$$(grep -o '^pytest==[0-9.]*' requirements-dev.txt)"; }
+			"$$(grep -o '^pytest==[0-9.]*' requirements/dev.txt)"; }
 	@nice -n 10 $(VENV)-mutants/bin/python tests/mutants/run.py $(MODULE)
+
+UV := $(VENV)-lock/bin/uv
+# Universal: one file for every platform and Python. What is locked stays where it still fits.
+LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --no-strip-extras --no-annotate \
+	--generate-hashes --no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
+UPGRADE_OPTION = $(if $(UPGRADE),$(if $(filter all,$(UPGRADE)),--upgrade,--upgrade-package '$(UPGRADE)'))
+
+lock: ## update requirements/*.txt from pyproject.toml (needs a network; UPGRADE=all or UPGRADE=NAME for newer versions)
+	@test -x $(UV) || { $(PYTHON) -m venv $(VENV)-lock && \
+		$(VENV)-lock/bin/pip install --quiet --disable-pip-version-check 'uv==0.13.9'; } || \
+		{ echo "uv cannot be installed into $(VENV)-lock: see above"; exit 1; }
+	@$(LOCK) $(UPGRADE_OPTION) --output-file requirements/runtime.txt >/dev/null
+	@$(LOCK) $(UPGRADE_OPTION) --group dev --constraint requirements/runtime.txt \
+		--output-file requirements/dev.txt >/dev/null
+	@! grep -n '://' requirements/*.txt || { echo "a lock file names an address: see above"; exit 1; }
+	@git --no-pager diff --stat -- requirements 2>/dev/null || true
 
 # Strict: without an answer about a package pip-audit would say that it has no vulnerabilities.
 AUDIT := $(VENV)-audit/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off
@@ -68,8 +84,8 @@ audit: ## look for known vulnerabilities of the locked dependencies (needs a net
 	@test -x $(VENV)-audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)-audit && \
 		$(VENV)-audit/bin/pip install --quiet --disable-pip-version-check 'pip-audit==2.10.1'; } || \
 		{ echo "pip-audit cannot be installed into $(VENV)-audit: see above"; exit 1; }
-	@found=$$($(AUDIT) -s $(SERVICE) -r requirements.txt 2>$(VENV)-audit/log) && \
-		echo "No known vulnerabilities in requirements.txt ($(SERVICE))." || \
+	@found=$$($(AUDIT) -s $(SERVICE) -r requirements/runtime.txt 2>$(VENV)-audit/log) && \
+		echo "No known vulnerabilities in requirements/runtime.txt ($(SERVICE))." || \
 		{ test -n "$$found" && echo "$$found" || echo "Nothing was audited: the service $(SERVICE)" \
 		"does not answer for every package (its words: $(VENV)-audit/log); try SERVICE=osv"; exit 1; }
 
@@ -81,5 +97,5 @@ proto: ## regenerate the protobuf modules (needs a network once)
 		arroyo_dagster/state/codec/proto/state.proto
 
 clean: ## remove what the other commands made
-	@rm -rf $(VENV) $(VENV)-proto $(VENV)-mutants $(VENV)-audit .mutants .demo .dagster .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-proto $(VENV)-mutants $(VENV)-audit $(VENV)-lock .mutants .demo .dagster .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -prune -exec rm -rf {} +

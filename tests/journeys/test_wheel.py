@@ -21,7 +21,7 @@ import pytest
 
 PROJECT = Path(__file__).parents[2]
 PACKAGE = PROJECT / "arroyo_dagster"
-SOURCES = ("pyproject.toml", "README.md", "CHANGELOG.md")
+SOURCES = ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")
 PIP = ("-m", "pip", "--disable-pip-version-check")
 BUILD_SDIST = "import setuptools.build_meta as it, sys; print(it.build_sdist(sys.argv[1]))"
 SMOKE = """
@@ -105,12 +105,17 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_other(wheel: Path) -> 
     assert {one for one in names if ".dist-info/" not in one} == _files()
     assert "Requires-Python: >=3.11" in metadata
     assert "Requires-Dist: obstore>=0.8" in metadata
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "License-File: LICENSE" in metadata
+    assert any(one.endswith(".dist-info/licenses/LICENSE") for one in names)
+    assert "Author: arroyo_dagster contributors" in metadata
+    assert "Project-URL" not in metadata
 
 
 def test_the_source_distribution_holds_what_a_build_and_a_reader_need(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert _files() | {"pyproject.toml", "README.md", "PKG-INFO"} <= names
+    assert _files() | {"pyproject.toml", "README.md", "PKG-INFO", "LICENSE"} <= names
 
 
 def _install(python: Path, wheel: Path, folder: Path) -> None:
@@ -175,7 +180,7 @@ def test_the_wheel_works_where_nothing_else_of_the_project_is(linked: Path, tmp_
 def test_the_wheel_works_with_exactly_the_locked_dependencies(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    lock = str(PROJECT / "requirements.txt")
+    lock = str(PROJECT / "requirements" / "runtime.txt")
     run(python, *PIP, "install", "--quiet", "--require-hashes", "-r", lock, cwd=tmp_path)
     _install(python, wheel, tmp_path)
     run(python, *PIP, "check", cwd=tmp_path)
