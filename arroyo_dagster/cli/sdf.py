@@ -55,7 +55,7 @@ def check(file: str, legacy: bool, extended: bool, prod: bool, as_json: bool) ->
     try:
         document = load_document(file, legacy=legacy, extended=extended, dev=not prod)
     except InvalidDefinition as error:
-        _print_mistakes(file, error, as_json)
+        _print_diagnostics(file, error, as_json)
         click.get_current_context().exit(EXIT_FINDINGS)
     if as_json:
         print_json(_document_json(file, document))
@@ -70,13 +70,13 @@ def schema(kind: str) -> None:
     click.echo(shipped_schema(kind), nl=False)
 
 
-def _print_mistakes(file: str, error: InvalidDefinition, as_json: bool) -> None:
+def _print_diagnostics(file: str, error: InvalidDefinition, as_json: bool) -> None:
     if not as_json:
         click.echo(str(error))
         return
-    mistakes = [_mistake_json(one) for one in error.mistakes]
+    diagnostics = [_mistake_json(one) for one in error.diagnostics]
     where = error.facts.get("file", file)  # of a package that the file imports, perhaps
-    print_json({"file": where, "valid": False, "mistakes": mistakes, "warnings": []})
+    print_json({"file": where, "valid": False, "mistakes": diagnostics, "warnings": []})
 
 
 def _states(document: Dataflow | Package) -> Iterator[tuple[str, StateDef]]:

@@ -18,7 +18,7 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import NOTHING, Packed
 from arroyo_dagster.state.operations.gc.inventory import (
-    Survey,
+    Inventory,
     directories_of,
     list_job,
     read_listed,
@@ -75,15 +75,17 @@ def plan_orphans_on_spark(
     ones = [1] * len(directories)
     place = _Place(store, paths, newest.epoch)
     beside = list_beside(store, paths, newest.epoch, directories)
-    parts = run_items(session(), partial(_survey, place), directories, ones) if directories else []
-    survey = _joined([beside, *parts])
-    progress("listed objects", survey.listed, None)
-    roots = read_listed(store, survey, progress)
-    check_aliases(roots, survey.foreign, survey.metadata)
+    parts = (
+        run_items(session(), partial(_inventory, place), directories, ones) if directories else []
+    )
+    inventory = _joined([beside, *parts])
+    progress("listed objects", inventory.listed, None)
+    roots = read_listed(store, inventory, progress)
+    check_aliases(roots, inventory.foreign, inventory.metadata)
     answer = needed_answer(asked, roots, before)
     standing = standing_of(
         roots,
-        survey.metadata,
+        inventory.metadata,
         now_micros=now,
         grace_micros=asked.grace_micros,
         answer=answer,
@@ -91,13 +93,18 @@ def plan_orphans_on_spark(
     )
     judged = run_items(session(), partial(_judged, place, standing), directories, ones)
     return plan_orphans(
-        standing, judged, survey.metadata, survey.foreign, listed=survey.listed, answer=answer
+        standing,
+        judged,
+        inventory.metadata,
+        inventory.foreign,
+        listed=inventory.listed,
+        answer=answer,
     )
 
 
 def list_beside(
     store: ObjectStore, paths: JobPaths, newest: Epoch, directories: list[StatePath]
-) -> Survey:
+) -> Inventory:
     """What lies beside these directories, level by level: nothing that may be an orphan."""
     levels = {paths.root, paths.generations, paths.checkpoints()}
     for path in directories:
@@ -117,13 +124,13 @@ def list_beside(
     return list_job(Levels(), paths, newest)  # type: ignore[arg-type]
 
 
-def _survey(place: _Place, directory: StatePath) -> Survey:
+def _inventory(place: _Place, directory: StatePath) -> Inventory:
     """What one directory holds, but its files: how many these are."""
     found = list_job(place.store, place.paths, place.newest, below=directory)
     return replace(found, files=NOTHING, beside=len(found.files))
 
 
-def _joined(parts: list[Survey]) -> Survey:
+def _joined(parts: list[Inventory]) -> Inventory:
     return replace(
         parts[0],
         metadata=Packed.joined(part.metadata for part in parts),

@@ -45,7 +45,7 @@ from arroyo_dagster.state.runtime.exchange import WATERMARK, Chunk
 from arroyo_dagster.state.runtime.in_process import IN_PROCESS, OnEpoch, RunOutcome
 from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.task import EpochPlan, merged_marks
+from arroyo_dagster.state.runtime.task import EpochPlan, merged_watermarks
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class SparkRun:
                 next_step="run it again; nothing was published",
             )
         reports = [pair for report in found for pair in report.reports.items()]
-        return reports, merged_marks([report.marks_micros for report in found])
+        return reports, merged_watermarks([report.watermarks_micros for report in found])
 
     def _final_epoch(self, session: SparkSession) -> None:
         """Asked to stop while nothing was new: a last epoch without rows, of the same batch."""

@@ -2,7 +2,7 @@
 
 Spark's own streaming query reads the source (Kafka, files, any format on the class path) and writes
 each of its micro-batches once: Parquet files of records, then a list of them, whose
-creation makes the batch exist. `LandedSource` reads such batches like any source of ours: from any
+creation makes the batch exist. `StagedSource` reads such batches like any source of ours: from any
 offset, the same rows in the same order, in process or on Spark. So the exactly-once of a job does
 not hang on what a source can repeat. See `docs/decisions/sdf-on-spark.md`.
 """
@@ -92,7 +92,7 @@ class SparkTopic:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class LandedFile:
+class StagedFile:
     """A file of one batch. `number`: the partition of Spark that read it."""
 
     batch: int
@@ -100,7 +100,7 @@ class LandedFile:
     path: StatePath
 
 
-class LandedSource(Source):
+class StagedSource(Source):
     """What has landed, a batch at a time.
 
     Args:
@@ -133,10 +133,10 @@ class LandedSource(Source):
 
     def latest_offset(self, start: Offset) -> Offset:
         """At most `batches_per_epoch` batches on. Batches land in order, so none is passed over."""
-        there = landed_batches(self._store, self._directory, after=int(start["batch"]))
+        there = staged_batches(self._store, self._directory, after=int(start["batch"]))
         return {"batch": there[: self._batches_per_epoch][-1]} if there else dict(start)
 
-    def partitions(self, start: Offset, end: Offset) -> Sequence[LandedFile]:
+    def partitions(self, start: Offset, end: Offset) -> Sequence[StagedFile]:
         """One split a file.
 
         Raises:
@@ -145,7 +145,7 @@ class LandedSource(Source):
         batches = range(int(start["batch"]) + 1, int(end["batch"]) + 1)
         return [file for found in concurrently(self._files, batches) for file in found]
 
-    def _files(self, batch: int) -> list[LandedFile]:
+    def _files(self, batch: int) -> list[StagedFile]:
         path = list_path(self._directory, batch)
         try:
             names = json.loads(self._store.read(path))
@@ -158,9 +158,9 @@ class LandedSource(Source):
             ) from error
         except ValueError as error:
             raise FormatError("not a list of files of ours", path=path) from error
-        return [LandedFile(batch, number, self._directory / name) for number, name in names]
+        return [StagedFile(batch, number, self._directory / name) for number, name in names]
 
-    def read(self, partition: LandedFile) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: StagedFile) -> Iterator[pa.RecordBatch]:
         """The records of one file."""
         rows, _ = decode_file(self._store.read(partition.path), partition.path)
         if not rows.schema.equals(RECORDS):
@@ -170,7 +170,7 @@ class LandedSource(Source):
     def forget(self, done: Offset) -> None:
         """Remove the batches that an epoch which is ready has taken; what fails stays."""
         before = int(done["batch"])
-        there = [one for one in landed_batches(self._store, self._directory) if one <= before]
+        there = [one for one in staged_batches(self._store, self._directory) if one <= before]
         for batch in there:
             files = [file.path for file in self._files(batch)]
             # The list last: a batch that is half gone can still be found and removed.
@@ -183,7 +183,7 @@ def list_path(directory: StatePath, batch: int) -> StatePath:
     return directory / f"{batch:012}.json"
 
 
-def landed_batches(store: ObjectStore, directory: StatePath, *, after: int = -1) -> list[int]:
+def staged_batches(store: ObjectStore, directory: StatePath, *, after: int = -1) -> list[int]:
     """The batches that have landed behind `after`, in order."""
     start = list_path(directory, after) if after >= 0 else None
     try:
@@ -199,7 +199,7 @@ def landed_batches(store: ObjectStore, directory: StatePath, *, after: int = -1)
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class Staging:
     """How the batches of one topic land.
 
     Attributes:
@@ -221,7 +221,7 @@ class Landing:
             follow: go on with what comes; else end behind what is there.
             seconds: the least time between two batches.
         """
-        writer = frame.writeStream.foreachBatch(self.land)
+        writer = frame.writeStream.foreachBatch(self.stage)
         writer = writer.option("checkpointLocation", self.location)
         if not follow:
             writer = writer.trigger(availableNow=True)
@@ -229,7 +229,7 @@ class Landing:
             writer = writer.trigger(processingTime=f"{seconds} seconds")
         return writer.start()
 
-    def land(self, frame: DataFrame, batch: int) -> None:
+    def stage(self, frame: DataFrame, batch: int) -> None:
         """Write one micro-batch, unless it has landed already. Spark repeats a batch whose end it
         has not seen: the creation of the list decides which attempt counts.
 
@@ -246,7 +246,7 @@ class Landing:
         self.store.create(path, json.dumps(names).encode())
 
     def _writer(self, batch: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-        landing = self
+        staging = self
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             from pyspark import TaskContext
@@ -257,8 +257,8 @@ class Landing:
             if rows is None or not rows.num_rows:
                 return
             name = f"{batch:012}-{number:05}-{uuid.uuid4().hex[:16]}.parquet"
-            data = encode_rows(landing.records(rows, batch, number))
-            landing.store.put(landing.directory / name, data)
+            data = encode_rows(staging.records(rows, batch, number))
+            staging.store.put(staging.directory / name, data)
             columns = [pa.array([number], pa.int32()), pa.array([name])]
             yield pa.RecordBatch.from_arrays(columns, names=["partition", "name"])
 

@@ -52,7 +52,7 @@ class TaskReport:
     level: int
     subtask: int
     reports: dict[OperatorId, SubtaskCheckpoint]
-    marks_micros: dict[OperatorId, int | None]
+    watermarks_micros: dict[OperatorId, int | None]
 
 
 _PACKING = threading.Lock()
@@ -214,7 +214,7 @@ class LevelRunner:
             yield _failure(error, index)
             return
         _TASKS[key] = task
-        report = TaskReport(self.level, index, task.reports, task.marks_micros)
+        report = TaskReport(self.level, index, task.reports, task.watermarks_micros)
         yield Chunk(0, index, REPORT, self.level, pickle.dumps(report))
 
 

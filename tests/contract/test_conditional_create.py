@@ -19,7 +19,7 @@ from arroyo_dagster.state.metadata.lease import lease, newest_token
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.gc.inventory import survey_job
+from arroyo_dagster.state.operations.gc.inventory import read_inventory
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
 from tests import s3_servers
 from tests.contract import servers
@@ -258,7 +258,7 @@ def test_a_probe_that_a_kill_left_behind_is_neither_foreign_nor_a_lease() -> Non
     paths = word_job(store).paths
     store.put(paths.leases / "probe-0123", b"")
     store.put(P("_arroyo_dagster/leases/probe-4567"), b"")
-    found, _ = survey_job(store, paths)
+    found, _ = read_inventory(store, paths)
     assert paths.leases / "probe-0123" in list(found.ours.paths)
     assert not len(found.foreign)
     assert newest_token(store, paths.leases) == 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.metadata.lease import LEASE_SECONDS, ON_ITS_WAY_SECONDS, lease
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LEASE_SECONDS, lease
 from tests.explorer.oracle import TakenByArroyo, Watch, listed, manifest_facts, restored
 from tests.explorer.setting import Setting
 from tests.explorer.world import DAY, REQUEST, SECOND, Hands, Process, Violation, World
@@ -44,7 +44,7 @@ def check_end(world: World, watch: Watch) -> None:
 def check_leases(setting: Setting) -> None:
     """Nobody is at work any more: once a lease has run out, nobody is kept waiting by it."""
     world, paths = setting.world, setting.paths
-    world.jump(int((LEASE_SECONDS + ON_ITS_WAY_SECONDS) * SECOND) + REQUEST)
+    world.jump(int((LEASE_SECONDS + IN_FLIGHT_GRACE_SECONDS) * SECOND) + REQUEST)
     cut, world.cut_listings = world.cut_listings, False
 
     def work(process: Process) -> str:

@@ -31,7 +31,7 @@ from arroyo_dagster.state.operations.gc import (
     execute as collecting,
 )
 from arroyo_dagster.state.operations.gc import (
-    inventory as survey,
+    inventory as inventory,
 )
 from arroyo_dagster.state.operations.gc import (
     plan as gc_plans,
@@ -58,7 +58,7 @@ def _instead(owner: Any, name: str, value: Any) -> Callable[[], Any]:
 @contextmanager
 def _listing_trusted() -> Iterator[None]:
     """Epochs that a listing does not show are taken for gone."""
-    found = survey.survey_job
+    found = inventory.read_inventory
 
     def trusting(*given: Any, **named: Any) -> Any:
         seen, known = found(*given, **named)
@@ -67,7 +67,7 @@ def _listing_trusted() -> Iterator[None]:
         return seen, replace(known, epochs=kept or known.epochs[:1])
 
     with (
-        mock.patch.object(survey, "check_listed", return_value=None),
+        mock.patch.object(inventory, "check_listed", return_value=None),
         mock.patch.object(gc_plans, "survey_job", trusting),
     ):
         yield
@@ -85,7 +85,7 @@ def _orphan_at_once(standing: Any, one: Any, name: Any) -> Reason:
 def _no_attempts() -> Iterator[None]:
     """Manifests that own no epoch yet, and that a start would claim."""
     with (
-        mock.patch.object(survey, "_with_attempts", lambda store, known, found: known),
+        mock.patch.object(inventory, "_with_attempts", lambda store, known, found: known),
         mock.patch.object(roots_protocol, "_unowned", return_value=()),
     ):
         yield
@@ -143,10 +143,10 @@ MUTANTS: dict[str, Callable[[], Any]] = {
         expiry, "referenced_by", lambda known, stays: ReferencedPaths(known.paths.root)
     ),
     "compactions that wait are ignored": _instead(
-        survey, "_compactions", lambda store, roots, found: {}
+        inventory, "_compactions", lambda store, roots, found: {}
     ),
     "what puts a rewrite back is ignored": _instead(
-        survey, "_rewrites", lambda store, roots, found: {}
+        inventory, "_rewrites", lambda store, roots, found: {}
     ),
     "a rewrite goes on whatever the job does": _regardless,
     "what epochs in quarantine need is ignored": _instead(

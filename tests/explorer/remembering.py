@@ -20,7 +20,7 @@ from arroyo_dagster.state.model import ids, objects
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.gc import (
-    inventory as survey,
+    inventory as inventory,
 )
 from arroyo_dagster.state.operations.gc import (
     quarantine,
@@ -48,7 +48,7 @@ DECODERS = (
     (collecting, "decode_retained"),
 )
 NAMES = (
-    *((one, "object_name") for one in (survey, orphans, collecting_steps, dead_jobs)),
+    *((one, "object_name") for one in (inventory, orphans, collecting_steps, dead_jobs)),
     *((one, "object_name") for one in (quarantine, undelete)),
     (ids, "path_problem"),
     (model, "_number"),

@@ -12,11 +12,11 @@ import pytest
 from arroyo_dagster.dataflow.topics.cells import Shape
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
 from arroyo_dagster.spark.staging import (
-    LandedSource,
-    Landing,
     SparkTopic,
-    landed_batches,
+    StagedSource,
+    Staging,
     list_path,
+    staged_batches,
 )
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.remote.open import open_store
@@ -44,17 +44,17 @@ class Place:
         lines = [json.dumps({"word": word, "count": at}) for at, word in enumerate(words)]
         (self.input / name).write_text("\n".join(lines) + "\n")
 
-    def land(self, log: str = "log", store: Any = None) -> None:
+    def stage(self, log: str = "log", store: Any = None) -> None:
         frame = self.topic.frame(self.session)
-        landing = Landing(
+        staging = Staging(
             "words", store or self.store, DIRECTORY, Shape().from_row, str(self.root / log)
         )
-        query = landing.start(frame, follow=False)
+        query = staging.start(frame, follow=False)
         query.awaitTermination()
 
     @property
-    def source(self) -> LandedSource:
-        return LandedSource("words", self.store, DIRECTORY)
+    def source(self) -> StagedSource:
+        return StagedSource("words", self.store, DIRECTORY)
 
     def words(self, start: dict[str, Any] | None = None) -> list[str]:
         source = self.source
@@ -71,22 +71,22 @@ def place(session: Any, tmp_path: Path) -> Place:
 
 def test_what_a_source_of_spark_has_lands_once_and_goes_on_where_it_stopped(place: Place) -> None:
     place.write("a.json", "to", "be")
-    place.land()
+    place.stage()
     assert place.words() == ["to", "be"]
     first = place.source.latest_offset(place.source.initial_offset())
     place.write("b.json", "or")
     place.write("c.json", "not")
-    place.land()
-    assert landed_batches(place.store, DIRECTORY) == [0, 1, 2]
+    place.stage()
+    assert staged_batches(place.store, DIRECTORY) == [0, 1, 2]
     assert sorted(place.words(first)) == ["not", "or"]
-    place.land()
-    assert landed_batches(place.store, DIRECTORY) == [0, 1, 2]
+    place.stage()
+    assert staged_batches(place.store, DIRECTORY) == [0, 1, 2]
 
 
 def test_records_are_numbered_in_the_order_they_are_read_in(place: Place) -> None:
     for name in "abc":
         place.write(f"{name}.json", *"xyz")
-    place.land()
+    place.stage()
     source = place.source
     end = source.latest_offset(source.initial_offset())
     batches = [
@@ -126,19 +126,19 @@ def test_a_batch_whose_list_failed_lands_once_when_it_is_repeated(
 ) -> None:
     place.write("a.json", "to", "be")
     with pytest.raises(Exception, match="lost"):
-        place.land(store=FailsOnce(place.store, behind=behind))
+        place.stage(store=FailsOnce(place.store, behind=behind))
     place.write("b.json", "or")
-    place.land()
+    place.stage()
     assert sorted(place.words()) == ["be", "or", "to"]
 
 
 def test_another_log_of_spark_is_refused_and_nothing_is_taken_for_landed(place: Place) -> None:
     place.write("a.json", "to")
-    place.land()
+    place.stage()
     place.write("b.json", "be")
     with pytest.raises(Exception, match="another one than the one its records landed with"):
-        place.land(log="recreated")
-    place.land()
+        place.stage(log="recreated")
+    place.stage()
     assert place.words() == ["to", "be"]
 
 
@@ -146,13 +146,13 @@ def test_what_an_epoch_has_taken_can_be_forgotten_and_is_then_named_when_missed(
     place: Place,
 ) -> None:
     place.write("a.json", "to")
-    place.land()
+    place.stage()
     source = place.source
     taken = source.latest_offset(source.initial_offset())
     place.write("b.json", "be")
-    place.land()
+    place.stage()
     source.forget(taken)
-    assert landed_batches(place.store, DIRECTORY) == [1]
+    assert staged_batches(place.store, DIRECTORY) == [1]
     assert place.words(taken) == ["be"]
     with pytest.raises(ProtocolError, match="gone") as found:
         source.partitions(source.initial_offset(), taken)
@@ -160,12 +160,12 @@ def test_what_an_epoch_has_taken_can_be_forgotten_and_is_then_named_when_missed(
 
 
 def test_values_are_bytes_as_they_are_or_rows_as_json(tmp_path: Path) -> None:
-    landing = Landing(
+    staging = Staging(
         "t", open_store(str(tmp_path)), DIRECTORY, Shape().from_row, str(tmp_path / "log")
     )
 
     def values(**columns: pa.Array) -> list[bytes]:
-        return landing.records(pa.table(columns), 3, 2)["value"].to_pylist()  # type: ignore[no-any-return]
+        return staging.records(pa.table(columns), 3, 2)["value"].to_pylist()  # type: ignore[no-any-return]
 
     at = pa.array([1_700_000_000_123_456], pa.timestamp("us", "UTC"))
     assert values(value=pa.array(["a line"])) == [b"a line"]
@@ -178,7 +178,7 @@ def test_values_are_bytes_as_they_are_or_rows_as_json(tmp_path: Path) -> None:
 
 
 def test_records_of_kafka_keep_key_partition_offset_and_time(tmp_path: Path) -> None:
-    landing = Landing(
+    staging = Staging(
         "t", open_store(str(tmp_path)), DIRECTORY, Shape().from_row, str(tmp_path / "log")
     )
     rows = pa.table(
@@ -192,7 +192,7 @@ def test_records_of_kafka_keep_key_partition_offset_and_time(tmp_path: Path) -> 
             "timestampType": pa.array([0, 0], pa.int32()),
         }
     )
-    (first, second) = landing.records(rows, 0, 0).to_pylist()
+    (first, second) = staging.records(rows, 0, 0).to_pylist()
     assert (first["key"], first["partition"], first["offset"]) == (b"k", 4, 17)
     assert (second["key"], second["value"]) == (None, b"[]")
     assert first["timestamp"].microsecond == 1000

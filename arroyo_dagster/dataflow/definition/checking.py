@@ -15,7 +15,7 @@ from arroyo_dagster.dataflow.definition.definition import (
     StepDef,
     TopicDef,
 )
-from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.packages import Imported
 from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.definition.types import NamedType, TypeDef, names_in
@@ -23,7 +23,7 @@ from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 
 def check_names(
-    types: Mapping[str, TypeDef | None], node: Node, scope: Scope, to: Mistakes
+    types: Mapping[str, TypeDef | None], node: Node, scope: Scope, to: Diagnostics
 ) -> None:
     """Every name that a type of the `types` section refers to leads to a type."""
     for name, declared in types.items():
@@ -40,13 +40,13 @@ class ServiceCheck:
 
     def __init__(
         self,
-        mistakes: Mistakes,
+        diagnostics: Diagnostics,
         topics: Mapping[str, TopicDef],
         schedules: frozenset[str],
         scope: Scope,
         imported: Imported,
     ) -> None:
-        self._mistakes = mistakes
+        self._mistakes = diagnostics
         self._topics = topics
         self._schedules = schedules
         self._scope = scope
@@ -115,7 +115,7 @@ def _word(topic: TopicDef) -> str:
 
 
 def check_functions(
-    functions: Mapping[str, FunctionDef], states: frozenset[str], node: Node, to: Mistakes
+    functions: Mapping[str, FunctionDef], states: frozenset[str], node: Node, to: Diagnostics
 ) -> None:
     """A package's functions: the states they list, and what their operator gives and takes."""
     for name, function in functions.items():

@@ -26,7 +26,7 @@ _KINDS = {
 }
 KIND_OF_NUMBER = {number: kind for kind, numbers in _KINDS.items() for number in numbers.split()}
 
-MOST_MISTAKES = 1000
+MOST_DIAGNOSTICS = 1000
 """How many are kept: a generated file with one mistake a line must not fill the memory."""
 
 
@@ -53,7 +53,7 @@ class Mistake:
         return KIND_OF_NUMBER.get(self.number, "Warning")
 
 
-class Mistakes:
+class Diagnostics:
     """Collects mistakes and warnings while a definition is read."""
 
     def __init__(self) -> None:
@@ -65,12 +65,12 @@ class Mistakes:
         """Note a mistake; the same one twice counts once."""
         if self._softened:
             self.warn(mistake)
-        elif len(self._found) < MOST_MISTAKES:
+        elif len(self._found) < MOST_DIAGNOSTICS:
             self._found[mistake] = None
 
     def warn(self, warning: Mistake) -> None:
         """Note what is accepted but probably not meant."""
-        if len(self._warnings) < MOST_MISTAKES:
+        if len(self._warnings) < MOST_DIAGNOSTICS:
             self._warnings[warning] = None
 
     @contextmanager
@@ -103,7 +103,7 @@ class Mistakes:
 
 
 class InvalidDefinition(DefinitionError):
-    """A dataflow or a package with mistakes; `mistakes` has all of them, in the text's order.
+    """A dataflow or a package with mistakes; `diagnostics` has all of them, in the text's order.
 
     Args:
         what: `dataflow`, `package`, `states`.
@@ -111,13 +111,15 @@ class InvalidDefinition(DefinitionError):
         file: where the text came from, if that is known.
     """
 
-    def __init__(self, what: str, mistakes: Sequence[Mistake], *, file: str | None = None) -> None:
+    def __init__(
+        self, what: str, diagnostics: Sequence[Mistake], *, file: str | None = None
+    ) -> None:
         self.what = what
-        self.mistakes = tuple(mistakes)
-        first = self.mistakes[0]
-        count = f"{len(self.mistakes)} mistake{'s' if len(self.mistakes) > 1 else ''}"
+        self.diagnostics = tuple(diagnostics)
+        first = self.diagnostics[0]
+        count = f"{len(self.diagnostics)} mistake{'s' if len(self.diagnostics) > 1 else ''}"
         super().__init__(
-            f"the {what} failed validation: {count}\n{drawn(self.mistakes)}",
+            f"the {what} failed validation: {count}\n{drawn(self.diagnostics)}",
             next_step="correct the YAML at the lines named",
             file=file,
             path=first.path,
@@ -131,15 +133,15 @@ class InvalidDefinition(DefinitionError):
         return f"{where}{self.message}\nNext: {self.next_step}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuilt, (self.what, self.mistakes, self.facts.get("file")))
+        return (_rebuilt, (self.what, self.diagnostics, self.facts.get("file")))
 
     def with_file(self, file: str) -> InvalidDefinition:
         """The same mistakes, said of a file."""
-        return InvalidDefinition(self.what, self.mistakes, file=file)
+        return InvalidDefinition(self.what, self.diagnostics, file=file)
 
 
-def _rebuilt(what: str, mistakes: tuple[Mistake, ...], file: str | None) -> InvalidDefinition:
-    return InvalidDefinition(what, mistakes, file=file)
+def _rebuilt(what: str, diagnostics: tuple[Mistake, ...], file: str | None) -> InvalidDefinition:
+    return InvalidDefinition(what, diagnostics, file=file)
 
 
 _OBJECTS = {
@@ -152,18 +154,18 @@ _OBJECTS = {
 }
 
 
-def drawn(mistakes: Sequence[Mistake]) -> str:
+def drawn(diagnostics: Sequence[Mistake]) -> str:
     """Mistakes as an indented tree: the object's kind and name, then what is wrong with it."""
     lines: list[str] = []
-    for heading, members in _by_object(mistakes).items():
+    for heading, members in _by_object(diagnostics).items():
         lines.append(f"  {heading}")
         lines += [f"    {one.number} line {one.line}: {one.path}: {one.message}" for one in members]
     return "\n".join(lines)
 
 
-def _by_object(mistakes: Sequence[Mistake]) -> dict[str, list[Mistake]]:
+def _by_object(diagnostics: Sequence[Mistake]) -> dict[str, list[Mistake]]:
     found: dict[str, list[Mistake]] = {}
-    for one in mistakes:
+    for one in diagnostics:
         found.setdefault(_heading(one.path), []).append(one)
     return found
 

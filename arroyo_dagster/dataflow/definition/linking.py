@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from arroyo_dagster.dataflow.definition.definition import StateDef, StateForm, StateRef
-from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 
@@ -30,8 +30,8 @@ class States:
 class Linking:
     """Finds the owner of every reference, and that no two states are one table."""
 
-    def __init__(self, mistakes: Mistakes, states: States) -> None:
-        self._mistakes = mistakes
+    def __init__(self, diagnostics: Diagnostics, states: States) -> None:
+        self._mistakes = diagnostics
         self._states = states
 
     def link(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
-from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition, Mistake, Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics, InvalidDefinition, Mistake
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.shapes import text_of
 from arroyo_dagster.dataflow.definition.yaml_tree import MOST_CHARACTERS, Node, read_tree
@@ -103,7 +103,7 @@ class _Loading:
             self._loading.pop()
 
     def _packages(self, file: Path, text: str) -> dict[str, Package]:
-        root = read_tree(text, Mistakes())  # its mistakes are told by parse_document
+        root = read_tree(text, Diagnostics())  # its mistakes are told by parse_document
         if root is None:
             return {}
         folders = _folders(root.get("imports"))

@@ -18,7 +18,7 @@ from arroyo_dagster.dataflow.definition.definition import (
     StateDef,
     StateForm,
 )
-from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.grammar import PACKAGE_ID
 from arroyo_dagster.dataflow.definition.reading_services import names_of
 from arroyo_dagster.dataflow.definition.scope import Scope
@@ -53,11 +53,11 @@ class ImportReader:
 
     def __init__(
         self,
-        mistakes: Mistakes,
+        diagnostics: Diagnostics,
         packages: Mapping[str, Package] | None,
         local: Mapping[str, TypeDef | None],
     ) -> None:
-        self._mistakes = mistakes
+        self._mistakes = diagnostics
         self._packages = packages
         self._local = {same_name(name): one for name, one in local.items()}
         self._imported = Imported()
@@ -196,7 +196,7 @@ def brought_states(service: ServiceDef, imported: Imported) -> dict[str, StateDe
 
 
 def inject_states(
-    service: ServiceDef, imported: Imported, node: Node, mistakes: Mistakes
+    service: ServiceDef, imported: Imported, node: Node, diagnostics: Diagnostics
 ) -> ServiceDef:
     """The service with the states that the imported functions it uses bring along (spec I2 to I4).
 
@@ -210,12 +210,12 @@ def inject_states(
                 f"state `{name}` is already defined by `{service.name}`, and of another shape than "
                 f"a function of package `{brought.package}` needs"
             )
-            mistakes.add(node.mistake("E22", message, key="states"))
+            diagnostics.add(node.mistake("E22", message, key="states"))
     return replace(service, states=states)
 
 
 def check_one_owner(
-    services: Mapping[str, ServiceDef], nodes: Mapping[str, Node], mistakes: Mistakes
+    services: Mapping[str, ServiceDef], nodes: Mapping[str, Node], diagnostics: Diagnostics
 ) -> None:
     """Refuse states brought along that another service has as well: both would be one table.
 
@@ -238,7 +238,7 @@ def check_one_owner(
             f"`{state.table}`; declare `{state.name}: {{ from: {owner.owner}.{owner.name} }}` in "
             f"`{state.owner}` to read that one, or use the function in one service"
         )
-        mistakes.add(nodes[state.owner].mistake("E22", message, key="states"))
+        diagnostics.add(nodes[state.owner].mistake("E22", message, key="states"))
 
 
 def _owned(state: StateDef, service: ServiceDef, package: Package) -> StateDef:

@@ -23,7 +23,7 @@ from arroyo_dagster.dataflow.definition.definition import (
     StateDef,
     TopicDef,
 )
-from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition, Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics, InvalidDefinition
 from arroyo_dagster.dataflow.definition.legacy import modernised
 from arroyo_dagster.dataflow.definition.linking import States
 from arroyo_dagster.dataflow.definition.packages import (
@@ -102,7 +102,7 @@ class _Reader:
         packages: Mapping[str, Package] | None,
         only_states: bool = False,
     ) -> None:
-        self._mistakes = Mistakes()
+        self._mistakes = Diagnostics()
         root = read_tree(text, self._mistakes)
         if root is None or not isinstance(root.value, dict):
             if root is not None:

@@ -6,7 +6,7 @@ Source: sdf-states.md 2.2 (L6, L8, L9), 2.4, 2.8; errors E12, E18 to E20.
 from __future__ import annotations
 
 from arroyo_dagster.dataflow.definition import grammar
-from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.durations import ACCEPTED, parse_duration_ms
 from arroyo_dagster.dataflow.definition.names import column_attribute, mangled
 from arroyo_dagster.dataflow.definition.shapes import Conformity, Record, text_of
@@ -19,10 +19,10 @@ _KNOWN = Record(fields={**grammar.ROW.fields, **grammar.MEMBER_FIELDS})
 
 
 class RowReader:
-    """Reads arrow-rows; what is wrong goes to `mistakes`, and None comes back."""
+    """Reads arrow-rows; what is wrong goes to `diagnostics`, and None comes back."""
 
-    def __init__(self, mistakes: Mistakes, shapes: Conformity) -> None:
-        self._mistakes = mistakes
+    def __init__(self, diagnostics: Diagnostics, shapes: Conformity) -> None:
+        self._mistakes = diagnostics
         self._shapes = shapes
 
     def _wrong(self, node: Node, number: str, message: str, *, key: str | None = None) -> None:

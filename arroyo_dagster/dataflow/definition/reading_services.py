@@ -19,7 +19,7 @@ from arroyo_dagster.dataflow.definition.definition import (
     StepDef,
     WindowedDef,
 )
-from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.durations import ACCEPTED, parse_duration_ms
 from arroyo_dagster.dataflow.definition.reading_types import TypeReader
 from arroyo_dagster.dataflow.definition.shapes import pick, text_of
@@ -31,8 +31,8 @@ from arroyo_dagster.dataflow.definition.yaml_tree import Node
 class StepReader:
     """Reads steps; inline functions are remembered, since their names are unique (E24)."""
 
-    def __init__(self, mistakes: Mistakes, types: TypeReader) -> None:
-        self._mistakes = mistakes
+    def __init__(self, diagnostics: Diagnostics, types: TypeReader) -> None:
+        self._mistakes = diagnostics
         self._types = types
         self._inline: dict[str, Node] = {}
 
@@ -136,8 +136,8 @@ def _flag(node: Node, key: str) -> bool:
 class ServiceReader:
     """Reads services."""
 
-    def __init__(self, mistakes: Mistakes, steps: StepReader) -> None:
-        self._mistakes = mistakes
+    def __init__(self, diagnostics: Diagnostics, steps: StepReader) -> None:
+        self._mistakes = diagnostics
         self._steps = steps
 
     def read(self, name: str, node: Node) -> ServiceDef:

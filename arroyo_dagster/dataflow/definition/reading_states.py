@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.dataflow.definition.definition import StateDef, StateForm, StateRef, ValueKind
-from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.linking import Linking, States
 from arroyo_dagster.dataflow.definition.names import mangled, state_accessor
 from arroyo_dagster.dataflow.definition.reading_types import TypeReader, unsupported_value
@@ -41,7 +41,7 @@ class Block:
 
 
 class StateReader:
-    """Reads states blocks; what is wrong goes to `mistakes`.
+    """Reads states blocks; what is wrong goes to `diagnostics`.
 
     Args:
         type_lines: the line of each type of the document, by name.
@@ -51,7 +51,7 @@ class StateReader:
 
     def __init__(
         self,
-        mistakes: Mistakes,
+        diagnostics: Diagnostics,
         types: TypeReader,
         scope: Scope,
         *,
@@ -60,7 +60,7 @@ class StateReader:
         extended: bool,
         documents: bool = False,
     ) -> None:
-        self._mistakes = mistakes
+        self._mistakes = diagnostics
         self._types = types
         self._scope = scope
         self._api_version = api_version

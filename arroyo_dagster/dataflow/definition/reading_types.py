@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from arroyo_dagster.dataflow.definition import grammar
-from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.reading_rows import RowReader
 from arroyo_dagster.dataflow.definition.shapes import Anything, Conformity, Field, Record, text_of
 from arroyo_dagster.dataflow.definition.types import (
@@ -34,16 +34,18 @@ from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 
 class TypeReader:
-    """Reads types; what is wrong goes to `mistakes`, and None comes back.
+    """Reads types; what is wrong goes to `diagnostics`, and None comes back.
 
     Args:
         documents: whether a value of an object, list or enum is read, rather than refused.
     """
 
-    def __init__(self, mistakes: Mistakes, shapes: Conformity, *, documents: bool = False) -> None:
-        self._mistakes = mistakes
+    def __init__(
+        self, diagnostics: Diagnostics, shapes: Conformity, *, documents: bool = False
+    ) -> None:
+        self._mistakes = diagnostics
         self._shapes = shapes
-        self._rows = RowReader(mistakes, shapes)
+        self._rows = RowReader(diagnostics, shapes)
         self._documents = documents
 
     def wrong(self, node: Node, number: str, message: str, *, key: str | None = None) -> None:

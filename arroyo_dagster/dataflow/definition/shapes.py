@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 
@@ -124,7 +124,7 @@ class Conformity:
     """Checks nodes against shapes."""
 
     grammar: Mapping[str, Shape]
-    mistakes: Mistakes
+    diagnostics: Diagnostics
     _warned: set[str] = field(default_factory=set)
 
     def check(self, node: Node, shape: Shape, number: str = "E04") -> None:
@@ -143,14 +143,14 @@ class Conformity:
             self._record(node, shape, number)
 
     def _expected(self, node: Node, expected: str, number: str) -> None:
-        self.mistakes.add(node.mistake(number, f"expected {expected}, found {node.kind}"))
+        self.diagnostics.add(node.mistake(number, f"expected {expected}, found {node.kind}"))
 
     def _text(self, node: Node, shape: Text, number: str) -> None:
         if node.text is None:
             self._expected(node, "text", number)
         elif shape.choices and node.text not in shape.choices:
             expected = ", ".join(shape.choices)
-            self.mistakes.add(
+            self.diagnostics.add(
                 node.mistake(number, f"expected one of {expected}, found `{node.text}`")
             )
 
@@ -177,19 +177,19 @@ class Conformity:
             self._field(node, name, one)
         if shape.one_of and not any(node.get(name) for name in shape.one_of):
             keys = " or ".join(f"`{name}`" for name in shape.one_of)
-            self.mistakes.add(node.mistake("E04", f"missing {keys}"))
+            self.diagnostics.add(node.mistake("E04", f"missing {keys}"))
         self.unknown_keys(node, shape)
 
     def _field(self, node: Node, name: str, one: Field) -> None:
         found, other = node.get(name), node.get(one.also) if one.also else None
         if found is not None and other is not None:
             message = f"duplicate key `{name}`, also given as `{one.also}`"
-            self.mistakes.add(other.mistake("E03", message))
+            self.diagnostics.add(other.mistake("E03", message))
         present = found or other
         if present is not None:
             self.check(present, one.shape, one.number)
         elif one.required and not isinstance(one.shape, Judged):
-            self.mistakes.add(node.mistake(one.number, f"missing `{name}`", key=name))
+            self.diagnostics.add(node.mistake(one.number, f"missing `{name}`", key=name))
 
     def unknown_keys(self, node: Node, shape: Record) -> None:
         """Warn of the keys that the shape does not know, once a path."""
@@ -199,7 +199,7 @@ class Conformity:
         known = set(shape.fields) | {one.also for one in shape.fields.values() if one.also}
         for key in node.members:
             if key not in known:
-                self.mistakes.warn(node.mistake("L3", "unknown key, ignored", key=key))
+                self.diagnostics.warn(node.mistake("L3", "unknown key, ignored", key=key))
 
 
 def pick(node: Node, name: str) -> Node | None:

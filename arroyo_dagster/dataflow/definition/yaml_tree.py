@@ -28,7 +28,7 @@ from ruamel.yaml.events import (
 )
 
 from arroyo_dagster.dataflow.definition.core_schema import BY_TAG, TAG_PREFIX, Scalar, core_scalar
-from arroyo_dagster.dataflow.definition.diagnostics import Mistake, Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics, Mistake
 
 MOST_CHARACTERS = 1 << 20
 MOST_NODES = 20_000
@@ -114,25 +114,25 @@ def joined(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def read_tree(text: str, mistakes: Mistakes) -> Node | None:
+def read_tree(text: str, diagnostics: Diagnostics) -> Node | None:
     """Read one YAML document.
 
     Returns:
-        Its root; None where nothing can be said of the content, the reason being in `mistakes`.
+        Its root; None where nothing can be said of the content, the reason being in `diagnostics`.
     """
     if len(text) > MOST_CHARACTERS:
-        mistakes.add(_at(1, 1, f"the text is longer than {MOST_CHARACTERS} characters"))
+        diagnostics.add(_at(1, 1, f"the text is longer than {MOST_CHARACTERS} characters"))
         return None
     builder = _Builder()
     try:
         root = builder.build(text)
     except _RefusedError as error:
-        mistakes.add(error.mistake)
+        diagnostics.add(error.mistake)
         return None
     if root is None:
-        mistakes.add(_at(1, 1, "the document is empty; expected a mapping"))
+        diagnostics.add(_at(1, 1, "the document is empty; expected a mapping"))
         return None
-    return _Placing(mistakes).placed(root)
+    return _Placing(diagnostics).placed(root)
 
 
 @dataclass(slots=True)
@@ -272,8 +272,8 @@ def _resolved(event: Any, line: int, column: int) -> Scalar:
 class _Placing:
     """Gives every node its path; the levels are bounded by then."""
 
-    def __init__(self, mistakes: Mistakes) -> None:
-        self._mistakes = mistakes
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self._mistakes = diagnostics
 
     def placed(self, raw: _Raw, path: str = "") -> Node:
         if raw.pairs is not None:

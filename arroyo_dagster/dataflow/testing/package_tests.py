@@ -71,22 +71,22 @@ def read_tests(package: Package) -> list[PackageTest]:
     """
     section = package.kept.get("tests")
     entries = [] if section is None else section.value
-    mistakes: list[tuple[str, str]] = []
+    diagnostics: list[tuple[str, str]] = []
     if not isinstance(entries, list):
-        mistakes.append(("tests", "expected a list"))
+        diagnostics.append(("tests", "expected a list"))
         entries = []
     found = []
     for at, entry in enumerate(entries):
         problems = [(f"tests[{at}]{where}", said) for where, said in _problems(entry, package)]
-        mistakes += problems
+        diagnostics += problems
         if not problems:
             found.append(_test(entry))
-    if mistakes:
+    if diagnostics:
         raise InvalidDefinition(
             "package",
             [
                 Mistake(line=1, column=1, path=path, number="E04", message=message)
-                for path, message in mistakes
+                for path, message in diagnostics
             ],
         )
     return found

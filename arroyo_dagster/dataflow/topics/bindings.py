@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.yaml_tree import Node, read_tree
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.redaction import redact_url
@@ -217,10 +217,10 @@ def read_bindings(path: str | Path) -> BindingsText:
         raise NotFoundError("there is no such bindings file", path=str(file)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the bindings file cannot be read ({error})", path=str(file)) from error
-    mistakes = Mistakes()
-    root = read_tree(text, mistakes)
-    found = _Reading(mistakes, file.parent).read(root) if root is not None else BindingsText()
-    mistakes.raise_if_any("bindings", str(file))
+    diagnostics = Diagnostics()
+    root = read_tree(text, diagnostics)
+    found = _Reading(diagnostics, file.parent).read(root) if root is not None else BindingsText()
+    diagnostics.raise_if_any("bindings", str(file))
     return found
 
 
@@ -228,8 +228,8 @@ _SECTIONS = ("sources", "sinks", "functions", "env")
 
 
 class _Reading:
-    def __init__(self, mistakes: Mistakes, folder: Path) -> None:
-        self._mistakes = mistakes
+    def __init__(self, diagnostics: Diagnostics, folder: Path) -> None:
+        self._mistakes = diagnostics
         self._folder = folder
 
     def read(self, root: Node) -> BindingsText:

@@ -156,9 +156,9 @@ class Fleet:
 
     def ages(self, jobs: Iterable[JobPaths]) -> list[JobAge]:
         """How each of the jobs stands, the job directory's word included; errors as `results`."""
-        from arroyo_dagster.state.operations.catalog.footers import survey
+        from arroyo_dagster.state.operations.catalog.footers import job_ages
 
-        return survey(self._store.reading(), jobs, self._directory.directory(self._store))
+        return job_ages(self._store.reading(), jobs, self._directory.directory(self._store))
 
     def broken(self, jobs: Iterable[JobPaths]) -> set[str]:
         """The jobs whose last verdict of one of the checks is an error, by root."""

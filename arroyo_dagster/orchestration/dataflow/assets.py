@@ -217,7 +217,7 @@ class StatesSeen:
         if name == TTL_EFFECTIVE:
             return ttl_effective(self.summary(state), now_ms=now_micros // 1000)
         limit = int(self._options.stale_after.total_seconds() * 1_000_000)
-        ages = health.survey(self._store, [paths])
+        ages = health.job_ages(self._store, [paths])
         return every_job_recent(ages, now_micros=now_micros, limit_micros=limit)
 
 

@@ -124,7 +124,7 @@ class _Together:
     def in_turn(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
         """Rounds over all of them, until a round in which nothing was new."""
         if self._topics is not None:
-            self._topics.land_all(self._session)
+            self._topics.stage_all(self._session)
         outcomes: dict[str, RunOutcome] = {}
         news = True
         while news and not self._asked():
@@ -145,28 +145,28 @@ class _Together:
 
     def all_at_once(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
         """A thread each, while topics land; when one fails the others stop with a checkpoint."""
-        landing = [] if self._topics is None else self._topics.start(self._session)
+        staging = [] if self._topics is None else self._topics.start(self._session)
         try:
-            return self._at_once(pipelines, landing)
+            return self._at_once(pipelines, staging)
         finally:
-            for query in landing:
+            for query in staging:
                 query.stop()
 
     def _at_once(
-        self, pipelines: Sequence[Pipeline], landing: Sequence[StreamingQuery] = ()
+        self, pipelines: Sequence[Pipeline], staging: Sequence[StreamingQuery] = ()
     ) -> dict[str, RunOutcome]:
         with ThreadPoolExecutor(max(1, len(pipelines)), "arroyo-service") as pool:
             runs: dict[str, Future[RunOutcome]] = {
                 one.paths.root: pool.submit(self._run, one) for one in pipelines
             }
             going = set(runs.values())
-            while going and not self._asked() and _lands(landing):
+            while going and not self._asked() and _lands(staging):
                 done, going = wait(going, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
                 if any(run.exception() is not None for run in done):
                     break
             self._stop([one for one in pipelines if runs[one.paths.root] in going], runs)
         found = {root: run.result() for root, run in runs.items()}
-        for query in landing:
+        for query in staging:
             if (problem := query.exception()) is not None:
                 raise problem
         return found
@@ -207,8 +207,8 @@ class _Together:
                 self._on_epoch(pipeline, checkpoint)
 
 
-def _lands(landing: Sequence[StreamingQuery]) -> bool:
-    return all(query.isActive for query in landing)
+def _lands(staging: Sequence[StreamingQuery]) -> bool:
+    return all(query.isActive for query in staging)
 
 
 def has_news(pipeline: Pipeline, newest: Checkpoint | None) -> bool:

@@ -16,7 +16,7 @@ from arroyo_dagster.errors import InputError, NotFoundError, ProtocolError, Stor
 from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.spark.dataflow.states import for_spark
 from arroyo_dagster.spark.session import default_location
-from arroyo_dagster.spark.staging import LandedSource, Landing, SparkTopic
+from arroyo_dagster.spark.staging import SparkTopic, StagedSource, Staging
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
@@ -40,8 +40,8 @@ _SOURCE_NODE = "topics"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
     topic: SparkTopic
-    source: LandedSource
-    landing: Landing
+    source: StagedSource
+    staging: Staging
     readers: tuple[str, ...]
 
 
@@ -80,8 +80,8 @@ class SparkTopics:
         location = (
             default_location(self.store, directory) if given is None else f"{given}/{directory}"
         )
-        landing = Landing(binding.topic, self.store, directory, shape.from_row, location)
-        source = LandedSource(binding.topic, self.store, directory)
+        staging = Staging(binding.topic, self.store, directory, shape.from_row, location)
+        source = StagedSource(binding.topic, self.store, directory)
         self._bound[binding.topic] = _Bound(
             topic=SparkTopic(
                 topic=binding.topic,
@@ -90,7 +90,7 @@ class SparkTopics:
                 schema=None if schema is None else str(schema),
             ),
             source=source,
-            landing=landing,
+            staging=staging,
             readers=readers,
         )
         return source
@@ -102,7 +102,7 @@ class SparkTopics:
 
     # ---- running ---------------------------------------------------------------------------------
 
-    def land_all(self, session: SparkSession) -> None:
+    def stage_all(self, session: SparkSession) -> None:
         """Let land what the sources have now, and wait for it.
 
         Raises:
@@ -113,9 +113,9 @@ class SparkTopics:
             query.awaitTermination()
 
     def start(self, session: SparkSession, *, follow: bool = True) -> list[StreamingQuery]:
-        """Begin to let land what comes. Errors as `land_all`."""
+        """Begin to let land what comes. Errors as `stage_all`."""
         return [
-            one.landing.start(one.topic.frame(session), follow=follow)
+            one.staging.start(one.topic.frame(session), follow=follow)
             for one in self._bound.values()
         ]
 

@@ -23,7 +23,7 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.metadata.lease import ON_ITS_WAY_SECONDS, Leased, own_clock
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, Leased, own_clock
 from arroyo_dagster.state.metadata.reader import BackendReader, as_checkpoint
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
@@ -61,7 +61,7 @@ from arroyo_dagster.state.storage.store import ObjectStore, check_size
 
 _T = TypeVar("_T")
 DELETE_BATCH = 1000
-_LOOK_MICROS = int(ON_ITS_WAY_SECONDS * 1e6) // 2
+_LOOK_MICROS = int(IN_FLIGHT_GRACE_SECONDS * 1e6) // 2
 """For so long what stays is known. Whoever pins waits twice as long for what is on its way."""
 
 

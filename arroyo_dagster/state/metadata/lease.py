@@ -51,7 +51,7 @@ from arroyo_dagster.state.storage.wrappers import MUTATING, Wrapper
 
 T = TypeVar("T")
 _MARGIN = 6
-ON_ITS_WAY_SECONDS = LEASE_SECONDS / _MARGIN
+IN_FLIGHT_GRACE_SECONDS = LEASE_SECONDS / _MARGIN
 """What was sent to a store has arrived after so long, or never does: the margin of a lease."""
 
 _NEWEST = "newest.json"
@@ -189,7 +189,7 @@ def lease(
         seconds: how long it is held against others if this process dies; renewed while it lives.
         wait_seconds: how long to wait for whoever holds it now; see `EXPIRED_SECONDS`.
         take_over: take it even if somebody holds it, who then loses it at the next call. What that
-            one has sent before may still arrive: let `ON_ITS_WAY_SECONDS` pass.
+            one has sent before may still arrive: let `IN_FLIGHT_GRACE_SECONDS` pass.
         clock: microseconds since 1970. No decision rests on it where the store gives times.
         ticks: microseconds since whenever, by which the holder counts its own time: `own_clock`;
             for a `clock` that a test gives, that one.

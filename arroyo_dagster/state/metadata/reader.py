@@ -63,7 +63,7 @@ from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_for
 _T = TypeVar("_T")
 
 
-BEYOND = 8
+PROBE_COUNT = 8
 """So many numbers behind an epoch, and before it, are looked at where a listing shows none."""
 
 
@@ -128,7 +128,7 @@ class BackendReader:
             newest: 0 if it shows none.
             listed: numbers that need not be looked at.
         """
-        behind = [Epoch(n) for n in range(newest + 1, newest + 1 + BEYOND) if n not in listed]
+        behind = [Epoch(n) for n in range(newest + 1, newest + 1 + PROBE_COUNT) if n not in listed]
         return self._existing(behind)
 
     def newest_number(self) -> Epoch:
@@ -158,7 +158,7 @@ class BackendReader:
 
     def _hinted(self, listed: WorkerGeneration) -> Iterator[StatePath]:
         """What the newest worker generations say that they published last."""
-        for number in range(max(0, listed - BEYOND), listed + BEYOND):
+        for number in range(max(0, listed - PROBE_COUNT), listed + PROBE_COUNT):
             path = self.paths.generation_manifest(WorkerGeneration(number))
             try:
                 found = self._optional(path, records.decode_generation_manifest)
@@ -537,9 +537,9 @@ class BackendReader:
 def _beside(epochs: Collection[Epoch]) -> set[Epoch]:
     """The numbers, of those that are no epochs, at which one may be that no listing has shown."""
     first = (epoch for epoch in epochs if epoch - 1 not in epochs)
-    found = {n for epoch in first for n in range(max(0, epoch - BEYOND), epoch)}
+    found = {n for epoch in first for n in range(max(0, epoch - PROBE_COUNT), epoch)}
     newest = max(epochs, default=0)
-    found.update(range(newest + 1, newest + 1 + BEYOND))
+    found.update(range(newest + 1, newest + 1 + PROBE_COUNT))
     return {Epoch(number) for number in found if number not in epochs}
 
 

@@ -46,7 +46,7 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.layout import JobPaths, Layout, is_compacted
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.model.types import U32, U64
-from arroyo_dagster.state.planning.compaction.apply import Applied, apply_merged
+from arroyo_dagster.state.planning.compaction.apply import Applied, apply_merges
 from arroyo_dagster.state.planning.gc.retention import LEGACY_EPOCHS_BEFORE_NEWEST
 from arroyo_dagster.state.planning.restore.batch_identity import BatchVerdict, batch_verdict
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator, merge_operator
@@ -353,7 +353,7 @@ class JobRun:
         plan: EpochPlan,
         reports: Iterable[tuple[OperatorId, SubtaskCheckpoint]],
         offsets: Mapping[OperatorId, Offset],
-        marks_micros: Mapping[OperatorId, int | None],
+        watermarks_micros: Mapping[OperatorId, int | None],
         progress: StreamProgress,
     ) -> Checkpoint:
         """Merge, publish and commit one epoch: from here on it exists.
@@ -372,7 +372,9 @@ class JobRun:
         for operator, report in reports:
             by_operator[operator].append(report)
         for name, source in self._sources.items():
-            by_operator[name] = [source.checkpoint(plan, offsets[name], marks_micros.get(name))]
+            by_operator[name] = [
+                source.checkpoint(plan, offsets[name], watermarks_micros.get(name))
+            ]
         merged = [self._merged(plan, name, reports) for name, reports in by_operator.items()]
         gone = [o for o in (self.base.operators if self.base else ()) if o.operator not in names]
         merged += [carry_operator(operator, plan.epoch) for operator in gone]
@@ -507,7 +509,7 @@ class JobRun:
         missing = {path for path, info in zip(outputs, there, strict=True) if info is None}
         whole = [merged for merged in known if not missing & set(merged.output_paths)]
         return _TakenOver(
-            apply_merged(operators, whole), [path for path, record in found.items() if record]
+            apply_merges(operators, whole), [path for path, record in found.items() if record]
         )
 
     def _forget_records(self, taken: _TakenOver) -> None:

@@ -22,7 +22,7 @@ from arroyo_dagster.state.runtime.exchange import (
 )
 from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.task import EpochPlan, LevelTask, merged_marks
+from arroyo_dagster.state.runtime.task import EpochPlan, LevelTask, merged_watermarks
 from arroyo_dagster.state.storage.store import ObjectStore
 
 IN_PROCESS = "in-process"
@@ -222,5 +222,5 @@ class LocalRun:
                 for chunk in task.run(plan, arrived(waiting.pop((level, index), []), as_it_is)):
                     waiting.setdefault((chunk.level, chunk.subtask), []).append(chunk)
                 reports.extend(task.reports.items())
-                marks.append(task.marks_micros)
-        return reports, merged_marks(marks)
+                marks.append(task.watermarks_micros)
+        return reports, merged_watermarks(marks)

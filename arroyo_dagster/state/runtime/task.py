@@ -176,7 +176,7 @@ class LevelTask:
         self._store = store
         self._subtasks: dict[OperatorId, OperatorSubtask] = {}
         self.reports: dict[OperatorId, SubtaskCheckpoint] = {}
-        self.marks_micros: dict[OperatorId, int | None] = {}
+        self.watermarks_micros: dict[OperatorId, int | None] = {}
 
     def run(self, plan: EpochPlan, work: Arrived) -> Iterator[Chunk]:
         """Write one epoch. Gives the rows for later levels; then `reports` are complete.
@@ -185,7 +185,7 @@ class LevelTask:
         """
         subtasks, self._subtasks, self.reports = self._subtasks, {}, {}
         marks = advanced(self._pipeline, plan.watermarks_micros, work.latest_micros)
-        self.marks_micros = marks
+        self.watermarks_micros = marks
         ready: dict[OperatorId, OperatorSubtask] = {}
         chained: dict[int, list[pa.RecordBatch]] = {}
         for node in self._nodes:
@@ -230,7 +230,7 @@ class LevelTask:
         return inputs
 
 
-def merged_marks(
+def merged_watermarks(
     found: Sequence[Mapping[OperatorId, int | None]],
 ) -> dict[OperatorId, int | None]:
     """The watermarks that all tasks of an epoch saw.

@@ -247,7 +247,7 @@ def expected_columns(checkpoint: Checkpoint) -> Mapping[TableKey, tuple[Columns,
 # ---- all jobs ------------------------------------------------------------------------------------
 
 
-def survey(
+def job_ages(
     store: ObjectStore, jobs: Iterable[JobPaths], directory: JobDirectory | None = None
 ) -> list[JobAge]:
     """How each job stands, by its newest epoch; what `fleet_recent` asks.

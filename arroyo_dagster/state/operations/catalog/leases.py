@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.metadata.lease import ON_ITS_WAY_SECONDS, lease, newest_lease, wall_clock
+from arroyo_dagster.state.metadata.lease import (
+    IN_FLIGHT_GRACE_SECONDS,
+    lease,
+    newest_lease,
+    wall_clock,
+)
 from arroyo_dagster.state.metadata.lease_records import store_time
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -83,5 +88,5 @@ def break_lease(
     renewed = None if found is None or found.record is None else found.record.renewed_at_micros
     now = store_time(store, directory)
     with lease(store, paths, owner, directory=directory, take_over=True, clock=clock):
-        sleep(ON_ITS_WAY_SECONDS)
+        sleep(IN_FLIGHT_GRACE_SECONDS)
     return None if renewed is None or now is None else now - renewed

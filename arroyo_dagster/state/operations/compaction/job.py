@@ -37,7 +37,7 @@ from arroyo_dagster.state.operations.compaction.execute import (
     merge_here,
 )
 from arroyo_dagster.state.operations.compaction.forecasts import forecast_merges
-from arroyo_dagster.state.planning.compaction.apply import apply_merged
+from arroyo_dagster.state.planning.compaction.apply import apply_merges
 from arroyo_dagster.state.planning.compaction.plan import backlog, forecast, plan_compaction
 from arroyo_dagster.state.planning.restore.batch_identity import carried_progress
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator
@@ -189,7 +189,7 @@ def compaction_backlog(store: ObjectStore, paths: JobPaths) -> int:
     checkpoint = backend.load_checkpoint_metadata(epochs[-1])
     records = [record for record in backend.compaction_records().values() if record is not None]
     waiting = [merged for record in records for merged in record.merged]
-    applied = apply_merged(checkpoint.operators, waiting)
+    applied = apply_merges(checkpoint.operators, waiting)
     return backlog(replace(checkpoint, operators=applied.operators))
 
 
@@ -347,7 +347,7 @@ def _outcome(
 def _after(facts: _Facts, plan: CompactionPlan, merges: tuple[MergeOutcome, ...]) -> Forecast:
     waiting = [merged for _, record in facts.pending for merged in record.merged]
     done = [*waiting, *(one.merged for one in merges)]
-    applied = apply_merged(facts.checkpoint.operators, done).operators
+    applied = apply_merges(facts.checkpoint.operators, done).operators
     sizes = dict(facts.sizes)
     for one in merges:
         paths = one.merged.output_paths
@@ -386,10 +386,10 @@ def _publish_epoch(
     base = _started_from(backend, facts)
     waiting = [merged for _, record in facts.pending for merged in record.merged]
     merged: list[Merged] = [*waiting, *(outcome.merged for outcome in outcomes)]
-    applied = apply_merged(base.operators, merged)
+    applied = apply_merges(base.operators, merged)
     if not {outcome.merged for outcome in outcomes} <= set(applied.done):
         raise ConflictError(
-            f"merged files no longer fit what the job lists: {applied.void[0].reason}",
+            f"merged files no longer fit what the job lists: {applied.stale[0].reason}",
             job=backend.paths.root,
             retryable=True,
             next_step="run it again; nothing was published",

@@ -34,8 +34,8 @@ from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.execute import check_same
 from arroyo_dagster.state.operations.compaction.forecasts import forecast_rewrites
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
+    JobSnapshot,
     ListedJob,
-    Scene,
     Unchanged,
     changed_objects,
     check_may,
@@ -87,39 +87,39 @@ def plan_rewrite_of(
         NotFoundError: the job has no checkpoint.
         FormatError: a file that it lists is missing.
     """
-    scene, settings = look_at(store, paths, directory), settings or CompactionSettings()
-    facts = table_facts(store, scene)
-    plan = _plan(scene, facts, settings)
-    return _sampled(store, paths, scene, facts, plan, settings) if sampled else plan
+    snapshot, settings = look_at(store, paths, directory), settings or CompactionSettings()
+    facts = table_facts(store, snapshot)
+    plan = _plan(snapshot, facts, settings)
+    return _sampled(store, paths, snapshot, facts, plan, settings) if sampled else plan
 
 
 def _sampled(
     store: ObjectStore,
     paths: JobPaths,
-    scene: Scene,
+    snapshot: JobSnapshot,
     facts: TableFacts,
     plan: RewritePlan,
     settings: CompactionSettings,
 ) -> RewritePlan:
-    tasks = _tasks(paths, scene, plan)
+    tasks = _tasks(paths, snapshot, plan)
     part_bytes: dict[TableKey, list[int]] = {}
     for task, size_bytes in zip(tasks, forecast_rewrites(store, tasks), strict=True):
         key = task.table.operator, task.table.table
         part_bytes.setdefault(key, []).append(size_bytes)
-    return _plan(scene, facts, settings, part_bytes)
+    return _plan(snapshot, facts, settings, part_bytes)
 
 
 def _plan(
-    scene: Scene,
+    snapshot: JobSnapshot,
     facts: TableFacts,
     settings: CompactionSettings,
     part_bytes: Mapping[TableKey, Sequence[int]] | None = None,
 ) -> RewritePlan:
     return replace(
-        plan_rewrite(scene.checkpoint, facts, settings, part_bytes),
-        condition=scene.answer.facts.condition,
-        run_id=scene.answer.facts.run_id,
-        why_not=scene.why_not,
+        plan_rewrite(snapshot.checkpoint, facts, settings, part_bytes),
+        condition=snapshot.answer.facts.condition,
+        run_id=snapshot.answer.facts.run_id,
+        why_not=snapshot.why_not,
     )
 
 
@@ -177,29 +177,31 @@ def rewrite_job(
         NotFoundError, FormatError: the epoch, or a file of it, is missing or broken.
     """
     settings = settings or CompactionSettings()
-    scene = look_at(store, paths, directory)
-    facts = table_facts(store, scene)
-    plan = _plan(scene, facts, settings)
+    snapshot = look_at(store, paths, directory)
+    facts = table_facts(store, snapshot)
+    plan = _plan(snapshot, facts, settings)
     if dry_run or not plan.tables or (or_forecast and plan.why_not is not None):
-        return _nothing(_sampled(store, paths, scene, facts, plan, settings) if sampled else plan)
-    check_may(paths, scene)
+        return _nothing(
+            _sampled(store, paths, snapshot, facts, plan, settings) if sampled else plan
+        )
+    check_may(paths, snapshot)
     with lease(
         store, paths, owner, wait_seconds=lease_wait_seconds, clock=clock, sleep=sleep
     ) as held:
         # Whoever held the lease before may have done some of it.
-        scene = look_at(held, paths, directory)
-        check_may(paths, scene)
-        facts = table_facts(held, scene)
-        plan = _plan(scene, facts, settings)
+        snapshot = look_at(held, paths, directory)
+        check_may(paths, snapshot)
+        facts = table_facts(held, snapshot)
+        plan = _plan(snapshot, facts, settings)
         if not plan.tables:
             return _nothing(plan)
         if sampled:
-            plan = _sampled(held, paths, scene, facts, plan, settings)
+            plan = _sampled(held, paths, snapshot, facts, plan, settings)
         check_restorable(held, paths, plan.epoch, 0)
-        began = _quiet_from(paths, scene, quiet_since, clock())
-        parts, left_out = _carried_out(held, paths, scene, plan, run, cancelled, on_part)
-        work = Unchanged(paths, directory, scene, facts.sizes, cancelled)
-        quiet = _quiet_left(scene, quiet_seconds, began, clock())
+        began = _quiet_from(paths, snapshot, quiet_since, clock())
+        parts, left_out = _carried_out(held, paths, snapshot, plan, run, cancelled, on_part)
+        work = Unchanged(paths, directory, snapshot, facts.sizes, cancelled)
+        quiet = _quiet_left(snapshot, quiet_seconds, began, clock())
         if quiet > 0:
             sleep(quiet)
         return publish(held, work, plan, parts, left_out, verify_level, clock(), on_published)
@@ -212,13 +214,13 @@ def _nothing(plan: RewritePlan) -> RewriteOutcome:
 def _carried_out(
     store: ObjectStore,
     paths: JobPaths,
-    scene: Scene,
+    snapshot: JobSnapshot,
     plan: RewritePlan,
     run: RunRewrites,
     cancelled: Callable[[], bool],
     on_part: Callable[[RewrittenPart | LeftOut, int], None],
 ) -> tuple[list[RewrittenPart], list[LeftOut]]:
-    tasks = _tasks(paths, scene, plan)
+    tasks = _tasks(paths, snapshot, plan)
     parts: list[RewrittenPart] = []
     left_out: list[LeftOut] = []
     for found in run(store, tasks):
@@ -236,9 +238,9 @@ def _carried_out(
     return parts, left_out
 
 
-def _tasks(paths: JobPaths, scene: Scene, plan: RewritePlan) -> list[RewriteTask]:
+def _tasks(paths: JobPaths, snapshot: JobSnapshot, plan: RewritePlan) -> list[RewriteTask]:
     return [
-        _task(paths, scene.checkpoint, table, at)
+        _task(paths, snapshot.checkpoint, table, at)
         for table in plan.tables
         for at in range(len(table.parts))
     ]
@@ -259,16 +261,18 @@ def _task(paths: JobPaths, checkpoint: Checkpoint, table: TableRewrite, at: int)
     )
 
 
-def _quiet_from(paths: JobPaths, scene: Scene, since: ListedJob | None, now_micros: int) -> int:
+def _quiet_from(
+    paths: JobPaths, snapshot: JobSnapshot, since: ListedJob | None, now_micros: int
+) -> int:
     """Since when nothing of the job has changed, as far as listings show."""
-    if since is None or changed_objects(paths, since.objects, scene.listing):
+    if since is None or changed_objects(paths, since.objects, snapshot.listing):
         return now_micros
     return since.at_micros
 
 
-def _quiet_left(scene: Scene, quiet_seconds: float, began: int, now: int) -> float:
+def _quiet_left(snapshot: JobSnapshot, quiet_seconds: float, began: int, now: int) -> float:
     """How many seconds must still pass before the objects of the job count as quiet."""
-    finished = scene.answer.facts.finish_time_micros
+    finished = snapshot.answer.facts.finish_time_micros
     if finished is not None and now - finished >= _LONG_AGO * quiet_seconds * 1e6:
         return 0.0
     return quiet_seconds - (now - began) / 1e6

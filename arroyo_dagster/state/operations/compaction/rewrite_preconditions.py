@@ -44,7 +44,7 @@ from arroyo_dagster.state.tables.merge.rewrite import unwritable
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class JobSnapshot:
     """A job of Arroyo's as it was found.
 
     Attributes:
@@ -63,7 +63,7 @@ class Scene:
     why_not: str | None
 
 
-def look_at(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> Scene:
+def look_at(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> JobSnapshot:
     """Gather what is known of a job of Arroyo's, and of the epoch that it would restore.
 
     Raises:
@@ -89,7 +89,7 @@ def look_at(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> Sce
             job=paths.root,
             next_step="use `arroyo-state compact run`",
         )
-    return Scene(
+    return JobSnapshot(
         answer=answer,
         checkpoint=_decoded_again(checkpoint, objects),
         objects=objects,
@@ -179,7 +179,7 @@ def guards_of(
     return {checkpoint.ref: written, paths.checkpoints(): later}
 
 
-def table_facts(store: ObjectStore, scene: Scene) -> TableFacts:
+def table_facts(store: ObjectStore, snapshot: JobSnapshot) -> TableFacts:
     """What is known of the tables of the epoch beside its metadata.
 
     Raises:
@@ -187,21 +187,21 @@ def table_facts(store: ObjectStore, scene: Scene) -> TableFacts:
     """
     files = {
         file.path: file
-        for operator in scene.checkpoint.operators
+        for operator in snapshot.checkpoint.operators
         for listed in operator.tables.values()
         if isinstance(listed, ExpiringTimeKeyFiles)
         for file in listed.files
     }
-    listed = list(dict.fromkeys(scene.checkpoint.paths))
-    elsewhere = [path for path in listed if path not in scene.listing]
+    listed = list(dict.fromkeys(snapshot.checkpoint.paths))
+    elsewhere = [path for path in listed if path not in snapshot.listing]
     found = {info.path: info for info in concurrently(store.head, elsewhere) if info is not None}
-    known = {**scene.listing, **found}
+    known = {**snapshot.listing, **found}
     missing = [path for path in listed if path not in known]
     if missing:
         raise FormatError(
             f"{len(missing)} of {len(listed)} data files are missing, so nothing is rewritten",
-            job=scene.checkpoint.job,
-            epoch=scene.checkpoint.epoch,
+            job=snapshot.checkpoint.job,
+            epoch=snapshot.checkpoint.epoch,
             path=missing[0],
             next_step="bring the file back; if the job runs, run it again: the epoch may just have "
             "expired",
@@ -209,8 +209,8 @@ def table_facts(store: ObjectStore, scene: Scene) -> TableFacts:
     return TableFacts(
         sizes={path: known[path].size_bytes for path in listed},
         inputs={path: _input(file, known[path]) for path, file in files.items()},
-        unkeyed=_unkeyed_facts(store, scene.checkpoint),
-        unwritable=_unwritable(scene.checkpoint),
+        unkeyed=_unkeyed_facts(store, snapshot.checkpoint),
+        unwritable=_unwritable(snapshot.checkpoint),
     )
 
 
@@ -268,27 +268,27 @@ def _unwritable(checkpoint: Checkpoint) -> dict[TableKey, str]:
 # ---- is it still so ------------------------------------------------------------------------------
 
 
-def check_may(paths: JobPaths, scene: Scene) -> None:
+def check_may(paths: JobPaths, snapshot: JobSnapshot) -> None:
     """Make sure that the job may be rewritten now.
 
     Raises:
         InputError: it may not; says why, and what would help.
         StorageError…: whoever was asked about it could not answer.
     """
-    if scene.why_not is None:
+    if snapshot.why_not is None:
         return
-    condition = scene.answer.facts.condition
+    condition = snapshot.answer.facts.condition
     step = "stop it with a checkpoint first, or give it a window: `arroyo-state compact window`"
     if condition is JobCondition.UNKNOWN:
         step = PASS_A_SOURCE
-        if scene.answer.problems:
-            raise scene.answer.problems[0]
-    elif scene.why_not != RUNS:
+        if snapshot.answer.problems:
+            raise snapshot.answer.problems[0]
+    elif snapshot.why_not != RUNS:
         step = "wait until it is at rest, then run it again"
     raise InputError(
-        f"nothing may be rewritten now: {scene.why_not}",
+        f"nothing may be rewritten now: {snapshot.why_not}",
         job=paths.root,
-        epoch=scene.checkpoint.epoch,
+        epoch=snapshot.checkpoint.epoch,
         condition=condition.value,
         next_step=step,
     )
@@ -333,7 +333,7 @@ class Unchanged:
 
     paths: JobPaths
     directory: JobDirectory
-    scene: Scene
+    snapshot: JobSnapshot
     sizes: Mapping[StatePath, int] = field(default_factory=dict)
     cancelled: Callable[[], bool] = lambda: False
 
@@ -343,7 +343,7 @@ class Unchanged:
         Raises:
             ConflictError: it was, or nobody says so any more.
         """
-        before = self.scene
+        before = self.snapshot
         answer = self.directory.look_up([self.paths], checkpoints=True)[0]
         reason = why_not_now(answer, before.checkpoint)
         if reason is None and answer.facts.run_id != before.answer.facts.run_id:

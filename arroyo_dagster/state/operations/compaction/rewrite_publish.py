@@ -31,7 +31,7 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
-    Scene,
+    JobSnapshot,
     Unchanged,
     changed_objects,
     check_not_cancelled,
@@ -46,7 +46,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import Overlaid
 
 
-def _check_quiet(store: ObjectStore, paths: JobPaths, before: Scene) -> None:
+def _check_quiet(store: ObjectStore, paths: JobPaths, before: JobSnapshot) -> None:
     """Nothing but what we wrote may differ from what was listed in the beginning."""
     changed = changed_objects(paths, before.listing, list_objects(store, paths))
     if changed:
@@ -71,14 +71,14 @@ def publish(
     on_published: Callable[[RewriteOutcome], None] = lambda outcome: None,
 ) -> RewriteOutcome:
     files, taken = _new_files(plan, parts, left_out)
-    after = rewritten(work.scene.checkpoint, files)
-    objects = _encoded(work.scene, after)
+    after = rewritten(work.snapshot.checkpoint, files)
+    objects = _encoded(work.snapshot, after)
     left = (*plan.left_out, *_left_out_once(left_out))
     found = RewriteOutcome(plan=plan, parts=tuple(taken), left_out=left, after=plan.before)
     if not objects:
         return found
-    _check_quiet(held, work.paths, work.scene)
-    epoch = work.scene.checkpoint.epoch
+    _check_quiet(held, work.paths, work.snapshot)
+    epoch = work.snapshot.checkpoint.epoch
     check_restorable(Overlaid(held, objects), work.paths, epoch, verify_level)
     record = _record(held, work, plan, objects, found, now_micros)
     path = work.paths.rewrites / f"{plan.epoch:07}-{held.lease.token:010}.json"
@@ -89,7 +89,7 @@ def publish(
         for at, data in objects.items():
             check_not_cancelled(work.paths, work.cancelled)
             work.check(held)
-            overwrite(held, work.paths, at, work.scene.objects[at], data)
+            overwrite(held, work.paths, at, work.snapshot.objects[at], data)
         on_published(done)
     work.check(held, published=True)
     # What undoes the rewrite of an epoch that was left behind undoes nothing any more.
@@ -134,19 +134,19 @@ def _outputs(part: RewrittenPart) -> tuple[TimeFile, ...]:
     return tuple(file for file in part.merged.outputs if isinstance(file, TimeFile))
 
 
-def _encoded(scene: Scene, after: Checkpoint) -> dict[StatePath, bytes]:
+def _encoded(snapshot: JobSnapshot, after: Checkpoint) -> dict[StatePath, bytes]:
     """The metadata objects to overwrite, and their new bytes."""
-    if after == scene.checkpoint:
+    if after == snapshot.checkpoint:
         return {}
-    ref = scene.checkpoint.ref
-    if scene.checkpoint.worker_generation is not None:
-        manifest = metadata.decode_manifest(scene.objects[ref], ref)
+    ref = snapshot.checkpoint.ref
+    if snapshot.checkpoint.worker_generation is not None:
+        manifest = metadata.decode_manifest(snapshot.objects[ref], ref)
         new = replace(manifest, operators=after.operators)
         data = metadata.encode_manifest(new)
         _check_reads(metadata.decode_manifest(data, ref) == new, ref)
         return {ref: data}
     found = {}
-    before = zip(scene.objects, scene.checkpoint.operators, after.operators, strict=True)
+    before = zip(snapshot.objects, snapshot.checkpoint.operators, after.operators, strict=True)
     for path, old, changed in before:
         if old != changed:
             found[path] = metadata.encode_operator(changed)
@@ -176,7 +176,7 @@ def _record(
         run_id=plan.run_id,
         token=held.lease.token,
         created_at_micros=now_micros,
-        before={path: work.scene.objects[path] for path in objects},
+        before={path: work.snapshot.objects[path] for path in objects},
         after={path: hashlib.sha256(data).hexdigest() for path, data in objects.items()},
         inputs=tuple(sorted(gone)),
     )

@@ -21,7 +21,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import RewriteRecord
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
-    Scene,
+    JobSnapshot,
     Unchanged,
     check_may,
     look_at,
@@ -69,16 +69,16 @@ def undo_rewrite(
         FormatError: a file that the old metadata lists is gone, or the record is broken.
         ProtocolError: the record is of another job, from which this one was copied.
     """
-    scene, path, changed = _what_changed(store, paths, directory)
+    snapshot, path, changed = _what_changed(store, paths, directory)
     if dry_run or path is None:
         return UndoOutcome(record=path, objects=tuple(changed))
     with lease(
         store, paths, owner, wait_seconds=lease_wait_seconds, clock=clock, sleep=sleep
     ) as held:
-        scene, path, changed = _what_changed(held, paths, directory)
+        snapshot, path, changed = _what_changed(held, paths, directory)
         if path is None:
             return UndoOutcome()
-        work = Unchanged(paths, directory, scene)
+        work = Unchanged(paths, directory, snapshot)
         for at, (found, before) in changed.items():
             work.check(held)
             overwrite(held, paths, at, found, before)
@@ -89,16 +89,16 @@ def undo_rewrite(
 
 def _what_changed(
     store: ObjectStore, paths: JobPaths, directory: JobDirectory
-) -> tuple[Scene, StatePath | None, dict[StatePath, tuple[bytes, bytes]]]:
+) -> tuple[JobSnapshot, StatePath | None, dict[StatePath, tuple[bytes, bytes]]]:
     """The job, the record that undoes its last rewrite, and what that would put back."""
-    scene = look_at(store, paths, directory)
-    check_may(paths, scene)
+    snapshot = look_at(store, paths, directory)
+    check_may(paths, snapshot)
     path = _newest_record(store, paths)
     if path is None:
-        return scene, None, {}
+        return snapshot, None, {}
     record = decode_rewrite_record(store.read(path), path)
-    _check_undoable(store, paths, scene, record)
-    return scene, path, _changed_since(store, paths, record)
+    _check_undoable(store, paths, snapshot, record)
+    return snapshot, path, _changed_since(store, paths, record)
 
 
 def _newest_record(store: ObjectStore, paths: JobPaths) -> StatePath | None:
@@ -108,7 +108,7 @@ def _newest_record(store: ObjectStore, paths: JobPaths) -> StatePath | None:
 
 
 def _check_undoable(
-    store: ObjectStore, paths: JobPaths, scene: Scene, record: RewriteRecord
+    store: ObjectStore, paths: JobPaths, snapshot: JobSnapshot, record: RewriteRecord
 ) -> None:
     others = [path for path in record.before if not path.startswith(f"{paths.root}/")]
     if others:
@@ -119,7 +119,7 @@ def _check_undoable(
             found=others[0],
             next_step="undo it in the job that it was copied from; nothing was put back",
         )
-    now = (scene.checkpoint.epoch, scene.checkpoint.worker_generation)
+    now = (snapshot.checkpoint.epoch, snapshot.checkpoint.worker_generation)
     # A run that was started since, and failed before its first checkpoint, has left no trace.
     if now != (record.epoch, record.worker_generation):
         raise ConflictError(

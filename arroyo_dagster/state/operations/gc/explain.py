@@ -11,7 +11,7 @@ from arroyo_dagster.state.model.garbage import Roots
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
-from arroyo_dagster.state.operations.gc.inventory import survey_job
+from arroyo_dagster.state.operations.gc.inventory import read_inventory
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.planning.gc.orphans import Reason, reason_of, standing_of
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
@@ -125,13 +125,13 @@ def explain_directory(
 
 
 def _judged(store: ObjectStore, paths: JobPaths, asked: GcRequest) -> tuple[list[Packed], _Judge]:
-    survey, roots = survey_job(store, paths)
-    shelves = [survey.metadata, survey.files, survey.ours, survey.foreign]
+    inventory, roots = read_inventory(store, paths)
+    shelves = [inventory.metadata, inventory.files, inventory.ours, inventory.foreign]
     answer = None if roots.ours else asked.answer(paths)
     try:
         standing = standing_of(
             roots,
-            survey.metadata,
+            inventory.metadata,
             now_micros=wall_clock(),
             grace_micros=asked.grace_micros,
             answer=answer,

@@ -74,7 +74,7 @@ def _is_generation(paths: JobPaths, path: StatePath) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class Inventory:
     """The objects below a job, as listed.
 
     Attributes:
@@ -100,9 +100,9 @@ class Survey:
         return sum(map(len, shelves)) + self.beside
 
 
-def survey_job(
+def read_inventory(
     store: ObjectStore, paths: JobPaths, progress: Progress = no_root_progress
-) -> tuple[Survey, Roots]:
+) -> tuple[Inventory, Roots]:
     """List everything below a job, then read everything that refers to data files.
 
     Args:
@@ -122,11 +122,13 @@ def survey_job(
     return found, read_listed(store, found, progress)
 
 
-def read_listed(store: ObjectStore, found: Survey, progress: Progress = no_root_progress) -> Roots:
+def read_listed(
+    store: ObjectStore, found: Inventory, progress: Progress = no_root_progress
+) -> Roots:
     """Read everything that refers to data files: what leads to epochs, and what was listed.
 
     Raises:
-        ProtocolError, FormatError, NotFoundError, ConflictError: as `survey_job`.
+        ProtocolError, FormatError, NotFoundError, ConflictError: as `read_inventory`.
     """
     # Before the epochs: a record goes once an epoch that lists what was merged is published.
     touched = _compactions(store, found.paths, found)
@@ -149,7 +151,7 @@ def list_job(
     newest: Epoch,
     progress: Progress = no_root_progress,
     below: StatePath | None = None,
-) -> Survey:
+) -> Inventory:
     """List everything below a job, or below one directory of it.
 
     Raises:
@@ -179,7 +181,7 @@ def list_job(
     def shelf_of(name: str) -> Packed:
         return Packed.joined([*sorted_out.get(name, ()), Packed(waiting[name])])
 
-    return Survey(
+    return Inventory(
         paths=paths,
         newest=newest,
         files=shelf_of("files"),
@@ -223,7 +225,7 @@ def _shelf(paths: JobPaths, path: StatePath, addressable: bool) -> str:
     return "files" if kind in orphans else "metadata"
 
 
-def _with_attempts(store: ObjectStore, roots: Roots, found: Survey) -> Roots:
+def _with_attempts(store: ObjectStore, roots: Roots, found: Inventory) -> Roots:
     """Add what only the listing shows: manifests and operator metadata that own no epoch."""
     known = PathsDigest(root.path for root in roots.read)
     paths = roots.paths
@@ -295,7 +297,7 @@ def _attempt(reader: Reader, path: StatePath, newest: Epoch) -> EpochRoot | None
     return epoch_root(reader.paths, path, found, CheckpointState.UNCLAIMED, reader.taken((path,)))
 
 
-def _compactions(store: ObjectStore, paths: JobPaths, found: Survey) -> dict[StatePath, Packed]:
+def _compactions(store: ObjectStore, paths: JobPaths, found: Inventory) -> dict[StatePath, Packed]:
     """The files that waiting compactions touch. One that does not decode is refused."""
     listed = [one.path for one in found.ours if one.path.parent == paths.compactions]
     reader = Reader(store, paths)
@@ -311,7 +313,7 @@ def _compactions(store: ObjectStore, paths: JobPaths, found: Survey) -> dict[Sta
     return touched
 
 
-def _rewrites(store: ObjectStore, roots: Roots, found: Survey) -> dict[StatePath, Packed]:
+def _rewrites(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StatePath, Packed]:
     """The files that putting back the rewrite of the newest epoch needs. A record that does not
     decode is refused; one of an epoch that was left behind puts back nothing any more."""
     directory = roots.paths.rewrites
@@ -328,7 +330,7 @@ def _rewrites(store: ObjectStore, roots: Roots, found: Survey) -> dict[StatePath
     }
 
 
-def _check_complete(store: ObjectStore, roots: Roots, found: Survey) -> None:
+def _check_complete(store: ObjectStore, roots: Roots, found: Inventory) -> None:
     listed = PathsDigest(one.path for one in found.metadata)
     known = (root for one in roots.epochs if one.epoch <= found.newest for root in one.roots)
     unlisted = [root.path for root in known if root.path not in listed]

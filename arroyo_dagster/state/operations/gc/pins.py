@@ -11,7 +11,7 @@ from dataclasses import replace
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.gc import encode_retained
 from arroyo_dagster.state.metadata.backend import ParquetBackend, delete_all
-from arroyo_dagster.state.metadata.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, wall_clock
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.garbage import Pin, Retained
 from arroyo_dagster.state.model.ids import Epoch
@@ -66,7 +66,7 @@ def pin_epoch(
     try:
         backend.prepare_checkpoint_load(epoch)
         if may_be_going(store, paths, epoch):
-            sleep(ON_ITS_WAY_SECONDS)
+            sleep(IN_FLIGHT_GRACE_SECONDS)
             backend.prepare_checkpoint_load(epoch)
     except (NotFoundError, FormatError, ProtocolError):
         unpin_epochs(store, paths, [epoch], owner=owner, clock=clock)
@@ -93,7 +93,7 @@ def may_be_going(store: ObjectStore, paths: JobPaths, epoch: Epoch = ANY) -> boo
     stays now.
 
     Asked once that is written: a newest epoch that keeps both says that no cleanup which takes
-    them has looked at what stays. If it may, let `ON_ITS_WAY_SECONDS` pass.
+    them has looked at what stays. If it may, let `IN_FLIGHT_GRACE_SECONDS` pass.
     """
     if paths.layout is Layout.PROTOCOL and store.head(paths.current_generation) is None:
         return False  # no run of the job has begun, or all of it was removed

@@ -22,7 +22,7 @@ from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.gc.inventory import Survey, list_job, survey_job
+from arroyo_dagster.state.operations.gc.inventory import Inventory, list_job, read_inventory
 from arroyo_dagster.state.operations.gc.root_reader import Progress, Reader, no_root_progress
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
 from arroyo_dagster.state.operations.gc.roots_times import with_store_times
@@ -128,22 +128,22 @@ def plan_gc(
     if begun is not None:
         return _rest_of(store, request, begun, now)
     try:
-        survey, roots = survey_job(store, paths, progress)
+        inventory, roots = read_inventory(store, paths, progress)
     except (FormatError, ProtocolError, NotFoundError) as error:
         if not request.unreadable:
             raise
         return _unreadable_job(store, paths, request, str(error), now)
     if request.kind is PlanKind.DEAD_JOB:
-        return _dead_job(store, request, survey, roots, now)
-    check_aliases(roots, survey.foreign, itertools.chain(survey.metadata, survey.files))
+        return _dead_job(store, request, inventory, roots, now)
+    check_aliases(roots, inventory.foreign, itertools.chain(inventory.metadata, inventory.files))
     answer = needed_answer(request, roots, before)
     if request.kind is PlanKind.ORPHANS:
-        return _orphans(request, survey, roots, now, answer)
+        return _orphans(request, inventory, roots, now, answer)
     assert request.retention is not None
     plan = plan_expiry(
-        roots, request.retention, now_micros=now, answer=answer, listed_from=survey.newest
+        roots, request.retention, now_micros=now, answer=answer, listed_from=inventory.newest
     )
-    return measured(plan, survey.files, survey.metadata, survey.ours, survey.foreign)
+    return measured(plan, inventory.files, inventory.metadata, inventory.ours, inventory.foreign)
 
 
 plan_collection = plan_gc
@@ -167,17 +167,17 @@ def needed_answer(asked: GcRequest, roots: Roots, before: JobAnswer | None) -> J
 
 
 def _orphans(
-    asked: GcRequest, survey: Survey, roots: Roots, now: int, answer: JobAnswer | None
+    asked: GcRequest, inventory: Inventory, roots: Roots, now: int, answer: JobAnswer | None
 ) -> GcPlan:
     standing = standing_of(
-        roots, survey.metadata, now_micros=now, grace_micros=asked.grace_micros, answer=answer
+        roots, inventory.metadata, now_micros=now, grace_micros=asked.grace_micros, answer=answer
     )
     return plan_orphans(
         standing,
-        [judge(standing, survey.files)],
-        survey.metadata,
-        survey.foreign,
-        listed=survey.listed,
+        [judge(standing, inventory.files)],
+        inventory.metadata,
+        inventory.foreign,
+        listed=inventory.listed,
         answer=answer,
     )
 
@@ -254,7 +254,7 @@ def _unreadable_job(
 def _dead_job(
     store: ObjectStore,
     asked: GcRequest,
-    survey: Survey,
+    inventory: Inventory,
     roots: Roots,
     now: int,
     unreadable: str | None = None,
@@ -272,14 +272,14 @@ def _dead_job(
     ]
     return plan_dead_job(
         roots,
-        survey.files,
-        survey.metadata,
-        survey.foreign,
+        inventory.files,
+        inventory.metadata,
+        inventory.foreign,
         why=why,
         needed_by_others=needed,
         now_micros=now,
         grace_micros=asked.grace_micros,
-        listed=survey.listed,
+        listed=inventory.listed,
         answer=answer,
         unreadable=unreadable,
     )

@@ -18,7 +18,7 @@ from arroyo_dagster.state.codec.gc import (
 )
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.backend import delete_all
-from arroyo_dagster.state.metadata.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, wall_clock
 from arroyo_dagster.state.model.garbage import (
     GRACE_FLOOR_MICROS,
     PURGE_MICROS,
@@ -85,7 +85,7 @@ class Aside:
             lambda kept: replace(kept, quarantines=(*kept.quarantines, name)),
         )
         if found.needs and may_be_going(held, plan.paths):
-            sleep(ON_ITS_WAY_SECONDS)
+            sleep(IN_FLIGHT_GRACE_SECONDS)
         return cls(held, plan.paths, name)
 
     def copy(self, number: int, batch: list[Stored]) -> list[StatePath]:

@@ -10,7 +10,7 @@ from arroyo_dagster.errors import ArroyoStateError, FormatError, ProtocolError
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import operator_references
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.reader import BEYOND
+from arroyo_dagster.state.metadata.reader import PROBE_COUNT
 from arroyo_dagster.state.model.checkpoints import (
     CheckpointState,
     LegacyCheckpoint,
@@ -149,7 +149,7 @@ def _check_unlisted(reader: Reader, numbers: Sequence[Epoch]) -> None:
         numbers: those it shows, the newest first.
     """
     gaps = [range(below + 1, above) for above, below in itertools.pairwise(numbers)]
-    gaps.append(range(max(0, numbers[-1] - BEYOND), numbers[-1]))
+    gaps.append(range(max(0, numbers[-1] - PROBE_COUNT), numbers[-1]))
     looked_at = {n for gap in gaps for n in (*gap[:BESIDE_A_GAP], *gap[-BESIDE_A_GAP:])}
     missing = [Epoch(n) for n in sorted(looked_at)]
     heads = concurrently(lambda n: reader.store.head(reader.paths.legacy_metadata(n)), missing)

@@ -13,7 +13,7 @@ from arroyo_dagster.state.codec.metadata import decode_legacy_checkpoint
 from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.backend import ParquetBackend, delete_all
-from arroyo_dagster.state.metadata.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, wall_clock
 from arroyo_dagster.state.model.garbage import Moved, Pin, Quarantined, References, Retained
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -81,7 +81,7 @@ def undelete(
         pins = sorted({epoch for one in moved if (epoch := _epoch_of(paths, one)) is not None})
         put_retained(held, paths, lambda kept: _pinned(kept, pins, owner, now))
         if pins and may_be_going(held, paths, pins[0]):
-            sleep(ON_ITS_WAY_SECONDS)
+            sleep(IN_FLIGHT_GRACE_SECONDS)
         missing = [one for one, is_there in zip(moved, there, strict=True) if not is_there]
         for group in _groups(paths, missing):
             concurrently(lambda one: _bring_back(held, one), group)

@@ -17,7 +17,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import ON_ITS_WAY_SECONDS, lease, wall_clock
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, wall_clock
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -280,7 +280,7 @@ def _kept(
         pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=REASON)
         put_retained(held, paths, lambda kept: _with(kept, pin))
         if may_be_going(held, paths, epoch):
-            sleep(ON_ITS_WAY_SECONDS)
+            sleep(IN_FLIGHT_GRACE_SECONDS)
     try:
         yield
     finally:

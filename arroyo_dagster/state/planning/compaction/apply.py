@@ -21,7 +21,7 @@ from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 
 
 @dataclass(frozen=True, slots=True)
-class Void:
+class StaleMerge:
     """A merge that no longer fits what the job lists, and why."""
 
     merged: Merged
@@ -34,10 +34,10 @@ class Applied:
 
     operators: tuple[OperatorCheckpoint, ...]
     done: tuple[Merged, ...]
-    void: tuple[Void, ...]
+    stale: tuple[StaleMerge, ...]
 
 
-def apply_merged(operators: Sequence[OperatorCheckpoint], merged: Iterable[Merged]) -> Applied:
+def apply_merges(operators: Sequence[OperatorCheckpoint], merged: Iterable[Merged]) -> Applied:
     """Put merged files in the place of their inputs, where those are still listed.
 
     A merge counts as a whole or not at all. Inputs of an expiring table may be missing because
@@ -46,20 +46,20 @@ def apply_merged(operators: Sequence[OperatorCheckpoint], merged: Iterable[Merge
     """
     by_id: dict[OperatorId, OperatorCheckpoint] = {one.operator: one for one in operators}
     done: list[Merged] = []
-    void: list[Void] = []
+    stale: list[StaleMerge] = []
     for one in merged:
         operator = by_id.get(one.operator)
         files = operator.tables.get(one.table) if operator else None
         if operator is None or files is None:
-            void.append(Void(one, "the table is no longer there"))
+            stale.append(StaleMerge(one, "the table is no longer there"))
             continue
         changed = _applied(operator, files, one)
         if isinstance(changed, str):
-            void.append(Void(one, changed))
+            stale.append(StaleMerge(one, changed))
             continue
         by_id[one.operator] = replace(operator, tables={**operator.tables, one.table: changed})
         done.append(one)
-    return Applied(tuple(by_id.values()), tuple(done), tuple(void))
+    return Applied(tuple(by_id.values()), tuple(done), tuple(stale))
 
 
 def _applied(operator: OperatorCheckpoint, files: TableFiles, merged: Merged) -> TableFiles | str:

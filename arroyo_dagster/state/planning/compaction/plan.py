@@ -39,7 +39,7 @@ from arroyo_dagster.state.model.tables import (
     TableFiles,
     TimeFile,
 )
-from arroyo_dagster.state.planning.compaction.apply import apply_merged
+from arroyo_dagster.state.planning.compaction.apply import apply_merges
 from arroyo_dagster.state.planning.compaction.budget import within_budget
 from arroyo_dagster.state.planning.compaction.policies import Candidate, Run, choose, why_left
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
@@ -86,7 +86,7 @@ def plan_compaction(
         InputError: the size of a listed file is not known.
     """
     waiting = [merged for record in pending for merged in record.merged]
-    operators = apply_merged(checkpoint.operators, waiting).operators
+    operators = apply_merges(checkpoint.operators, waiting).operators
     ours = checkpoint.progress is not None
     merges: list[Merge] = []
     left_out: list[LeftOut] = []
@@ -416,8 +416,8 @@ def _forecast(
     operators: Sequence[OperatorCheckpoint], merges: Sequence[Merge]
 ) -> tuple[OperatorCheckpoint, ...]:
     """Operators as they would be with as many outputs as each merge can give."""
-    applied = apply_merged(operators, [_stand_in(at, merge) for at, merge in enumerate(merges)])
-    assert not applied.void
+    applied = apply_merges(operators, [_stand_in(at, merge) for at, merge in enumerate(merges)])
+    assert not applied.stale
     return applied.operators
 
 

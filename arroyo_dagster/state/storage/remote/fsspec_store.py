@@ -138,7 +138,7 @@ class FsspecStore:
                 raise
             except Exception as error:
                 # Stores refuse a range that begins beyond the end.
-                if not self._may_be_beyond(error) or start < self._size(path):
+                if not self._may_be_probed(error) or start < self._size(path):
                     raise
             self._size(path)
             return b""
@@ -291,7 +291,7 @@ class FsspecStore:
     def _stored(self, name: str) -> str:
         return name.lstrip("/").removeprefix(f"{self._root}/")
 
-    def _may_be_beyond(self, error: Exception) -> bool:
+    def _may_be_probed(self, error: Exception) -> bool:
         """Whether a range may have been refused because it begins beyond the end."""
         return True
 

@@ -222,7 +222,7 @@ class S3Store(FsspecStore):
         if not page.get("Contents"):
             raise root_missing(self.url)
 
-    def _may_be_beyond(self, error: Exception) -> bool:
+    def _may_be_probed(self, error: Exception) -> bool:
         failure = understood(error)
         return failure.status == 416 or failure.code == "InvalidRange"
 

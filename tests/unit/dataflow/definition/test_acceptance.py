@@ -43,7 +43,7 @@ def parsed(text: str, **options: Any) -> Dataflow:
 def numbers(text: str, **options: Any) -> list[str]:
     with pytest.raises(InvalidDefinition) as caught:
         parse_document(text, **options)
-    return [one.number for one in caught.value.mistakes]
+    return [one.number for one in caught.value.diagnostics]
 
 
 def test_a6_columns_are_sorted_whatever_their_order_in_the_yaml() -> None:
@@ -82,7 +82,7 @@ def test_a11_every_spelling_of_a_primitive_is_read() -> None:
 def test_a18_a_reference_to_nothing_names_itself_and_its_service() -> None:
     with pytest.raises(InvalidDefinition) as caught:
         parse_document(dataflow("{x: {from: nobody.x}}"))
-    (one,) = caught.value.mistakes
+    (one,) = caught.value.diagnostics
     assert one.number == "E16"
     assert "`nobody.x` is not defined in the dataflow" in one.message
     assert "service `a`" in one.message
@@ -135,11 +135,11 @@ def _shuffled(value: Any, chance: random.Random) -> Any:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_a24_the_order_of_definitions_changes_neither_model_nor_hash(path: Path) -> None:
-    from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+    from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
     from arroyo_dagster.dataflow.definition.yaml_tree import read_tree
 
     text = path.read_text()
-    root = read_tree(text, Mistakes())
+    root = read_tree(text, Diagnostics())
     assert root is not None
     plain = root.plain()
     for seed in range(5):

@@ -23,13 +23,13 @@ def test_a_mistake_has_its_number_its_place_and_its_words(
 ) -> None:
     with pytest.raises(InvalidDefinition) as caught:
         parse_document(text)
-    found = [one for one in caught.value.mistakes if (one.number, one.path) == (number, path)]
+    found = [one for one in caught.value.diagnostics if (one.number, one.path) == (number, path)]
     assert found, caught.value
     for word in words:
         assert word in found[0].message
     lines = text.splitlines()
     assert 1 <= found[0].line <= len(lines)
-    assert {one.number for one in caught.value.mistakes} == {number}, caught.value
+    assert {one.number for one in caught.value.diagnostics} == {number}, caught.value
 
 
 def test_all_mistakes_come_at_once_in_the_order_of_the_text() -> None:
@@ -50,7 +50,7 @@ def test_all_mistakes_come_at_once_in_the_order_of_the_text() -> None:
     with pytest.raises(InvalidDefinition) as caught:
         parse_document(text)
     error = caught.value
-    assert [(one.number, one.line) for one in error.mistakes] == [
+    assert [(one.number, one.line) for one in error.diagnostics] == [
         ("E01", 1),
         ("E04", 2),
         ("E23", 3),
@@ -64,14 +64,14 @@ def test_all_mistakes_come_at_once_in_the_order_of_the_text() -> None:
     assert error.facts["line"] == 1
     shown = str(error)
     assert "service `a`" in shown
-    assert all(f"line {one.line}: {one.path}" in shown for one in error.mistakes)
+    assert all(f"line {one.line}: {one.path}" in shown for one in error.diagnostics)
 
 
 def test_an_error_keeps_its_mistakes_across_processes() -> None:
     with pytest.raises(InvalidDefinition) as caught:
         parse_document("services: {a: 5}")
     again = pickle.loads(pickle.dumps(caught.value.with_file("x.yaml")))
-    assert again.mistakes == caught.value.mistakes
+    assert again.diagnostics == caught.value.diagnostics
     assert str(again).startswith("x.yaml: the dataflow failed validation")
 
 
@@ -97,11 +97,11 @@ def test_what_is_accepted_but_hardly_meant_is_a_warning(text: str, number: str, 
 def test_a_states_block_with_mistakes_is_refused_by_read_states_too() -> None:
     with pytest.raises(InvalidDefinition) as caught:
         read_states("apiVersion: 0.1.0\nservices: {a: {states: [{type: x}, {name: s, type: x}]}}")
-    assert [one.number for one in caught.value.mistakes] == ["E10", "E11"]
+    assert [one.number for one in caught.value.diagnostics] == ["E10", "E11"]
 
 
 def test_a_thousand_mistakes_are_enough() -> None:
     states: dict[str, Any] = {f"s{n}": 5 for n in range(1500)}
     with pytest.raises(InvalidDefinition) as caught:
         parse_document(dataflow(str(states)))
-    assert len(caught.value.mistakes) == 1000
+    assert len(caught.value.diagnostics) == 1000

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.dumping import dump
 from arroyo_dagster.dataflow.definition.emitting import emit
 from arroyo_dagster.dataflow.definition.reading import parse_document
@@ -30,9 +30,9 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.text(), VALUES, max_size=4))
 def test_every_value_that_is_written_is_read_back(value: dict[str, Any]) -> None:
-    mistakes = Mistakes()
-    root = read_tree(emit(value), mistakes)
-    assert mistakes.found == ()
+    diagnostics = Diagnostics()
+    root = read_tree(emit(value), diagnostics)
+    assert diagnostics.found == ()
     assert root is not None
     assert root.plain() == value
 
@@ -44,7 +44,7 @@ LINES = st.lists(st.text("ab \t#:-'\"é\u2028\x85\x07", max_size=6), max_size=5)
 def test_text_over_lines_is_read_back_with_every_blank(lines: list[str], ends: int) -> None:
     text = "\n".join(lines) + "\n" * ends
     value = {"run": text, "list": [{"run": text}, text]}
-    root = read_tree(emit(value), Mistakes())
+    root = read_tree(emit(value), Diagnostics())
     assert root is not None
     assert root.plain() == value
 

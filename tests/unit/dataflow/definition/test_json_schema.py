@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.json_schema import (
     ROOTS,
     json_schema,
@@ -30,7 +30,7 @@ BEYOND_A_SCHEMA = {
 
 
 def document(text: str) -> Any:
-    root = read_tree(text, Mistakes())
+    root = read_tree(text, Diagnostics())
     assert root is not None
     return root.plain()
 

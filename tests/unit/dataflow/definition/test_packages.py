@@ -44,10 +44,10 @@ def read(text: str) -> Dataflow:
     return found
 
 
-def mistakes(text: str) -> list[Mistake]:
+def diagnostics(text: str) -> list[Mistake]:
     with pytest.raises(InvalidDefinition) as caught:
         read(text)
-    return list(caught.value.mistakes)
+    return list(caught.value.diagnostics)
 
 
 def test_a_function_brings_its_states_as_the_services_own() -> None:
@@ -78,7 +78,7 @@ def test_a_state_that_a_function_brought_can_be_referred_to() -> None:
     assert isinstance(believed, Dataflow)
     assert believed.services["b"].states["per-word"].value_kind is None
     wrong = other.replace("counting.per-word", "counting.other")
-    (one,) = mistakes(dataflow(imported(what=FUNCTIONS), wrong))
+    (one,) = diagnostics(dataflow(imported(what=FUNCTIONS), wrong))
     assert one.number == "E16"
 
 
@@ -96,7 +96,7 @@ SECOND = (
 
 
 def test_e22_a_function_in_two_services_would_make_two_owners_of_one_table() -> None:
-    (one,) = mistakes(dataflow(imported(what=FUNCTIONS), SECOND.replace("STATES", "")))
+    (one,) = diagnostics(dataflow(imported(what=FUNCTIONS), SECOND.replace("STATES", "")))
     assert (one.number, one.path) == ("E22", "services.again.states")
     for said in ("already defined by `counting`", "per-word: { from: counting.per-word }"):
         assert said in one.message
@@ -108,7 +108,7 @@ def test_e22_a_function_in_two_services_would_make_two_owners_of_one_table() -> 
 
 def test_e22_what_a_service_declares_itself_was_there_first() -> None:
     other = f"  later: {{sources: [{{type: topic, id: t}}], states: {{per-word: {KEYED}}}}}\n"
-    (one,) = mistakes(dataflow(imported(what=FUNCTIONS), other))
+    (one,) = diagnostics(dataflow(imported(what=FUNCTIONS), other))
     assert (one.number, one.path) == ("E22", "services.counting.states")
     assert "already defined by `later`" in one.message
 
@@ -167,7 +167,7 @@ def test_without_packages_what_is_imported_is_believed() -> None:
 def test_a_mistaken_import_says_what_the_package_has(
     text: str, number: str, words: tuple[str, ...]
 ) -> None:
-    (one,) = mistakes(text)
+    (one,) = diagnostics(text)
     assert one.number == number
     assert all(word in one.message for word in words), one.message
 
@@ -182,7 +182,7 @@ def test_an_imported_flush_is_refused() -> None:
         parse_document(
             dataflow(imported(what="functions: [{name: top}]")), packages={package.id: package}
         )
-    assert [one.number for one in caught.value.mistakes] == ["E34"]
+    assert [one.number for one in caught.value.diagnostics] == ["E34"]
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_what_is_no_text_or_not_there_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_bytes(b"a: 1\nb: \xff")
     with pytest.raises(InvalidDefinition, match="not UTF-8") as caught:
         load_document(tmp_path / "x.yaml")
-    assert caught.value.mistakes[0].line == 2
+    assert caught.value.diagnostics[0].line == 2
     (tmp_path / "y.yaml").write_bytes(b"#" * (5 << 20))
     with pytest.raises(InvalidDefinition, match="longer"):
         load_document(tmp_path / "y.yaml")

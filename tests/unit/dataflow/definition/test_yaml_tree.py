@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.dataflow.definition.diagnostics import Mistakes
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.yaml_tree import MOST_LEVELS, read_tree
 
 
 def plain(text: str) -> Any:
-    mistakes = Mistakes()
-    root = read_tree(text, mistakes)
-    assert mistakes.found == ()
+    diagnostics = Diagnostics()
+    root = read_tree(text, diagnostics)
+    assert diagnostics.found == ()
     assert root is not None
     return root.plain()
 
 
 def refused(text: str) -> str:
-    mistakes = Mistakes()
-    read_tree(text, mistakes)
-    (one,) = mistakes.found
+    diagnostics = Diagnostics()
+    read_tree(text, diagnostics)
+    (one,) = diagnostics.found
     assert one.number == "E04"
     return f"{one.line}:{one.column} {one.message}"
 
@@ -59,7 +59,7 @@ def test_scalars_follow_the_core_schema_of_yaml_1_2(text: str, value: object) ->
 
 
 def test_nodes_know_their_path_line_and_column() -> None:
-    root = read_tree("a:\n  - b: 1\n    c.d: x\n", Mistakes())
+    root = read_tree("a:\n  - b: 1\n    c.d: x\n", Diagnostics())
     assert root is not None
     item = root.members["a"].items[0]
     found = item.members["c.d"]
@@ -68,17 +68,17 @@ def test_nodes_know_their_path_line_and_column() -> None:
 
 
 def test_every_duplicate_key_is_reported_with_its_line() -> None:
-    mistakes = Mistakes()
-    read_tree("a: 1\nb:\n  c: 1\n  c: 2\n'a': 2\n", mistakes)
-    assert [(one.number, one.line, one.path) for one in mistakes.found] == [
+    diagnostics = Diagnostics()
+    read_tree("a: 1\nb:\n  c: 1\n  c: 2\n'a': 2\n", diagnostics)
+    assert [(one.number, one.line, one.path) for one in diagnostics.found] == [
         ("E03", 4, "b.c"),
         ("E03", 5, "a"),
     ]
-    assert "duplicate key `c`, first given in line 3" in mistakes.found[0].message
+    assert "duplicate key `c`, first given in line 3" in diagnostics.found[0].message
 
 
 def test_an_alias_repeats_its_anchor_below_a_path_of_its_own() -> None:
-    root = read_tree("a: &x {b: 1}\nc: *x\n", Mistakes())
+    root = read_tree("a: &x {b: 1}\nc: *x\n", Diagnostics())
     assert root is not None
     assert root.plain() == {"a": {"b": 1}, "c": {"b": 1}}
     assert root.members["c"].members["b"].path == "c.b"

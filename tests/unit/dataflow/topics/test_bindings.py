@@ -121,7 +121,7 @@ def test_every_mistake_of_a_bindings_file_is_told_at_once(tmp_path: Path) -> Non
     )
     with pytest.raises(InvalidDefinition) as raised:
         read_bindings(file)
-    assert [(one.line, one.path) for one in raised.value.mistakes] == [
+    assert [(one.line, one.path) for one in raised.value.diagnostics] == [
         (2, "sources.a"),
         (3, "sources.b"),
         (4, "sources.c"),

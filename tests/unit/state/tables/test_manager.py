@@ -420,24 +420,24 @@ def test_an_attempt_that_wrote_nothing_takes_over_what_the_winner_wrote(
 def test_a_merge_is_followed_whether_it_was_announced_or_not(
     store: MemoryStore, job: Job, opened_before: bool
 ) -> None:
-    told, untold = manager(store), manager(store)
+    told, no_progress = manager(store), manager(store)
     for value in range(3):
         counts(told).insert("a", value)
         counts(told).insert(f"k{value}", value)
         published = job.write(told)
         assert told.follow(published)
         if opened_before:
-            content(untold)
-        assert untold.follow(published)
+            content(no_progress)
+        assert no_progress.follow(published)
     if opened_before:
-        content(untold)
+        content(no_progress)
     message = job.merge()
     assert job.newest is not None
     merged = replace(job.newest, epoch=Epoch(job.newest.epoch))
     told.send(message)
     assert told.follow(merged)
-    assert untold.follow(merged)
-    assert content(untold) == content(told)
+    assert no_progress.follow(merged)
+    assert content(no_progress) == content(told)
     assert content(told) == content(manager(store, merged))
     counts(told).insert("later", 9)
     published = job.write(told)

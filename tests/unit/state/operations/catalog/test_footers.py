@@ -14,8 +14,8 @@ from arroyo_dagster.state.operations.catalog.footers import (
     check_files_exist,
     check_newest,
     check_restorable,
+    job_ages,
     read_stored_file,
-    survey,
 )
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.planning.verify.checks import Verdict, unreadable
@@ -201,7 +201,7 @@ def test_a_survey_tells_each_job_by_its_newest_epoch(store: MemoryStore) -> None
     broken.damage(2)
     Written(store, protocol_job("empty"))
     Written(store, legacy_job("old")).epochs(4)
-    ages = {age.job: age for age in survey(WriteProtected(store), list_jobs(store))}
+    ages = {age.job: age for age in job_ages(WriteProtected(store), list_jobs(store))}
     assert ages["words/main"].at_rest
     assert ages["broken/main"].problem is not None
     assert ages["empty/main"].epoch is None

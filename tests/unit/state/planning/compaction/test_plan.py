@@ -40,7 +40,7 @@ from arroyo_dagster.state.model.tables import (
     TableFiles,
     TimeFile,
 )
-from arroyo_dagster.state.planning.compaction.apply import apply_merged
+from arroyo_dagster.state.planning.compaction.apply import apply_merges
 from arroyo_dagster.state.planning.compaction.plan import (
     NOT_OURS,
     backlog,
@@ -233,10 +233,10 @@ def merged_rows(*files: TimeFile, outputs: tuple[TimeFile, ...]) -> MergedRows:
 
 
 def names_after(files: TableFiles, merged: Any, **options: Any) -> list[str] | str:
-    applied = apply_merged([operator(files, **options)], [merged])
-    if applied.void:
+    applied = apply_merges([operator(files, **options)], [merged])
+    if applied.stale:
         assert applied.operators == (operator(files, **options),)
-        return applied.void[0].reason
+        return applied.stale[0].reason
     (one,) = applied.operators
     return [found.name for found in one.paths]
 
@@ -284,8 +284,8 @@ def test_a_merge_that_no_longer_fits_is_void_as_a_whole(
 def test_a_table_of_another_kind_takes_nothing() -> None:
     found = operator(rows(timed("a")))
     swapped = replace(found, tables={G: rows(timed("a"))}, configs={G: CONFIGS[T]})
-    applied = apply_merged([swapped], [merged_pairs("a")])
-    assert applied.void[0].reason == "the table is of another kind now"
+    applied = apply_merges([swapped], [merged_pairs("a")])
+    assert applied.stale[0].reason == "the table is of another kind now"
 
 
 def test_merges_of_one_table_are_taken_over_one_by_one() -> None:
@@ -294,10 +294,10 @@ def test_merges_of_one_table_are_taken_over_one_by_one() -> None:
         merged_pairs("c", "d", outputs=("y",)),
         merged_pairs("a", "b", outputs=("z",)),
     ]
-    applied = apply_merged([operator(pairs("a", "b", "c", "d"))], merges)
+    applied = apply_merges([operator(pairs("a", "b", "c", "d"))], merges)
     assert [one.name for one in applied.operators[0].paths] == ["x", "y"]
     assert len(applied.done) == 2
-    assert len(applied.void) == 1
+    assert len(applied.stale) == 1
 
 
 def test_kinds_of_merge_say_which_files_they_take() -> None:
