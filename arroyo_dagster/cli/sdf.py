@@ -12,7 +12,7 @@ from arroyo_dagster.cli.common import json_option, main
 from arroyo_dagster.cli.rendering import print_json, print_table
 from arroyo_dagster.cli.verify import EXIT_FINDINGS
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package, StateDef
-from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition, Mistake
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic, InvalidDefinition
 from arroyo_dagster.dataflow.definition.durations import format_duration
 from arroyo_dagster.dataflow.definition.json_schema import ROOTS, shipped_schema
 from arroyo_dagster.dataflow.definition.loading import load_document
@@ -156,7 +156,7 @@ def _state_json(service: str, state: StateDef) -> dict[str, Any]:
     }
 
 
-def _mistake_json(one: Mistake) -> dict[str, Any]:
+def _mistake_json(one: Diagnostic) -> dict[str, Any]:
     return {
         "number": one.number,
         "kind": one.kind,

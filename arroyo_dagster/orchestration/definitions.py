@@ -28,7 +28,7 @@ from arroyo_dagster.orchestration.compaction.maintenance_window import (
 from arroyo_dagster.orchestration.compaction.sensor import build_compaction_sensor
 from arroyo_dagster.orchestration.dataflow.assets import (
     SdfOptions,
-    StatesTold,
+    StatesReport,
     build_sdf_assets,
     build_sdf_job,
     load_graph,
@@ -152,7 +152,7 @@ def build_arroyo_definitions(
     session = spark or SparkSessionResource()
     graphs = [one if isinstance(one, SdfGraph) else load_graph(one) for one in dataflows]
     sdf_jobs = [build_sdf_job(graph) for graph in graphs]
-    told = StatesTold(graphs, sdf) if graphs else None
+    told = StatesReport(graphs, sdf) if graphs else None
     windowed = (
         dg.Definitions()
         if window is None

@@ -28,7 +28,7 @@ from arroyo_dagster.state.model.garbage import DAY_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.rollback import RollbackOutcome
-from arroyo_dagster.state.operations.catalog.changes import FleetCursor, look
+from arroyo_dagster.state.operations.catalog.changes import FleetCursor, poll_fleet
 from arroyo_dagster.state.operations.catalog.epochs import refresh
 from arroyo_dagster.state.operations.catalog.jobs import list_epochs
 from arroyo_dagster.state.operations.compaction.job import compact_job
@@ -509,7 +509,7 @@ def test_compaction_at_rest_right_behind_a_rollback_keeps_the_lineage() -> None:
 def test_sensor_and_catalogue_go_on_behind_an_epoch_whose_commit_is_never_finished() -> None:
     store, catalogue = written(), MemoryStore()
     pipeline = job(store)
-    cursor = look(store, FleetCursor()).cursor
+    cursor = poll_fleet(store, FleetCursor()).cursor
     with contextlib.suppress(Crash), JobRunOf(store, pipeline) as run:
         assert run.base is not None
         assert run.base.progress is not None
@@ -517,7 +517,7 @@ def test_sensor_and_catalogue_go_on_behind_an_epoch_whose_commit_is_never_finish
         run.backend.publish(manifest)
     assert refresh(store, catalogue, pipeline.paths).history.epochs[-1].state == "committing"
     go_back(store, pipeline.paths, 7)
-    news = look(store, cursor)
+    news = poll_fleet(store, cursor)
     assert [one.epoch for one in news.jobs[0].checkpoints] == [10]
     rows = {
         row.epoch: row.state for row in refresh(store, catalogue, pipeline.paths).history.epochs

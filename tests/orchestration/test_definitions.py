@@ -238,12 +238,12 @@ def test_without_dagster_home_it_lies_where_the_instance_keeps_its_files(
     found: list[str] = []
 
     @dg.op
-    def look(arroyo_store: ArroyoStateStore) -> None:
+    def view(arroyo_store: ArroyoStateStore) -> None:
         found.append(arroyo_store.catalogue().url)
 
     @dg.job(resource_defs={"arroyo_store": ArroyoStateStore(checkpoint_url="memory://x")})
     def job() -> None:
-        look()
+        view()
 
     assert job.execute_in_process(instance=dg.DagsterInstance.ephemeral()).success
     assert "/arroyo_catalogue/default/" in found[0]

@@ -114,7 +114,7 @@ def test_a_dataflow_with_mistakes_is_refused_with_all_of_them(tmp_path: Path) ->
     file.write_text(WORDS.replace("count.last-seen", "count.nothing").replace("u32", "u33"))
     with pytest.raises(InvalidDefinition) as found:
         load_graph(file)
-    assert len(found.value.mistakes) > 1
+    assert len(found.value.diagnostics) > 1
 
 
 # ---- looking -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.orchestration.catalog.sensor import SensorOptions, decode_cursor, encode_cursor
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.catalog.changes import FleetCursor, Seen
+from arroyo_dagster.state.operations.catalog.changes import FleetCursor, JobPosition
 from arroyo_dagster.state.storage import Counting
 from arroyo_dagster.state.storage.wrappers import Slow
 from tests.fleets import START, Written, legacy_job, protocol_job
@@ -300,9 +300,9 @@ def test_an_idle_tick_over_100_jobs_of_100_epochs_lists_each_at_most_once(deploy
 
 def test_a_cursor_is_short_and_reads_back() -> None:
     cursor = FleetCursor(
-        seen={
-            ONE: Seen(WorkerGeneration(3), Epoch(70)),
-            OLD: Seen(None, Epoch(8)),
+        positions={
+            ONE: JobPosition(WorkerGeneration(3), Epoch(70)),
+            OLD: JobPosition(None, Epoch(8)),
         },
         start_from="words/main",
     )

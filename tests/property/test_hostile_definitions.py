@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.dataflow.definition.diagnostics import (
     KIND_OF_NUMBER,
+    Diagnostics,
     InvalidDefinition,
-    Mistakes,
 )
 from arroyo_dagster.dataflow.definition.dumping import dump
 from arroyo_dagster.dataflow.definition.emitting import emit
@@ -22,12 +22,12 @@ from arroyo_dagster.dataflow.definition.reading import parse_document, read_stat
 from arroyo_dagster.dataflow.definition.yaml_tree import read_tree
 from arroyo_dagster.dataflow.topics.bindings import read_bindings
 
-DATA = Path(__file__).parents[1] / "unit" / "state" / "sdf" / "data"
+DATA = Path(__file__).parents[1] / "unit" / "dataflow" / "definition" / "data"
 TEXTS = [path.read_text() for path in sorted(DATA.glob("*.yaml"))]
 
 
 def _plain(text: str) -> Any:
-    root = read_tree(text, Mistakes())
+    root = read_tree(text, Diagnostics())
     assert root is not None
     return root.plain()
 
@@ -67,8 +67,8 @@ def tried(read: Callable[[], Any]) -> Any:
         return read()
     except InvalidDefinition as error:
         refused = error
-    assert refused.mistakes
-    assert {one.number for one in refused.mistakes} <= KIND_OF_NUMBER.keys()
+    assert refused.diagnostics
+    assert {one.number for one in refused.diagnostics} <= KIND_OF_NUMBER.keys()
     assert str(refused)
     return None
 
@@ -159,7 +159,7 @@ def test_any_bindings_file_is_read_or_refused_with_its_mistakes(pieces: list[str
         try:
             found = read_bindings(file)
         except InvalidDefinition as error:
-            told = [one.message for one in error.mistakes if one.line > 0]
+            told = [one.message for one in error.diagnostics if one.line > 0]
         else:
             told = [f"{one.topic} {one.kind}" for one in found.sources.values()]
     assert all(told)

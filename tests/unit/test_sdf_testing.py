@@ -182,7 +182,7 @@ tests:
 """
     with pytest.raises(InvalidDefinition) as raised:
         package_tests(package(tmp_path, bad))
-    assert sorted(one.path for one in raised.value.mistakes) == [
+    assert sorted(one.path for one in raised.value.diagnostics) == [
         "tests[0]",
         "tests[1].function",
         "tests[2].expekt",

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from arroyo_dagster.dataflow.definition.diagnostics import Mistake
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic
 from arroyo_dagster.dataflow.definition.types import (
     Column,
     KeyedType,
@@ -289,7 +289,7 @@ class Document:
     imports: tuple[ImportDef, ...] = ()
     kept: Mapping[str, AsWritten] = field(default_factory=dict)
     api_version: str = field(compare=False)
-    warnings: tuple[Mistake, ...] = field(default=(), compare=False)
+    warnings: tuple[Diagnostic, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ MOST_DIAGNOSTICS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Mistake:
+class Diagnostic:
     """One thing wrong with a definition, or, as a warning, worth knowing of it.
 
     Attributes:
@@ -57,18 +57,18 @@ class Diagnostics:
     """Collects mistakes and warnings while a definition is read."""
 
     def __init__(self) -> None:
-        self._found: dict[Mistake, None] = {}
-        self._warnings: dict[Mistake, None] = {}
+        self._found: dict[Diagnostic, None] = {}
+        self._warnings: dict[Diagnostic, None] = {}
         self._softened = False
 
-    def add(self, mistake: Mistake) -> None:
+    def add(self, mistake: Diagnostic) -> None:
         """Note a mistake; the same one twice counts once."""
         if self._softened:
             self.warn(mistake)
         elif len(self._found) < MOST_DIAGNOSTICS:
             self._found[mistake] = None
 
-    def warn(self, warning: Mistake) -> None:
+    def warn(self, warning: Diagnostic) -> None:
         """Note what is accepted but probably not meant."""
         if len(self._warnings) < MOST_DIAGNOSTICS:
             self._warnings[warning] = None
@@ -83,12 +83,12 @@ class Diagnostics:
             self._softened = before
 
     @property
-    def found(self) -> tuple[Mistake, ...]:
+    def found(self) -> tuple[Diagnostic, ...]:
         """The mistakes in the order of the text."""
         return tuple(sorted(self._found))
 
     @property
-    def warnings(self) -> tuple[Mistake, ...]:
+    def warnings(self) -> tuple[Diagnostic, ...]:
         """The warnings in the order of the text."""
         return tuple(sorted(self._warnings))
 
@@ -107,12 +107,12 @@ class InvalidDefinition(DefinitionError):
 
     Args:
         what: `dataflow`, `package`, `states`.
-        mistakes: at least one.
+        diagnostics: at least one.
         file: where the text came from, if that is known.
     """
 
     def __init__(
-        self, what: str, diagnostics: Sequence[Mistake], *, file: str | None = None
+        self, what: str, diagnostics: Sequence[Diagnostic], *, file: str | None = None
     ) -> None:
         self.what = what
         self.diagnostics = tuple(diagnostics)
@@ -127,6 +127,11 @@ class InvalidDefinition(DefinitionError):
             number=first.number,
         )
 
+    @property
+    def mistakes(self) -> tuple[Diagnostic, ...]:
+        """The old name of `diagnostics`; it goes with release 0.3."""
+        return self.diagnostics
+
     def __str__(self) -> str:
         # The tree names every path and line: the facts, those of the first, would repeat one.
         where = f"{self.facts['file']}: " if "file" in self.facts else ""
@@ -140,7 +145,7 @@ class InvalidDefinition(DefinitionError):
         return InvalidDefinition(self.what, self.diagnostics, file=file)
 
 
-def _rebuilt(what: str, diagnostics: tuple[Mistake, ...], file: str | None) -> InvalidDefinition:
+def _rebuilt(what: str, diagnostics: tuple[Diagnostic, ...], file: str | None) -> InvalidDefinition:
     return InvalidDefinition(what, diagnostics, file=file)
 
 
@@ -154,7 +159,7 @@ _OBJECTS = {
 }
 
 
-def drawn(diagnostics: Sequence[Mistake]) -> str:
+def drawn(diagnostics: Sequence[Diagnostic]) -> str:
     """Mistakes as an indented tree: the object's kind and name, then what is wrong with it."""
     lines: list[str] = []
     for heading, members in _by_object(diagnostics).items():
@@ -163,8 +168,8 @@ def drawn(diagnostics: Sequence[Mistake]) -> str:
     return "\n".join(lines)
 
 
-def _by_object(diagnostics: Sequence[Mistake]) -> dict[str, list[Mistake]]:
-    found: dict[str, list[Mistake]] = {}
+def _by_object(diagnostics: Sequence[Diagnostic]) -> dict[str, list[Diagnostic]]:
+    found: dict[str, list[Diagnostic]] = {}
     for one in diagnostics:
         found.setdefault(_heading(one.path), []).append(one)
     return found

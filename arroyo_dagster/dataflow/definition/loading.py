@@ -8,7 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
-from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics, InvalidDefinition, Mistake
+from arroyo_dagster.dataflow.definition.diagnostics import (
+    Diagnostic,
+    Diagnostics,
+    InvalidDefinition,
+)
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.shapes import text_of
 from arroyo_dagster.dataflow.definition.yaml_tree import MOST_CHARACTERS, Node, read_tree
@@ -148,5 +152,5 @@ def _text(file: Path) -> str:
 
 
 def _unreadable(file: Path, message: str, line: int = 1) -> InvalidDefinition:
-    mistake = Mistake(line=line, column=1, path="", number="E04", message=message)
+    mistake = Diagnostic(line=line, column=1, path="", number="E04", message=message)
     return InvalidDefinition("document", [mistake], file=str(file))

@@ -28,7 +28,7 @@ from ruamel.yaml.events import (
 )
 
 from arroyo_dagster.dataflow.definition.core_schema import BY_TAG, TAG_PREFIX, Scalar, core_scalar
-from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics, Mistake
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic, Diagnostics
 
 MOST_CHARACTERS = 1 << 20
 MOST_NODES = 20_000
@@ -85,15 +85,15 @@ class Node:
             return [node.plain() for node in self.value]
         return self.value
 
-    def mistake(self, number: str, message: str, *, key: str | None = None) -> Mistake:
+    def mistake(self, number: str, message: str, *, key: str | None = None) -> Diagnostic:
         """A mistake here; with `key`, at that key of this mapping, present or not."""
         if key is None:
-            return Mistake(
+            return Diagnostic(
                 line=self.line, column=self.column, path=self.path, number=number, message=message
             )
         line, column = self.key_places.get(key, (self.line, self.column))
         path = joined(self.path, key)
-        return Mistake(line=line, column=column, path=path, number=number, message=message)
+        return Diagnostic(line=line, column=column, path=path, number=number, message=message)
 
 
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
@@ -155,8 +155,8 @@ class _RefusedError(Exception):
         self.mistake = _at(line, column, message)
 
 
-def _at(line: int, column: int, message: str) -> Mistake:
-    return Mistake(line=line, column=column, path="", number="E04", message=message)
+def _at(line: int, column: int, message: str) -> Diagnostic:
+    return Diagnostic(line=line, column=column, path="", number="E04", message=message)
 
 
 class _Builder:
@@ -295,7 +295,7 @@ class _Placing:
             if name in members:
                 first = places[name][0]
                 self._mistakes.add(
-                    Mistake(
+                    Diagnostic(
                         line=key.line,
                         column=key.column,
                         path=joined(path, name),
@@ -313,7 +313,7 @@ class _Placing:
         if isinstance(value, str):
             return value
         self._mistakes.add(
-            Mistake(
+            Diagnostic(
                 line=key.line,
                 column=key.column,
                 path=path,

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arroyo_dagster.dataflow.definition.definition import Package
-from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition, Mistake
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic, InvalidDefinition
 from arroyo_dagster.dataflow.testing.runner import MISSING, Trial
 from arroyo_dagster.errors import ArroyoStateError
 
@@ -85,7 +85,7 @@ def read_tests(package: Package) -> list[PackageTest]:
         raise InvalidDefinition(
             "package",
             [
-                Mistake(line=1, column=1, path=path, number="E04", message=message)
+                Diagnostic(line=1, column=1, path=path, number="E04", message=message)
                 for path, message in diagnostics
             ],
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
-from arroyo_dagster.orchestration.dataflow.assets import StatesTold
+from arroyo_dagster.orchestration.dataflow.assets import StatesReport
 from arroyo_dagster.orchestration.partitions import job_of, key_problem, usable_keys
 from arroyo_dagster.orchestration.rendering import DATA_VERSION, known, seconds, timestamp
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
@@ -25,7 +25,11 @@ from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
 from arroyo_dagster.state.planning.verify.checks import Figures, figures
 
 if TYPE_CHECKING:
-    from arroyo_dagster.state.operations.catalog.changes import FleetCursor, FleetNews, JobNews
+    from arroyo_dagster.state.operations.catalog.changes import (
+        FleetChanges,
+        FleetCursor,
+        JobChanges,
+    )
     from arroyo_dagster.state.operations.catalog.footers import Footers
     from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -58,7 +62,7 @@ def build_checkpoint_sensor(
     naming: Naming,
     *,
     options: SensorOptions | None = None,
-    states: StatesTold | None = None,
+    states: StatesReport | None = None,
     running: bool = False,
 ) -> dg.SensorDefinition:
     """The sensor of a deployment; stopped unless `running`, since installing starts nothing.
@@ -103,9 +107,9 @@ class _Tick:
     naming: Naming
     options: SensorOptions
     footers: "Footers"
-    states: StatesTold | None = None
+    states: StatesReport | None = None
     events: list[dg.AssetMaterialization] = field(default_factory=list)
-    told: list[dg.AssetMaterialization] = field(default_factory=list)
+    reported: list[dg.AssetMaterialization] = field(default_factory=list)
     advanced: list[str] = field(default_factory=list)
     left: list[JobPaths] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
@@ -117,26 +121,30 @@ class _Tick:
     def result(self, layout: Layout | None) -> dg.SensorResult:
         cursor = self._cursor()
         try:
-            news = self._news(cursor, layout)
+            changes = self._changes(cursor, layout)
         except NotFoundError as error:
             # What was there once must not go unnoticed; a root that never was may come later.
             if self.context.cursor or self._keys():
                 raise
             return dg.SensorResult(skip_reason=dg.SkipReason(f"nothing there yet: {error}"))
-        for job in news.jobs:
-            self._tell(job)
-        self._tell_states()
-        self._warn(cursor, news)
-        self._remember(cursor, news.vanished)
+        for job in changes.jobs:
+            self._report(job)
+        self._report_states()
+        self._warn(cursor, changes)
+        self._remember(cursor, changes.vanished)
         return dg.SensorResult(
-            asset_events=[*self.events, *self.told],
-            cursor=self._next_cursor(cursor, news),
-            dynamic_partitions_requests=self._requests(news),
-            skip_reason=dg.SkipReason(self._words(news)),
+            asset_events=[*self.events, *self.reported],
+            cursor=self._next_cursor(cursor, changes),
+            dynamic_partitions_requests=self._requests(changes),
+            skip_reason=dg.SkipReason(self._words(changes)),
         )
 
-    def _news(self, cursor: "FleetCursor", layout: Layout | None) -> "FleetNews":
-        from arroyo_dagster.state.operations.catalog.changes import FleetCursor, NothingLeft, look
+    def _changes(self, cursor: "FleetCursor", layout: Layout | None) -> "FleetChanges":
+        from arroyo_dagster.state.operations.catalog.changes import (
+            FleetCursor,
+            NothingLeft,
+            poll_fleet,
+        )
 
         options: Any = {
             "deadline": self.deadline,
@@ -145,19 +153,19 @@ class _Tick:
             "layout": layout,
         }
         try:
-            return look(self.store, cursor, **options)
+            return poll_fleet(self.store, cursor, **options)
         except NothingLeft:
             if not self._all_acknowledged(cursor):
                 raise
-            return look(self.store, FleetCursor(), **options)
+            return poll_fleet(self.store, FleetCursor(), **options)
 
     def _all_acknowledged(self, cursor: "FleetCursor") -> bool:
         """Whether all jobs that were known may be gone; their last epochs are kept."""
         from arroyo_dagster.state.operations.catalog import known_jobs
 
         catalogue = self.resource.catalogue()
-        gone = known_jobs.acknowledged(self.store, catalogue, cursor.seen)
-        others = [paths for paths in cursor.seen if paths not in gone]
+        gone = known_jobs.acknowledged(self.store, catalogue, cursor.positions)
+        others = [paths for paths in cursor.positions if paths not in gone]
         self._remember(cursor, others)
         return not others
 
@@ -170,7 +178,7 @@ class _Tick:
 
     # ---- events ----------------------------------------------------------------------------------
 
-    def _tell(self, job: "JobNews") -> None:
+    def _report(self, job: "JobChanges") -> None:
         key = job.paths.root
         problem = key_problem(key)
         if problem is not None:
@@ -181,8 +189,8 @@ class _Tick:
         if len(self.events) >= self.options.events:
             self.left.append(job.paths)
             return
-        told = self._told_already(key)
-        fresh = [one for one in job.checkpoints if _identity(one) not in told]
+        reported = self._reported_already(key)
+        fresh = [one for one in job.checkpoints if _identity(one) not in reported]
         if len(self.events) + len(fresh) > self.options.events:
             self.left.append(job.paths)
             return
@@ -190,17 +198,17 @@ class _Tick:
             self.advanced.append(key)
             self.events.extend(self._events(job, fresh))
 
-    def _tell_states(self) -> None:
+    def _report_states(self) -> None:
         """A state of a dataflow that cannot be read is told of in words: its job is seen anyhow."""
         if self.states is None:
             return
         jobs = [job_of(key) for key in self.advanced]
         try:
-            self.told.extend(self.states.events(self.context.instance, self.store, jobs))
+            self.reported.extend(self.states.events(self.context.instance, self.store, jobs))
         except ArroyoStateError as error:
             self.context.log.warning(f"states are not shown: {error}")
 
-    def _told_already(self, key: str) -> set[tuple[str | None, object]]:
+    def _reported_already(self, key: str) -> set[tuple[str | None, object]]:
         """The epochs of a job that the instance has: a tick cut short is repeated."""
         found = self.context.instance.fetch_materializations(
             dg.AssetRecordsFilter(self.naming.key(CHECKPOINT), asset_partitions=[key]),
@@ -214,7 +222,7 @@ class _Tick:
         }
 
     def _events(
-        self, job: "JobNews", fresh: Sequence[Checkpoint]
+        self, job: "JobChanges", fresh: Sequence[Checkpoint]
     ) -> Iterable[dg.AssetMaterialization]:
         facts = self._facts(job, fresh)
         earlier = {
@@ -235,7 +243,7 @@ class _Tick:
                 metadata=metadata,
             )
 
-    def _facts(self, job: "JobNews", fresh: Sequence[Checkpoint]) -> Mapping[Any, Any]:
+    def _facts(self, job: "JobChanges", fresh: Sequence[Checkpoint]) -> Mapping[Any, Any]:
         wanted = {path for checkpoint in fresh for path in checkpoint.paths}
         if len(wanted) > self.options.files_per_job:
             return {}
@@ -247,20 +255,20 @@ class _Tick:
 
     # ---- the rest --------------------------------------------------------------------------------
 
-    def _next_cursor(self, before: "FleetCursor", news: "FleetNews") -> str:
+    def _next_cursor(self, before: "FleetCursor", changes: "FleetChanges") -> str:
         from arroyo_dagster.state.operations.catalog.changes import FleetCursor
 
-        seen = dict(news.cursor.seen)
+        positions = dict(changes.cursor.positions)
         for paths in self.left:  # as if they had not been looked at
-            seen.pop(paths, None)
-            if paths in before.seen:
-                seen[paths] = before.seen[paths]
-        start = self.left[0].root if self.left else news.cursor.start_from
-        return encode_cursor(FleetCursor(seen=seen, start_from=start))
+            positions.pop(paths, None)
+            if paths in before.positions:
+                positions[paths] = before.positions[paths]
+        start = self.left[0].root if self.left else changes.cursor.start_from
+        return encode_cursor(FleetCursor(positions=positions, start_from=start))
 
-    def _requests(self, news: "FleetNews") -> list[dg.AddDynamicPartitionsRequest]:
+    def _requests(self, changes: "FleetChanges") -> list[dg.AddDynamicPartitionsRequest]:
         have = self._keys()
-        every = usable_keys(paths.root for paths in news.cursor.seen)
+        every = usable_keys(paths.root for paths in changes.cursor.positions)
         new = [key for key in dict.fromkeys([*self.advanced, *every]) if key not in have]
         # The daemon looks each of them up: a first import of thousands takes a few ticks.
         bounded = new[: max(self.options.events, len(self.advanced))]
@@ -273,36 +281,38 @@ class _Tick:
         """Keep the last epochs of jobs that vanished: the next cursor does not hold them."""
         from arroyo_dagster.state.operations.catalog.known_jobs import remember
 
-        last = [(paths, cursor.seen[paths].epoch or None) for paths in gone]
+        last = [(paths, cursor.positions[paths].epoch or None) for paths in gone]
         if last:
             remember(self.resource.catalogue(), last, time.time_ns() // 1000)
 
-    def _warn(self, before: "FleetCursor", news: "FleetNews") -> None:
-        for job in news.jobs:
+    def _warn(self, before: "FleetCursor", changes: "FleetChanges") -> None:
+        for job in changes.jobs:
             for problem in job.problems:
                 self.context.log.warning(f"{job.paths.root} cannot be read: {problem}")
-        for problem in news.problems:
+        for problem in changes.problems:
             self.context.log.warning(str(problem))
-        for paths in news.vanished[:_NAMED]:
+        for paths in changes.vanished[:_NAMED]:
             self.context.log.warning(
                 f"{paths.root} was there and is not any more; its last epoch was "
-                f"{before.seen[paths].epoch or 'none'}. Next: bring its objects back; if it was "
+                f"{before.positions[paths].epoch or 'none'}. Next: bring its objects back; if it was "
                 "removed on purpose, run the job arroyo_forget_job"
             )
 
-    def _words(self, news: "FleetNews") -> str:
-        appeared = [job.paths.root for job in news.jobs if job.appeared]
-        unreadable = {job.paths.root: job.problems[0].message for job in news.jobs if job.problems}
-        left = len(self.left) + news.left
+    def _words(self, changes: "FleetChanges") -> str:
+        appeared = [job.paths.root for job in changes.jobs if job.appeared]
+        unreadable = {
+            job.paths.root: job.problems[0].message for job in changes.jobs if job.problems
+        }
+        left = len(self.left) + changes.left
         said = [
             f"{_count(len(self.events), 'new epoch')} of {len(self.advanced)} of "
-            f"{_count(news.known, 'job')}",
-            f"{_count(len(self.told), 'event')} of dataflows" if self.told else "",
+            f"{_count(changes.known, 'job')}",
+            f"{_count(len(self.reported), 'event')} of dataflows" if self.reported else "",
             _list("appeared", appeared),
             f"{_count(left, 'job')} left for the next tick" if left else "",
-            _list("vanished", [paths.root for paths in news.vanished]),
+            _list("vanished", [paths.root for paths in changes.vanished]),
             _list("unreadable", [f"{name} ({why})" for name, why in unreadable.items()]),
-            _list("not listed", [problem.message for problem in news.problems]),
+            _list("not listed", [problem.message for problem in changes.problems]),
             _list("no partition", [f"{name!r} ({why})" for name, why in self.refused.items()]),
         ]
         return "; ".join(part for part in said if part)
@@ -359,13 +369,13 @@ def checkpoint_metadata(paths: JobPaths, checkpoint: Checkpoint, found: Figures)
 
 def encode_cursor(cursor: "FleetCursor") -> str:
     """The cursor as short JSON: it is copied into the row of every tick."""
-    seen = {
+    positions = {
         paths.root: [one.epoch]
         if one.worker_generation is None
         else [one.epoch, one.worker_generation]
-        for paths, one in cursor.seen.items()
+        for paths, one in cursor.positions.items()
     }
-    document: dict[str, Any] = {"v": CURSOR_VERSION, "s": seen}
+    document: dict[str, Any] = {"v": CURSOR_VERSION, "s": positions}
     if cursor.start_from is not None:
         document["n"] = cursor.start_from
     return json.dumps(document, separators=(",", ":"), sort_keys=True)
@@ -377,7 +387,7 @@ def decode_cursor(text: str | None) -> "FleetCursor":
     Raises:
         InputError: it is not one of ours, or of a later release; the tick starts over.
     """
-    from arroyo_dagster.state.operations.catalog.changes import FleetCursor, Seen
+    from arroyo_dagster.state.operations.catalog.changes import FleetCursor, JobPosition
 
     if not text:
         return FleetCursor()
@@ -385,12 +395,12 @@ def decode_cursor(text: str | None) -> "FleetCursor":
         document = json.loads(text)
         if document["v"] != CURSOR_VERSION:
             raise ValueError(f"version {document['v']}")
-        seen = {
-            job_of(root): Seen(_generation(root, *numbers[1:]), Epoch(int(numbers[0])))
+        positions = {
+            job_of(root): JobPosition(_generation(root, *numbers[1:]), Epoch(int(numbers[0])))
             for root, numbers in document["s"].items()
         }
         start = document.get("n")
-        return FleetCursor(seen=seen, start_from=None if start is None else str(start))
+        return FleetCursor(positions=positions, start_from=None if start is None else str(start))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise InputError(
             f"the sensor's cursor cannot be read ({error!r}): it starts over, with the newest "

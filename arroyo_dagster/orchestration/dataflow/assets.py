@@ -139,14 +139,14 @@ def observe_states(
     """
     graph = file if isinstance(file, SdfGraph) else load_graph(file)
     with as_failure():
-        look = StatesSeen(graph, arroyo_store.reading(), options or SdfOptions())
+        view = StatesView(graph, arroyo_store.reading(), options or SdfOptions())
         wanted = context.selected_asset_keys | {
             check.asset_key for check in context.selected_asset_check_keys
         }
         for state in [state for state in graph.owned if graph.key_of(state) in wanted]:
             key = graph.key_of(state)
-            summary = look.summary(state)
-            if key in context.selected_asset_keys and is_news(context.instance, key, summary):
+            summary = view.summary(state)
+            if key in context.selected_asset_keys and has_changed(context.instance, key, summary):
                 yield dg.MaterializeResult(
                     asset_key=key,
                     metadata=summary_shown(summary),
@@ -154,10 +154,10 @@ def observe_states(
                 )
             for check in context.selected_asset_check_keys:
                 if check.asset_key == key:
-                    yield look.check(state, check.name)
+                    yield view.check(state, check.name)
 
 
-class StatesSeen:
+class StatesView:
     """The states of a dataflow at the newest epochs of their owners, each read once."""
 
     def __init__(self, graph: SdfGraph, store: "ObjectStore", options: SdfOptions) -> None:
@@ -224,7 +224,7 @@ class StatesSeen:
 # ---- telling -------------------------------------------------------------------------------------
 
 
-def is_news(instance: dg.DagsterInstance, key: dg.AssetKey, summary: "StateSummary") -> bool:
+def has_changed(instance: dg.DagsterInstance, key: dg.AssetKey, summary: "StateSummary") -> bool:
     """Whether the state has changed since it was last told of."""
     if summary.epoch is None:
         return False
@@ -253,7 +253,7 @@ def summary_shown(summary: "StateSummary") -> dict[str, Any]:
     )
 
 
-class StatesTold:
+class StatesReport:
     """What the sensor says of states when it meets new epochs of their owners.
 
     Lives as long as the code server: of a newer epoch only the files listed since are read.
@@ -262,7 +262,7 @@ class StatesTold:
     def __init__(self, graphs: Sequence[SdfGraph], options: SdfOptions | None = None) -> None:
         self._graphs = {graph.name: graph for graph in graphs}
         self._options = options or SdfOptions()
-        self._seen: dict[tuple[str, str], StatesSeen] = {}
+        self._views: dict[tuple[str, str], StatesView] = {}
 
     def events(
         self, instance: dg.DagsterInstance, store: "ObjectStore", jobs: Iterable[JobPaths]
@@ -287,16 +287,16 @@ class StatesTold:
         services: set[str],
     ) -> Iterator[dg.AssetMaterialization]:
         known = (store.url, graph.name)
-        if known not in self._seen:
-            self._seen[known] = StatesSeen(graph, store, self._options)
-        look = self._seen[known]
-        look.refresh()
-        yield from (_service_event(graph, look, name) for name in sorted(services & look.owners))
+        if known not in self._views:
+            self._views[known] = StatesView(graph, store, self._options)
+        view = self._views[known]
+        view.refresh()
+        yield from (_service_event(graph, view, name) for name in sorted(services & view.owners))
         for state in graph.owned:
             if state.owner not in services:
                 continue
-            key, summary = graph.key_of(state), look.summary(state)
-            if is_news(instance, key, summary):
+            key, summary = graph.key_of(state), view.summary(state)
+            if has_changed(instance, key, summary):
                 yield dg.AssetMaterialization(
                     key,
                     description=f"epoch {summary.epoch} of {state.owner}",
@@ -305,8 +305,8 @@ class StatesTold:
                 )
 
 
-def _service_event(graph: SdfGraph, look: StatesSeen, service: str) -> dg.AssetMaterialization:
-    head = look.views.head(service)
+def _service_event(graph: SdfGraph, view: StatesView, service: str) -> dg.AssetMaterialization:
+    head = view.views.head(service)
     assert head is not None
     return dg.AssetMaterialization(
         graph.service_key(service),

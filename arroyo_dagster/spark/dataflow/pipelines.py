@@ -133,7 +133,8 @@ class _Together:
                 root = pipeline.paths.root
                 before = outcomes.get(root)
                 if before is not None and (
-                    self._options.max_epochs is not None or not has_news(pipeline, before.newest)
+                    self._options.max_epochs is not None
+                    or not has_new_rows(pipeline, before.newest)
                 ):
                     continue
                 outcome = self._at_once([pipeline])[root]
@@ -211,7 +212,7 @@ def _lands(staging: Sequence[StreamingQuery]) -> bool:
     return all(query.isActive for query in staging)
 
 
-def has_news(pipeline: Pipeline, newest: Checkpoint | None) -> bool:
+def has_new_rows(pipeline: Pipeline, newest: Checkpoint | None) -> bool:
     """Whether a source of a pipeline has more than its newest epoch took; so if it has none."""
     if newest is None or newest.progress is None:
         return True

@@ -52,7 +52,7 @@ class NothingLeft(StorageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class JobPosition:
     """How far a job was looked at.
 
     Attributes:
@@ -73,12 +73,12 @@ class FleetCursor:
         start_from: the root of the job to begin with; None = at the first.
     """
 
-    seen: Mapping[JobPaths, Seen] = field(default_factory=dict)
+    positions: Mapping[JobPaths, JobPosition] = field(default_factory=dict)
     start_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobNews:
+class JobChanges:
     """What is new about one job.
 
     Attributes:
@@ -92,7 +92,7 @@ class JobNews:
     """
 
     paths: JobPaths
-    seen: Seen | None
+    positions: JobPosition | None
     checkpoints: tuple[Checkpoint, ...] = ()
     before: Checkpoint | None = None
     passed_over: int = 0
@@ -101,7 +101,7 @@ class JobNews:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetNews:
+class FleetChanges:
     """The outcome of one look.
 
     Attributes:
@@ -113,7 +113,7 @@ class FleetNews:
         cursor: what to keep.
     """
 
-    jobs: tuple[JobNews, ...] = ()
+    jobs: tuple[JobChanges, ...] = ()
     vanished: tuple[JobPaths, ...] = ()
     left: int = 0
     known: int = 0
@@ -124,7 +124,7 @@ class FleetNews:
 # ---- the look ------------------------------------------------------------------------------------
 
 
-def look(
+def poll_fleet(
     store: ObjectStore,
     cursor: FleetCursor,
     *,
@@ -133,7 +133,7 @@ def look(
     most: int | None = None,
     layout: Layout | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> FleetNews:
+) -> FleetChanges:
     """Look for what is new since `cursor`.
 
     Only ready epochs are news; one that is still committing is looked at again the next time. Of a
@@ -154,20 +154,22 @@ def look(
             cursor stays as it is.
         StorageError: the root cannot be listed.
     """
-    known = {paths: seen for paths, seen in cursor.seen.items() if _wanted(paths, layout)}
+    known = {
+        paths: positions for paths, positions in cursor.positions.items() if _wanted(paths, layout)
+    }
     late = _Limits(deadline, clock, most)
     found = _find_jobs(store, known, late)
     jobs = sorted((paths for paths in found.jobs if _wanted(paths, layout)), key=_root)
     _refuse_an_empty_root(store, known, jobs, found)
     order = _from(jobs, cursor.start_from)
 
-    def answer(paths: JobPaths) -> JobNews | _Gone | None:
+    def answer(paths: JobPaths) -> JobChanges | _Gone | None:
         if late.passed or late.full:
             return None
-        return late.counted(_look_at(store, paths, known.get(paths), found.levels, newest))
+        return late.counted(_poll_job(store, paths, known.get(paths), found.levels, newest))
 
     answers = concurrently(answer, order)
-    return _news(known, found, list(zip(order, answers, strict=True)))
+    return _changes(known, found, list(zip(order, answers, strict=True)))
 
 
 def _wanted(paths: JobPaths, layout: Layout | None) -> bool:
@@ -198,9 +200,9 @@ class _Limits:
         """Whether as many new epochs were found as were asked for."""
         return self._most is not None and self._epochs >= self._most
 
-    def counted(self, answer: JobNews | _Gone) -> JobNews | _Gone:
+    def counted(self, answer: JobChanges | _Gone) -> JobChanges | _Gone:
         """The answer, its new epochs counted."""
-        if isinstance(answer, JobNews):
+        if isinstance(answer, JobChanges):
             with self._lock:
                 self._epochs += len(answer.checkpoints)
         return answer
@@ -211,24 +213,26 @@ def _from(jobs: Sequence[JobPaths], start: str | None) -> list[JobPaths]:
     return sorted(jobs, key=lambda paths: (start is not None and paths.root < start, paths.root))
 
 
-def _news(
-    known: Mapping[JobPaths, Seen],
+def _changes(
+    known: Mapping[JobPaths, JobPosition],
     found: _Found,
-    answers: Sequence[tuple[JobPaths, JobNews | _Gone | None]],
-) -> FleetNews:
-    told = [answer for _, answer in answers if isinstance(answer, JobNews)]
+    answers: Sequence[tuple[JobPaths, JobChanges | _Gone | None]],
+) -> FleetChanges:
+    reported = [answer for _, answer in answers if isinstance(answer, JobChanges)]
     left = [paths for paths, answer in answers if answer is None]
     gone = [paths for paths, answer in answers if isinstance(answer, _Gone)]
     vanished = sorted({*gone, *(known.keys() - found.jobs)} & known.keys(), key=_root)
-    seen = {paths: one for paths, one in known.items() if paths not in vanished}
-    seen |= {news.paths: news.seen for news in told if news.seen is not None}
-    return FleetNews(
-        jobs=tuple(one for one in told if one.checkpoints or one.problems or one.appeared),
+    positions = {paths: one for paths, one in known.items() if paths not in vanished}
+    positions |= {
+        changes.paths: changes.positions for changes in reported if changes.positions is not None
+    }
+    return FleetChanges(
+        jobs=tuple(one for one in reported if one.checkpoints or one.problems or one.appeared),
         vanished=tuple(vanished),
         left=len(left),
-        known=len(seen.keys() | set(left)),
+        known=len(positions.keys() | set(left)),
         problems=tuple(found.problems),
-        cursor=FleetCursor(seen=seen, start_from=left[0].root if left else None),
+        cursor=FleetCursor(positions=positions, start_from=left[0].root if left else None),
     )
 
 
@@ -244,7 +248,7 @@ class _Found:
     problems: list[ArroyoStateError]
 
 
-def _find_jobs(store: ObjectStore, known: Mapping[JobPaths, Seen], late: _Limits) -> _Found:
+def _find_jobs(store: ObjectStore, known: Mapping[JobPaths, JobPosition], late: _Limits) -> _Found:
     levels: dict[str, Level] = {"": list_level(store, "")}
     # What a listing of a known job's own directory would say, without listing it.
     assumed = {str(paths.root): _assumed(paths) for paths in known}
@@ -292,7 +296,10 @@ def _may_be(paths: JobPaths, levels: Mapping[str, Level], unknown: set[str]) -> 
 
 
 def _refuse_an_empty_root(
-    store: ObjectStore, known: Mapping[JobPaths, Seen], jobs: Sequence[JobPaths], found: _Found
+    store: ObjectStore,
+    known: Mapping[JobPaths, JobPosition],
+    jobs: Sequence[JobPaths],
+    found: _Found,
 ) -> None:
     if jobs or found.problems:
         return
@@ -315,24 +322,24 @@ class _Gone:
     """There is nothing left of the job."""
 
 
-def _look_at(
+def _poll_job(
     store: ObjectStore,
     paths: JobPaths,
-    seen: Seen | None,
+    positions: JobPosition | None,
     levels: Mapping[str, Level],
     newest: int,
-) -> JobNews | _Gone:
+) -> JobChanges | _Gone:
     try:
         if paths.layout is Layout.LEGACY:
-            new = _new_legacy(store, paths, seen, levels)
+            new = _new_legacy(store, paths, positions, levels)
         else:
-            new = _new_protocol(store, paths, seen)
+            new = _new_protocol(store, paths, positions)
         if isinstance(new, _Gone):
             return new
-        return _told(store, paths, new, newest)
+        return _new_epochs(store, paths, new, newest)
     except ArroyoStateError as error:
         # Nothing of it is taken for seen, so it is looked at again.
-        return JobNews(paths=paths, seen=seen, problems=(error,))
+        return JobChanges(paths=paths, positions=positions, problems=(error,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,40 +351,46 @@ class _New:
     """
 
     epochs: tuple[Epoch, ...]
-    seen: Seen
+    positions: JobPosition
     first: bool = False
 
 
 def _new_legacy(
-    store: ObjectStore, paths: JobPaths, seen: Seen | None, levels: Mapping[str, Level]
+    store: ObjectStore, paths: JobPaths, positions: JobPosition | None, levels: Mapping[str, Level]
 ) -> _New | _Gone:
     level = levels.get(str(paths.checkpoints()))
     if level is None:  # its listing failed, as was told
-        return _New((), seen or Seen(None, _NO_EPOCH))
+        return _New((), positions or JobPosition(None, _NO_EPOCH))
     found = map(parse_checkpoint_dir, level.directories)
     numbers = sorted(number for number in found if number is not None)
     if not numbers:
         return _Gone()
-    if seen is not None and numbers[-1] < seen.epoch:
-        seen = None  # another job of this name has begun anew
-    first = seen is None
-    seen = seen or Seen(None, _NO_EPOCH)
-    return _New(tuple(number for number in numbers if number > seen.epoch), seen, first)
+    if positions is not None and numbers[-1] < positions.epoch:
+        positions = None  # another job of this name has begun anew
+    first = positions is None
+    positions = positions or JobPosition(None, _NO_EPOCH)
+    return _New(tuple(number for number in numbers if number > positions.epoch), positions, first)
 
 
-def _new_protocol(store: ObjectStore, paths: JobPaths, seen: Seen | None) -> _New | _Gone:
-    if seen is not None and seen.worker_generation is not None:
-        start = seen.worker_generation
+def _new_protocol(
+    store: ObjectStore, paths: JobPaths, positions: JobPosition | None
+) -> _New | _Gone:
+    if positions is not None and positions.worker_generation is not None:
+        start = positions.worker_generation
         generation = _newest_started(store, paths, start)
         started = generation > start
-        found = _epochs_after(store, paths, Seen(generation, seen.epoch), started=started)
+        found = _epochs_after(
+            store, paths, JobPosition(generation, positions.epoch), started=started
+        )
         if found is not None:
-            return _New(found, Seen(generation, seen.epoch))
+            return _New(found, JobPosition(generation, positions.epoch))
     fence = newest_generation(store, paths)
     if fence is None:
         return _Gone()
     generation = _newest_started(store, paths, fence)
-    return _New(_listed_after(store, paths, _NO_EPOCH), Seen(generation, _NO_EPOCH), first=True)
+    return _New(
+        _listed_after(store, paths, _NO_EPOCH), JobPosition(generation, _NO_EPOCH), first=True
+    )
 
 
 def _newest_started(
@@ -390,7 +403,7 @@ def _newest_started(
 
 
 def _epochs_after(
-    store: ObjectStore, paths: JobPaths, seen: Seen, *, started: bool
+    store: ObjectStore, paths: JobPaths, positions: JobPosition, *, started: bool
 ) -> tuple[Epoch, ...] | None:
     """The epochs after the one seen; None: this is another job, begun anew.
 
@@ -398,24 +411,24 @@ def _epochs_after(
     generation refers to does: it writes that before every record. Epochs are listed only if that
     leads further than what was seen.
     """
-    next_ones = _consecutive_after(store, paths, seen.epoch)
+    next_ones = _consecutive_after(store, paths, positions.epoch)
     if next_ones and len(next_ones) < _STEPS:
         return next_ones
-    assert seen.worker_generation is not None
-    path = paths.generation_manifest(seen.worker_generation)
+    assert positions.worker_generation is not None
+    path = paths.generation_manifest(positions.worker_generation)
     try:
         manifest = records.decode_generation_manifest(store.read(path), path)
     except NotFoundError:
         return None
     hint = parse_manifest_path(manifest.latest_ref or manifest.base_ref or "")
     if hint is None:
-        return _listed_after(store, paths, seen.epoch) if started or next_ones else ()
-    if hint.epoch < seen.epoch and store.head(paths.epoch_record(seen.epoch)) is None:
+        return _listed_after(store, paths, positions.epoch) if started or next_ones else ()
+    if hint.epoch < positions.epoch and store.head(paths.epoch_record(positions.epoch)) is None:
         return None
     # It is written before its record is, so the one before it counts as well.
-    near = [Epoch(hint.epoch - back) for back in (0, 1) if hint.epoch - back > seen.epoch]
+    near = [Epoch(hint.epoch - back) for back in (0, 1) if hint.epoch - back > positions.epoch]
     if any(store.head(paths.epoch_record(epoch)) is not None for epoch in near):
-        return _listed_after(store, paths, seen.epoch)
+        return _listed_after(store, paths, positions.epoch)
     return next_ones
 
 
@@ -447,15 +460,15 @@ class _Vanished:
     """The epoch expired between being listed and being read, or is not there yet."""
 
 
-def _told(store: ObjectStore, paths: JobPaths, new: _New, newest: int) -> JobNews:
+def _new_epochs(store: ObjectStore, paths: JobPaths, new: _New, newest: int) -> JobChanges:
     if new.first:
-        return _told_first(store, paths, new)
+        return _first_epoch(store, paths, new)
     read = new.epochs[-newest:]
     answers = concurrently(lambda epoch: _read_epoch(store, paths, epoch), read)
     checkpoints: list[Checkpoint] = []
     problems: list[ArroyoStateError] = []
     passed_over = len(new.epochs) - len(read)
-    reached = new.epochs[passed_over - 1] if passed_over else new.seen.epoch
+    reached = new.epochs[passed_over - 1] if passed_over else new.positions.epoch
     later = [answer for answer in answers if isinstance(answer, Checkpoint)]
     for epoch, answer in zip(read, answers, strict=True):
         if isinstance(answer, Checkpoint) and answer.state is not CheckpointState.READY:
@@ -469,10 +482,10 @@ def _told(store: ObjectStore, paths: JobPaths, new: _New, newest: int) -> JobNew
             checkpoints.append(answer)
         else:
             problems.append(answer)
-    before = new.epochs[passed_over - 1] if passed_over else new.seen.epoch
-    return JobNews(
+    before = new.epochs[passed_over - 1] if passed_over else new.positions.epoch
+    return JobChanges(
         paths=paths,
-        seen=replace(new.seen, epoch=reached),
+        positions=replace(new.positions, epoch=reached),
         checkpoints=tuple(checkpoints),
         before=_before(store, paths, before) if checkpoints else None,
         passed_over=passed_over if checkpoints else 0,
@@ -486,25 +499,25 @@ def _went_behind(checkpoint: Checkpoint, epoch: Epoch) -> bool:
     return restored is not None and restored < epoch < checkpoint.epoch
 
 
-def _told_first(store: ObjectStore, paths: JobPaths, new: _New) -> JobNews:
+def _first_epoch(store: ObjectStore, paths: JobPaths, new: _New) -> JobChanges:
     """Only the newest ready epoch; those that are newer and unreadable are told."""
     unreadable: dict[Epoch, ArroyoStateError] = {}
-    told: Checkpoint | None = None
+    reported: Checkpoint | None = None
     for number in reversed(new.epochs):
         answer = _read_epoch(store, paths, number)
         if isinstance(answer, Checkpoint) and answer.state is CheckpointState.READY:
-            told = answer
+            reported = answer
             break
         if isinstance(answer, ArroyoStateError):
             unreadable[number] = answer
         if len(unreadable) == NEWEST_EPOCHS:
             break
-    ready = None if told is None else told.epoch
+    ready = None if reported is None else reported.epoch
     reached = max(filter(None, [ready, *unreadable]), default=_NO_EPOCH)
-    return JobNews(
+    return JobChanges(
         paths=paths,
-        seen=replace(new.seen, epoch=reached),
-        checkpoints=() if told is None else (told,),
+        positions=replace(new.positions, epoch=reached),
+        checkpoints=() if reported is None else (reported,),
         problems=tuple(unreadable.values()),
         appeared=True,
     )

@@ -9,8 +9,8 @@ import pytest
 
 from arroyo_dagster.dataflow.definition.diagnostics import (
     KIND_OF_NUMBER,
+    Diagnostic,
     InvalidDefinition,
-    Mistake,
 )
 from arroyo_dagster.dataflow.definition.reading import parse_document, read_states
 from arroyo_dagster.errors import DefinitionError
@@ -77,7 +77,7 @@ def test_an_error_keeps_its_mistakes_across_processes() -> None:
 
 def test_every_number_has_a_class_and_anything_else_is_a_warning() -> None:
     assert KIND_OF_NUMBER["E18"] == "DurationError"
-    assert Mistake(line=1, column=1, path="", number="L3", message="").kind == "Warning"
+    assert Diagnostic(line=1, column=1, path="", number="L3", message="").kind == "Warning"
 
 
 @pytest.mark.parametrize(

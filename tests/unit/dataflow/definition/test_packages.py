@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package, StateForm
-from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition, Mistake
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic, InvalidDefinition
 from arroyo_dagster.dataflow.definition.dumping import dump
 from arroyo_dagster.dataflow.definition.loading import load_document
 from arroyo_dagster.dataflow.definition.reading import parse_document
@@ -44,7 +44,7 @@ def read(text: str) -> Dataflow:
     return found
 
 
-def diagnostics(text: str) -> list[Mistake]:
+def diagnostics(text: str) -> list[Diagnostic]:
     with pytest.raises(InvalidDefinition) as caught:
         read(text)
     return list(caught.value.diagnostics)

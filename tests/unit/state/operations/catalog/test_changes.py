@@ -10,7 +10,12 @@ import pytest
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.operations.catalog.changes import FleetCursor, FleetNews, Seen, look
+from arroyo_dagster.state.operations.catalog.changes import (
+    FleetChanges,
+    FleetCursor,
+    JobPosition,
+    poll_fleet,
+)
 from arroyo_dagster.state.storage import Counting, MemoryStore, WriteProtected, open_store
 from arroyo_dagster.state.storage.store import Listing, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
@@ -22,12 +27,14 @@ OLD = legacy_job("old")
 BOTH = pytest.mark.parametrize("paths", [ONE, OLD], ids=["protocol", "legacy"])
 
 
-def told(news: FleetNews) -> dict[str, list[int]]:
+def told(news: FleetChanges) -> dict[str, list[int]]:
     return {job.paths.root: [one.epoch for one in job.checkpoints] for job in news.jobs}
 
 
-def looked(store: ObjectStore, cursor: FleetCursor = FleetCursor(), **options: object) -> FleetNews:  # noqa: B008
-    return look(WriteProtected(store), cursor, **options)  # type: ignore[arg-type]
+def polled(
+    store: ObjectStore, cursor: FleetCursor = FleetCursor(), **options: object
+) -> FleetChanges:
+    return poll_fleet(WriteProtected(store), cursor, **options)  # type: ignore[arg-type]
 
 
 # ---- what is told --------------------------------------------------------------------------------
@@ -37,7 +44,7 @@ def looked(store: ObjectStore, cursor: FleetCursor = FleetCursor(), **options: o
 def test_of_a_job_seen_first_only_the_newest_epoch_is_news(paths: JobPaths) -> None:
     store = MemoryStore()
     Written(store, paths).epochs(5)
-    news = looked(store)
+    news = polled(store)
     assert told(news) == {paths.root: [5]}
     assert news.jobs[0].appeared
     assert news.jobs[0].before is None
@@ -48,12 +55,12 @@ def test_new_epochs_are_told_once_oldest_first(paths: JobPaths) -> None:
     store = MemoryStore()
     job = Written(store, paths)
     job.epochs(2)
-    cursor = looked(store).cursor
+    cursor = polled(store).cursor
     job.epochs(3)
-    news = looked(store, cursor)
+    news = polled(store, cursor)
     assert told(news) == {paths.root: [3, 4, 5]}
     assert [one.epoch for one in [news.jobs[0].before] if one] == [2]
-    assert told(looked(store, news.cursor)) == {}
+    assert told(polled(store, news.cursor)) == {}
 
 
 @BOTH
@@ -61,35 +68,35 @@ def test_of_many_new_epochs_the_newest_are_told_and_the_others_counted(paths: Jo
     store = MemoryStore()
     job = Written(store, paths)
     job.epochs(1)
-    cursor = looked(store).cursor
+    cursor = polled(store).cursor
     job.epochs(40)
-    news = looked(store, cursor, newest=4)
+    news = polled(store, cursor, newest=4)
     assert told(news) == {paths.root: [38, 39, 40, 41]}
     assert news.jobs[0].passed_over == 36
-    assert told(looked(store, news.cursor)) == {}
+    assert told(polled(store, news.cursor)) == {}
 
 
 def test_epochs_that_expired_before_anyone_looked_hide_none_that_are_there() -> None:
     store = MemoryStore()
     job = Written(store, ONE)
     job.epochs(2)
-    cursor = looked(store).cursor
+    cursor = polled(store).cursor
     job.epochs(20)
     job.expire(range(1, 21))
-    assert told(looked(store, cursor)) == {ONE.root: [21, 22]}
+    assert told(polled(store, cursor)) == {ONE.root: [21, 22]}
 
 
 def test_an_epoch_that_is_committing_is_news_once_it_is_ready() -> None:
     store = MemoryStore()
     job = Written(store, ONE)
     job.epochs(2)
-    cursor = looked(store).cursor
+    cursor = polled(store).cursor
     job.write(committing=True)
-    news = looked(store, cursor)
+    news = polled(store, cursor)
     assert told(news) == {}
     job.commit()
     job.write()
-    assert told(looked(store, news.cursor)) == {ONE.root: [3, 4]}
+    assert told(polled(store, news.cursor)) == {ONE.root: [3, 4]}
 
 
 def test_a_first_look_at_a_committing_epoch_tells_the_one_before_and_then_it() -> None:
@@ -97,50 +104,50 @@ def test_a_first_look_at_a_committing_epoch_tells_the_one_before_and_then_it() -
     job = Written(store, ONE)
     job.epochs(2)
     job.write(committing=True)
-    news = looked(store)
+    news = polled(store)
     assert told(news) == {ONE.root: [2]}
     job.commit()
-    assert told(looked(store, news.cursor)) == {ONE.root: [3]}
+    assert told(polled(store, news.cursor)) == {ONE.root: [3]}
 
 
 def test_a_hint_without_a_record_is_no_news_yet() -> None:
     store = MemoryStore()
     job = Written(store, ONE)
     job.epochs(2)
-    cursor = looked(store).cursor
+    cursor = polled(store).cursor
     job.write(record=False)
-    news = looked(store, cursor)
+    news = polled(store, cursor)
     assert told(news) == {}
     job.claim()
-    assert told(looked(store, news.cursor)) == {ONE.root: [3]}
+    assert told(polled(store, news.cursor)) == {ONE.root: [3]}
 
 
 def test_a_new_worker_generation_is_followed() -> None:
     store = MemoryStore()
     job = Written(store, ONE)
     job.epochs(2)
-    cursor = looked(store).cursor
+    cursor = polled(store).cursor
     job.start(2)
     job.start(3)
-    news = looked(store, cursor)
+    news = polled(store, cursor)
     assert told(news) == {}
-    assert news.cursor.seen[ONE] == Seen(WorkerGeneration(3), Epoch(2))
+    assert news.cursor.positions[ONE] == JobPosition(WorkerGeneration(3), Epoch(2))
     job.write()
-    assert told(looked(store, news.cursor)) == {ONE.root: [3]}
+    assert told(polled(store, news.cursor)) == {ONE.root: [3]}
 
 
 def test_a_run_that_was_fenced_as_it_published_is_seen() -> None:
     store = MemoryStore()
     job = Written(store, ONE)
     job.epochs(2)
-    cursor = looked(store).cursor
+    cursor = polled(store).cursor
     job.write(record=False)
     late = job.paths.manifest(job.generation, job.epoch)
     job.start(2)
-    cursor = looked(store, cursor).cursor
+    cursor = polled(store, cursor).cursor
     job.generation = WorkerGeneration(1)
     job.claim(late)
-    assert told(looked(store, cursor)) == {ONE.root: [3]}
+    assert told(polled(store, cursor)) == {ONE.root: [3]}
 
 
 @BOTH
@@ -148,10 +155,10 @@ def test_a_job_that_began_anew_under_its_name_is_seen_first_again(paths: JobPath
     store = MemoryStore()
     job = Written(store, paths)
     job.epochs(9)
-    cursor = looked(store).cursor
+    cursor = polled(store).cursor
     job.vanish()
     Written(store, paths).epochs(3)
-    assert told(looked(store, cursor)) == {paths.root: [3]}
+    assert told(polled(store, cursor)) == {paths.root: [3]}
 
 
 def test_numbers_that_outgrow_their_seven_digits_are_found() -> None:
@@ -159,12 +166,12 @@ def test_numbers_that_outgrow_their_seven_digits_are_found() -> None:
     job = Written(store, ONE)
     job.epoch = Epoch(9_999_997)
     job.epochs(1)
-    cursor = looked(store).cursor
+    cursor = polled(store).cursor
     job.epochs(30)
-    assert told(looked(store, cursor, newest=2)) == {ONE.root: [10_000_027, 10_000_028]}
-    cursor = looked(store, cursor).cursor
+    assert told(polled(store, cursor, newest=2)) == {ONE.root: [10_000_027, 10_000_028]}
+    cursor = polled(store, cursor).cursor
     job.epochs(20)
-    assert looked(store, cursor, newest=2).jobs[0].passed_over == 18
+    assert polled(store, cursor, newest=2).jobs[0].passed_over == 18
 
 
 # ---- jobs that come, go, or cannot be read -------------------------------------------------------
@@ -175,25 +182,25 @@ def test_jobs_appear_and_vanish() -> None:
     first, second = Written(store, ONE), Written(store, OLD)
     first.epochs(1)
     second.epochs(1)
-    cursor = looked(store).cursor
+    cursor = polled(store).cursor
     third = protocol_job("words", "other")
     Written(store, third).epochs(2)
     second.vanish()
-    news = looked(store, cursor)
+    news = polled(store, cursor)
     assert told(news) == {third.root: [2]}
     assert news.vanished == (OLD,)
-    assert news.cursor.seen.keys() == {ONE, third}
+    assert news.cursor.positions.keys() == {ONE, third}
     first.vanish()
-    assert looked(store, news.cursor).vanished == (ONE,)
+    assert polled(store, news.cursor).vanished == (ONE,)
 
 
 def test_a_job_without_an_epoch_is_known_and_its_first_epoch_news() -> None:
     store = MemoryStore()
     job = Written(store, ONE)
-    news = looked(store)
+    news = polled(store)
     assert told(news) == {ONE.root: []}
     job.epochs(3)
-    assert told(looked(store, news.cursor)) == {ONE.root: [1, 2, 3]}
+    assert told(polled(store, news.cursor)) == {ONE.root: [1, 2, 3]}
 
 
 @BOTH
@@ -201,14 +208,14 @@ def test_an_unreadable_epoch_is_told_once_and_later_ones_go_on(paths: JobPaths) 
     store = MemoryStore()
     job = Written(store, paths)
     job.epochs(1)
-    cursor = looked(store).cursor
+    cursor = polled(store).cursor
     job.epochs(3)
     job.damage(3)
-    news = looked(store, cursor)
+    news = polled(store, cursor)
     assert told(news) == {paths.root: [2, 4]}
     assert len(news.jobs[0].problems) == 1
     job.epochs(1)
-    news = looked(store, news.cursor)
+    news = polled(store, news.cursor)
     assert told(news) == {paths.root: [5]}
     assert news.jobs[0].problems == ()
 
@@ -219,10 +226,10 @@ def test_an_unreadable_newest_epoch_is_told_once(paths: JobPaths) -> None:
     job = Written(store, paths)
     job.epochs(3)
     job.damage(3)
-    news = looked(store)
+    news = polled(store)
     assert told(news) == {paths.root: [2]}
     assert len(news.jobs[0].problems) == 1
-    assert looked(store, news.cursor).jobs == ()
+    assert polled(store, news.cursor).jobs == ()
 
 
 def test_an_unreadable_job_does_not_stop_the_others() -> None:
@@ -231,11 +238,11 @@ def test_an_unreadable_job_does_not_stop_the_others() -> None:
     Written(store, broken).epochs(1)
     store.put(broken.current_generation, b"{")
     Written(store, ONE).epochs(1)
-    news = looked(store)
+    news = polled(store)
     assert told(news) == {broken.root: [], ONE.root: [1]}
     assert len(news.jobs[0].problems) == 1
-    assert news.cursor.seen.keys() == {ONE}
-    assert told(looked(store, news.cursor)) == {broken.root: []}  # told as long as it lasts
+    assert news.cursor.positions.keys() == {ONE}
+    assert told(polled(store, news.cursor)) == {broken.root: []}  # told as long as it lasts
 
 
 class Failing(Wrapper):
@@ -264,15 +271,15 @@ def test_a_directory_that_cannot_be_listed_makes_no_job_vanish() -> None:
     job = Written(store, protocol_job("zebra"))
     job.epochs(1)
     failing = Failing(store, "nothing")
-    cursor = looked(failing).cursor
+    cursor = polled(failing).cursor
     job.epochs(2)
     failing.below = "zebra"
-    news = looked(failing, cursor)
+    news = polled(failing, cursor)
     assert news.vanished == ()
     assert news.problems
     assert news.cursor == cursor
     failing.below = None
-    assert told(looked(failing, news.cursor)) == {"zebra/main": [2, 3]}
+    assert told(polled(failing, news.cursor)) == {"zebra/main": [2, 3]}
 
 
 @BOTH
@@ -280,31 +287,31 @@ def test_an_empty_root_never_means_that_all_jobs_vanished(paths: JobPaths) -> No
     store = MemoryStore()
     job = Written(store, paths)
     job.epochs(1)
-    cursor = looked(store).cursor
+    cursor = polled(store).cursor
     job.vanish()
     with pytest.raises(StorageError, match="taken for a failure"):
-        looked(store, cursor)
+        polled(store, cursor)
     store.put(StatePath("other/thing"), b"x")
     with pytest.raises(StorageError, match="taken for a failure"):
-        looked(store, cursor)
+        polled(store, cursor)
 
 
 def test_a_root_that_is_missing_empty_or_no_root_at_all_says_so() -> None:
     with pytest.raises(NotFoundError):
-        looked(MemoryStore("never-written-to-by-fleet"))
-    assert looked(MemoryStore()).jobs == ()
+        polled(MemoryStore("never-written-to-by-fleet"))
+    assert polled(MemoryStore()).jobs == ()
     store = MemoryStore()
     store.put(StatePath("photos/cat.jpg"), b"x")
     with pytest.raises(InputError, match="nothing in it looks like a job"):
-        looked(store)
+        polled(store)
 
 
 def test_only_jobs_of_the_layout_asked_for_are_looked_at() -> None:
     store = MemoryStore()
     Written(store, ONE).epochs(1)
     Written(store, OLD).epochs(1)
-    assert told(looked(store, layout=Layout.LEGACY)) == {OLD.root: [1]}
-    assert told(looked(store, layout=Layout.PROTOCOL)) == {ONE.root: [1]}
+    assert told(polled(store, layout=Layout.LEGACY)) == {OLD.root: [1]}
+    assert told(polled(store, layout=Layout.PROTOCOL)) == {ONE.root: [1]}
 
 
 # ---- deadline and cost ---------------------------------------------------------------------------
@@ -315,21 +322,25 @@ def test_jobs_the_deadline_does_not_reach_come_first_the_next_time() -> None:
     jobs = [Written(store, protocol_job(f"p{at:02}")) for at in range(60)]
     for job in jobs:
         job.epochs(1)
-    cursor = looked(store).cursor
+    cursor = polled(store).cursor
     for job in jobs:
         job.epochs(1)
-    seen: list[str] = []
+    positions: list[str] = []
     for _ in range(10):
         clock = _ticking()
         # 61 looks at the clock go by as pipelines are listed; some twenty are left for jobs.
-        news = looked(store, cursor, deadline=80.0, clock=lambda clock=clock: next(clock))  # type: ignore[misc]
-        assert news.left or not set(told(news)) - set(seen) or len(seen) + len(told(news)) >= 60
-        seen.extend(told(news))
+        news = polled(store, cursor, deadline=80.0, clock=lambda clock=clock: next(clock))  # type: ignore[misc]
+        assert (
+            news.left
+            or not set(told(news)) - set(positions)
+            or len(positions) + len(told(news)) >= 60
+        )
+        positions.extend(told(news))
         assert news.vanished == ()
         cursor = news.cursor
-        if len(seen) >= 60:
+        if len(positions) >= 60:
             break
-    assert sorted(seen) == [job.paths.root for job in jobs]
+    assert sorted(positions) == [job.paths.root for job in jobs]
 
 
 def _ticking() -> Iterator[float]:
@@ -343,11 +354,11 @@ def test_a_deadline_that_has_passed_changes_nothing() -> None:
     store = MemoryStore()
     job = Written(store, ONE)
     job.epochs(1)
-    cursor = looked(store).cursor
+    cursor = polled(store).cursor
     job.epochs(1)
-    news = looked(store, cursor, deadline=0.0, clock=lambda: 1.0)
+    news = polled(store, cursor, deadline=0.0, clock=lambda: 1.0)
     assert (news.jobs, news.vanished, news.left) == ((), (), 1)
-    assert told(looked(store, news.cursor)) == {ONE.root: [2]}
+    assert told(polled(store, news.cursor)) == {ONE.root: [2]}
 
 
 @pytest.mark.parametrize(
@@ -372,9 +383,9 @@ def test_a_look_at_100_jobs_of_100_epochs_without_news_lists_each_at_most_once(
         job.skip(98)
         job.epochs(2)
     counting = Counting(store)
-    cursor = looked(counting).cursor
+    cursor = polled(counting).cursor
     counting.calls.clear()
-    news = looked(counting, cursor)
+    news = polled(counting, cursor)
     assert (news.jobs, news.cursor) == ((), cursor)
     listings = counting.calls["list"] + counting.calls["list_dir"]
     assert listings <= 101
@@ -391,13 +402,13 @@ def test_what_is_new_costs_what_is_new() -> None:
         job.skip(48)
         job.epochs(2)
     counting = Counting(store)
-    cursor = looked(counting).cursor
+    cursor = polled(counting).cursor
     counting.calls.clear()
-    cursor = looked(counting, cursor).cursor
+    cursor = polled(counting, cursor).cursor
     idle = counting.calls.copy()
     jobs[3].epochs(1)
     counting.calls.clear()
-    assert told(looked(counting, cursor)) == {"p3/main": [51]}
+    assert told(polled(counting, cursor)) == {"p3/main": [51]}
     assert counting.calls["list_dir"] == idle["list_dir"]
     assert sum(counting.calls.values()) - sum(idle.values()) <= 5
 
@@ -411,14 +422,14 @@ def test_a_first_look_at_many_jobs_reads_no_metadata_twice(job_of) -> None:  # t
     for job in jobs:
         job.epochs(3)
     reads = Reads(store)
-    seen: list[str] = []
+    positions: list[str] = []
     cursor = FleetCursor()
     for _ in range(5):
-        news = looked(reads, cursor, most=30)
-        seen.extend(told(news))
+        news = polled(reads, cursor, most=30)
+        positions.extend(told(news))
         assert len(news.jobs) <= 30 + 16
         cursor = news.cursor
-    assert sorted(seen) == [job.paths.root for job in jobs]
+    assert sorted(positions) == [job.paths.root for job in jobs]
     assert news.left == 0
     again = [
         path
@@ -461,7 +472,7 @@ def test_no_data_file_is_ever_listed() -> None:
     for _ in range(3):
         first.epochs(2)
         second.epochs(2)
-        news = looked(NoData(store), cursor)
+        news = polled(NoData(store), cursor)
         assert len(news.jobs) == 2
         cursor = news.cursor
 
@@ -472,8 +483,8 @@ def test_no_data_file_is_ever_listed() -> None:
 @pytest.mark.parametrize("archive", ARCHIVES)
 def test_jobs_of_a_real_arroyo_are_told_by_their_newest_epoch(archive: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
     store = open_store(unpack(archive, tmp_path))
-    news = looked(store)
+    news = polled(store)
     assert told(news).keys() == description(archive).keys()
     assert all(len(epochs) == 1 for epochs in told(news).values())
     assert not any(job.problems for job in news.jobs)
-    assert looked(store, news.cursor).jobs == ()
+    assert polled(store, news.cursor).jobs == ()
