@@ -292,10 +292,11 @@ class _Tick:
         for problem in changes.problems:
             self.context.log.warning(str(problem))
         for paths in changes.vanished[:_NAMED]:
+            last = before.positions[paths].epoch or "none"
             self.context.log.warning(
-                f"{paths.root} was there and is not any more; its last epoch was "
-                f"{before.positions[paths].epoch or 'none'}. Next: bring its objects back; if it was "
-                "removed on purpose, run the job arroyo_forget_job"
+                f"{paths.root} was there and is not any more; its last epoch was {last}. Next: "
+                "bring its objects back; if it was removed on purpose, run the job "
+                "arroyo_forget_job"
             )
 
     def _words(self, changes: "FleetChanges") -> str:

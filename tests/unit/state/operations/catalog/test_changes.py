@@ -32,9 +32,9 @@ def told(news: FleetChanges) -> dict[str, list[int]]:
 
 
 def polled(
-    store: ObjectStore, cursor: FleetCursor = FleetCursor(), **options: object
+    store: ObjectStore, cursor: FleetCursor | None = None, **options: object
 ) -> FleetChanges:
-    return poll_fleet(WriteProtected(store), cursor, **options)  # type: ignore[arg-type]
+    return poll_fleet(WriteProtected(store), cursor or FleetCursor(), **options)  # type: ignore[arg-type]
 
 
 # ---- what is told --------------------------------------------------------------------------------
