@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
+from tests.documentation import PROJECT, blocks
 
-PROJECT = Path(__file__).parents[2]
-PAGE = (PROJECT / "docs" / "sdf.md").read_text()
+PAGE = "docs/sdf.md"
 
 
 def _blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    return blocks(PAGE, language)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_block_of_commands_runs(block: str, place: Path) -> None:
     shown = _shell(block, place)
     if "examples/sdf/words" in block:
         assert '"word":"bridge"' in shown
-        (table,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+        (table,) = _blocks("text")
         assert table in shown
         assert "can be restored: nothing found" in shown
     if "temperature" in block:
@@ -72,16 +72,21 @@ def test_a_block_of_commands_runs(block: str, place: Path) -> None:
     if "flights" in block:
         assert '"busiest"' in shown
         assert "United Air Lines Inc." in shown
+    if "packages" in block:
+        assert "5 passed, 0 failed" in shown
 
 
 def test_the_code_runs(place: Path) -> None:
-    views, functions, tests = _blocks("python")
+    views, definitions, functions, tests = _blocks("python")
     run = "\n".join(line for line in _blocks("sh")[0].splitlines() if "sdf run" in line)
     _shell(_blocks("sh")[0].split("\n")[0] + "\n" + run.split("\n")[0], place)
     code = views.replace("file:///tmp/", f"file://{place}/").replace("\nviews.", "\nfound = views.")
     names: dict[str, object] = {}
     exec(code, names)
     assert names["found"] is False
+    exec(definitions, names)
+    keys = names["defs"].resolve_all_asset_keys()  # type: ignore[attr-defined]
+    assert any("word-stats" in key.to_user_string() for key in keys)
     exec(functions, names)
     exec(tests, names)
     names["test_words_are_counted"]()  # type: ignore[operator]
@@ -96,13 +101,3 @@ def test_every_definition_shown_is_part_of_an_example() -> None:
             assert any(shown in text for text in examples), block
     shown = [block for block in _blocks("yaml") if "def report_carrier" in block]
     assert shown
-
-
-def test_the_commands_of_the_readme_run(place: Path) -> None:
-    readme = (PROJECT / "README.md").read_text()
-    (block,) = [
-        one for one in re.findall(r"```sh\n(.*?)```", readme, re.DOTALL) if "sdf run" in one
-    ]
-    shown = _shell(f"export ARROYO__CHECKPOINT_URL=file:///tmp/readme\n{block}", place)
-    assert '"word":"rain"' in shown
-    assert "5 passed, 0 failed" in shown

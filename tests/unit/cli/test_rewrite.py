@@ -25,6 +25,7 @@ from arroyo_dagster.state.operations.compaction import maintenance_window
 from arroyo_dagster.state.storage import MemoryStore, configure
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, window_config
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
+from tests.documentation import blocks
 from tests.jobs import listing
 from tests.journeys.test_rewriting import begun
 
@@ -97,9 +98,8 @@ def test_the_json_of_a_plan_names_every_input(job: ArroyoJob) -> None:
             assert one["file"]["path"] in listing(job.store)
 
 
-def test_the_commands_of_the_readme_show_their_plan(job: ArroyoJob, model: ModelArroyo) -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
-    lines = [line for line in readme.splitlines() if line.startswith("arroyo-state compact ")]
+def test_the_documented_commands_show_their_plan(job: ArroyoJob, model: ModelArroyo) -> None:
+    lines = "".join(blocks("docs/compaction.md", "sh")).splitlines()
     lines = [line for line in lines if "--assume" in line or "--arroyo-api" in line]
     was = listing(job.store)
     assert len(lines) == 3

@@ -1,0 +1,235 @@
+"""The pages of docs/: every command and code on them runs, every link leads somewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from arroyo_dagster.cli import main
+from arroyo_dagster.state.storage.remote.open import open_store
+from tests.documentation import PAGES, PROJECT, blocks, first_program
+from tests.jobs import run_word_job
+
+INDEX = "docs/README.md"
+ELSEWHERE = {
+    "docs/sdf.md": "tests/journeys/test_sdf_documented.py",
+    "docs/spark.md": "tests/spark/test_documented.py",
+}
+"""Pages whose commands need more than a job: the test that runs them."""
+OF_ARROYO = re.compile("--assume|--arroyo-api")
+"""Commands on a job of Arroyo's, run by tests/unit/cli/test_rewrite.py."""
+OTHER_PROGRAMS = ("make ", "export ", ".venv/bin/dagster ")
+NAMES = {"JOB": "words/main", "OPERATOR": "count", "TABLE": "counts"}
+
+
+def _commands(block: str) -> list[str]:
+    return [line for line in block.splitlines() if line.startswith("arroyo-state ")]
+
+
+def _runnable(page: str) -> Iterator[tuple[str, str]]:
+    for block in blocks(page, "sh"):
+        if any(not OF_ARROYO.search(line) for line in _commands(block)):
+            yield page, block
+
+
+RUNNABLE = [one for page in PAGES if page not in ELSEWHERE for one in _runnable(page)]
+
+
+def _words(command: str) -> list[str]:
+    program, *words = shlex.split(command, comments=True)
+    assert program == "arroyo-state"
+    return words
+
+
+def _run(command: str, folder: Path, url: str) -> Result:
+    """Run a command in this process: a new one for each would take a second longer."""
+    env = {"ARROYO__CHECKPOINT_URL": url}
+    with contextlib.chdir(folder):
+        return CliRunner().invoke(main, _words(command), env=env, catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def twelve_epochs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job with epochs to expire, to merge and to go back to."""
+    folder = tmp_path_factory.mktemp("words")
+    run_word_job(open_store(f"file://{folder}"), rows=24, rows_per_epoch=2, keep_epochs=None)
+    return folder
+
+
+@pytest.fixture
+def place(twelve_epochs: Path, tmp_path: Path) -> Iterator[Path]:
+    """A folder with the program of docs/checkpoints.md, and a copy of that job below `state`."""
+    shutil.copytree(twelve_epochs, tmp_path / "state")
+    with first_program(tmp_path):
+        yield tmp_path
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("page", "block"), RUNNABLE, ids=lambda text: text.split("\n")[0][-40:])
+def test_the_commands_of_a_block_run(page: str, block: str, place: Path) -> None:
+    for line in _commands(block):
+        if OF_ARROYO.search(line):
+            continue
+        command = line.replace("file:///tmp", f"file://{place}")
+        for word, value in NAMES.items():
+            command = re.sub(rf"\b{word}\b", value, command)
+        answer = _run(command, place, f"file://{place}/state")
+        assert answer.exit_code == 0, f"{page}: {line}\n{answer.stderr}"
+        assert answer.stdout
+
+
+def test_every_line_of_every_block_is_run_by_a_test() -> None:
+    lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    ours = [line for line in lines if line.startswith("arroyo-state ")]
+    assert len(ours) >= 50
+    for page in PAGES:
+        for block in blocks(page, "sh") if page not in ELSEWHERE else ():
+            for line in block.splitlines():
+                known = line.startswith(("arroyo-state ", *OTHER_PROGRAMS))
+                assert known, f"{page}: {line}"
+                assert page == "docs/compaction.md" or not OF_ARROYO.search(line)
+
+
+@pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
+def test_the_other_pages_have_a_test_of_their_own(page: str, test: str) -> None:
+    assert blocks(page, "sh")
+    assert Path(page).name in (PROJECT / test).read_text()
+
+
+def test_the_first_operator_runs_from_a_shell_and_its_totals_are_shown(place: Path) -> None:
+    run, rows = _commands(blocks("docs/checkpoints.md", "sh")[0])
+    for command in (run, f"{rows} --json"):
+        words = _words(command.replace("file:///tmp", f"file://{place}"))
+        answer = subprocess.run(
+            [sys.executable, "-m", "arroyo_dagster.cli", *words],
+            cwd=place,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert answer.returncode == 0, answer.stderr
+    assert {"key": "ada", "value": 300} in json.loads(answer.stdout)
+
+
+def test_verify_says_that_the_job_can_be_restored(place: Path) -> None:
+    url = f"file://{place}/state"
+    words, document = (
+        _run(command.replace("JOB", "words/main"), place, url).stdout
+        for command in _commands(blocks("docs/verify-and-restore.md", "sh")[0])
+    )
+    assert "can be restored: nothing found" in words
+    assert json.loads(document)["parallelism"] == 8
+
+
+# ---- the reference of the command line -----------------------------------------------------------
+
+
+def _leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    command.list_commands(click.Context(command))  # some groups load their commands only then
+    for word, below in command.commands.items():
+        # A hidden command is what its group does by default.
+        yield from _leaves(below, name if below.hidden else f"{name} {word}")
+
+
+LEAVES = dict(_leaves(main, "arroyo-state"))
+
+
+def test_the_reference_lists_every_command() -> None:
+    text = (PROJECT / "docs" / "reference-cli.md").read_text()
+    shown = re.findall(r"^\| `(arroyo-state [a-z -]+)` \|", text, re.MULTILINE)
+    assert sorted(shown) == sorted(LEAVES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_that_a_page_names_exists(page: str) -> None:
+    options = [option for found in LEAVES.values() for option in found.params]
+    options = [option for option in options if not getattr(option, "hidden", False)]
+    known = {name for option in options for name in (*option.opts, *option.secondary_opts)}
+    known |= {"--help", "--version"}
+    known |= {"--clocks", "--minutes", "--kills"}  # of modules below tests/
+    text = (PROJECT / page).read_text()
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
+
+
+# ---- code ----------------------------------------------------------------------------------------
+
+
+def test_the_component_loads(tmp_path: Path) -> None:
+    import dagster as dg
+    import yaml
+    from dagster.components.testing import create_defs_folder_sandbox
+
+    from arroyo_dagster import ArroyoStateComponent
+
+    (text,) = blocks("docs/dagster.md", "yaml")
+    given = yaml.safe_load(text)
+    assert given["type"] == "arroyo_dagster.ArroyoStateComponent"
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(ArroyoStateComponent, defs_yaml_contents=given)
+        with sandbox.load_component_and_build_defs(path) as (_, defs):
+            dg.Definitions.validate_loadable(defs)
+            assert defs.resolve_job_def("arroyo_compaction")
+
+
+@pytest.mark.parametrize("code", blocks("docs/dagster.md", "python"), ids=["defs", "window"])
+def test_the_definitions_load(code: str) -> None:
+    found: dict[str, object] = {}
+    exec(code, found)
+    assert found["defs"].resolve_all_asset_keys()  # type: ignore[attr-defined]
+
+
+def test_the_assets_and_checks_of_the_page_exist() -> None:
+    found: dict[str, object] = {}
+    exec(blocks("docs/dagster.md", "python")[1], found)
+    graph = found["defs"].resolve_asset_graph()  # type: ignore[attr-defined]
+    text = (PROJECT / "docs" / "dagster.md").read_text()
+    keys = {key.to_user_string() for key in graph.get_all_asset_keys()}
+    shown = set(re.findall(r"`(arroyo/[a-z_]+)`", text))
+    assert shown == {key for key in keys if not key.endswith("_plan")}
+    for check in {key.name for key in graph.asset_check_keys}:
+        assert f"`{check}`" in text
+
+
+# ---- links ---------------------------------------------------------------------------------------
+
+
+def _slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", (PROJECT / page).read_text()):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (PROJECT / page).parent / name if name else PROJECT / page
+        assert target.is_file(), f"{page}: {link}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            assert anchor in map(_slug, headings), f"{page}: {link}"
+
+
+def test_the_index_and_the_readme_lead_to_every_page() -> None:
+    for index in ("README.md", INDEX):
+        text = (PROJECT / index).read_text()
+        for page in PAGES:
+            if page not in ("README.md", INDEX):
+                name = page if index == "README.md" else page.removeprefix("docs/")
+                assert f"({name})" in text, f"{index} does not lead to {page}"
