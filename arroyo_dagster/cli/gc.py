@@ -33,6 +33,7 @@ from arroyo_dagster.cli.gc_rendering import (
     reasons_json,
     retained_json,
     show_progress,
+    undelete_words,
 )
 from arroyo_dagster.cli.rendering import bytes_words, clock, print_json, print_table
 from arroyo_dagster.cli.verify import EXIT_FINDINGS
@@ -73,7 +74,7 @@ from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.progress import heartbeat
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.operations.gc.undelete import plan_undelete, undelete
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -422,6 +423,8 @@ def undelete_command(
 ) -> None:
     """Bring back what was moved aside, byte for byte; without a name list what there is.
 
+    Quarantines that hold a part of the same epochs, as a stopped run leaves them, come together.
+
     Takes ten seconds where the job keeps these epochs no more: it may be removing them just now.
     """
     store = open_url(url) if yes else open_to_read(url)
@@ -438,13 +441,13 @@ def undelete_command(
         else:
             print_table(columns, lines)
         return
-    moved = undelete(store, paths, quarantine, yes=yes, sleep=_wait)
+    plan = plan_undelete(store, paths, quarantine)
+    moved = undelete(store, paths, quarantine, yes=True, sleep=_wait) if yes else plan.objects
     if as_json:
-        print_json({"done": yes, "objects": [moved_json(one) for one in moved]})
+        fields = {"quarantines": plan.quarantines, "incomplete_epochs": plan.incomplete}
+        print_json({"done": yes, "objects": [moved_json(one) for one in moved], **fields})
         return
-    size = bytes_words(sum(one.size_bytes for one in moved))
-    came = "came back" if yes else "would come back; nothing was changed, --yes does it"
-    click.echo(f"{paths.root}: {len(moved)} objects, {size} {came}")
+    click.echo(f"{paths.root}: {undelete_words(plan, moved, done=yes)}")
 
 
 @gc.command("purge")

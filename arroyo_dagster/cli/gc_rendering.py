@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from arroyo_dagster.cli.rendering import bytes_words, print_table
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
-from arroyo_dagster.state.model.garbage import GcPlan, Moved, PlanKind, Retained
+from arroyo_dagster.state.model.garbage import GcPlan, Moved, PlanKind, Retained, UndeletePlan
 from arroyo_dagster.state.operations.gc.execute import GcOutcome
 from arroyo_dagster.state.operations.gc.explain import Reasons
 from arroyo_dagster.state.operations.gc.journal import Entry
@@ -59,6 +59,24 @@ def _words(plan: GcPlan, outcome: GcOutcome, *, yes: bool) -> str:
     if outcome.quarantine is not None:
         return f"{what} were moved aside to {outcome.quarantine}; `gc undelete` brings them back"
     return f"{what} went; journal {outcome.run}"
+
+
+def undelete_words(plan: UndeletePlan, moved: Sequence[Moved], *, done: bool) -> str:
+    """What came back, or would; with what, and which epochs did not."""
+    size = bytes_words(sum(one.size_bytes for one in moved))
+    came = "came back" if done else "would come back; nothing was changed, --yes does it"
+    lines = [f"{len(moved)} objects, {size} {came}"]
+    if len(plan.quarantines) > 1:
+        names = ", ".join(plan.quarantines)
+        lines.append(f"epochs are split between these quarantines, which come together: {names}")
+    if plan.incomplete:
+        epochs = ", ".join(str(epoch) for epoch in plan.incomplete)
+        lines.append(
+            f"epochs that cannot come back: {epochs}; an object that each needs is neither in the "
+            "store nor in quarantine. A start fails, or goes on from an older epoch: look at "
+            "`arroyo-state verify` first"
+        )
+    return "\n".join(lines)
 
 
 def show_progress(*, as_json: bool) -> Callable[[GcProgress], None]:

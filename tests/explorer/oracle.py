@@ -412,7 +412,7 @@ class Watch:
             lost = [n for n, needs in self.epochs.items() if path in needs]
             # After ignore_state the names of old epochs are given again: Arroyo's own mistake.
             old = before is not None and before[1] < self.rewritten and not self.gives_again()
-            if old and self.epochs and max(self.epochs) in lost:
+            if old and path in self._newest_needs():
                 raise Violation(f"{process.name} took {path}, which its newest epoch lists")
             for number in lost:
                 del self.epochs[number]
@@ -438,6 +438,19 @@ class Watch:
         for number in [n for n, needs in self.epochs.items() if path in needs]:
             del self.epochs[number]
             self._protected = None
+
+    def _newest_needs(self) -> frozenset[str]:
+        """What the newest epoch lists, even where Arroyo's own cleaning up has broken it.
+
+        After a run that ignored the state it breaks every epoch for a while. The newest one that is
+        whole is an old one then, which its retention may take.
+        """
+        newest = max((*self.epochs, self.restorable() or 0), default=0)
+        if newest in self.epochs:
+            return self.epochs[newest]
+        head = f"{self.root}/checkpoints/checkpoint-{newest:07}/metadata"
+        needs = self._needs(head, newest) if head in self.objects else None
+        return needs or frozenset()
 
     def _removed(self, process: Process, path: str, before: Object) -> None:
         """Of a job that is gone everything may go, once nobody cares for it any more."""

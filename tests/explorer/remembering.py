@@ -24,6 +24,7 @@ from arroyo_dagster.state.operations.gc import (
 )
 from arroyo_dagster.state.operations.gc import (
     quarantine,
+    split_epochs,
     undelete,
 )
 from arroyo_dagster.state.operations.gc import (
@@ -49,7 +50,7 @@ DECODERS = (
 )
 NAMES = (
     *((one, "object_name") for one in (inventory, orphans, collecting_steps, dead_jobs)),
-    *((one, "object_name") for one in (quarantine, undelete)),
+    *((one, "object_name") for one in (quarantine, split_epochs, undelete)),
     (ids, "path_problem"),
     (model, "_number"),
     (roots_read, "digest_of"),

@@ -9,7 +9,7 @@ import pytest
 
 from arroyo_dagster.state.model.job_facts import JobCondition
 from tests.explorer import ours
-from tests.explorer.arroyo import Controller
+from tests.explorer.arroyo import Controller, LegacyRun
 from tests.explorer.ending import check_end
 from tests.explorer.mutants import MUTANTS
 from tests.explorer.oracle import Watch, Watches
@@ -144,6 +144,45 @@ def test_a_run_that_would_be_rewritten_between_any_two_of_its_calls_loses_nothin
     assert places() > 100
     with MUTANTS["a rewrite goes on whatever the job does"](), pytest.raises(Violation):
         places()
+
+
+def test_what_arroyo_takes_after_it_ignored_the_state_is_not_blamed_on_a_rewrite() -> None:
+    broken = 0
+    for number in range(30):
+        setting = _started_afresh(number)
+        rewriting = setting.rewriting()
+        setting.world.run([rewriting])
+        assert rewriting.result == "rewritten"
+        going_on = setting.writer(8, stop=True, fresh=False)
+        setting.world.run([going_on])  # cleans up once what it gave again, then by its retention
+        assert going_on.result == "done"
+        broken += not setting.watch.whole(setting.watch.restorable() or 0)
+    assert broken, "no cleaning up has broken the newest epoch: this shows nothing"
+
+
+def _started_afresh(number: int) -> Setting:
+    """A stopped job whose last run ignored the state, and has not cleaned up since."""
+    chance = random.Random(number)
+    controller = Controller(LEGACY, retention=12)
+    world = World({}, START, chance)
+    ours.inhabit(world)
+    watch = Watch(world.objects, LEGACY.root, protocol=False, ours=False, trap=10)
+    watch.clock, watch.by_arroyo = world.clock, world.taken_by_arroyo
+    watch.restorable = lambda: controller.newest
+    watch.gives_again = lambda: controller.gives_again
+    world.watch = Watches((watch,))
+    setting = Setting(world, watch, ours.Job(LEGACY), controller, chance)
+    world.run([setting.writer(9, stop=True, fresh=False)])
+    afresh = Process(
+        "Arroyo afresh",
+        "arroyo",
+        lambda process: LegacyRun(world, process, controller, chance).work(4, True, True),
+        root=str(LEGACY.root),
+    )
+    world.run([afresh])
+    assert (afresh.result, controller.gives_again) == ("done", True)
+    world.jump(5 * DAY)
+    return setting
 
 
 def test_what_a_start_would_claim_stays_although_no_epoch_lists_it() -> None:

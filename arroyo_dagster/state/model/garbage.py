@@ -181,6 +181,21 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UndeletePlan:
+    """What comes back from quarantine.
+
+    Attributes:
+        quarantines: their names, oldest first: several if an epoch is split between them.
+        objects: in the order in which they come back.
+        incomplete: epochs that do not come back, because an object they need lies nowhere any more.
+    """
+
+    quarantines: tuple[str, ...]
+    objects: tuple[Moved, ...]
+    incomplete: tuple[Epoch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Retained:
     """What stays besides the newest epochs, known by its name: no listing is needed for it.
 

@@ -12,7 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
+from arroyo_dagster.cli.gc_rendering import undelete_words
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.garbage import UndeletePlan
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.storage import configure
 from arroyo_dagster.state.storage.remote.open import open_store
@@ -84,6 +86,8 @@ def test_what_was_moved_aside_is_listed_brought_back_and_purged(
     assert there["objects"] == done["deleted"]
     assert done["quarantine"] in run(url, "gc", "undelete", "main").stdout
     assert "nothing was changed" in run(url, "gc", "undelete", "main", done["quarantine"]).stdout
+    planned = document(url, "gc", "undelete", "main", done["quarantine"])
+    assert (planned["quarantines"], planned["incomplete_epochs"]) == ([done["quarantine"]], [])
     back = run(url, "gc", "undelete", "main", done["quarantine"], "--yes")
     assert "came back" in back.stdout
     assert without_ours(store) == before
@@ -279,3 +283,13 @@ def test_the_journal_is_checked_and_the_fate_of_objects_is_told(
     assert result.exit_code == 3
     assert json.loads(result.stdout)["findings"][0]["path"] == part
     assert run(url, "gc", "journal", "main", "--check", "--run", "x").exit_code == 2
+
+
+def test_what_comes_back_together_and_what_cannot_is_said() -> None:
+    plan = UndeletePlan(quarantines=("a", "b"), objects=(), incomplete=(Epoch(9), Epoch(10)))
+    first, together, lost = undelete_words(plan, [], done=False).splitlines()
+    assert "nothing was changed" in first
+    assert together.endswith(": a, b")
+    assert "cannot come back: 9, 10;" in lost
+    whole = UndeletePlan(quarantines=("a",), objects=())
+    assert undelete_words(whole, [], done=True).count("\n") == 0

@@ -14,7 +14,13 @@ from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.backend import ParquetBackend, delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, wall_clock
-from arroyo_dagster.state.model.garbage import Moved, Pin, Quarantined, References, Retained
+from arroyo_dagster.state.model.garbage import (
+    Moved,
+    Pin,
+    References,
+    Retained,
+    UndeletePlan,
+)
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
@@ -23,10 +29,19 @@ from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import may_be_going, put_retained
 from arroyo_dagster.state.operations.gc.plan import Clock
-from arroyo_dagster.state.operations.gc.quarantine import all_moved
 from arroyo_dagster.state.operations.gc.root_reader import Reader
+from arroyo_dagster.state.operations.gc.split_epochs import come_back_together
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
+
+
+def plan_undelete(store: ObjectStore, paths: JobPaths, name: str) -> UndeletePlan:
+    """What `undelete` would bring back, and what it could not.
+
+    Raises:
+        NotFoundError: there is no such quarantine.
+    """
+    return _that_are_whole(store, paths, _found(store, paths, name), name)
 
 
 def undelete(
@@ -44,8 +59,9 @@ def undelete(
     A job of ours that keeps them no more may be finishing what an expiry has begun: then ten
     seconds pass between the two, until what it has sent to the store has arrived.
 
-    The copies stay until they are purged. An epoch of which something is neither there nor in the
-    quarantine does not come back: another collection had taken it before, or takes it meanwhile.
+    A run that was stopped, and gone on with by another, has split epochs between two quarantines:
+    both come back, whichever is named. The copies stay until they are purged. An epoch of which
+    something is neither there nor in quarantine does not come back; `plan_undelete` names it.
 
     Args:
         name: of the quarantine.
@@ -57,12 +73,12 @@ def undelete(
         FormatError: a copy is not what it was, or an epoch is back and cannot be restored: what
             it needs besides went just now, which Arroyo's own cleanup does.
     """
-    aside = _quarantined(store, paths, name)
-    found = sorted(all_moved(store, paths, aside), key=lambda one: _order(paths, one))
+    found = _found(store, paths, name)
     if not yes:
-        return _that_are_whole(store, paths, found)
+        return list(_that_are_whole(store, paths, found, name).objects)
     with lease(store, paths, owner, clock=clock) as held:
-        moved = _that_are_whole(held, paths, found)
+        # A purge may have gone by since.
+        moved = _that_are_whole(held, paths, _found(held, paths, name), name).objects
         there = concurrently(lambda one: _lies_there(held, one), moved)
         now = clock()
         size = sum(one.size_bytes for one in moved)
@@ -92,7 +108,7 @@ def undelete(
         journal.end({"back": len(moved)})
     for epoch in pins:
         ParquetBackend(store, paths).prepare_checkpoint_load(epoch)
-    return moved
+    return list(moved)
 
 
 _OF_AN_EPOCH = frozenset(
@@ -103,18 +119,36 @@ _OF_AN_EPOCH = frozenset(
 )
 
 
-def _that_are_whole(store: ObjectStore, paths: JobPaths, moved: list[Moved]) -> list[Moved]:
-    """What may come back: nothing that would make an epoch visible which cannot be restored."""
+def _that_are_whole(
+    store: ObjectStore, paths: JobPaths, found: Mapping[str, Sequence[Moved]], name: str
+) -> UndeletePlan:
+    """What may come back: nothing that would make an epoch visible which cannot be restored.
+
+    Args:
+        found: what lies in each quarantine, oldest first: of two copies the newer comes back.
+        name: the one that was asked for; the others fill in what lies nowhere.
+    """
+    newest = {one.path: one for each in found.values() for one in each}
+    asked = {one.path for one in found[name]}
+    others = [path for path in newest if path not in asked]
+    there = concurrently(store.head, others)
+    for path in (path for path, info in zip(others, there, strict=True) if info is not None):
+        del newest[path]
+    moved = sorted(newest.values(), key=lambda one: _order(paths, one))
     copies = {one.path: one.copy for one in moved}
     heads = [one for one in moved if _epoch_of(paths, one) is not None]
     whole = concurrently(lambda one: _may_come_back(store, paths, one, copies), heads)
     broken = {_epoch_of(paths, one) for one, fine in zip(heads, whole, strict=True) if not fine}
     names = {one.path: object_name(paths, one.path) for one in moved}
-    return [
-        one
-        for one in moved
-        if names[one.path].kind not in _OF_AN_EPOCH or names[one.path].epoch not in broken
-    ]
+    return UndeletePlan(
+        quarantines=tuple(found),
+        objects=tuple(
+            one
+            for one in moved
+            if names[one.path].kind not in _OF_AN_EPOCH or names[one.path].epoch not in broken
+        ),
+        incomplete=tuple(sorted(epoch for epoch in broken if epoch is not None)),
+    )
 
 
 def _may_come_back(
@@ -157,10 +191,10 @@ def _is_whole(
     return True
 
 
-def _quarantined(store: ObjectStore, paths: JobPaths, name: str) -> Quarantined:
+def _found(store: ObjectStore, paths: JobPaths, name: str) -> dict[str, list[Moved]]:
+    """What lies in this quarantine, and in those that come back with it."""
     _, known = Reader(store, paths).retained()
-    found = next((one for one in known if one.name == name), None)
-    if found is None:
+    if name not in (one.name for one in known):
         raise NotFoundError(
             "there is no such quarantine",
             job=paths.root,
@@ -168,7 +202,7 @@ def _quarantined(store: ObjectStore, paths: JobPaths, name: str) -> Quarantined:
             known=", ".join(one.name for one in known) or "none",
             next_step="choose one of those there are, or look at `arroyo-state gc journal`",
         )
-    return found
+    return come_back_together(store, paths, known, name)
 
 
 _LATER = {

@@ -1,0 +1,185 @@
+"""Which quarantines come back together: those that hold an epoch, or a start, between them.
+
+A run that moves objects aside and is stopped leaves epochs of which some objects are moved and the
+rest is not; the next run moves the rest into a quarantine of its own. Either one alone would bring
+back a job that cannot be started, or one that starts from an older epoch than it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from arroyo_dagster.errors import FormatError, NotFoundError
+from arroyo_dagster.state.codec.metadata import decode_legacy_checkpoint
+from arroyo_dagster.state.codec.records import (
+    decode_current_generation,
+    decode_epoch_record,
+    decode_generation_manifest,
+)
+from arroyo_dagster.state.codec.references import manifest_references, operator_references
+from arroyo_dagster.state.model.garbage import Moved, Quarantined
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.objects import ObjectKind, object_name
+from arroyo_dagster.state.operations.gc.quarantine import all_moved
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+Copies = Mapping[StatePath, Moved]
+"""What lies in a quarantine, by where it was."""
+
+
+def come_back_together(
+    store: ObjectStore, paths: JobPaths, known: Sequence[Quarantined], name: str
+) -> dict[str, list[Moved]]:
+    """What lies in a quarantine, and in those that hold an epoch or a start together with it.
+
+    Args:
+        known: every quarantine of the job; reads the index of each.
+        name: one of them.
+
+    Returns:
+        What lies in each, by name, oldest first.
+    """
+    moved = {one.name: all_moved(store, paths, one) for one in known if one.name == name}
+    others = [one for one in known if one.name != name]
+    if not others:
+        return moved
+    moved |= {one.name: all_moved(store, paths, one) for one in others}
+    copies = {one: {each.path: each for each in found} for one, found in sorted(moved.items())}
+    pairs = [pair for one in copies for pair in _linked(store, paths, copies, one)]
+    together = {name}
+    while more := {one for pair in pairs if together & pair for one in pair} - together:
+        together |= more
+    return {one: moved[one] for one in sorted(together)}
+
+
+def _linked(
+    store: ObjectStore, paths: JobPaths, copies: Mapping[str, Copies], name: str
+) -> Iterator[frozenset[str]]:
+    """This quarantine with each that holds something it needs, and that lies nowhere else."""
+    needs = _Needs(store, paths, copies, name)
+    found = concurrently(needs.of_epoch, sorted(needs.heads()))
+    missing = sorted({*needs.of_start()}.union(*found))
+    there = concurrently(store.head, missing)
+    for path, info in zip(missing, there, strict=True):
+        if info is None:
+            yield frozenset({name, needs.holder(path)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What the epochs in one quarantine need, wherever it lies."""
+
+    store: ObjectStore
+    paths: JobPaths
+    copies: Mapping[str, Copies]
+    name: str
+
+    def heads(self) -> set[StatePath]:
+        """What makes those epochs visible of which this quarantine holds metadata."""
+        return {head for path in self.copies[self.name] for head in self._heads_of(path)}
+
+    def _heads_of(self, path: StatePath) -> Iterator[StatePath]:
+        name = object_name(self.paths, path)
+        if name.kind in (ObjectKind.RECORD, ObjectKind.CHECKPOINT):
+            yield path
+        elif name.epoch is not None and name.kind is ObjectKind.OPERATOR:
+            yield self.paths.legacy_metadata(name.epoch)
+        elif name.epoch is not None and name.kind is ObjectKind.MANIFEST:
+            yield self.paths.epoch_record(name.epoch)
+
+    def held_by_another(self, path: StatePath) -> bool:
+        """Whether another quarantine has a copy of it, and this one has none."""
+        own = path in self.copies[self.name]
+        return not own and any(path in held for held in self.copies.values())
+
+    def holder(self, path: StatePath) -> str:
+        """The newest other quarantine that has a copy of it."""
+        return max(one for one, held in self.copies.items() if path in held)
+
+    def of_epoch(self, head: StatePath) -> list[StatePath]:
+        """What a restore of an epoch reads that only others hold; none if it does not decode."""
+        try:
+            return [path for path in self._of_epoch(head) if self.held_by_another(path)]
+        except FormatError:
+            return []  # as it was before it was moved aside
+
+    def _of_epoch(self, head: StatePath) -> Iterator[StatePath]:
+        data = self._read(head)
+        if data is None:
+            return
+        if object_name(self.paths, head).kind is ObjectKind.RECORD:
+            ref = decode_epoch_record(data, head).checkpoint_ref
+            own = self.copies[self.name]
+            if ref not in own and head not in own:
+                return  # the record is of another manifest of that epoch than the one that is here
+            yield from (head, ref)
+            found = self._read(ref)
+            if found is not None:
+                references = manifest_references(found, ref)
+                yield from references.files
+                if references.needs_commit and references.worker_generation is not None:
+                    yield self.paths.committed(references.worker_generation, references.epoch)
+            return
+        yield head
+        checkpoint = decode_legacy_checkpoint(data, head)
+        for operator in checkpoint.operators:
+            path = self.paths.operator_metadata(operator, checkpoint.epoch)
+            yield path
+            found = self._read(path)
+            if found is not None:
+                yield from operator_references(found, path).files
+
+    def of_start(self) -> list[StatePath]:
+        """What a start looks at first that only others hold: a generation, and its checkpoint."""
+        own = self.copies[self.name]
+        named = [(path, object_name(self.paths, path)) for path in own]
+        generations = sorted(
+            (name.worker_generation, path)
+            for path, name in named
+            if name.kind is ObjectKind.GENERATION and name.worker_generation is not None
+        )
+        try:
+            first = (*self._of_fence(own), *self._chosen(path for _, path in reversed(generations)))
+            return [path for path in first if self.held_by_another(path)]
+        except FormatError:
+            return []
+
+    def _of_fence(self, own: Copies) -> Iterator[StatePath]:
+        fence = self.paths.current_generation
+        data = self._read(fence) if fence in own else None
+        if data is not None:
+            current = decode_current_generation(data, fence)
+            yield self.paths.generation_manifest(current.worker_generation)
+
+    def _chosen(self, newest_first: Iterable[StatePath]) -> Iterator[StatePath]:
+        """The first checkpoint that a generation names and that lies anywhere."""
+        for path in newest_first:
+            data = self._read(path)
+            if data is None:
+                continue
+            generation = decode_generation_manifest(data, path)
+            for ref in (generation.latest_ref, generation.base_ref):
+                if ref is not None and self._lies_anywhere(ref):
+                    yield ref
+                    return
+
+    def _lies_anywhere(self, path: StatePath) -> bool:
+        held = any(path in held for held in self.copies.values())
+        return held or self.store.head(path) is not None
+
+    def _read(self, path: StatePath) -> bytes | None:
+        """An object: its copy here, what lies where it was, or the newest copy elsewhere."""
+        newest_first = sorted(self.copies, reverse=True)
+        elsewhere = [self.copies[one] for one in newest_first if one != self.name]
+        own = self.copies[self.name]
+        places = [own[path].copy if path in own else path]
+        places += [held[path].copy for held in elsewhere if path in held]
+        for place in places:
+            try:
+                return self.store.read(place)
+            except NotFoundError:
+                continue
+        return None

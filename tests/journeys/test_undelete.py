@@ -1,0 +1,231 @@
+"""What several quarantines hold between them comes back together: whatever run was stopped where,
+`undelete` leaves no job that cannot be started, or that starts from an older epoch than it had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model import objects
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.pins import read_retained, unpin_epochs
+from arroyo_dagster.state.operations.gc.plan import GcRequest
+from arroyo_dagster.state.operations.gc.quarantine import purge
+from arroyo_dagster.state.operations.gc.steps import Pace
+from arroyo_dagster.state.operations.gc.undelete import plan_undelete, undelete
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from tests.collecting import JOB, PATHS, Clock, begun, dead, expiry, restorable, whole, without_ours
+from tests.fleets import Written, legacy_job, protocol_job
+from tests.jobs import copied, run_word_job
+
+SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
+KINDS: dict[str, JobPaths] = {
+    "ours": PATHS,
+    "protocol": protocol_job("p"),
+    "legacy": legacy_job("j"),
+}
+
+
+def move_aside(store: Any, paths: JobPaths, asked: GcRequest, clock: Clock) -> str | None:
+    """Move what a request is about into quarantine."""
+    options = GcOptions(quarantine=True, clock=clock, pace=Pace(sleep=lambda seconds: None))
+    return run_gc(store, paths, asked, options).quarantine
+
+
+def its_own(store: Any, paths: JobPaths) -> dict[StatePath, bytes]:
+    """Every object of the job: no sink's, and nothing that maintenance keeps."""
+    root = f"{paths.root}/"
+    return {path: data for path, data in without_ours(store).items() if path.startswith(root)}
+
+
+def a_job(kind: str, clock: Clock, epochs: int) -> MemoryStore:
+    if kind == "ours":
+        return begun(epochs, clock, **{**SMALL, "sinks": 1})
+    store = MemoryStore(clock=clock)
+    Written(store, KINDS[kind], start=clock.micros).epochs(epochs)
+    return store
+
+
+def stopped_anywhere(
+    start: MemoryStore, paths: JobPaths, make: Callable[[], GcRequest], clock: Clock
+) -> Iterator[MemoryStore]:
+    """A store for each place where a first run may be stopped; a second one has finished."""
+    counted = FaultInjecting(copied(start, clock=clock, keep_times=True))
+    move_aside(counted, paths, make(), clock)
+    for at in range(1, counted.changes + 1):
+        store = copied(start, clock=clock, keep_times=True)
+        faulty = FaultInjecting(store, fail_at=at, mode="partial", crash=True)
+        with contextlib.suppress(Crash):
+            move_aside(faulty, paths, make(), clock)
+        clock.micros += 120_000_000
+        if its_own(store, paths):
+            move_aside(store, paths, make(), clock)
+        yield store
+
+
+@pytest.fixture
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run may be stopped between any three objects."""
+    monkeypatch.setattr(objects, "BATCH", 3)
+
+
+@pytest.mark.usefixtures("_small_batches")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_removal_that_two_runs_finished_comes_back_whole_by_either_of_their_names(
+    kind: str,
+) -> None:
+    clock = Clock()
+    paths = KINDS[kind]
+    start = a_job(kind, clock, 3)
+    before = its_own(start, paths)
+    clock.days(4)
+    several = 0
+    for store in stopped_anywhere(start, paths, lambda: dead(**{str(paths.root): "gone"}), clock):
+        assert its_own(store, paths) == {}
+        names = read_retained(store, paths).quarantines
+        several += len(names) > 1
+        for name in names:
+            other = copied(store, clock=clock, keep_times=True)
+            plan = plan_undelete(other, paths, name)
+            undelete(other, paths, name, yes=True, clock=clock, sleep=clock.seconds)
+            found = its_own(other, paths)
+            if plan.objects:
+                assert found == before, name
+                assert plan.incomplete == ()
+                whole(other, paths, 1, 2, 3)
+            else:
+                assert found == {}, name
+    assert several > 5
+
+
+@pytest.mark.usefixtures("_small_batches")
+@pytest.mark.parametrize("kind", KINDS)
+def test_epochs_that_two_runs_expired_between_them_come_back(kind: str) -> None:
+    clock = Clock()
+    paths = KINDS[kind]
+    start = a_job(kind, clock, 5 if kind == "ours" else 16)
+    before = its_own(start, paths)
+    said = {} if kind == "ours" else {str(paths.root): "stopped"}
+    several = 0
+    for store in stopped_anywhere(start, paths, lambda: expiry(2, **said), clock):
+        names = read_retained(store, paths).quarantines
+        several += len(names) > 1
+        for name in names:
+            other = copied(store, clock=clock, keep_times=True)
+            if not plan_undelete(other, paths, name).objects:
+                continue
+            undelete(other, paths, name, yes=True, clock=clock, sleep=clock.seconds)
+            assert its_own(other, paths) == before, name
+    assert several > 5
+
+
+def test_a_job_goes_on_from_its_newest_epoch_after_either_quarantine_came_back() -> None:
+    clock = Clock()
+    start = begun(4, clock, **SMALL)
+    clock.days(4)
+    for store in stopped_anywhere(start, PATHS, lambda: dead(**{str(PATHS.root): "gone"}), clock):
+        name = read_retained(store, PATHS).quarantines[-1]
+        undelete(store, PATHS, name, yes=True, clock=clock, sleep=clock.seconds)
+        run_word_job(store, **{**JOB, **SMALL}, max_epochs=1)
+        restorable(store, PATHS, 4, 5)
+
+
+def test_quarantines_of_runs_that_ended_come_back_one_by_one() -> None:
+    clock = Clock()
+    store = begun(5, clock, **SMALL)
+    first = move_aside(store, PATHS, expiry(3), clock)
+    run_word_job(store, **{**JOB, **SMALL}, max_epochs=2)
+    second = move_aside(store, PATHS, expiry(3), clock)
+    assert first
+    assert second
+    assert plan_undelete(store, PATHS, first).quarantines == (first,)
+    assert plan_undelete(store, PATHS, second).quarantines == (second,)
+    undelete(store, PATHS, second, yes=True, clock=clock, sleep=clock.seconds)
+    assert ParquetBackend(store, PATHS).epochs() == [3, 4, 5, 6, 7]
+    # What was brought back, and moved aside once more, is in both: each is enough.
+    unpin_epochs(store, PATHS, [Epoch(3), Epoch(4)], clock=clock)
+    third = move_aside(store, PATHS, expiry(3), clock)
+    assert third
+    assert plan_undelete(store, PATHS, third).quarantines == (third,)
+
+
+def test_an_older_quarantine_only_fills_in_what_lies_nowhere() -> None:
+    clock = Clock()
+    start = begun(4, clock, **SMALL)
+    clock.days(4)
+    everything = move_aside(start, PATHS, dead(**{str(PATHS.root): "gone"}), clock)
+    assert everything
+    undelete(start, PATHS, everything, yes=True, clock=clock, sleep=clock.seconds)
+    unpin_epochs(start, PATHS, [Epoch(n) for n in (1, 2, 3, 4)], clock=clock)
+    run_word_job(start, **{**JOB, **SMALL}, max_epochs=3)
+    filled = 0
+    for at in range(1, 99):
+        store = copied(start, clock=clock, keep_times=True)
+        dying = FaultInjecting(store, fail_at=at, mode="partial", crash=True)
+        with contextlib.suppress(Crash):
+            run_gc(dying, PATHS, expiry(2), GcOptions(clock=clock))  # deletes for good
+        clock.micros += 120_000_000
+        last = move_aside(store, PATHS, expiry(2), clock)
+        if last is not None:
+            plan = plan_undelete(store, PATHS, last)
+            undelete(store, PATHS, last, yes=True, clock=clock, sleep=clock.seconds)
+            restorable(store, PATHS, *_epochs(store))
+            assert {6, 7} <= {*_epochs(store)}
+            filled += everything in plan.quarantines
+        if not dying.crashed:
+            break
+    assert filled > 1
+
+
+def test_epochs_that_cannot_come_back_are_named_before_anything_does() -> None:
+    clock = Clock()
+    start = begun(4, clock, **SMALL)
+    clock.days(4)
+    told = 0
+    for store in stopped_anywhere(start, PATHS, lambda: dead(**{str(PATHS.root): "gone"}), clock):
+        names = read_retained(store, PATHS).quarantines
+        if len(names) < 2:
+            continue
+        clock.days(1)
+        cutoff = clock.micros - _moved_at(names[1])
+        assert [
+            one.name
+            for one in purge(
+                store, PATHS, older_than_micros=cutoff + 60_000_000, yes=True, clock=clock
+            )
+        ] == [names[0]]
+        plan = plan_undelete(store, PATHS, names[1])
+        undelete(store, PATHS, names[1], yes=True, clock=clock, sleep=clock.seconds)
+        there = set(_epochs(store))
+        assert there.isdisjoint(plan.incomplete)
+        moved = {one.path for one in plan.objects}
+        heads = {e for e in (1, 2, 3, 4) if PATHS.epoch_record(Epoch(e)) in moved}
+        assert there == heads
+        whole(store, PATHS, *there)
+        told += bool(plan.incomplete)
+    assert told > 3
+
+
+def _moved_at(name: str) -> int:
+    return int(name.partition("-")[0])
+
+
+def _epochs(store: MemoryStore) -> list[int]:
+    return [n for n in range(1, 9) if store.head(PATHS.epoch_record(Epoch(n))) is not None]
+
+
+def test_a_quarantine_that_is_not_there_is_named_with_those_that_are() -> None:
+    clock = Clock()
+    store = begun(5, clock, **SMALL)
+    name = move_aside(store, PATHS, expiry(3), clock)
+    with pytest.raises(NotFoundError, match="no such quarantine") as caught:
+        plan_undelete(store, PATHS, "none")
+    assert caught.value.facts["known"] == name
