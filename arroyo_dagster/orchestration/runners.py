@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
     """Compacts jobs and runs gc plans. Two are built in; subclass it to bring another engine."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse the method of release 0.1: nobody would call it.
+
+        Raises:
+            TypeError: the class defines `collect`.
+        """
+        super().__init_subclass__(**options)
+        if "collect" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__}.collect is run_gc(store, paths, request, options, *, plan) now"
+            )
+
     @abstractmethod
     def compact(
         self,

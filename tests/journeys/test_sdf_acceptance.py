@@ -1,6 +1,6 @@
 """The acceptance checks of sdf-states.md 10 that need a service to run.
 
-Those about definitions stand in tests/unit/state/sdf; A20 and A23 run the command line.
+Those about definitions stand in tests/unit/dataflow; A20 and A23 run the command line.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.dataflow.errors import SqlError, StateAccessError
-from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.frames import Frame, query
 from arroyo_dagster.dataflow.views.sql import Tables
 from tests.dataflows import SECOND, Clock, Flow, builder, definition, reader, row_of, sent
 
@@ -304,8 +304,8 @@ def test_a19_a_full_outer_join_of_two_tables() -> None:
 
 def test_sent_records_may_have_keys_and_times() -> None:
     assert sent("x", key="k", time_ms=5).key == b"k"
-    assert isinstance(Tables([]).sql("show tables"), Frame)
+    assert isinstance(query(Tables([]), "show tables"), Frame)
     with pytest.raises(SqlError):
-        Tables([]).sql("drop table x")
+        query(Tables([]), "drop table x")
     with pytest.raises(StateAccessError):
-        Tables([]).sql("show tables").col("nothing")
+        query(Tables([]), "show tables").col("nothing")

@@ -168,7 +168,7 @@ class Failing(MaintenanceRunner):
     def compact(self, store: Any, paths: Any, settings: Any, **options: Any) -> Any:
         raise StorageError("the store does not answer", url=store.url)
 
-    def collect(self, store: Any, paths: Any, asked: Any, **options: Any) -> Any:
+    def run_gc(self, store: Any, paths: Any, request: Any, options: Any, *, plan: Any) -> Any:
         raise StorageError("the store does not answer", url=store.url, retryable=False)
 
 
@@ -202,6 +202,14 @@ def test_what_may_heal_is_tried_twice_more_and_then_says_why_it_failed(
     assert shown.metadata["arroyo/url"].value == url
     assert "Exceeded max_retries of 2" in failed.step_failure_data.error.message
     assert "the store does not answer" in failed.step_failure_data.error_display_string
+
+
+def test_a_runner_with_the_old_method_is_refused_where_it_is_defined() -> None:
+    with pytest.raises(TypeError, match="collect is run_gc"):
+
+        class Old(InProcessRunner):
+            def collect(self, *_: Any, **__: Any) -> Any:
+                return None
 
 
 class Healing(InProcessRunner):
