@@ -1,6 +1,6 @@
 # The commands of this project. Each builds what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui pictures test servers check lock audit soak bench mutants proto clean
+.PHONY: help demo ui pictures test quick servers check lock audit soak bench mutants proto clean
 
 VENV := .venv
 PYTHON ?= python3
@@ -35,6 +35,10 @@ pictures: $(VENV)/ready ## take the pictures of the docs again (needs Chromium; 
 
 test: $(VENV)/ready ## run all tests
 	@$(BIN)/python -m pytest -m "not soak" --ignore=tests/benchmarks \
+		--numprocesses=3 --dist=loadscope --no-loadscope-reorder
+
+quick: $(VENV)/ready ## run the unit and property tests (three minutes)
+	@$(BIN)/python -m pytest tests/unit tests/property \
 		--numprocesses=3 --dist=loadscope --no-loadscope-reorder
 
 servers: $(VENV)/ready ## install the S3 servers that tests use beside moto (needs Go and npm; once)
