@@ -311,7 +311,7 @@ def _refuse_an_empty_root(
             next_step="check the URL and the store; if they are really gone, acknowledge that for "
             "each of them with the job arroyo_forget_job",
         )
-    check_root(found.levels, store.url)
+    check_root(found.levels, jobs_in(found.levels), store.url)
 
 
 # ---- one job -------------------------------------------------------------------------------------

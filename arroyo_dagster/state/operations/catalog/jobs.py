@@ -77,8 +77,9 @@ def list_jobs(store: ObjectStore) -> list[JobPaths]:
     while wanted := directories_to_list(known):
         levels = concurrently(lambda path: list_level(store, path), wanted)
         known.update(zip(wanted, levels, strict=True))
-    check_root(known, store.url)
-    return jobs_in(known)
+    jobs = jobs_in(known)
+    check_root(known, jobs, store.url)
+    return jobs
 
 
 def list_level(store: ObjectStore, path: str) -> Level:

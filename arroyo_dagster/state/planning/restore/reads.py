@@ -95,21 +95,29 @@ def _is_checkpoint(name: str) -> bool:
     return parse_checkpoint_dir(name) is not None
 
 
-def check_root(known: Mapping[str, Level], url: str) -> None:
+def check_root(known: Mapping[str, Level], jobs: Sequence[JobPaths], url: str) -> None:
     """Refuse a directory that holds something, none of it a job.
 
     A directory in which only the records of this package are left counts as a job that was removed.
 
     Args:
         known: the levels of which `directories_to_list` wants no more.
+        jobs: those that `jobs_in` finds in them.
 
     Raises:
         InputError: not a checkpoint root; the facts say what was found.
     """
+    if jobs:
+        return
     root = known[""]
-    strangers = [f"{name}/" for name in sorted(_candidates(root)) if not _was_job(name, known)]
+    removed = {
+        path.partition("/")[0]
+        for path, level in known.items()
+        if OUR_DIRECTORY in level.directories
+    }
+    strangers = [f"{name}/" for name in sorted(_candidates(root) - removed)]
     strangers += sorted(name for name in root.objects if not name.startswith(_ARROYO_DATABASE))
-    if not strangers or jobs_in(known):
+    if not strangers:
         return
     more = f" and {len(strangers) - 10} more" if len(strangers) > 10 else ""
     raise InputError(
@@ -119,12 +127,6 @@ def check_root(known: Mapping[str, Level], url: str) -> None:
         next_step="give the directory that holds `{job}/checkpoints/checkpoint-…` or "
         "`{pipeline}/{job}/current-generation.json`",
     )
-
-
-def _was_job(directory: str, known: Mapping[str, Level]) -> bool:
-    """Whether our records are left of a job in a directory, or in one directly below it."""
-    levels = [level for path, level in known.items() if f"{path}/".startswith(f"{directory}/")]
-    return any(OUR_DIRECTORY in level.directories for level in levels)
 
 
 def choose_job(name: str, jobs: Sequence[JobPaths], url: str) -> JobPaths:

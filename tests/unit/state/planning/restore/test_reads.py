@@ -109,29 +109,33 @@ def test_what_is_ours_alone_is_never_a_job() -> None:
     assert jobs_in(known) == []
 
 
+def checked(known: dict[str, Level], url: str) -> None:
+    check_root(known, jobs_in(known), url)
+
+
 def test_a_root_without_jobs_is_fine_while_nothing_foreign_is_in_it() -> None:
-    check_root({"": level()}, "u")
-    check_root({"": level("_arroyo_dagster/", "state.sqlite", "state.sqlite-wal")}, "u")
+    checked({"": level()}, "u")
+    checked({"": level("_arroyo_dagster/", "state.sqlite", "state.sqlite-wal")}, "u")
     old = {"old": level("checkpoints/"), "old/checkpoints": level("checkpoint-0000001/")}
-    check_root({"": level("junk/", "old/"), **old}, "u")
+    checked({"": level("junk/", "old/"), **old}, "u")
 
 
 def test_a_directory_with_our_records_alone_is_a_job_that_was_removed() -> None:
     legacy = {"": level("old/"), "old": level("_arroyo_dagster/")}
-    check_root(legacy, "u")
+    checked(legacy, "u")
     protocol = {"words": level("main/"), "words/main": level("_arroyo_dagster/")}
-    check_root({"": level("words/"), **protocol}, "u")
+    checked({"": level("words/"), **protocol}, "u")
     with pytest.raises(InputError, match="not a checkpoint root") as caught:
-        check_root({"": level("words/", "word/"), **protocol}, "u")
+        checked({"": level("words/", "word/"), **protocol}, "u")
     assert caught.value.facts["found"] == "word/"
 
 
 def test_a_root_that_holds_something_else_is_refused_with_what_was_found() -> None:
     with pytest.raises(InputError, match="not a checkpoint root") as caught:
-        check_root({"": level("src/", "README.md")}, "file:///x")
+        checked({"": level("src/", "README.md")}, "file:///x")
     assert caught.value.facts == {"url": "file:///x", "found": "src/, README.md"}
     with pytest.raises(InputError) as caught:
-        check_root({"": level(*(f"d{n:02}/" for n in range(12)))}, "u")
+        checked({"": level(*(f"d{n:02}/" for n in range(12)))}, "u")
     assert str(caught.value.facts["found"]).endswith("d09/ and 2 more")
 
 
