@@ -17,6 +17,7 @@ from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, 
 from arroyo_dagster.state.model.garbage import (
     Moved,
     Pin,
+    Quarantined,
     References,
     Retained,
     UndeletePlan,
@@ -41,7 +42,8 @@ def plan_undelete(store: ObjectStore, paths: JobPaths, name: str) -> UndeletePla
     Raises:
         NotFoundError: there is no such quarantine.
     """
-    return _that_are_whole(store, paths, _found(store, paths, name), name)
+    found = come_back_together(store, paths, _known(store, paths, name), name)
+    return _that_are_whole(store, paths, found, name)
 
 
 def undelete(
@@ -73,12 +75,11 @@ def undelete(
         FormatError: a copy is not what it was, or an epoch is back and cannot be restored: what
             it needs besides went just now, which Arroyo's own cleanup does.
     """
-    found = _found(store, paths, name)
     if not yes:
-        return list(_that_are_whole(store, paths, found, name).objects)
+        return list(plan_undelete(store, paths, name).objects)
+    _known(store, paths, name)
     with lease(store, paths, owner, clock=clock) as held:
-        # A purge may have gone by since.
-        moved = _that_are_whole(held, paths, _found(held, paths, name), name).objects
+        moved = plan_undelete(held, paths, name).objects
         there = concurrently(lambda one: _lies_there(held, one), moved)
         now = clock()
         size = sum(one.size_bytes for one in moved)
@@ -191,8 +192,8 @@ def _is_whole(
     return True
 
 
-def _found(store: ObjectStore, paths: JobPaths, name: str) -> dict[str, list[Moved]]:
-    """What lies in this quarantine, and in those that come back with it."""
+def _known(store: ObjectStore, paths: JobPaths, name: str) -> Sequence[Quarantined]:
+    """The quarantines of the job, of which this is one."""
     _, known = Reader(store, paths).retained()
     if name not in (one.name for one in known):
         raise NotFoundError(
@@ -202,7 +203,7 @@ def _found(store: ObjectStore, paths: JobPaths, name: str) -> dict[str, list[Mov
             known=", ".join(one.name for one in known) or "none",
             next_step="choose one of those there are, or look at `arroyo-state gc journal`",
         )
-    return come_back_together(store, paths, known, name)
+    return known
 
 
 _LATER = {
