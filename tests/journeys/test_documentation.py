@@ -109,7 +109,7 @@ def test_the_other_pages_have_a_test_of_their_own(page: str, test: str) -> None:
     assert Path(page).name in (PROJECT / test).read_text()
 
 
-def test_the_first_operator_runs_from_a_shell_and_its_totals_are_shown(place: Path) -> None:
+def test_the_first_operator_runs_from_a_shell_and_prints_its_totals(place: Path) -> None:
     run, rows = _commands(blocks("docs/checkpoints.md", "sh")[0])
     for command in (run, f"{rows} --json"):
         words = _words(command.replace("file:///tmp", f"file://{place}"))

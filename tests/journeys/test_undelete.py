@@ -34,7 +34,7 @@ KINDS: dict[str, JobPaths] = {
 }
 
 
-def move_aside(store: Any, paths: JobPaths, asked: GcRequest, clock: Clock) -> str | None:
+def quarantine_objects(store: Any, paths: JobPaths, asked: GcRequest, clock: Clock) -> str | None:
     """Move what a request is about into quarantine."""
     options = GcOptions(quarantine=True, clock=clock, pace=Pace(sleep=lambda seconds: None))
     return run_gc(store, paths, asked, options).quarantine
@@ -59,15 +59,15 @@ def stopped_anywhere(
 ) -> Iterator[MemoryStore]:
     """A store for each place where a first run may be stopped; a second one has finished."""
     counted = FaultInjecting(copied(start, clock=clock, keep_times=True))
-    move_aside(counted, paths, make(), clock)
+    quarantine_objects(counted, paths, make(), clock)
     for at in range(1, counted.changes + 1):
         store = copied(start, clock=clock, keep_times=True)
         faulty = FaultInjecting(store, fail_at=at, mode="partial", crash=True)
         with contextlib.suppress(Crash):
-            move_aside(faulty, paths, make(), clock)
+            quarantine_objects(faulty, paths, make(), clock)
         clock.micros += 120_000_000
         if its_own(store, paths):
-            move_aside(store, paths, make(), clock)
+            quarantine_objects(store, paths, make(), clock)
         yield store
 
 
@@ -141,9 +141,9 @@ def test_a_job_goes_on_from_its_newest_epoch_after_either_quarantine_came_back()
 def test_quarantines_of_runs_that_ended_come_back_one_by_one() -> None:
     clock = Clock()
     store = begun(5, clock, **SMALL)
-    first = move_aside(store, PATHS, expiry(3), clock)
+    first = quarantine_objects(store, PATHS, expiry(3), clock)
     run_word_job(store, **{**JOB, **SMALL}, max_epochs=2)
-    second = move_aside(store, PATHS, expiry(3), clock)
+    second = quarantine_objects(store, PATHS, expiry(3), clock)
     assert first
     assert second
     assert plan_undelete(store, PATHS, first).quarantines == (first,)
@@ -152,7 +152,7 @@ def test_quarantines_of_runs_that_ended_come_back_one_by_one() -> None:
     assert ParquetBackend(store, PATHS).epochs() == [3, 4, 5, 6, 7]
     # What was brought back, and moved aside once more, is in both: each is enough.
     unpin_epochs(store, PATHS, [Epoch(3), Epoch(4)], clock=clock)
-    third = move_aside(store, PATHS, expiry(3), clock)
+    third = quarantine_objects(store, PATHS, expiry(3), clock)
     assert third
     assert plan_undelete(store, PATHS, third).quarantines == (third,)
 
@@ -161,7 +161,7 @@ def test_an_older_quarantine_only_fills_in_what_lies_nowhere() -> None:
     clock = Clock()
     start = begun(4, clock, **SMALL)
     clock.days(4)
-    everything = move_aside(start, PATHS, dead(**{str(PATHS.root): "gone"}), clock)
+    everything = quarantine_objects(start, PATHS, dead(**{str(PATHS.root): "gone"}), clock)
     assert everything
     undelete(start, PATHS, everything, yes=True, clock=clock, sleep=clock.seconds)
     unpin_epochs(start, PATHS, [Epoch(n) for n in (1, 2, 3, 4)], clock=clock)
@@ -173,7 +173,7 @@ def test_an_older_quarantine_only_fills_in_what_lies_nowhere() -> None:
         with contextlib.suppress(Crash):
             run_gc(dying, PATHS, expiry(2), GcOptions(clock=clock))  # deletes for good
         clock.micros += 120_000_000
-        last = move_aside(store, PATHS, expiry(2), clock)
+        last = quarantine_objects(store, PATHS, expiry(2), clock)
         if last is not None:
             plan = plan_undelete(store, PATHS, last)
             undelete(store, PATHS, last, yes=True, clock=clock, sleep=clock.seconds)
@@ -225,7 +225,7 @@ def _epochs(store: MemoryStore) -> list[int]:
 def test_a_quarantine_that_is_not_there_is_named_with_those_that_are() -> None:
     clock = Clock()
     store = begun(5, clock, **SMALL)
-    name = move_aside(store, PATHS, expiry(3), clock)
+    name = quarantine_objects(store, PATHS, expiry(3), clock)
     with pytest.raises(NotFoundError, match="no such quarantine") as caught:
         plan_undelete(store, PATHS, "none")
     assert caught.value.facts["known"] == name

@@ -119,7 +119,7 @@ class InvalidDefinition(DefinitionError):
         first = self.diagnostics[0]
         count = f"{len(self.diagnostics)} mistake{'s' if len(self.diagnostics) > 1 else ''}"
         super().__init__(
-            f"the {what} failed validation: {count}\n{drawn(self.diagnostics)}",
+            f"the {what} failed validation: {count}\n{render(self.diagnostics)}",
             next_step="correct the YAML at the lines named",
             file=file,
             path=first.path,
@@ -159,7 +159,7 @@ _OBJECTS = {
 }
 
 
-def drawn(diagnostics: Sequence[Diagnostic]) -> str:
+def render(diagnostics: Sequence[Diagnostic]) -> str:
     """Mistakes as an indented tree: the object's kind and name, then what is wrong with it."""
     lines: list[str] = []
     for heading, members in _by_object(diagnostics).items():

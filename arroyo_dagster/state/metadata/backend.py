@@ -302,7 +302,7 @@ class ParquetBackend(BackendReader):
 
     def _check_own(self, record: EpochRecord) -> None:
         """A copy of a job under another name refers to the original's epochs: it claims none."""
-        if not record.checkpoint_ref.startswith(f"{self.paths.root}/"):
+        if not self.paths.contains(record.checkpoint_ref):
             raise ProtocolError(
                 f"the epoch to continue from, {record.epoch}, is listed below another job",
                 job=self.paths.root,

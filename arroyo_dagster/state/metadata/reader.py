@@ -450,7 +450,7 @@ class BackendReader:
         if record is None or (record.pipeline, record.job) != (self.paths.pipeline, self.paths.job):
             return None
         touched = [p for one in record.merged for p in (*one.input_paths, *one.output_paths)]
-        ours = all(path.startswith(f"{self.paths.root}/") for path in touched)
+        ours = all(map(self.paths.contains, touched))
         return record if ours else None
 
     def next_restore(

@@ -75,6 +75,10 @@ class JobPaths:
         """The job's own directory: `{job}`, or `{pipeline}/{job}`."""
         return StatePath(self.job if self.pipeline is None else f"{self.pipeline}/{self.job}")
 
+    def contains(self, path: str) -> bool:
+        """Whether an object lies below the job's own directory."""
+        return path.startswith(f"{self.root}/")
+
     def __hash__(self) -> int:
         return hash(self.root)
 

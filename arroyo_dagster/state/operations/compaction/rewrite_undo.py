@@ -110,7 +110,7 @@ def _newest_record(store: ObjectStore, paths: JobPaths) -> StatePath | None:
 def _check_undoable(
     store: ObjectStore, paths: JobPaths, snapshot: JobSnapshot, record: RewriteRecord
 ) -> None:
-    others = [path for path in record.before if not path.startswith(f"{paths.root}/")]
+    others = [path for path in record.before if not paths.contains(path)]
     if others:
         # A job that was copied under another name brings the record of the original's objects.
         raise ProtocolError(

@@ -76,7 +76,7 @@ def pin_epoch(
 
 def _check_own(checkpoint: Checkpoint, paths: JobPaths) -> None:
     """A pin holds the files of its own job alone: nobody who maintains the original reads it."""
-    others = [path for path in checkpoint.paths if not path.startswith(f"{paths.root}/")]
+    others = [path for path in checkpoint.paths if not paths.contains(path)]
     if others:
         raise ProtocolError(
             f"epoch {checkpoint.epoch} lists files of another job, from which this one was copied: "

@@ -201,9 +201,9 @@ def _moved_in(store: ObjectStore, paths: JobPaths, path: StatePath) -> list[Move
 
 def _check_own(paths: JobPaths, index: StatePath, moved: Iterable[Moved]) -> None:
     """A job that was copied under another name brings an index of the original's objects."""
-    root, copies = f"{paths.root}/", f"{paths.quarantine}/"
+    copies = f"{paths.quarantine}/"
     for one in moved:
-        if not (one.path.startswith(root) and one.copy.startswith(copies)):
+        if not (paths.contains(one.path) and one.copy.startswith(copies)):
             raise ProtocolError(
                 "the quarantine is of another job: its index names objects outside of this one",
                 job=paths.root,

@@ -202,15 +202,13 @@ def _read_generations(reader: _Reader) -> tuple[WorkerGeneration, ...]:
 def _read_manifests(reader: _Reader, records_of: Iterable[StatePath]) -> None:
     """The manifests that records name, and the markers of those that commit."""
     found = [reader.get(path, EpochRecord) for path in records_of]
-    refs = [one.checkpoint_ref for one in found if one and _inside(reader, one.checkpoint_ref)]
+    refs = [
+        one.checkpoint_ref for one in found if one and reader.paths.contains(one.checkpoint_ref)
+    ]
     reader.read(refs, metadata.decode_manifest)
     manifests = [(ref, reader.get(ref, Manifest)) for ref in refs]
     markers = [recovery.marker_path(ref) for ref, one in manifests if one and one.needs_commit]
     reader.read(markers, records.decode_committed_marker)
-
-
-def _inside(reader: _Reader, ref: StatePath) -> bool:
-    return ref.startswith(f"{reader.paths.root}/")
 
 
 def _read_parent(reader: _Reader, ref: StatePath) -> None:

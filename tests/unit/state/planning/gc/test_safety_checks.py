@@ -267,18 +267,18 @@ def test_a_writer_that_says_no_time_is_not_compared() -> None:
     check_clock(finished(None, oldest=NOW), NOW)
 
 
-def test_both_times_are_shown_in_utc_wherever_this_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_times_are_printed_in_utc_wherever_this_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as tokyo:
         tokyo.setenv("TZ", "Asia/Tokyo")
         time.tzset()
         try:
-            _both_times_are_shown()
+            _both_times_are_printed()
         finally:
             tokyo.undo()
             time.tzset()
 
 
-def _both_times_are_shown() -> None:
+def _both_times_are_printed() -> None:
     with pytest.raises(ProtocolError, match="apart") as caught:
         check_clock(finished(3600 * 10**6 + 999_999), NOW)
     assert "finished at 2027-01-15T09:00:00Z by its writer's clock" in caught.value.message
