@@ -40,7 +40,9 @@ from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
 from arroyo_dagster.state.operations.compaction.execute import OnProgress, Progress
-from arroyo_dagster.state.operations.compaction.job import CompactionOutcome, compact_job, plan_job
+from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
+from arroyo_dagster.state.operations.compaction.plan import plan_compaction
+from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
 from arroyo_dagster.state.operations.compaction.rewrite import plan_rewrite_of, rewrite_job
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     ListedJob,
@@ -185,7 +187,7 @@ def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
         rewrite = _rewritten(store, paths, given, yes=False)
         show_rewrite(rewrite, yes=False, as_json=as_json, in_full=True)
         return
-    found = plan_job(store, paths, _settings(given))
+    found = plan_compaction(store, paths, _settings(given))
     if as_json:
         print_json(plan_to_json(found))
         return
@@ -220,7 +222,7 @@ def forecast(
             if is_arroyos(store, one):
                 plans.append(plan_rewrite_of(store, one, JobDirectory(), settings, sampled=sample))
             else:
-                plans.append(plan_job(store, one, settings, sampled=sample))
+                plans.append(plan_compaction(store, one, settings, sampled=sample))
         except ArroyoStateError as error:
             problems.append(error)
     plans.sort(key=lambda one: one.files_after - one.files_before)
@@ -317,7 +319,6 @@ def run(
     """
     store = open_url(url) if yes else open_to_read(url)
     settings = _settings(given)
-    options: dict[str, Any] = {"wait_seconds": wait, "dry_run": not yes}
     outcomes: list[CompactionOutcome | RewriteOutcome] = []
     problems: list[ArroyoStateError] = []
     chosen = [find_job(store, job) for job in jobs]
@@ -327,10 +328,13 @@ def run(
             if is_arroyos(store, paths):
                 since = listed.get(paths)
                 outcomes.append(_rewritten(store, paths, given, yes=yes, spark=spark, since=since))
+            elif yes:
+                with _progress(paths, shown=not as_json) as told:
+                    options = CompactionOptions(wait_seconds=wait, on_progress=told)
+                    outcomes.append(_compact(store, paths, settings, options, spark=spark))
             else:
-                with _progress(paths, shown=yes and not as_json) as told:
-                    how = {**options, "on_progress": told}
-                    outcomes.append(_compact(store, paths, settings, how, spark=spark and yes))
+                plan = plan_compaction(store, paths, settings)
+                outcomes.append(CompactionOutcome.of_plan(plan))
         except ArroyoStateError as error:
             problems.append(error)
             continue
@@ -391,16 +395,16 @@ def _compact(
     store: ObjectStore,
     paths: JobPaths,
     settings: CompactionSettings,
-    options: dict[str, Any],
+    options: CompactionOptions,
     *,
     spark: bool,
 ) -> CompactionOutcome:
     if not spark:
-        return compact_job(store, paths, settings, **options)
-    from arroyo_dagster.spark.compaction import compact_job_on_spark
+        return run_compaction(store, paths, settings, options)
+    from arroyo_dagster.spark.compaction import run_compaction_on_spark
     from arroyo_dagster.spark.session import get_session
 
-    return compact_job_on_spark(lambda: get_session()[0], store, paths, settings, **options)
+    return run_compaction_on_spark(lambda: get_session()[0], store, paths, settings, options)
 
 
 @contextmanager

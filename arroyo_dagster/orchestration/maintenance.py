@@ -214,7 +214,7 @@ def _over_jobs(store: ArroyoStateStore, backlog: Callable[[Any, Any], int]) -> M
 
 def compaction_backlogs(store: ArroyoStateStore) -> Mapping[str, int]:
     """How many files of each job were never merged; by its root."""
-    from arroyo_dagster.state.operations.compaction.job import compaction_backlog
+    from arroyo_dagster.state.operations.compaction.plan import compaction_backlog
 
     return _over_jobs(store, compaction_backlog)
 

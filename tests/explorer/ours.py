@@ -51,7 +51,7 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.compaction.rewrite import rewrite_job
 from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
@@ -413,13 +413,11 @@ def compact(world: World, process: Process, job: Job) -> str:
             yield MergeOutcome(merged=merged, rows_in=1, rows_out=1)
 
     try:
-        done = compact_job(
+        done = run_compaction(
             Hands(world, process),  # type: ignore[arg-type]
             job.paths,
             QUICK,
-            run=merge,
-            owner=process.name,
-            clock=_clock_of(world, process),
+            CompactionOptions(run=merge, owner=process.name, clock=_clock_of(world, process)),
         )
     except ArroyoStateError as error:
         return refused(error)

@@ -22,7 +22,8 @@ from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSe
 from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.catalog.jobs import list_epochs, list_jobs
-from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
+from arroyo_dagster.state.operations.compaction.plan import plan_compaction
 from arroyo_dagster.state.operations.gc.expire import expire_job
 from arroyo_dagster.state.runtime.coordinator import JobRun, request_stop, requested_stop
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
@@ -335,9 +336,9 @@ def test_maintenance_of_it_says_what_it_can_and_cannot_do(written: MemoryStore) 
     store = copied(written)
     before = listing(store)
     settings = CompactionSettings(policy=CompactionPolicy.FULL)
-    assert compact_job(store, PATHS, settings, dry_run=True).plan.merges
+    assert plan_compaction(store, PATHS, settings).merges
     with pytest.raises(InputError, match="legacy layout"):
-        compact_job(store, PATHS, settings)
+        run_compaction(store, PATHS, settings)
     assert listing(store) == before
     outcome = expire_job(store, PATHS, keep_epochs=2, yes=True)
     assert outcome.plan.keep_from == 6

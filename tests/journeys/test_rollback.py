@@ -31,7 +31,7 @@ from arroyo_dagster.state.model.rollback import RollbackOutcome
 from arroyo_dagster.state.operations.catalog.changes import FleetCursor, poll_fleet
 from arroyo_dagster.state.operations.catalog.epochs import refresh
 from arroyo_dagster.state.operations.catalog.jobs import list_epochs
-from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
@@ -483,7 +483,7 @@ def test_compaction_of_rolled_back_files_is_void() -> None:
     for _ in range(8):
         alive.step()
     settings = CompactionSettings(policy=CompactionPolicy.FULL, min_files=2)
-    assert compact_job(store, pipeline.paths, settings).published == "record"
+    assert run_compaction(store, pipeline.paths, settings).published == "record"
     go_back(store, pipeline.paths, 3)
     run_pipeline(pipeline, store)
     undisturbed = written(100)
@@ -494,7 +494,7 @@ def test_compaction_of_rolled_back_files_is_void() -> None:
 def test_compaction_at_rest_right_behind_a_rollback_keeps_the_lineage() -> None:
     store, pipeline = rolled_back("none", Layout.PROTOCOL, merge_files_after=100)
     settings = CompactionSettings(policy=CompactionPolicy.FULL, min_files=2)
-    assert compact_job(store, pipeline.paths, settings).epoch == 10
+    assert run_compaction(store, pipeline.paths, settings).epoch == 10
     assert states(store, pipeline.paths)[9] == "ready"
     assert verify_job(store, pipeline.paths).verdict.findings == ()
     plan_gc(store, pipeline.paths, ORPHANS)

@@ -21,7 +21,7 @@ from arroyo_dagster.state.model.tables import (
     TableConfig,
 )
 from arroyo_dagster.state.operations.catalog.query import load_epoch, read_rows
-from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.restore.schema_evolution import changed_in
 from arroyo_dagster.state.runtime.in_process import LocalRun
@@ -172,7 +172,7 @@ class Job:
             self.model = [r for r in self.model if r["key"] != key]
 
     def compact(self) -> bool:
-        return compact_job(self.store, self.pipeline(self.columns).paths, FULL).changed
+        return run_compaction(self.store, self.pipeline(self.columns).paths, FULL).changed
 
     def expected(self) -> Counter[str]:
         return Counter(

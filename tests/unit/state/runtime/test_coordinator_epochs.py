@@ -35,7 +35,7 @@ from arroyo_dagster.state.model.layout import Layout, is_compacted
 from arroyo_dagster.state.model.objects import ObjectKind, object_name
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.model.types import Field, Primitive, StructOf
-from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.planning.restore.batch_identity import BatchVerdict
 from arroyo_dagster.state.planning.restore.recovery import marker_path
 from arroyo_dagster.state.runtime.connectors import TableSource
@@ -340,7 +340,7 @@ def merged_by_maintenance(
     run = LocalRun(job(store, merge_files_after=100, **options), store)
     for _ in range(4):
         run.step()
-    compact_job(store, run.pipeline.paths, CompactionSettings(policy=CompactionPolicy.FULL))
+    run_compaction(store, run.pipeline.paths, CompactionSettings(policy=CompactionPolicy.FULL))
     records = waiting(store, run).values()
     return run, [merged for record in records if record for merged in record.merged]
 
