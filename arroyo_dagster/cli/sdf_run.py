@@ -220,7 +220,8 @@ def _run_on_spark(
     stop: Callable[[], bool],
     options: Mapping[str, Any],
 ) -> DataflowOutcome:
-    from arroyo_dagster.spark.dataflow.pipelines import SparkOptions, run_pipelines
+    from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
+    from arroyo_dagster.spark.pipeline import SparkOptions
 
     done = run_pipelines(
         pipelines,

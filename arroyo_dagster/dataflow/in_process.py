@@ -77,7 +77,11 @@ def run_dataflow(
         # All start before the first step: what an epoch of another run left to be committed is
         # there then, whichever service reads it.
         told = _telling(between, on_epoch)
-        runs = [_Running(pipeline, store, held, told) for pipeline in pipelines]
+        runs: list[_Running] = []
+        for pipeline in pipelines:
+            run = LocalRun.start(pipeline, store)
+            held.enter_context(contextlib.closing(run.job))
+            runs.append(_Running(run, told))
         rounds = _Rounds(runs, between, stop)
         return rounds.run(max_rounds, until_idle, idle_seconds, interval_seconds)
 
@@ -112,14 +116,11 @@ class _Running:
 
     def __init__(
         self,
-        pipeline: Pipeline,
-        store: ObjectStore,
-        held: contextlib.ExitStack,
+        run: LocalRun,
         on_epoch: OnEpoch,
     ) -> None:
-        self.pipeline = pipeline
-        self._run = LocalRun(pipeline, store)
-        held.enter_context(contextlib.closing(self._run.job))
+        self.pipeline = run.pipeline
+        self._run = run
         self._on_epoch = on_epoch
         self.epochs = 0
         self.last = False

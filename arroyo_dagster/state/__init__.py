@@ -84,7 +84,6 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
     from arroyo_dagster.state.operations.verify.job import JobVerdict, verify_job
     from arroyo_dagster.state.runtime.connectors import ParquetReplay, ParquetSink, TableSource
-    from arroyo_dagster.state.runtime.coordinator import request_stop
     from arroyo_dagster.state.runtime.in_process import RunOutcome, run_pipeline
     from arroyo_dagster.state.runtime.operators import (
         Collector,
@@ -94,6 +93,7 @@ if TYPE_CHECKING:
         Source,
     )
     from arroyo_dagster.state.runtime.pipeline import Pipeline, Stream
+    from arroyo_dagster.state.runtime.stop_requests import request_stop
     from arroyo_dagster.state.storage import (
         MemoryStore,
         ObjectStore,
@@ -279,7 +279,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "ParquetSink",
         "TableSource",
     ),
-    "runtime.coordinator": ("request_stop",),
+    "runtime.stop_requests": ("request_stop",),
     "operations.gc.execute": (
         "GcOptions",
         "GcOutcome",

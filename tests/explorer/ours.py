@@ -66,6 +66,7 @@ from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.start_checks import StartChecks
 from arroyo_dagster.state.storage import concurrency, conditional_create
 from arroyo_dagster.state.storage.wrappers import Crash
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
@@ -267,11 +268,17 @@ class Job:
         return pipeline
 
 
+class OpaqueChecks(StartChecks):
+    """The product's checks of a start, for data files that hold nothing."""
+
+    def check_restorable(self, epoch: Epoch) -> None:
+        self.backend.prepare_checkpoint_load(epoch)
+
+
 class OpaqueRun(JobRun):
     """The product's coordinator, for data files that hold nothing."""
 
-    def _check_restorable(self, epoch: Epoch) -> None:
-        self.backend.prepare_checkpoint_load(epoch)
+    start_checks = OpaqueChecks
 
     def _open_sources(self) -> dict[Any, Any]:
         return {}
@@ -285,7 +292,7 @@ def write_epochs(
     run: OpaqueRun | None = None
     surprising = process.fault_at is None and job.known
     try:
-        run = OpaqueRun(hands, job.pipeline(), clock=world.clock_of(process))
+        run = OpaqueRun.start(hands, job.pipeline(), clock=world.clock_of(process))
         for _ in range(epochs):
             _write_epoch(hands, run, job, chance)
     except ArroyoStateError as error:
@@ -364,8 +371,8 @@ def _report(
             tables[config.table] = GlobalKeyedReport(file=file)
     return SubtaskCheckpoint(
         subtask_index=subtask,
-        start_time_micros=run.clock(),
-        finish_time_micros=run.clock(),
+        start_time_micros=run.backend.clock(),
+        finish_time_micros=run.backend.clock(),
         watermark_micros=watermark,
         size_bytes=0,
         tables=tables,

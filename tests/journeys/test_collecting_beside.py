@@ -47,7 +47,7 @@ SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
 
 
 def run_of(store: MemoryStore, **changes: Any) -> LocalRun:
-    return LocalRun(word_job(store, **{**JOB, **SMALL, **changes}), store)
+    return LocalRun.start(word_job(store, **{**JOB, **SMALL, **changes}), store)
 
 
 @pytest.mark.parametrize("asked", ["expire", "orphans"])

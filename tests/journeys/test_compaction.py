@@ -59,7 +59,7 @@ def begun(epochs: int, job: dict[str, Any] = JOB) -> MemoryStore:
 def killed(epochs: int, job: dict[str, Any] = JOB) -> MemoryStore:
     """A job that just died."""
     store = MemoryStore()
-    run = LocalRun(word_job(store, **job), store)
+    run = LocalRun.start(word_job(store, **job), store)
     for _ in range(epochs):
         run.step()
     return store
@@ -115,7 +115,7 @@ def test_a_running_job_takes_over_what_was_merged_at_its_next_checkpoint(
     settings: CompactionSettings, later: int
 ) -> None:
     store = MemoryStore()
-    run = LocalRun(word_job(store, **JOB), store)
+    run = LocalRun.start(word_job(store, **JOB), store)
     for _ in range(6):
         run.step()
     plan_of = plan_compaction(store, PATHS, settings)
@@ -144,7 +144,7 @@ def test_what_a_killed_run_never_took_over_the_next_one_does() -> None:
 
 def test_what_a_stopped_run_never_took_over_the_compactor_does() -> None:
     store = MemoryStore()
-    run = LocalRun(word_job(store, **JOB), store)
+    run = LocalRun.start(word_job(store, **JOB), store)
     for _ in range(6):
         run.step()
     run_compaction(store, PATHS, FULL)
@@ -161,7 +161,7 @@ def test_what_a_stopped_run_never_took_over_the_compactor_does() -> None:
 
 def test_two_records_for_the_same_files_count_once() -> None:
     store = MemoryStore()
-    run = LocalRun(word_job(store, **JOB), store)
+    run = LocalRun.start(word_job(store, **JOB), store)
     for _ in range(6):
         run.step()
     other = copied(store)
@@ -180,7 +180,7 @@ def test_two_records_for_the_same_files_count_once() -> None:
 @pytest.mark.parametrize("damage", ["outputs gone", "not JSON", "of another job", "another path"])
 def test_a_record_that_cannot_be_believed_changes_nothing(damage: str) -> None:
     store = MemoryStore()
-    run = LocalRun(word_job(store, **JOB), store)
+    run = LocalRun.start(word_job(store, **JOB), store)
     for _ in range(6):
         run.step()
     outcome = run_compaction(store, PATHS, FULL)

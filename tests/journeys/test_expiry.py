@@ -97,7 +97,7 @@ def test_after_a_compaction_most_files_go() -> None:
 
 def test_what_waits_to_be_taken_over_stays() -> None:
     store = MemoryStore()
-    run = LocalRun(word_job(store, **JOB), store)
+    run = LocalRun.start(word_job(store, **JOB), store)
     for _ in range(6):
         run.step()
     run_compaction(store, PATHS, FULL)

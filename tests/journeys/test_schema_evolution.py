@@ -151,7 +151,7 @@ class Job:
             {k: v for k, v in {**blank, **row}.items() if k in columns or k in ("key", "at")}
             for row in self.model
         ]
-        run = LocalRun(self.pipeline(columns, parallelism), self.store)
+        run = LocalRun.start(self.pipeline(columns, parallelism), self.store)
         for commands in epochs:
             for command in commands:
                 self.obey(len(self.commands), command)
@@ -283,7 +283,7 @@ def test_what_cannot_be_read_is_refused_with_its_reason_and_nothing_is_written(
     job.run(FIRST, [KEEPS])
     before = {path: etag for path, etag in listing(job.store).items() if "generation" not in path}
     with pytest.raises(InputError, match=reason):
-        LocalRun(job.pipeline(columns, **options), job.store).step()
+        LocalRun.start(job.pipeline(columns, **options), job.store).step()
     after = {path: etag for path, etag in listing(job.store).items() if "generation" not in path}
     assert after == before
     job.run(FIRST, [KEEPS])

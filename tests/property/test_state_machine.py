@@ -195,7 +195,7 @@ class Job(RuleBasedStateMachine):
 
     def start(self, store: ObjectStore) -> None:
         pipeline = self.pipeline(store)
-        self.run = LocalRun(pipeline, store)
+        self.run = LocalRun.start(pipeline, store)
         self.others = [
             [LevelTask(pipeline, level, index, store) for index in range(self.parallelism)]
             for level in range(1, pipeline.levels + 1)

@@ -19,8 +19,8 @@ from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
 from arroyo_dagster.spark.dataflow.states import for_spark, register_states, state_frame
 from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.coordinator import request_stop
 from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage.remote.open import open_store
 from tests.seeds import soak_seeds
 from tests.word_services import (

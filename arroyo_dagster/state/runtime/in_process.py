@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.model.checkpoints import Checkpoint, StreamProgress, SubtaskCheckpoint
@@ -56,8 +57,8 @@ class RunOutcome:
             epochs=epochs,
             newest=run.base,
             exhausted=exhausted,
-            retention_failures=run.retention_failures,
-            overdue_epochs=run.overdue_epochs,
+            retention_failures=run.retention.failures,
+            overdue_epochs=run.retention.overdue_epochs,
         )
 
     def after(self, before: RunOutcome) -> RunOutcome:
@@ -97,7 +98,7 @@ def run_pipeline(
     """
     if (newest := finished(store, pipeline)) is not None:
         return RunOutcome(epochs=0, newest=newest, exhausted=True)
-    runner = LocalRun(pipeline, store, adopt=adopt)
+    runner = LocalRun.start(pipeline, store, adopt=adopt)
     with contextlib.closing(runner.job):
         return _run(runner, max_epochs, follow, idle_seconds, interval_seconds, on_epoch)
 
@@ -132,33 +133,36 @@ def _run(
 class LocalRun:
     """One run in this process; `step` writes one epoch."""
 
-    def __init__(self, pipeline: Pipeline, store: ObjectStore, *, adopt: bool = False) -> None:
-        self.pipeline = pipeline
-        self._adopt = adopt
-        # Before the start: a refused one must not fence the streaming query that may be running.
-        self.job = JobRun(store, pipeline, accept=self._check_progress)
+    def __init__(self, job: JobRun, offsets: dict[OperatorId, Offset]) -> None:
+        self.job = job
+        self.pipeline = job.pipeline
+        self._offsets = offsets
         self._tasks = [
             [
-                LevelTask(pipeline, level, index, store, as_it_is)
-                for index in range(pipeline.parallelism)
+                LevelTask(job.pipeline, level, index, job.store, as_it_is)
+                for index in range(job.pipeline.parallelism)
             ]
-            for level in range(1, pipeline.levels + 1)
+            for level in range(1, job.pipeline.levels + 1)
         ]
-        with self.job.closed_on_failure():
-            self._offsets: dict[OperatorId, Offset] = {
-                name: self.job.offset(name) or node.source.initial_offset()
-                for name, node in pipeline.sources.items()
-            }
 
-    def _check_progress(self, progress: StreamProgress) -> None:
-        any_run = progress.rolled_back_to is not None
-        if progress.query_id != IN_PROCESS and not any_run and not self._adopt:
-            raise ConflictError(
-                "the job's newest epoch was written by a streaming query",
-                job=self.pipeline.job,
-                recorded_query=progress.query_id,
-                next_step=f"go on with `arroyo-state run --spark`; or {ADOPT}",
-            )
+    @classmethod
+    def start(cls, pipeline: Pipeline, store: ObjectStore, *, adopt: bool = False) -> Self:
+        """Start the next run of a job; arguments and errors as of `run_pipeline`."""
+
+        def accept(progress: StreamProgress) -> None:
+            any_run = progress.rolled_back_to is not None
+            if progress.query_id != IN_PROCESS and not any_run and not adopt:
+                raise ConflictError(
+                    "the job's newest epoch was written by a streaming query",
+                    job=pipeline.job,
+                    recorded_query=progress.query_id,
+                    next_step=f"go on with `arroyo-state run --spark`; or {ADOPT}",
+                )
+
+        # Before the start: a refused one must not fence the streaming query that may be running.
+        job = JobRun.start(store, pipeline, accept=accept)
+        with job.closed_on_failure():
+            return cls(job, job.offsets())
 
     @property
     def exhausted(self) -> bool:

@@ -18,10 +18,10 @@ from arroyo_dagster.dataflow.topics.segments import SegmentSource
 from arroyo_dagster.dataflow.topics.sinks import AppendSink, KeptSink
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.coordinator import request_stop
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
 from tests.stories import outcome, run_story, write_story
 
@@ -149,7 +149,7 @@ def test_another_run_takes_over_and_the_first_is_told(store: MemoryStore, tmp_pa
 
     def on_epoch(pipeline: Pipeline, checkpoint: Any) -> None:
         if not others:
-            others.append(LocalRun(pipelines[1], store))
+            others.append(LocalRun.start(pipelines[1], store))
 
     with pytest.raises(ConflictError):
         run_dataflow(pipelines, store, between=between, on_epoch=on_epoch)
