@@ -43,7 +43,11 @@ from arroyo_dagster.state.operations.compaction.execute import OnProgress, Progr
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.compaction.plan import plan_compaction
 from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
-from arroyo_dagster.state.operations.compaction.rewrite import plan_rewrite_of, rewrite_job
+from arroyo_dagster.state.operations.compaction.rewrite import (
+    RewriteOptions,
+    plan_rewrite,
+    run_rewrite,
+)
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     ListedJob,
     is_arroyos,
@@ -184,8 +188,7 @@ def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
     store = open_to_read(url)
     paths = find_job(store, job)
     if is_arroyos(store, paths):
-        rewrite = _rewritten(store, paths, given, yes=False)
-        show_rewrite(rewrite, yes=False, as_json=as_json, in_full=True)
+        show_rewrite(_plan_rewrite(store, paths, given), yes=False, as_json=as_json, in_full=True)
         return
     found = plan_compaction(store, paths, _settings(given))
     if as_json:
@@ -220,7 +223,7 @@ def forecast(
     for one in paths:
         try:
             if is_arroyos(store, one):
-                plans.append(plan_rewrite_of(store, one, JobDirectory(), settings, sampled=sample))
+                plans.append(plan_rewrite(store, one, JobDirectory(), settings, sampled=sample))
             else:
                 plans.append(plan_compaction(store, one, settings, sampled=sample))
         except ArroyoStateError as error:
@@ -325,9 +328,11 @@ def run(
     listed = _listed_together(store, chosen) if yes and len(chosen) > 1 else {}
     for paths in chosen:
         try:
-            if is_arroyos(store, paths):
+            if is_arroyos(store, paths) and yes:
                 since = listed.get(paths)
-                outcomes.append(_rewritten(store, paths, given, yes=yes, spark=spark, since=since))
+                outcomes.append(_rewrite(store, paths, given, spark=spark, since=since))
+            elif is_arroyos(store, paths):
+                outcomes.append(_plan_rewrite(store, paths, given))
             elif yes:
                 with _progress(paths, shown=not as_json) as told:
                     options = CompactionOptions(wait_seconds=wait, on_progress=told)
@@ -369,26 +374,27 @@ def _sleep_and_say(paths: JobPaths) -> Callable[[float], None]:
     return sleep
 
 
-def _rewritten(
+def _plan_rewrite(store: ObjectStore, paths: JobPaths, given: dict[str, Any]) -> RewriteOutcome:
+    directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
+    return RewriteOutcome.of_plan(plan_rewrite(store, paths, directory, _settings(given)))
+
+
+def _rewrite(
     store: ObjectStore,
     paths: JobPaths,
     given: dict[str, Any],
     *,
-    yes: bool,
-    spark: bool = False,
-    since: ListedJob | None = None,
+    spark: bool,
+    since: ListedJob | None,
 ) -> RewriteOutcome:
-    return rewrite_job(
-        store,
-        paths,
-        directory_of(given["api"], given["database"], given["assume"], given["token"]),
-        _settings(given),
-        run=runner(spark=spark and yes),
+    directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
+    options = RewriteOptions(
+        run=runner(spark=spark),
         quiet_seconds=given["quiet"],
         quiet_since=since,
-        dry_run=not yes,
         sleep=_sleep_and_say(paths),
     )
+    return run_rewrite(store, paths, directory, _settings(given), options)
 
 
 def _compact(

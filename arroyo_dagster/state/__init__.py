@@ -34,6 +34,11 @@ if TYPE_CHECKING:
         CheckpointState,
         OperatorCheckpoint,
     )
+    from arroyo_dagster.state.model.compaction import (
+        CompactionPlan,
+        CompactionPolicy,
+        CompactionSettings,
+    )
     from arroyo_dagster.state.model.garbage import PlanKind, Retention
     from arroyo_dagster.state.model.ids import (
         Epoch,
@@ -71,13 +76,29 @@ if TYPE_CHECKING:
         summarise_jobs,
     )
     from arroyo_dagster.state.operations.catalog.query import describe_epoch, read_rows
+    from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
     from arroyo_dagster.state.operations.compaction.maintenance_window import (
         WindowOptions,
         recover_window,
         run_window,
     )
-    from arroyo_dagster.state.operations.compaction.rewrite import plan_rewrite_of, rewrite_job
-    from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
+    from arroyo_dagster.state.operations.compaction.plan import plan_compaction
+    from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
+    from arroyo_dagster.state.operations.compaction.rewrite import (
+        RewriteOptions,
+        plan_rewrite,
+        plan_rewrite_of,
+        rewrite_job,
+        run_rewrite,
+    )
+    from arroyo_dagster.state.operations.compaction.rewrite_undo import (
+        UndoOptions,
+        UndoOutcome,
+        UndoPlan,
+        plan_undo,
+        run_undo,
+        undo_rewrite,
+    )
     from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome, collect, run_gc
     from arroyo_dagster.state.operations.gc.pins import pin_epoch, unpin_epochs
     from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_collection, plan_gc
@@ -148,6 +169,11 @@ __all__ = [
     "CheckpointState",
     "Codec",
     "Collector",
+    "CompactionOptions",
+    "CompactionOutcome",
+    "CompactionPlan",
+    "CompactionPolicy",
+    "CompactionSettings",
     "DataOperation",
     "DeleteKey",
     "DeleteTimeKey",
@@ -186,6 +212,7 @@ __all__ = [
     "PipelineId",
     "PlanKind",
     "Retention",
+    "RewriteOptions",
     "RewriteOutcome",
     "RewritePlan",
     "RollbackOutcome",
@@ -206,6 +233,9 @@ __all__ = [
     "TableSource",
     "TaskInfo",
     "UncachedKeyValueView",
+    "UndoOptions",
+    "UndoOutcome",
+    "UndoPlan",
     "VersionInfo",
     "WindowLimits",
     "WindowOptions",
@@ -231,18 +261,24 @@ __all__ = [
     "open_store",
     "pin_epoch",
     "plan_collection",
+    "plan_compaction",
     "plan_gc",
+    "plan_rewrite",
     "plan_rewrite_of",
     "plan_rollback",
+    "plan_undo",
     "range_for_server",
     "read_rows",
     "recover_window",
     "register_table",
     "request_stop",
     "rewrite_job",
+    "run_compaction",
     "run_gc",
     "run_pipeline",
+    "run_rewrite",
     "run_rollback",
+    "run_undo",
     "run_window",
     "server_for_hash",
     "summarise_jobs",
@@ -309,11 +345,32 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "describe_epoch",
         "read_rows",
     ),
+    "model.compaction": (
+        "CompactionPlan",
+        "CompactionPolicy",
+        "CompactionSettings",
+    ),
+    "operations.compaction.job": (
+        "CompactionOptions",
+        "run_compaction",
+    ),
+    "operations.compaction.plan": ("plan_compaction",),
+    "operations.compaction.publish": ("CompactionOutcome",),
     "operations.compaction.rewrite": (
+        "RewriteOptions",
+        "plan_rewrite",
         "plan_rewrite_of",
         "rewrite_job",
+        "run_rewrite",
     ),
-    "operations.compaction.rewrite_undo": ("undo_rewrite",),
+    "operations.compaction.rewrite_undo": (
+        "UndoOptions",
+        "UndoOutcome",
+        "UndoPlan",
+        "plan_undo",
+        "run_undo",
+        "undo_rewrite",
+    ),
     "operations.compaction.maintenance_window": (
         "WindowOptions",
         "recover_window",

@@ -52,8 +52,8 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
-from arroyo_dagster.state.operations.compaction.rewrite import rewrite_job
-from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
+from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
+from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOptions, run_undo
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
@@ -473,16 +473,18 @@ def rewrite(world: World, process: Process, paths: JobPaths, controller: Any) ->
             yield RewrittenPart(merged=merged, rows_in=1, rows_out=1)
 
     try:
-        done = rewrite_job(
+        done = run_rewrite(
             Hands(world, process),  # type: ignore[arg-type]
             paths,
             directory(controller),
             QUICK,
-            run=written,
-            owner=process.name,
-            quiet_seconds=0,
-            verify_level=0,
-            clock=_clock_of(world, process),
+            RewriteOptions(
+                run=written,
+                owner=process.name,
+                quiet_seconds=0,
+                verify_level=0,
+                clock=_clock_of(world, process),
+            ),
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
@@ -494,8 +496,11 @@ def put_back(world: World, process: Process, paths: JobPaths, controller: Any) -
     """The last rewrite undone."""
     hands: Any = Hands(world, process)
     try:
-        done = undo_rewrite(
-            hands, paths, directory(controller), owner=process.name, clock=_clock_of(world, process)
+        done = run_undo(
+            hands,
+            paths,
+            directory(controller),
+            UndoOptions(owner=process.name, clock=_clock_of(world, process)),
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")

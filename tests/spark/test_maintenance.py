@@ -24,7 +24,7 @@ from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.operations.compaction.execute import Progress
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
-from arroyo_dagster.state.operations.compaction.rewrite import rewrite_job
+from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import FaultInjecting
@@ -121,12 +121,18 @@ def test_a_stopped_job_of_arroyos_is_rewritten_by_workers(
     job, store = _arroyo_job(tmp_path, layout)
     before = content(job.store, job.paths)
     run = rewrites_on_spark(lambda: session)
-    outcome = rewrite_job(store, job.paths, stopped(job.paths), FULL, run=run, quiet_seconds=0)
+    outcome = run_rewrite(
+        store, job.paths, stopped(job.paths), FULL, RewriteOptions(run=run, quiet_seconds=0)
+    )
     assert outcome.published
-    here = rewrite_job(job.store, job.paths, stopped(job.paths), FULL, quiet_seconds=0)
+    here = run_rewrite(
+        job.store, job.paths, stopped(job.paths), FULL, RewriteOptions(quiet_seconds=0)
+    )
     assert [part.after for part in outcome.parts] == [part.after for part in here.parts]
     expect_whole(store, job, before, "on Spark")
-    again = rewrite_job(store, job.paths, stopped(job.paths), FULL, run=run, quiet_seconds=0)
+    again = run_rewrite(
+        store, job.paths, stopped(job.paths), FULL, RewriteOptions(run=run, quiet_seconds=0)
+    )
     assert not again.published
 
 
@@ -141,9 +147,13 @@ def test_a_fault_somewhere_leaves_a_job_of_arroyos_that_restores_the_same(
     at, late = chance.randint(1, 14), chance.choice(["before", "after"])
     faulty = FaultInjecting(store, fail_at=at, mode=late)  # type: ignore[arg-type]
     with contextlib.suppress(StorageError, ConflictError):
-        rewrite_job(faulty, job.paths, stopped(job.paths), FULL, run=run, quiet_seconds=0)
+        run_rewrite(
+            faulty, job.paths, stopped(job.paths), FULL, RewriteOptions(run=run, quiet_seconds=0)
+        )
     expect_whole(store, job, before, f"change {at} failed, {late}")
-    rewrite_job(store, job.paths, stopped(job.paths), FULL, run=run, quiet_seconds=0)
+    run_rewrite(
+        store, job.paths, stopped(job.paths), FULL, RewriteOptions(run=run, quiet_seconds=0)
+    )
     expect_whole(store, job, before, "done again")
 
 

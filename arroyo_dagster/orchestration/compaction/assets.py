@@ -10,7 +10,11 @@ from pydantic import Field
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.catalog.checks import RESTORABLE, check_result, kept_verdict
-from arroyo_dagster.orchestration.compaction.rewrite import is_arroyos, rewritten_events
+from arroyo_dagster.orchestration.compaction.rewrite import (
+    RewriteStep,
+    is_arroyos,
+    rewritten_events,
+)
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure, of_selected
 from arroyo_dagster.orchestration.partitions import job_of
@@ -191,13 +195,15 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
                         context,
                         paths,
                         key,
-                        config.settings(),
-                        store=arroyo_store,
-                        directory=arroyo_directory,
-                        runner=runner,
-                        checks=checks,
-                        quiet_seconds=config.quiet_seconds,
-                        dry_run=config.dry_run,
+                        RewriteStep(
+                            store=arroyo_store,
+                            directory=arroyo_directory,
+                            runner=runner,
+                            settings=config.settings(),
+                            quiet_seconds=config.quiet_seconds,
+                            dry_run=config.dry_run,
+                        ),
+                        checks,
                     )
                     if is_arroyos(arroyo_store, paths)
                     else _compacted_events(paths, config, arroyo_store, runner, context, key)

@@ -42,13 +42,14 @@ from arroyo_dagster.state.model.maintenance_window import (
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, JobSource
 from arroyo_dagster.state.operations.compaction.rewrite import (
+    RewriteOptions,
     RunRewrites,
-    plan_rewrite_of,
+    plan_rewrite,
     rewrite_here,
-    rewrite_job,
+    run_rewrite,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import check_restorable
-from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
+from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOptions, run_undo
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -317,7 +318,7 @@ class _Window:
             self.options.sleep(POLL_SECONDS)
 
     def plan(self) -> RewritePlan:
-        return plan_rewrite_of(self.store, self.paths, self.directory, self.options.settings)
+        return plan_rewrite(self.store, self.paths, self.directory, self.options.settings)
 
     def check_may_stop(self, facts: JobFacts) -> None:
         if facts.condition is not JobCondition.RUNNING or facts.pipeline is None:
@@ -477,11 +478,7 @@ class _Window:
         options = self.options
 
         def rewrite() -> RewriteOutcome:
-            return rewrite_job(
-                self.store,
-                self.paths,
-                self.directory,
-                options.settings,
+            how = RewriteOptions(
                 run=options.run,
                 owner=options.owner,
                 quiet_seconds=quiet_seconds,
@@ -489,6 +486,7 @@ class _Window:
                 sleep=options.sleep,
                 cancelled=lambda: over.is_set() or self.seconds_left(until_micros) <= 0,
             )
+            return run_rewrite(self.store, self.paths, self.directory, options.settings, how)
 
         found = _within(rewrite, max(0.0, self.seconds_left(until_micros)) + _GRACE_SECONDS, over)
         files = f"{found.plan.before.files} files became {found.after.files}"
@@ -551,15 +549,13 @@ class _Window:
     def put_back(self) -> bool:
         """Put the metadata back that the job had before."""
         try:
-            undone = undo_rewrite(
-                self.store,
-                self.paths,
-                self.directory,
+            options = UndoOptions(
                 owner=self.options.owner,
                 lease_wait_seconds=EXPIRED_SECONDS,
                 clock=self.options.clock,
                 sleep=self.options.sleep,
             )
+            undone = run_undo(self.store, self.paths, self.directory, options)
         except ArroyoStateError as error:
             self.failed("could not put the old state back", error)
             return False
