@@ -131,14 +131,15 @@ def unpin_epochs(
                 epoch=unknown[0],
                 next_step="list the pinned ones with `arroyo-state pins`; nothing was changed",
             )
-        return replace(
-            found,
-            pins=tuple(
-                replace(one, released=True) if one.epoch in wanted else one for one in found.pins
-            ),
-        )
+        return release(found, epochs=wanted)
 
     return change_retained(store, paths, remove, owner=owner, clock=clock)
+
+
+def release(kept: Retained, *, epochs: Collection[Epoch]) -> Retained:
+    """The pins with these lifted: they go on explaining the gap that their epochs leave."""
+    pins = (replace(pin, released=True) if pin.epoch in epochs else pin for pin in kept.pins)
+    return replace(kept, pins=tuple(pins))
 
 
 def change_retained(
