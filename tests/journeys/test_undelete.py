@@ -17,7 +17,7 @@ from arroyo_dagster.state.model import objects
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import read_retained, unpin_epochs
+from arroyo_dagster.state.operations.gc.pins import read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.steps import Pace
@@ -97,7 +97,7 @@ def test_a_removal_that_two_runs_finished_comes_back_whole_by_either_of_their_na
     several = 0
     for store in stopped_anywhere(start, paths, lambda: dead(**{str(paths.root): "gone"}), clock):
         assert its_own(store, paths) == {}
-        names = read_retained(store, paths).quarantines
+        names = read_pins(store, paths).quarantines
         several += len(names) > 1
         for name in names:
             other = copied(store, clock=clock, keep_times=True)
@@ -123,7 +123,7 @@ def test_epochs_that_two_runs_expired_between_them_come_back(kind: str) -> None:
     said = {} if kind == "ours" else {str(paths.root): "stopped"}
     several = 0
     for store in stopped_anywhere(start, paths, lambda: expiry(2, **said), clock):
-        names = read_retained(store, paths).quarantines
+        names = read_pins(store, paths).quarantines
         several += len(names) > 1
         for name in names:
             other = copied(store, clock=clock, keep_times=True)
@@ -139,7 +139,7 @@ def test_a_job_goes_on_from_its_newest_epoch_after_either_quarantine_came_back()
     start = begun(4, clock, **SMALL)
     clock.days(4)
     for store in stopped_anywhere(start, PATHS, lambda: dead(**{str(PATHS.root): "gone"}), clock):
-        name = read_retained(store, PATHS).quarantines[-1]
+        name = read_pins(store, PATHS).quarantines[-1]
         undelete(store, PATHS, name, yes=True, clock=clock, sleep=clock.seconds)
         run_word_job(store, **{**JOB, **SMALL}, max_epochs=1)
         restorable(store, PATHS, 4, 5)
@@ -198,7 +198,7 @@ def test_epochs_that_cannot_come_back_are_named_before_anything_does() -> None:
     clock.days(4)
     told = 0
     for store in stopped_anywhere(start, PATHS, lambda: dead(**{str(PATHS.root): "gone"}), clock):
-        names = read_retained(store, PATHS).quarantines
+        names = read_pins(store, PATHS).quarantines
         if len(names) < 2:
             continue
         clock.days(1)
@@ -258,17 +258,17 @@ def test_an_epoch_that_a_writer_breaks_before_it_reads_the_pins_stays_away() -> 
     start = begun(5, clock, **SMALL)
     broken = 0
     for store in stopped_anywhere(start, PATHS, lambda: expiry(3), clock, go_on=False):
-        for name in read_retained(store, PATHS).quarantines:
+        for name in read_pins(store, PATHS).quarantines:
             moved = plan_undelete(store, PATHS, name).objects
             heads = [one for one in moved if one.path.name.endswith(".record")]
             pairs = {one.path: _manifest_of(store, one.copy) for one in heads}
             in_place = {head: ref for head, ref in pairs.items() if store.head(ref) is not None}
-            writer = DeletedBefore(store, PATHS.retained, [*in_place, *in_place.values()])
+            writer = DeletedBefore(store, PATHS.job_pins, [*in_place, *in_place.values()])
             back = undelete(writer, PATHS, name, yes=True, clock=clock, sleep=clock.seconds)
             there = _epochs(store)
             assert {3, 4, 5} <= {*there}
             whole(store, PATHS, *there)
-            assert read_retained(store, PATHS).pinned == {
+            assert read_pins(store, PATHS).pinned == {
                 n for n in there if PATHS.epoch_record(Epoch(n)) in {one.path for one in back}
             }
             broken += bool(in_place)

@@ -16,11 +16,11 @@ from arroyo_dagster.state.codec.references import manifest_references, operator_
 from arroyo_dagster.state.metadata.backend import ParquetBackend, delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, wall_clock
 from arroyo_dagster.state.model.garbage import (
+    JobPins,
     Moved,
     Pin,
     Quarantined,
     References,
-    Retained,
     UndeletePlan,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -31,13 +31,13 @@ from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import (
     may_be_going,
-    put_retained,
-    read_retained,
+    put_pins,
+    read_pins,
     release,
 )
 from arroyo_dagster.state.operations.gc.plan import Clock
 from arroyo_dagster.state.operations.gc.root_reader import Reader
-from arroyo_dagster.state.operations.gc.split_epochs import come_back_together
+from arroyo_dagster.state.operations.gc.split_epochs import linked_quarantines
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -48,7 +48,7 @@ def plan_undelete(store: ObjectStore, paths: JobPaths, name: str) -> UndeletePla
     Raises:
         NotFoundError: there is no such quarantine.
     """
-    found = come_back_together(store, paths, _known(store, paths, name), name)
+    found = linked_quarantines(store, paths, _known(store, paths, name), name)
     return _that_are_whole(store, paths, found, name)
 
 
@@ -127,18 +127,18 @@ def _pinned_plan(
     A writer may delete what an epoch needs, and what lies in place, until it has read the pins. So
     the plan is made again behind them; epochs that are not whole any more are unpinned.
     """
-    before = read_retained(held, paths).pinned
+    before = read_pins(held, paths).pinned
     pins: set[Epoch] = set()
     plan = plan_undelete(held, paths, name)
     while more := sorted(_epochs_of(paths, plan.objects) - pins):
         pins.update(more)
-        put_retained(held, paths, functools.partial(_pin, epochs=more, owner=owner, now=clock()))
+        put_pins(held, paths, functools.partial(_pin, epochs=more, owner=owner, now=clock()))
         if may_be_going(held, paths, more[0]):
             sleep(IN_FLIGHT_GRACE_SECONDS)
         plan = plan_undelete(held, paths, name)
     lost = pins - _epochs_of(paths, plan.objects) - before
     if lost:
-        put_retained(held, paths, functools.partial(release, epochs=lost))
+        put_pins(held, paths, functools.partial(release, epochs=lost))
     return plan
 
 
@@ -229,7 +229,7 @@ def _is_whole(
 
 def _known(store: ObjectStore, paths: JobPaths, name: str) -> Sequence[Quarantined]:
     """The quarantines of the job, of which this is one."""
-    _, known = Reader(store, paths).retained()
+    _, known = Reader(store, paths).job_pins()
     if name not in (one.name for one in known):
         raise NotFoundError(
             "there is no such quarantine",
@@ -279,7 +279,7 @@ def _epoch_of(paths: JobPaths, one: Moved) -> Epoch | None:
     return name.epoch if name.kind in (ObjectKind.RECORD, ObjectKind.CHECKPOINT) else None
 
 
-def _pin(kept: Retained, *, epochs: Sequence[Epoch], owner: str, now: int) -> Retained:
+def _pin(kept: JobPins, *, epochs: Sequence[Epoch], owner: str, now: int) -> JobPins:
     more = (
         Pin(epoch=epoch, owner=owner, pinned_at_micros=now, reason="brought back")
         for epoch in epochs
