@@ -467,7 +467,9 @@ class BackendReader:
         starting = WorkerGeneration(fence.worker_generation + 1)
         # A start raises the fence before it looks, so that it may claim.
         raised = replace(fence, worker_generation=starting)
-        facts: dict[StatePath, recovery.Record | None] = {self.paths.current_generation: raised}
+        facts: dict[StatePath, recovery.MetadataRecord | None] = {
+            self.paths.current_generation: raised
+        }
         while True:
             found = recovery.resolve(self.paths, starting, facts, now_micros=0, as_arroyo=True)
             if not isinstance(found, recovery.Need):
@@ -499,7 +501,7 @@ class BackendReader:
 
     # ---- plumbing --------------------------------------------------------------------------------
 
-    def _fact(self, path: StatePath) -> recovery.Record | None:
+    def _fact(self, path: StatePath) -> recovery.MetadataRecord | None:
         record = self._optional(path, decode_by_name)
         # Only writers ask for facts; readers take what a later release wrote, and report it.
         recovery.check_versions(path, record)
@@ -551,7 +553,7 @@ def restore_or_roll_back(paths: JobPaths, checkpoint: Checkpoint, what: str) -> 
     return f"bring the {what} back, or go back to an older epoch: `{command}` lists them"
 
 
-def decode_by_name(data: bytes, path: str) -> recovery.Record:
+def decode_by_name(data: bytes, path: str) -> recovery.MetadataRecord:
     """Decode a record of the protocol layout by what its name says it is."""
     name = path.rpartition("/")[2]
     if name == "checkpoint-manifest.pb":
