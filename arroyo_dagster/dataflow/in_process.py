@@ -18,9 +18,9 @@ from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage.store import ObjectStore
 
-OnEpoch = Callable[[Pipeline, Checkpoint], None]
+OnPipelineEpoch = Callable[[Pipeline, Checkpoint], None]
 
-_LOOK_SECONDS = 0.05
+_STOP_POLL_SECONDS = 0.05
 """How often a pause looks whether the run is to stop."""
 
 
@@ -49,7 +49,7 @@ def run_dataflow(
     idle_seconds: float = 0.2,
     interval_seconds: float = 0.0,
     stop: Callable[[], bool] = lambda: False,
-    on_epoch: OnEpoch | None = None,
+    on_epoch: OnPipelineEpoch | None = None,
 ) -> DataflowOutcome:
     """Run the services of a dataflow, each from its newest checkpoint on.
 
@@ -76,7 +76,7 @@ def run_dataflow(
     with contextlib.ExitStack() as held:
         # All start before the first step: what an epoch of another run left to be committed is
         # there then, whichever service reads it.
-        told = _telling(between, on_epoch)
+        told = _notes_between(between, on_epoch)
         runs: list[_Running] = []
         for pipeline in pipelines:
             run = LocalRun.start(pipeline, store)
@@ -86,16 +86,18 @@ def run_dataflow(
         return rounds.run(max_rounds, until_idle, idle_seconds, interval_seconds)
 
 
-def _telling(between: Sequence[SegmentSource], on_epoch: OnEpoch | None) -> OnEpoch:
+def _notes_between(
+    between: Sequence[SegmentSource], on_epoch: OnPipelineEpoch | None
+) -> OnPipelineEpoch:
     """Tell topics between services what was read of them, then whoever asked."""
 
-    def tell(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
+    def note_epoch(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
         for source in between:
             source.note(pipeline.job, checkpoint)
         if on_epoch is not None:
             on_epoch(pipeline, checkpoint)
 
-    return tell
+    return note_epoch
 
 
 @contextlib.contextmanager
@@ -117,7 +119,7 @@ class _Running:
     def __init__(
         self,
         run: LocalRun,
-        on_epoch: OnEpoch,
+        on_epoch: OnPipelineEpoch,
     ) -> None:
         self.pipeline = run.pipeline
         self._run = run
@@ -220,4 +222,4 @@ class _Rounds:
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._stop():
-            time.sleep(min(left, _LOOK_SECONDS))
+            time.sleep(min(left, _STOP_POLL_SECONDS))

@@ -42,7 +42,7 @@ from arroyo_dagster.state.planning.restore.batch_identity import (
     carried_progress,
 )
 from arroyo_dagster.state.runtime.coordinator import JobRun, finished
-from arroyo_dagster.state.runtime.exchange import WATERMARK, Chunk
+from arroyo_dagster.state.runtime.exchange import WATERMARK, ExchangeChunk
 from arroyo_dagster.state.runtime.in_process import IN_PROCESS, OnEpoch, RunOutcome
 from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _POLL_SECONDS = 0.1
-_LOOK_SECONDS = 1.0
+_STOP_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,8 @@ class SparkRun:
         given = options.checkpoint_location
         log = _QueryLog(
             pipeline.job,
-            given or f"{default_location(store, pipeline.paths.ours)}/{uuid.uuid4().hex[:16]}",
+            given
+            or f"{default_location(store, pipeline.paths.maintenance)}/{uuid.uuid4().hex[:16]}",
             given=given is not None,
             adopt=options.adopt,
         )
@@ -250,7 +251,7 @@ class SparkRun:
         looked = time.monotonic()
         while query.isActive and not self._done and self._failure is None:
             time.sleep(_POLL_SECONDS)
-            if time.monotonic() - looked < _LOOK_SECONDS or not self._idle(query):
+            if time.monotonic() - looked < _STOP_POLL_SECONDS or not self._idle(query):
                 continue
             looked = time.monotonic()
             if not self._follow or self.job.stop_requested():
@@ -371,7 +372,7 @@ class SparkRun:
         )
 
 
-def _nudges(pipeline: Pipeline) -> Iterator[Chunk]:
+def _nudges(pipeline: Pipeline) -> Iterator[ExchangeChunk]:
     for level in range(1, pipeline.levels + 1):
         for subtask in range(pipeline.parallelism):
-            yield Chunk(level, subtask, WATERMARK, 0, b"")
+            yield ExchangeChunk(level, subtask, WATERMARK, 0, b"")

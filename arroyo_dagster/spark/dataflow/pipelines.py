@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _ASK_AGAIN_SECONDS = 0.5
-_LOOK_SECONDS = 0.2
+_STOP_POLL_SECONDS = 0.2
 OnServiceEpoch = Callable[[Pipeline, Checkpoint], None]
 
 
@@ -105,7 +105,7 @@ class _Environment:
 class _Together:
     def __init__(self, shared: _Environment) -> None:
         self._shared = shared
-        self._told = threading.Lock()
+        self._noting = threading.Lock()
         self._application = uuid.uuid4().hex
 
     def in_turn(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
@@ -150,8 +150,8 @@ class _Together:
                 one.paths.root: pool.submit(self._run, one) for one in pipelines
             }
             going = set(runs.values())
-            while going and not self._shared.stop() and _lands(staging):
-                done, going = wait(going, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
+            while going and not self._shared.stop() and _is_staging(staging):
+                done, going = wait(going, timeout=_STOP_POLL_SECONDS, return_when=FIRST_EXCEPTION)
                 if any(run.exception() is not None for run in done):
                     break
             self._stop([one for one in pipelines if runs[one.paths.root] in going], runs)
@@ -182,14 +182,14 @@ class _Together:
             self._shared.store,
             options,
             follow=self._shared.follow,
-            on_epoch=lambda checkpoint: self._tell(pipeline, checkpoint),
+            on_epoch=lambda checkpoint: self._note_epoch(pipeline, checkpoint),
             application=self._application,
         )
         with contextlib.closing(run.job):
             return run.run(self._shared.session)
 
-    def _tell(self, pipeline: Pipeline, checkpoint: Checkpoint) -> None:
-        with self._told:
+    def _note_epoch(self, pipeline: Pipeline, checkpoint: Checkpoint) -> None:
+        with self._noting:
             for source in self._shared.between:
                 source.note(pipeline.job, checkpoint)
             if self._shared.topics is not None:
@@ -198,7 +198,7 @@ class _Together:
                 self._shared.on_epoch(pipeline, checkpoint)
 
 
-def _lands(staging: Sequence[StreamingQuery]) -> bool:
+def _is_staging(staging: Sequence[StreamingQuery]) -> bool:
     return all(query.isActive for query in staging)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.reader import bring_back_or_go_back
+from arroyo_dagster.state.metadata.reader import restore_or_roll_back
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.compaction import (
     CompactionPlan,
@@ -106,7 +106,7 @@ def merge_tasks(
             parallelism=plan.parallelism or operators[merge.operator].parallelism,
             config=operators[merge.operator].configs[merge.table],
             merge=merge,
-            part_bytes=settings.part_bytes,
+            shard_bytes=settings.part_bytes,
         )
         for merge in plan.merges
     ]
@@ -133,7 +133,7 @@ def compaction_facts(store: ObjectStore, paths: JobPaths) -> CompactionFacts:
             job=paths.root,
             epoch=checkpoint.epoch,
             path=missing[0],
-            next_step=f"{bring_back_or_go_back(paths, checkpoint, 'file')}; if the job runs, run "
+            next_step=f"{restore_or_roll_back(paths, checkpoint, 'file')}; if the job runs, run "
             "it again: this epoch may just have expired",
         )
     whole = [

@@ -24,7 +24,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import (
     RewriteOutcome,
     RewritePlan,
-    RewrittenPart,
+    RewriteShard,
     TableRewrite,
 )
 from arroyo_dagster.state.model.tables import (
@@ -41,8 +41,8 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     check_may,
     check_not_cancelled,
     check_restorable,
-    look_at,
     table_facts,
+    take_snapshot,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_publish import Publication, publish
 from arroyo_dagster.state.planning.compaction.rewrite import (
@@ -53,7 +53,7 @@ from arroyo_dagster.state.planning.compaction.rewrite import (
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_part
 
-RunRewrites = Callable[[ObjectStore, Sequence[RewriteTask]], Iterable[RewrittenPart | LeftOut]]
+RunRewrites = Callable[[ObjectStore, Sequence[RewriteTask]], Iterable[RewriteShard | LeftOut]]
 QUIET_SECONDS = 60.0
 _LONG_AGO = 10
 """A job that stopped so many quiet times ago is quiet, if its objects are the same in the end."""
@@ -61,7 +61,7 @@ _LONG_AGO = 10
 
 def rewrite_here(
     store: ObjectStore, tasks: Sequence[RewriteTask]
-) -> Iterable[RewrittenPart | LeftOut]:
+) -> Iterable[RewriteShard | LeftOut]:
     """Carry out the parts in this process, one after the other."""
     return (rewrite_part(store, task) for task in tasks)
 
@@ -91,7 +91,7 @@ def plan_rewrite(
         NotFoundError: the job has no checkpoint.
         FormatError: a file that it lists is missing.
     """
-    snapshot, settings = look_at(store, paths, directory), settings or CompactionSettings()
+    snapshot, settings = take_snapshot(store, paths, directory), settings or CompactionSettings()
     facts = table_facts(store, snapshot)
     plan = _plan(snapshot, facts, settings)
     return _sampled(store, paths, snapshot, facts, plan, settings) if sampled else plan
@@ -151,7 +151,7 @@ class RewriteOptions:
         clock: microseconds since 1970 in UTC, by this machine.
         run: carries the parts out; in this process, or on Spark.
         cancelled: whether to give up; asked between the parts and before each change of metadata.
-        on_part: called with every part that is done, before it is judged, and how many are left.
+        on_shard: called with every part that is done, before it is judged, and how many are left.
         on_published: called with what was published, before an interrupt can come in between.
     """
 
@@ -165,7 +165,7 @@ class RewriteOptions:
     sleep: Callable[[float], None] = time.sleep
     run: RunRewrites = rewrite_here
     cancelled: Callable[[], bool] = lambda: False
-    on_part: Callable[[RewrittenPart | LeftOut, int], None] = lambda part, left: None
+    on_shard: Callable[[RewriteShard | LeftOut, int], None] = lambda part, left: None
     on_published: Callable[[RewriteOutcome], None] = lambda outcome: None
 
 
@@ -198,7 +198,7 @@ def run_rewrite(
         NotFoundError, FormatError: the epoch, or a file of it, is missing or broken.
     """
     settings, chosen = settings or CompactionSettings(), options or RewriteOptions()
-    snapshot = look_at(store, paths, directory)
+    snapshot = take_snapshot(store, paths, directory)
     fresh = _fresh(_plan(snapshot, table_facts(store, snapshot), settings), plan)
     if not fresh.tables:
         return RewriteOutcome.of_plan(fresh)
@@ -212,7 +212,7 @@ def run_rewrite(
         sleep=chosen.sleep,
     ) as held:
         # Whoever held the lease before may have done some of it.
-        snapshot = look_at(held, paths, directory)
+        snapshot = take_snapshot(held, paths, directory)
         check_may(paths, snapshot)
         facts = table_facts(held, snapshot)
         fresh = _fresh(_plan(snapshot, facts, settings), plan)
@@ -276,14 +276,14 @@ def _carried_out(
     snapshot: JobSnapshot,
     plan: RewritePlan,
     options: RewriteOptions,
-) -> tuple[list[RewrittenPart], list[LeftOut]]:
+) -> tuple[list[RewriteShard], list[LeftOut]]:
     tasks = _tasks(paths, snapshot, plan)
-    parts: list[RewrittenPart] = []
+    parts: list[RewriteShard] = []
     left_out: list[LeftOut] = []
     for found in options.run(store, tasks):
-        (parts if isinstance(found, RewrittenPart) else left_out).append(found)  # type: ignore[arg-type]
-        options.on_part(found, len(tasks) - len(parts) - len(left_out))
-        if isinstance(found, RewrittenPart):
+        (parts if isinstance(found, RewriteShard) else left_out).append(found)  # type: ignore[arg-type]
+        options.on_shard(found, len(tasks) - len(parts) - len(left_out))
+        if isinstance(found, RewriteShard):
             check_same(paths, plan.epoch, found)
         check_not_cancelled(paths, options.cancelled)
     if len(parts) + len(left_out) != len(tasks):
