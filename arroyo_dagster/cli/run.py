@@ -84,8 +84,9 @@ def run(
                 max_epochs=epochs,
                 interval_seconds=interval,
                 adopt=adopt,
+                follow=follow,
             )
-            outcome = on_spark.run_pipeline(found, store, options, follow=follow, on_epoch=on_epoch)
+            outcome = on_spark.run_pipeline(found, store, options, on_epoch=on_epoch)
         else:
             outcome = run_in_process(
                 found,

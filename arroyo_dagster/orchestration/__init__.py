@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         MaintenanceRunner,
         SparkRunner,
     )
-    from arroyo_dagster.orchestration.schedules import build_due_schedule
+    from arroyo_dagster.orchestration.schedules import DueOptions, build_due_schedule
     from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "CompactionConfig",
     "DagsterArroyoTranslator",
     "DeadJobsConfig",
+    "DueOptions",
     "GcConfig",
     "InProcessRunner",
     "MaintenanceOptions",
@@ -79,6 +80,7 @@ _MODULES = {
     "as_failure": "failures",
     "build_arroyo_definitions": "definitions",
     "build_checkpoint_sensor": "catalog.sensor",
+    "DueOptions": "schedules",
     "build_due_schedule": "schedules",
 }
 

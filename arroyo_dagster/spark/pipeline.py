@@ -70,6 +70,9 @@ class SparkOptions:
         adopt: go on from the offsets recorded with the states, as new streaming queries.
         max_epochs: stop each job, with a last checkpoint, after so many epochs; None = no end
             of its own.
+        follow: wait for more when the sources have nothing new; else stop then. Several jobs run
+            all at once then, else one after the other, again and again.
+        session: the session to use; started, and stopped at the end, unless given.
     """
 
     master: str | None = None
@@ -78,6 +81,12 @@ class SparkOptions:
     interval_seconds: float = 0.0
     adopt: bool = False
     max_epochs: int | None = None
+    follow: bool = False
+    session: SparkSession | None = None
+
+    def get_session(self) -> tuple[SparkSession, bool]:
+        """The session, and whether whoever asks has to stop it."""
+        return (self.session, False) if self.session else get_session(self.master, self.conf)
 
 
 def run_pipeline(
@@ -85,13 +94,11 @@ def run_pipeline(
     store: ObjectStore,
     options: SparkOptions | None = None,
     *,
-    follow: bool = False,
     on_epoch: OnEpoch | None = None,
 ) -> RunOutcome:
     """Run a pipeline on Spark, from its newest checkpoint on.
 
     Args:
-        follow: wait for more when the sources have nothing new; else stop then.
         on_epoch: called with every epoch once it is published and committed.
 
     Raises:
@@ -103,13 +110,13 @@ def run_pipeline(
     if (newest := finished(store, pipeline)) is not None:
         return RunOutcome(epochs=0, newest=newest, exhausted=True)
     chosen = options or SparkOptions()
-    run = SparkRun.start(pipeline, store, chosen, follow=follow, on_epoch=on_epoch)
+    run = SparkRun.start(pipeline, store, chosen, on_epoch=on_epoch)
     with contextlib.closing(run.job):
-        session, ours = get_session(chosen.master, chosen.conf)
+        session, mine = chosen.get_session()
         try:
             return run.run(session)
         finally:
-            if ours:
+            if mine:
                 session.stop()
 
 
@@ -159,7 +166,6 @@ class SparkRun:
         location: str,
         options: SparkOptions,
         *,
-        follow: bool,
         on_epoch: OnEpoch | None,
         application: str,
     ) -> None:
@@ -170,7 +176,6 @@ class SparkRun:
         self._location = location
         self._options = options
         self._adopt = options.adopt
-        self._follow = follow
         self._on_epoch = on_epoch
         self._run_id = RunId(application, job.pipeline.paths.root)
         self._offsets = job.offsets()
@@ -185,7 +190,6 @@ class SparkRun:
         store: ObjectStore,
         options: SparkOptions,
         *,
-        follow: bool,
         on_epoch: OnEpoch | None,
         application: str | None = None,
     ) -> Self:
@@ -212,7 +216,6 @@ class SparkRun:
                 packed,
                 log.location,
                 options,
-                follow=follow,
                 on_epoch=on_epoch,
                 application=application or uuid.uuid4().hex,
             )
@@ -254,7 +257,7 @@ class SparkRun:
             if time.monotonic() - looked < _STOP_POLL_SECONDS or not self._idle(query):
                 continue
             looked = time.monotonic()
-            if not self._follow or self.job.stop_requested():
+            if not self._options.follow or self.job.stop_requested():
                 return
 
     def _idle(self, query: StreamingQuery) -> bool:

@@ -123,7 +123,6 @@ def _our_seconds(session: Any, folder: Path, path: Path, rows: int) -> list[floa
         _pipeline(path, rows),
         open_store(f"file://{folder}/state"),
         SparkOptions(),
-        follow=False,
         on_epoch=lambda checkpoint: marks.append(time.perf_counter()),
     )
     run.run(session)

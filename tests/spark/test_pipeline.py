@@ -137,7 +137,9 @@ def test_asked_to_stop_while_idle_a_run_writes_a_last_epoch_without_rows(tmp_pat
         if checkpoint.epoch == 2:
             request_stop(store, pipeline.paths, 0)
 
-    outcome = run_pipeline(pipeline, store, follow=True, on_epoch=stop_behind_the_second)
+    outcome = run_pipeline(
+        pipeline, store, SparkOptions(follow=True), on_epoch=stop_behind_the_second
+    )
     assert outcome.newest is not None
     assert outcome.newest.progress is not None
     assert (outcome.newest.epoch, outcome.newest.progress.final) == (3, True)

@@ -16,7 +16,6 @@ from arroyo_dagster.dataflow.topics.segments import SegmentSource, note_ends
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.spark.dataflow.topics import SparkTopics
 from arroyo_dagster.spark.pipeline import SparkOptions, SparkRun
-from arroyo_dagster.spark.session import get_session
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.runtime.coordinator import finished
 from arroyo_dagster.state.runtime.in_process import RunOutcome
@@ -36,27 +35,24 @@ OnServiceEpoch = Callable[[Pipeline, Checkpoint], None]
 def run_pipelines(
     pipelines: Sequence[Pipeline],
     store: ObjectStore,
-    *,
     options: SparkOptions | None = None,
-    follow: bool = False,
+    *,
     topics: SparkTopics | None = None,
     between: Sequence[SegmentSource] = (),
     stop: Callable[[], bool] = lambda: False,
     on_epoch: OnServiceEpoch | None = None,
-    session: SparkSession | None = None,
 ) -> dict[str, RunOutcome]:
     """Run pipelines of one application, from their newest checkpoints on.
 
     Args:
         pipelines: those that others read from first.
-        follow: all at once, until each has ended or was asked to stop; else one after the other,
-            again and again until none of them has anything new.
+        options: with `follow` they run all at once, until each has ended or was asked to stop; else
+            one after the other, again and again until none of them has anything new.
         topics: those that are bound to Spark's sources, to be read meanwhile.
         between: the sources of topics that pipelines write themselves.
         stop: asked now and then; True = every run writes a last checkpoint and ends.
         on_epoch: called with every epoch once it is published and committed; from one thread at a
             time.
-        session: the session to use; started, and stopped at the end, unless given.
 
     Returns:
         By the job's root, how its run ended.
@@ -66,25 +62,24 @@ def run_pipelines(
             asked to stop with a checkpoint, and did.
     """
     chosen = options or SparkOptions()
-    found, ours = (session, False) if session else get_session(chosen.master, chosen.conf)
+    found, mine = chosen.get_session()
     try:
         together = _Together(
             _Environment(
                 session=found,
                 store=store,
                 options=chosen,
-                follow=follow,
                 topics=topics,
                 between=between,
                 stop=stop,
                 on_epoch=on_epoch,
             )
         )
-        if follow:
+        if chosen.follow:
             return together.all_at_once(pipelines)
         return together.in_turn(pipelines)
     finally:
-        if ours:
+        if mine:
             found.stop()
 
 
@@ -95,7 +90,6 @@ class _Environment:
     session: SparkSession
     store: ObjectStore
     options: SparkOptions
-    follow: bool
     topics: SparkTopics | None
     between: Sequence[SegmentSource]
     stop: Callable[[], bool]
@@ -181,7 +175,6 @@ class _Together:
             pipeline,
             self._shared.store,
             options,
-            follow=self._shared.follow,
             on_epoch=lambda checkpoint: self._note_epoch(pipeline, checkpoint),
             application=self._application,
         )

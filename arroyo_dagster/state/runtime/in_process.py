@@ -31,6 +31,9 @@ IN_PROCESS = "in-process"
 
 OnEpoch = Callable[[Checkpoint], None]
 
+_IDLE_SECONDS = 0.2
+"""How long to wait before looking again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
@@ -76,7 +79,6 @@ def run_pipeline(
     *,
     max_epochs: int | None = None,
     follow: bool = False,
-    idle_seconds: float = 0.2,
     interval_seconds: float = 0.0,
     adopt: bool = False,
     on_epoch: OnEpoch | None = None,
@@ -86,7 +88,6 @@ def run_pipeline(
     Args:
         max_epochs: stop, with a last checkpoint, after so many epochs.
         follow: wait for more when the sources have nothing new; else stop then.
-        idle_seconds: how long to wait before looking again.
         interval_seconds: the least time between two epochs.
         adopt: go on from a checkpoint that a streaming query wrote.
         on_epoch: called with every epoch once it is published and committed.
@@ -100,21 +101,20 @@ def run_pipeline(
         return RunOutcome(epochs=0, newest=newest, exhausted=True)
     runner = LocalRun.start(pipeline, store, adopt=adopt)
     with contextlib.closing(runner.job):
-        return _run(runner, max_epochs, follow, idle_seconds, interval_seconds, on_epoch)
+        return _run(runner, max_epochs, follow, interval_seconds, on_epoch)
 
 
 def _run(
     runner: LocalRun,
     max_epochs: int | None,
     follow: bool,
-    idle_seconds: float,
     interval_seconds: float,
     on_epoch: OnEpoch | None,
 ) -> RunOutcome:
     count, due = 0, 0.0
     while True:
         while (left := due - time.monotonic()) > 0 and not runner.job.stop_requested():
-            time.sleep(min(left, idle_seconds))
+            time.sleep(min(left, _IDLE_SECONDS))
         due = time.monotonic() + interval_seconds
         last = max_epochs is not None and count + 1 >= max_epochs
         stop = runner.job.stop_requested()
@@ -127,7 +127,7 @@ def _run(
             runner.job.stop_done()
             return RunOutcome.of(runner.job, count, runner.exhausted)
         if done is None:
-            time.sleep(idle_seconds)
+            time.sleep(_IDLE_SECONDS)
 
 
 class LocalRun:
