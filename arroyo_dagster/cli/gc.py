@@ -74,7 +74,7 @@ from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.progress import heartbeat
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import plan_undelete, undelete
+from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -434,7 +434,8 @@ def undelete_command(
             print_table(columns, lines)
         return
     plan = plan_undelete(store, paths, quarantine)
-    moved = undelete(store, paths, quarantine, yes=True, sleep=_wait) if yes else plan.objects
+    options = UndeleteOptions(sleep=_wait)
+    moved = run_undelete(store, paths, quarantine, options) if yes else plan.objects
     if as_json:
         fields = {"quarantines": plan.quarantines, "incomplete_epochs": plan.incomplete}
         print_json({"done": yes, "objects": [moved_json(one) for one in moved], **fields})

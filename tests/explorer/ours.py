@@ -59,7 +59,7 @@ from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.operations.restore import rollback as rollback_module
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
@@ -667,14 +667,15 @@ def bring_back(world: World, process: Process, paths: JobPaths, watch: Watch) ->
         names = read_pins(hands, paths).quarantines
         if not names:
             return "nothing"
-        moved = undelete(
+        moved = run_undelete(
             hands,
             paths,
             names[-1],
-            yes=True,
-            owner=process.name,
-            clock=_clock_of(world, process),
-            sleep=lambda seconds: world.wait(process, seconds),
+            UndeleteOptions(
+                owner=process.name,
+                clock=_clock_of(world, process),
+                sleep=lambda seconds: world.wait(process, seconds),
+            ),
         )
     except ArroyoStateError as error:
         kept = json.loads(watch.objects[paths.job_pins][0]) if names else {}
