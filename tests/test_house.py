@@ -29,7 +29,6 @@ MANY_PARAMETERS = {
 }
 """Functions with more than `MOST_PARAMETERS`, and why. Commands of click have what they offer."""
 LONG_CLASSES = {
-    "dataflow.runtime.records_operator.RecordsOperator": "the steps of one record, in their order",
     "state.metadata.backend.ParquetBackend": "to be cut with the rest of state/metadata",
     "state.metadata.reader.BackendReader": "to be cut with the rest of state/metadata",
     "state.operations.compaction.maintenance_window._Window": "one window, step by step, in order",
