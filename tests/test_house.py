@@ -31,7 +31,6 @@ MANY_PARAMETERS = {
 LONG_CLASSES = {
     "state.metadata.backend.ParquetBackend": "to be cut with the rest of state/metadata",
     "state.metadata.reader.BackendReader": "to be cut with the rest of state/metadata",
-    "state.operations.compaction.maintenance_window._Window": "one window, step by step, in order",
     "state.storage.remote.obstore_store.ObstoreStore": "the contract of a store, on one client",
 }
 """Classes with more than `MOST_LINES_OF_A_CLASS`, and why."""
