@@ -204,6 +204,7 @@ OF_ARROYO = (
     *("ExpiringTimeKeyTable", "ExpiringTimeKeyView", "KeyTimeView", "UncachedKeyValueView"),
     *("global_table_config", "global_table_config_with_version", "timestamp_table_config"),
     *("hash_key", "server_for_hash", "range_for_server", "JobPaths", "CheckpointMessage"),
+    *("StateMessage", "TableData"),
 )
 
 
