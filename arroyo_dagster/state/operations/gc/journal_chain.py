@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.codec.gc import VERSION, known_fields, number_of
 from arroyo_dagster.state.codec.journal_chain import (
     PREVIOUS,
     Follows,
@@ -26,7 +25,7 @@ from arroyo_dagster.state.codec.journal_chain import (
     seal_of,
     seals_to_json,
 )
-from arroyo_dagster.state.codec.records import encode_json
+from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields
 from arroyo_dagster.state.model.garbage import digest_of
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -151,7 +150,7 @@ def finish_run(store: ObjectStore, directory: StatePath) -> int:
         looked_up += found
     if plan is not None:
         sealed = seals_to_json(seals, link) if _place(store, directory)[0] else {}
-        store.put(directory / END, encode_json({"version": VERSION, "died": 1, **sealed}))
+        store.put(directory / END, encode_json({"version": OWN_VERSION, "died": 1, **sealed}))
     return looked_up
 
 
@@ -211,11 +210,10 @@ def decode_batch(data: bytes, path: StatePath) -> tuple[int, list[list[Any]], st
         FormatError: not what its name says, or of a later release.
     """
     with known_fields(data, path) as fields:
-        lines = [list(line) for line in fields["objects"]]
+        lines = [list(line) for line in fields.list("objects")]
         for name, _, _, outcome in lines:
             StatePath(name), str(outcome)
-        previous = fields.get(PREVIOUS)
-        return number_of(fields["at_micros"]), lines, None if previous is None else str(previous)
+        return fields.number("at_micros"), lines, fields.optional_text(PREVIOUS)
 
 
 def batches_by_name(store: ObjectStore, directory: StatePath) -> Iterator[tuple[int, bytes]]:

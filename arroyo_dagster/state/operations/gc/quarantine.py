@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.gc import (
+    decode_moved,
     encode_moved,
     encode_quarantined,
-    known_fields,
-    moved_from_json,
 )
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.backend import delete_all
@@ -193,8 +192,7 @@ def _moved_in(store: ObjectStore, paths: JobPaths, path: StatePath) -> list[Move
         data = store.read(path)
     except NotFoundError:
         return None  # the move was stopped before it, or had nothing left to do
-    with known_fields(data, path) as fields:
-        moved = list(moved_from_json(fields))
+    moved = decode_moved(data, path)
     _check_own(paths, path, moved)
     return moved
 
