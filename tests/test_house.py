@@ -25,7 +25,7 @@ STATE: dict[str, tuple[set[str], set[str]]] = {
     "state.model": (BASE, set()),
     "state.planning": (BASE | {"state.model"}, set()),
     "state.codec": (BASE | {"state.model"}, {"google", "pyarrow", "numpy"}),
-    "state.storage": (BASE | {"state.model"}, set()),
+    "state.storage": (BASE | {"state.model"}, {"tenacity"}),
     "state.storage.remote": (
         BASE | {"state.model", "state.storage"},
         {"obstore", "fsspec", "s3fs", "botocore", "aiobotocore", "pyarrow"},
