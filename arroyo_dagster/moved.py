@@ -54,7 +54,7 @@ _MOVED = {
     ),
     "spark": "spark.landing=staging spark.rewriting=rewrite",
     "spark.dataflow": "spark.pipelines spark.states spark.topics",
-    "state.codec": "state.codec.collecting=gc",
+    "state.codec": "state.codec.collecting=gc state.model.control",
     "state.codec.bincode": (
         "state.codec.arrow_buffers state.codec.bincode_columns=columns "
         "state.codec.bincode_decoding=decoding state.codec.bincode_encoding=encoding "
