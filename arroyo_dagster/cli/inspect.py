@@ -11,7 +11,7 @@ import click
 from arroyo_dagster.cli.common import main, open_to_read, store_options
 from arroyo_dagster.cli.directory import (
     TOKEN_VARIABLE,
-    Asked,
+    JobAnswers,
     about,
     answer_json,
     ask,
@@ -21,13 +21,13 @@ from arroyo_dagster.cli.directory import (
 )
 from arroyo_dagster.cli.rendering import (
     age,
-    bytes_words,
     clock,
+    format_bytes,
+    format_state,
     print_json,
     print_table,
     report,
     seconds,
-    state_words,
 )
 from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec.hashing.routing import HashVariant
@@ -42,7 +42,7 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     find_job,
     list_epochs,
     summarise_jobs,
-    version_problem,
+    version_error,
 )
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
 from arroyo_dagster.state.storage import ObjectStore
@@ -70,10 +70,10 @@ def jobs(
         print_table(columns, [_job_cells(job, answer, asked) for job, answer in pairs])
         for note in notes(asked):
             click.echo(note)
-    report([*(job.problem for job in found), *asked.problems])
+    report([*(job.problem for job in found), *asked.errors])
 
 
-def _job_json(job: JobSummary, answer: JobAnswer, asked: Asked) -> dict[str, Any]:
+def _job_json(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> dict[str, Any]:
     newest = job.newest
     return {
         "job": job.paths.job,
@@ -89,7 +89,7 @@ def _job_json(job: JobSummary, answer: JobAnswer, asked: Asked) -> dict[str, Any
     }
 
 
-def _job_cells(job: JobSummary, answer: JobAnswer, asked: Asked) -> list[object]:
+def _job_cells(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> list[object]:
     newest = job.newest
     facts = answer.facts
     return [
@@ -99,7 +99,7 @@ def _job_cells(job: JobSummary, answer: JobAnswer, asked: Asked) -> list[object]
         job.paths.layout.value,
         job.epochs,
         job.newest_epoch,
-        state_words(None if newest is None else newest.state.value, job.problem),
+        format_state(None if newest is None else newest.state.value, job.problem),
         clock(job.watermark_micros),
         None if newest is None else age(newest.finish_time_micros),
     ]
@@ -152,14 +152,14 @@ def _epoch_cells(one: EpochSummary) -> list[object]:
     return [
         one.epoch,
         one.worker_generation,
-        state_words(None if one.state is None else one.state.value, one.problem),
+        format_state(None if one.state is None else one.state.value, one.problem),
         None if checkpoint is None else clock(checkpoint.finish_time_micros),
         None if checkpoint is None else f"{seconds(checkpoint):.3f}",
         None if checkpoint is None else clock(job_watermark_micros(checkpoint)),
         one.files,
-        bytes_words(one.size_bytes),
+        format_bytes(one.size_bytes),
         one.new_files,
-        bytes_words(one.new_size_bytes),
+        format_bytes(one.new_size_bytes),
     ]
 
 
@@ -196,7 +196,7 @@ def show(
         print_json(_description_json(found) | hashing | answer_json(asked.answers[0], asked))
     else:
         _print_description(found, hashed, asked)
-    report([*asked.problems, version_problem(found.checkpoint), damage])
+    report([*asked.errors, version_error(found.checkpoint), damage])
 
 
 def _hashing(
@@ -209,7 +209,9 @@ def _hashing(
         return HashEvidence(possible=tuple(HashVariant)), error
 
 
-def _print_description(found: query.EpochDescription, hashed: HashEvidence, asked: Asked) -> None:
+def _print_description(
+    found: query.EpochDescription, hashed: HashEvidence, asked: JobAnswers
+) -> None:
     checkpoint = found.checkpoint
     click.echo(
         f"{checkpoint.job}  epoch {checkpoint.epoch}  {checkpoint.state.value}  "
@@ -217,7 +219,7 @@ def _print_description(found: query.EpochDescription, hashed: HashEvidence, aske
     )
     for line in [*about(asked), *notes(asked)]:
         click.echo(line)
-    click.echo(f"routing keys: {hashed.said}")
+    click.echo(f"routing keys: {hashed.summary}")
     columns = ["operator", "subtasks", "watermark", "table", "kind", "files", "rows", "bytes", "of"]
     print_table(columns, [row for one in found.operators for row in _operator_cells(one)])
 
@@ -267,7 +269,7 @@ def _operator_cells(operator: query.OperatorSummary) -> list[list[object]]:
             table.kind.label,
             table.files,
             table.rows,
-            bytes_words(table.size_bytes),
+            format_bytes(table.size_bytes),
             table.owner,
         ]
         for at, table in enumerate(operator.tables)

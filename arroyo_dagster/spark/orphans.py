@@ -27,8 +27,8 @@ from arroyo_dagster.state.operations.gc.plan import GcRequest, needed_answer
 from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH, Progress, no_root_progress
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.planning.gc.orphans import (
-    Judged,
-    Standing,
+    ClassifiedObjects,
+    OrphanRules,
     judge_below,
     plan_orphans,
     standing_of,
@@ -134,12 +134,12 @@ def _joined(parts: list[Inventory]) -> Inventory:
     return replace(
         parts[0],
         metadata=Packed.joined(part.metadata for part in parts),
-        ours=Packed.joined(part.ours for part in parts),
+        maintenance=Packed.joined(part.maintenance for part in parts),
         foreign=Packed.joined(part.foreign for part in parts),
         beside=sum(part.beside for part in parts),
     )
 
 
-def _judged(place: _Place, standing: Standing, directory: StatePath) -> Judged:
+def _judged(place: _Place, standing: OrphanRules, directory: StatePath) -> ClassifiedObjects:
     found = list_job(place.store, place.paths, place.newest, below=directory)
     return judge_below(standing, f"{directory}/", found.files)

@@ -41,7 +41,7 @@ from arroyo_dagster.state.planning.restore.batch_identity import (
     carried_progress,
 )
 from arroyo_dagster.state.runtime.coordinator import JobRun, finished
-from arroyo_dagster.state.runtime.exchange import WATERMARK, Chunk
+from arroyo_dagster.state.runtime.exchange import WATERMARK, ExchangeChunk
 from arroyo_dagster.state.runtime.in_process import IN_PROCESS, OnEpoch, RunOutcome
 from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _POLL_SECONDS = 0.1
-_LOOK_SECONDS = 1.0
+_STOP_POLL_SECONDS = 1.0
 
 
 def run_pipeline(
@@ -137,7 +137,7 @@ class SparkRun:
         self._adopt = adopt
         self._given_location = checkpoint_location
         self._location = checkpoint_location or (
-            f"{default_location(store, pipeline.paths.ours)}/{uuid.uuid4().hex[:16]}"
+            f"{default_location(store, pipeline.paths.maintenance)}/{uuid.uuid4().hex[:16]}"
         )
         self._packed = PackedPipeline.pack(pipeline)
         # Before the start: a refused one must not fence the run that may be under way.
@@ -204,7 +204,7 @@ class SparkRun:
         looked = time.monotonic()
         while query.isActive and not self._done and self._failure is None:
             time.sleep(_POLL_SECONDS)
-            if time.monotonic() - looked < _LOOK_SECONDS or not self._idle(query):
+            if time.monotonic() - looked < _STOP_POLL_SECONDS or not self._idle(query):
                 continue
             looked = time.monotonic()
             if not self._follow or self.job.stop_requested():
@@ -324,7 +324,7 @@ class SparkRun:
         )
 
 
-def _nudges(pipeline: Pipeline) -> Iterator[Chunk]:
+def _nudges(pipeline: Pipeline) -> Iterator[ExchangeChunk]:
     for level in range(1, pipeline.levels + 1):
         for subtask in range(pipeline.parallelism):
-            yield Chunk(level, subtask, WATERMARK, 0, b"")
+            yield ExchangeChunk(level, subtask, WATERMARK, 0, b"")

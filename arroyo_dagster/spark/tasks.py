@@ -35,12 +35,12 @@ _RESULTS = pa.schema([("item", pa.int32()), ("payload", pa.binary())])
 _PYTHON_ERROR = re.compile(r"[A-Za-z_]+(Error|Exception): ")
 ATTEMPTS = 3
 TASKS_PER_SLOT = 3
-_LOOK_SECONDS = 0.5
+_STOP_POLL_SECONDS = 0.5
 _CANCEL_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Done(Generic[R]):
+class _TaskResult(Generic[R]):
     result: R
 
 
@@ -76,7 +76,7 @@ def run_items(
         found = _attempt(session, function, wanted, weights, on_weight)
         failures = {i: error for i, error in found.items() if isinstance(error, ArroyoStateError)}
         for index, done in found.items():
-            if isinstance(done, _Done):
+            if isinstance(done, _TaskResult):
                 results[index] = done.result
         for index in sorted(failures):
             if attempt == ATTEMPTS or not failures[index].retryable:
@@ -90,7 +90,7 @@ def _attempt(
     items: dict[int, I],
     weights: Sequence[int],
     on_weight: Callable[[int], None],
-) -> dict[int, _Done[R] | ArroyoStateError]:
+) -> dict[int, _TaskResult[R] | ArroyoStateError]:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -155,17 +155,17 @@ def _watched(
     session: SparkSession, tasks: int, weight: int, on_weight: Callable[[int], None]
 ) -> Iterator[None]:
     """Tell of tasks as they end, each for its share of the weight."""
-    told, ended = [0], threading.Event()
+    reported, ended = [0], threading.Event()
 
-    def tell(done: int) -> None:
+    def report(done: int) -> None:
         now = weight * min(done, tasks) // tasks
-        if now > told[0]:
-            on_weight(now - told[0])
-            told[0] = now
+        if now > reported[0]:
+            on_weight(now - reported[0])
+            reported[0] = now
 
     def watch() -> None:
-        while not ended.wait(_LOOK_SECONDS):
-            tell(_ended_tasks(tracker, tasks))
+        while not ended.wait(_STOP_POLL_SECONDS):
+            report(_ended_tasks(tracker, tasks))
 
     try:
         tracker = session.sparkContext.statusTracker()
@@ -179,7 +179,7 @@ def _watched(
         finally:
             ended.set()
             thread.join()
-    tell(tasks)
+    report(tasks)
 
 
 def _ended_tasks(tracker: Any, tasks: int) -> int:
@@ -234,9 +234,9 @@ def _worker(function: Callable[[I], R]) -> Callable[[Iterator[pa.RecordBatch]], 
     return run
 
 
-def _carried_out(function: Callable[[I], R], payload: bytes) -> _Done[R] | ArroyoStateError:
+def _carried_out(function: Callable[[I], R], payload: bytes) -> _TaskResult[R] | ArroyoStateError:
     try:
-        return _Done(function(pickle.loads(payload)))
+        return _TaskResult(function(pickle.loads(payload)))
     except ArroyoStateError as error:
         return error
     except Exception as error:

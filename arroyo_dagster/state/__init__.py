@@ -1,7 +1,7 @@
 """The shared state package: read, write, verify and query the checkpoint state of streaming jobs.
 
-Its public names are listed here, each loaded when first asked for. Neither dagster nor pyspark is
-ever imported.
+Its public names are those of the stub beside this file, each loaded when first asked for. Neither
+dagster nor pyspark is ever imported.
 """
 
 import lazy_loader

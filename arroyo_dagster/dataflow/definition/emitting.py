@@ -14,7 +14,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*\Z")
-_WORDS = {"null", "true", "false"}
+_KEYWORDS = {"null", "true", "false"}
 _LITERAL = re.compile(
     # It does not begin with a blank, whose indentation would have to be said, and ends with a line.
     r"(?!\s)[\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\U00010000-\U0010ffff]+(?<!\n)\n\Z"
@@ -28,7 +28,7 @@ class _Representer(SafeRepresenter):
 
     def represent_text(self, text: str) -> ScalarNode:
         """A word as it is, text over lines as a literal, other text in double quotes."""
-        if _PLAIN.match(text) and text.lower() not in _WORDS:
+        if _PLAIN.match(text) and text.lower() not in _KEYWORDS:
             style = None
         else:
             style = "|" if _LITERAL.match(text) else '"'

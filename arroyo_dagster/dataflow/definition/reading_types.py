@@ -13,7 +13,13 @@ from collections.abc import Callable
 from arroyo_dagster.dataflow.definition import grammar
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.reading_rows import RowReader
-from arroyo_dagster.dataflow.definition.shapes import Anything, Conformity, Field, Record, text_of
+from arroyo_dagster.dataflow.definition.shapes import (
+    Anything,
+    Conformity,
+    FieldShape,
+    MappingShape,
+    text_of,
+)
 from arroyo_dagster.dataflow.definition.types import (
     BUILT_IN,
     COLUMN_TYPES,
@@ -50,7 +56,7 @@ class TypeReader:
 
     def wrong(self, node: Node, number: str, message: str, *, key: str | None = None) -> None:
         """Note a mistake."""
-        self._mistakes.add(node.mistake(number, message, key=key))
+        self._mistakes.add(node.diagnostic_at(number, message, key=key))
 
     # ---- any type --------------------------------------------------------------------------------
 
@@ -102,7 +108,7 @@ class TypeReader:
 
     def _composite(self, node: Node, kind: str, members: list[Member | None]) -> TypeDef | None:
         shape = grammar.COMPOSITE_SHAPES[kind]
-        known = Record(
+        known = MappingShape(
             fields={**shape.fields, **grammar.MEMBER_FIELDS}, open="kind" in node.members
         )
         self._shapes.unknown_keys(node, known)
@@ -200,7 +206,7 @@ class TypeReader:
             text = node.members["ttl"].plain()
             self.wrong(node, "E18", f"ttl `{text}` is misplaced: {belongs}", key="ttl")
 
-    def _type_word(self, node: Node, number: str, what: str) -> str | None:
+    def _type_name(self, node: Node, number: str, what: str) -> str | None:
         named = node.get("type")
         if named is not None and named.text:
             return named.text
@@ -209,7 +215,7 @@ class TypeReader:
         return None
 
     def _key(self, node: Node) -> TypeDef | None:
-        word = self._type_word(node, "E14", "key type")
+        word = self._type_name(node, "E14", "key type")
         if word is None:
             return None
         declared = COLUMN_TYPES.get(word)
@@ -225,7 +231,7 @@ class TypeReader:
 
     def value(self, node: Node) -> TypeDef | None:
         """What a key of a keyed-state holds."""
-        word = self._type_word(node, "E13", "unsupported type for value")
+        word = self._type_name(node, "E13", "unsupported type for value")
         if word == "arrow-row":
             return self._rows.read(node)
         self._misplaced_ttl(node, "only an arrow-row value takes one")
@@ -256,12 +262,12 @@ class TypeReader:
         return declared if declared is ScalarType.U32 else PrimitiveType(type=declared)
 
 
-def _with_ttl(shape: Record, *more: str) -> Record:
+def _with_ttl(shape: MappingShape, *more: str) -> MappingShape:
     """The shape with keys that are judged where they are read."""
-    return Record(fields={**shape.fields, **dict.fromkeys(("ttl", *more), _ANY)})
+    return MappingShape(fields={**shape.fields, **dict.fromkeys(("ttl", *more), _ANY)})
 
 
-_ANY = Field(shape=Anything())
+_ANY = FieldShape(shape=Anything())
 
 
 def unsupported_value(word: str) -> str:

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from arroyo_dagster.dataflow.topics.folders import Entry, Folder
-from arroyo_dagster.dataflow.topics.records import MOST_PARTS, Found, record_batches
+from arroyo_dagster.dataflow.topics.folders import Folder, FolderEntry
+from arroyo_dagster.dataflow.topics.records import MAX_SPLITS, Found, record_batches
 from arroyo_dagster.errors import FormatError, ProtocolError
 
 BLOCK_BYTES = 1 << 20
 LONGEST_BYTES = 1 << 26
 """How long one record may be: a file without line ends must not fill the memory."""
 
-PART_BYTES = 1 << 20
+MIN_SPLIT_BYTES = 1 << 20
 """What is shorter is not worth a task of its own."""
 
 HEAD_BYTES = 1024
@@ -48,18 +48,18 @@ def record_ends(data: bytes, *, quoted: bool) -> np.ndarray:
 class Lines:
     """A record a line; blank lines are none. The bytes of the line are the value."""
 
-    def length(self, folder: Folder, entry: Entry) -> int:
+    def length(self, folder: Folder, entry: FolderEntry) -> int:
         """The position behind the last byte."""
         return entry.size_bytes
 
-    def check(self, folder: Folder, entry: Entry, position: int, mark: int) -> None:
+    def check(self, folder: Folder, entry: FolderEntry, position: int, fingerprint: int) -> None:
         """Prove that the file is the one that was read up to `position`, only longer.
 
         Raises:
             ProtocolError: it is another, or the line that was its last has been continued.
         """
         facts: dict[str, Any] = {"path": folder.where, "file": entry.name, "position": position}
-        if self.mark(folder, entry, position) != mark:
+        if self.fingerprint(folder, entry, position) != fingerprint:
             raise ProtocolError(
                 "a file that was read in part has another beginning now",
                 next_step="give a file of other records another name; nothing was written",
@@ -73,12 +73,12 @@ class Lines:
                 **facts,
             )
 
-    def mark(self, folder: Folder, entry: Entry, position: int) -> int:
+    def fingerprint(self, folder: Folder, entry: FolderEntry, position: int) -> int:
         """What tells the file from another, once it was read up to `position`."""
         return zlib.crc32(folder.read(entry.name, 0, min(position, HEAD_BYTES)))
 
     def extent(
-        self, folder: Folder, entry: Entry, start: int, room: int, *, final: bool
+        self, folder: Folder, entry: FolderEntry, start: int, room: int, *, final: bool
     ) -> tuple[int, int]:
         """How far one epoch may read.
 
@@ -124,7 +124,7 @@ class Lines:
 
     def cuts(self, folder: Folder, name: str, start: int, end: int) -> Sequence[int]:
         """Where parts begin that may be read apart; none where a line end may be none."""
-        step = max(PART_BYTES, -(-(end - start) // MOST_PARTS))
+        step = max(MIN_SPLIT_BYTES, -(-(end - start) // MAX_SPLITS))
         found: list[int] = []
         at = start + step
         while at < end and not self._quoted:
@@ -207,7 +207,7 @@ class CsvRows(Lines):
             yield Found(at, self.encode(dict(zip(header, cells, strict=True))))
 
     def _header(self, folder: Folder, name: str) -> list[str]:
-        end, _ = self.extent(folder, Entry(name, LONGEST_BYTES), 0, 1, final=True)
+        end, _ = self.extent(folder, FolderEntry(name, LONGEST_BYTES), 0, 1, final=True)
         for _, line in self._lines(folder, name, 0, end):
             return _cells(line, folder, name, 0)
         return []

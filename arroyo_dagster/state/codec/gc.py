@@ -9,12 +9,12 @@ from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields
 from arroyo_dagster.state.model.garbage import (
     GcPlan,
+    JobPins,
     Moved,
     Pin,
     PlanKind,
     Proof,
     Quarantined,
-    Retained,
     Root,
 )
 from arroyo_dagster.state.model.ids import (
@@ -25,14 +25,14 @@ from arroyo_dagster.state.model.ids import (
     WorkerGeneration,
 )
 from arroyo_dagster.state.model.json_fields import Fields, whole_number
-from arroyo_dagster.state.model.objects import Packed, Stored
+from arroyo_dagster.state.model.objects import Packed, StoredObject
 
 
-def encode_retained(retained: Retained) -> bytes:
+def encode_pins(job_pins: JobPins) -> bytes:
     """What stays besides the newest epochs."""
     return encode_json(
         {
-            "version": retained.version,
+            "version": job_pins.version,
             "pins": [
                 {
                     "epoch": pin.epoch,
@@ -41,18 +41,18 @@ def encode_retained(retained: Retained) -> bytes:
                     "reason": pin.reason,
                     "released": pin.released,
                 }
-                for pin in retained.pins
+                for pin in job_pins.pins
             ],
-            "quarantines": list(retained.quarantines),
-            "rewrites": list(retained.rewrites),
+            "quarantines": list(job_pins.quarantines),
+            "rewrites": list(job_pins.rewrites),
         }
     )
 
 
-def decode_retained(data: bytes, path: str) -> Retained:
+def decode_pins(data: bytes, path: str) -> JobPins:
     """Read `retained.json`. Raises FormatError: it is none, or of a later release."""
     with known_fields(data, path) as fields:
-        return Retained(
+        return JobPins(
             pins=tuple(
                 Pin(
                     epoch=Epoch(pin.number("epoch")),
@@ -89,7 +89,7 @@ def encode_moved(moved: Iterable[Moved]) -> bytes:
 
 
 def decode_moved(data: bytes, path: str) -> list[Moved]:
-    """The same back. Errors as `decode_retained`."""
+    """The same back. Errors as `decode_pins`."""
     with known_fields(data, path) as fields:
         return [
             Moved(
@@ -103,7 +103,7 @@ def decode_moved(data: bytes, path: str) -> list[Moved]:
 
 
 def decode_quarantined(data: bytes, path: str, name: str) -> Quarantined:
-    """Read what the index of a quarantine says that must stay. Errors as `decode_retained`."""
+    """Read what the index of a quarantine says that must stay. Errors as `decode_pins`."""
     with known_fields(data, path) as fields:
         return Quarantined(
             name=name,
@@ -211,15 +211,17 @@ def _proof(fields: Fields) -> Proof:
 # ---- objects -------------------------------------------------------------------------------------
 
 
-def stored_to_json(objects: Iterable[Stored]) -> list[list[object]]:
+def stored_to_json(objects: Iterable[StoredObject]) -> list[list[object]]:
     """Objects as lists of path, size, time and etag."""
     return [[str(o.path), o.size_bytes, o.modified_micros, o.etag] for o in objects]
 
 
-def stored_from_json(lists: Iterable[Sequence[Any]]) -> Iterable[Stored]:
+def stored_from_json(lists: Iterable[Sequence[Any]]) -> Iterable[StoredObject]:
     """The same back. Raises TypeError, ValueError: they are none."""
     for path, size, modified, etag in lists:
-        yield Stored(StatePath(path), _optional_number(size), _optional_number(modified), etag)
+        yield StoredObject(
+            StatePath(path), _optional_number(size), _optional_number(modified), etag
+        )
 
 
 def _optional_number(value: object) -> int | None:

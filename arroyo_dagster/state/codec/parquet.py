@@ -40,7 +40,7 @@ _VERSION = b"version"
 _BOUNDED = {KEY_HASH_COLUMN: 2**64 - 1, TIMESTAMP_COLUMN: -1}
 _RAW = ("min_raw", "max_raw")
 _BUFFER_BYTES = 1 << 16
-_PIECE_BYTES = 1 << 22
+_CHUNK_BYTES = 1 << 22
 BATCH_ROWS = 1024
 """How many rows Arroyo's reader puts into a record batch."""
 _SAMPLE_ROWS = 1 << 14
@@ -55,7 +55,7 @@ _SLOW_STEP = 1 << 44
 
 
 @dataclass(frozen=True, slots=True)
-class FileFacts:
+class FooterFacts:
     """What the footer of a data file says; `row_groups` the rows of each."""
 
     rows: int
@@ -291,7 +291,7 @@ def decode_file(data: bytes | BinaryIO, path: str) -> tuple[pa.Table, int]:
         return rows, state_version(file)
 
 
-def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> FileFacts:
+def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> FooterFacts:
     """Read the footer only. Errors as `decode_file`.
 
     Args:
@@ -299,7 +299,7 @@ def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> Fi
     """
     with decoding(path):
         file = _opened(data)
-        return FileFacts(
+        return FooterFacts(
             rows=file.metadata.num_rows,
             row_groups=tuple(group.num_rows for group in _groups(file.metadata)),
             schema=file.schema_arrow,
@@ -373,7 +373,7 @@ def rows_at_once(footer: pq.FileMetaData, most: int, group: int | None = None) -
     groups = _groups(footer) if group is None else [footer.row_group(group)]
     sizes = (one.total_byte_size // max(1, one.num_rows) for one in groups)
     widest = max(sizes, default=0)
-    return min(most, max(1, _PIECE_BYTES // max(1, widest) // BATCH_ROWS) * BATCH_ROWS)
+    return min(most, max(1, _CHUNK_BYTES // max(1, widest) // BATCH_ROWS) * BATCH_ROWS)
 
 
 def _groups(footer: pq.FileMetaData) -> list[pq.RowGroupMetaData]:

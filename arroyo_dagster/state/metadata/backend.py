@@ -38,7 +38,7 @@ from arroyo_dagster.state.model.checkpoints import (
     OperatorCheckpoint,
 )
 from arroyo_dagster.state.model.compaction import CompactionRecord
-from arroyo_dagster.state.model.garbage import Retained
+from arroyo_dagster.state.model.garbage import JobPins
 from arroyo_dagster.state.model.gc import ExpirePlan
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -61,7 +61,7 @@ from arroyo_dagster.state.storage.store import ObjectStore, check_size
 
 _T = TypeVar("_T")
 DELETE_BATCH = 1000
-_LOOK_MICROS = int(IN_FLIGHT_GRACE_SECONDS * 1e6) // 2
+_PINS_TTL_MICROS = int(IN_FLIGHT_GRACE_SECONDS * 1e6) // 2
 """For so long what stays is known. Whoever pins waits twice as long for what is on its way."""
 
 
@@ -286,7 +286,7 @@ class ParquetBackend(BackendReader):
         self, generation: WorkerGeneration
     ) -> recovery.Restore | recovery.StartEmpty | recovery.CannotStart:
         now = self.clock()
-        facts: dict[StatePath, recovery.Record | None] = {}
+        facts: dict[StatePath, recovery.MetadataRecord | None] = {}
         while True:
             found = recovery.resolve(self.paths, generation, facts, now_micros=now)
             if isinstance(found, recovery.Need):
@@ -316,7 +316,7 @@ class ParquetBackend(BackendReader):
         question: Callable[[recovery.Facts], _T | recovery.Need],
     ) -> _T:
         """Ask a pure rule, reading what it says it needs, until it answers."""
-        facts: dict[StatePath, recovery.Record | None] = {}
+        facts: dict[StatePath, recovery.MetadataRecord | None] = {}
         while True:
             answer = question(facts)
             if not isinstance(answer, recovery.Need):
@@ -411,7 +411,7 @@ class ParquetBackend(BackendReader):
         """
         self._protocol_only()
         ref = self.paths.manifest(manifest.worker_generation, manifest.epoch)
-        self._check_ours(manifest)
+        self._check_own_manifest(manifest)
         self.check_fence()
         self._create_once(ref, metadata.encode_manifest(manifest))
         ready = self._asked(lambda facts: recovery.parent_ready(self.paths, manifest, facts))
@@ -436,7 +436,7 @@ class ParquetBackend(BackendReader):
                     f"epoch {manifest.epoch} belongs to another checkpoint",
                     job=self.paths.job,
                     owner=owner.checkpoint_ref,
-                    ours=ref,
+                    managed=ref,
                     # An older run published just before it was fenced: starting anew goes on
                     # from its epoch. A newer owner goes on by itself.
                     retryable=owner.worker_generation < manifest.worker_generation,
@@ -450,7 +450,7 @@ class ParquetBackend(BackendReader):
         self._written = manifest.epoch
         return Published(ref, manifest)
 
-    def _check_ours(self, manifest: Manifest) -> None:
+    def _check_own_manifest(self, manifest: Manifest) -> None:
         expected = (self._pipeline, self.paths.job, self._writer)
         if (manifest.pipeline, manifest.job, manifest.worker_generation) != expected:
             raise InputError(
@@ -551,11 +551,11 @@ class ParquetBackend(BackendReader):
         """
         return self._planned_expiry(min_epoch)[0]
 
-    def _planned_expiry(self, min_epoch: Epoch) -> tuple[ExpirePlan, Retained]:
+    def _planned_expiry(self, min_epoch: Epoch) -> tuple[ExpirePlan, JobPins]:
         """The plan, and what it knows to stay besides the newest epochs."""
-        retained, needed = self._retained_in_full()
-        history, problems = self._whole_history(min_epoch, retained.pinned)
-        pinned = retained.pinned
+        job_pins, needed = self._pins_in_full()
+        history, problems = self._whole_history(min_epoch, job_pins.pinned)
+        pinned = job_pins.pinned
         unknown = bool(history) and not pinned <= {one.epoch for one in history}
         if unknown or self._stays_unreadable(history, problems, min_epoch):
             # One is on its way back, or is damaged: what it lists is not known, so nothing goes.
@@ -564,7 +564,7 @@ class ParquetBackend(BackendReader):
         plan = plan_expire(self.paths, history, min_epoch, pinned=pinned, needed=needed)
         operators = history[0].operators
         names = [operator.operator for operator in operators]
-        return with_unreadable(plan, {n: self.by_name(n, names) for n in problems}), retained
+        return with_unreadable(plan, {n: self.by_name(n, names) for n in problems}), job_pins
 
     def _stays_unreadable(
         self, history: Sequence[Checkpoint], problems: Collection[Epoch], min_epoch: Epoch
@@ -578,15 +578,15 @@ class ParquetBackend(BackendReader):
         needed = None if address is None else address.epoch
         return any(epoch >= keep_from or epoch == needed for epoch in problems)
 
-    def _retained_in_full(self) -> tuple[Retained, frozenset[StatePath]]:
+    def _pins_in_full(self) -> tuple[JobPins, frozenset[StatePath]]:
         """What stays besides the newest epochs, and what epochs in quarantine need of the rest."""
-        retained = self.retained()
+        job_pins = self.job_pins()
         while True:
             try:
-                return retained, self._needed_aside(retained)
+                return job_pins, self._needed_by_quarantine(job_pins)
             except NotFoundError:
-                before, retained = retained, self.retained()
-                if retained == before:
+                before, job_pins = job_pins, self.job_pins()
+                if job_pins == before:
                     raise  # else somebody else has purged a quarantine meanwhile
 
     def _whole_history(
@@ -619,7 +619,7 @@ class ParquetBackend(BackendReader):
                 return history, problems
         return [], {}
 
-    def _carried_out(self, plan: ExpirePlan, known: Retained) -> bool:
+    def _carried_out(self, plan: ExpirePlan, known: JobPins) -> bool:
         """Delete what a plan says, each step complete before the next; False: it is out of date.
 
         Args:
@@ -634,10 +634,11 @@ class ParquetBackend(BackendReader):
                 # By two clocks: one of them may be set back.
                 now = self.clock(), own_clock()
                 if looked is None or not all(
-                    0 <= here - then < _LOOK_MICROS for here, then in zip(now, looked, strict=True)
+                    0 <= here - then < _PINS_TTL_MICROS
+                    for here, then in zip(now, looked, strict=True)
                 ):
                     looked = now
-                    if self.retained() != known:
+                    if self.job_pins() != known:
                         return False
                 delete_all(self.store, step[start : start + DELETE_BATCH])
         if self.paths.layout is Layout.LEGACY and plan.epochs:

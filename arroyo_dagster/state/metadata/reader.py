@@ -35,7 +35,7 @@ from arroyo_dagster.state.model.checkpoints import (
     OperatorCheckpoint,
 )
 from arroyo_dagster.state.model.compaction import CompactionRecord
-from arroyo_dagster.state.model.garbage import Retained
+from arroyo_dagster.state.model.garbage import JobPins
 from arroyo_dagster.state.model.ids import (
     Epoch,
     OperatorId,
@@ -152,8 +152,8 @@ class BackendReader:
         }
         refs.update(self._hinted(max(numbers, default=WorkerGeneration(0))))
         found = {ref: parse_manifest_path(ref) for ref in sorted(refs)}
-        ours = {r: one.epoch for r, one in found.items() if one and one.paths == self.paths}
-        there = zip(ours.values(), concurrently(self.store.head, list(ours)), strict=True)
+        managed = {r: one.epoch for r, one in found.items() if one and one.paths == self.paths}
+        there = zip(managed.values(), concurrently(self.store.head, list(managed)), strict=True)
         return max((newest, *(epoch for epoch, info in there if info is not None)))
 
     def _hinted(self, listed: WorkerGeneration) -> Iterator[StatePath]:
@@ -285,7 +285,7 @@ class BackendReader:
         if self.paths.layout is Layout.PROTOCOL:
             found, gone = self.load_checkpoint_metadata(epoch), []
         else:
-            head, operators = self._legacy_parts(epoch, whole=False)
+            head, operators = self._legacy_objects(epoch, whole=False)
             gone = [path for path, operator in operators.items() if operator is None]
             found = self._as_legacy(head, operators.values())
         if found.state is CheckpointState.COMMITTING:
@@ -338,10 +338,10 @@ class BackendReader:
         return replace(as_checkpoint(manifest, ref, standing.state), record_version=strange)
 
     def _load_legacy(self, epoch: Epoch, *, whole: bool = True) -> Checkpoint:
-        head, operators = self._legacy_parts(epoch, whole=whole)
+        head, operators = self._legacy_objects(epoch, whole=whole)
         return self._as_legacy(head, operators.values())
 
-    def _legacy_parts(
+    def _legacy_objects(
         self, epoch: Epoch, *, whole: bool
     ) -> tuple[LegacyCheckpoint, dict[StatePath, OperatorCheckpoint | None]]:
         """The object that makes the epoch exist, and its operators' by path, None = gone."""
@@ -399,18 +399,18 @@ class BackendReader:
             for name, files in operator.tables.items()
             for path in dict.fromkeys(files.paths)
         ]
-        problems = [p for p in concurrently(lambda at: self._problem(*at), listed) if p]
+        problems = [p for p in concurrently(lambda at: self._file_error(*at), listed) if p]
         if problems:
             facts: dict[str, Any] = {"job": self.paths.job, "epoch": epoch} | problems[0].facts
             raise FormatError(
                 f"epoch {epoch} cannot be restored: {len(problems)} of {len(listed)} data files "
                 f"are missing or broken; the first: {problems[0].message}",
-                next_step=bring_back_or_go_back(self.paths, checkpoint, "file"),
+                next_step=restore_or_roll_back(self.paths, checkpoint, "file"),
                 **facts,
             ) from problems[0]
         return checkpoint
 
-    def _problem(
+    def _file_error(
         self, operator: OperatorCheckpoint, name: TableName, path: StatePath
     ) -> NotFoundError | FormatError | None:
         try:
@@ -450,8 +450,8 @@ class BackendReader:
         if record is None or (record.pipeline, record.job) != (self.paths.pipeline, self.paths.job):
             return None
         touched = [p for one in record.merged for p in (*one.input_paths, *one.output_paths)]
-        ours = all(map(self.paths.contains, touched))
-        return record if ours else None
+        managed = all(map(self.paths.contains, touched))
+        return record if managed else None
 
     def next_restore(
         self,
@@ -467,7 +467,9 @@ class BackendReader:
         starting = WorkerGeneration(fence.worker_generation + 1)
         # A start raises the fence before it looks, so that it may claim.
         raised = replace(fence, worker_generation=starting)
-        facts: dict[StatePath, recovery.Record | None] = {self.paths.current_generation: raised}
+        facts: dict[StatePath, recovery.MetadataRecord | None] = {
+            self.paths.current_generation: raised
+        }
         while True:
             found = recovery.resolve(self.paths, starting, facts, now_micros=0, as_arroyo=True)
             if not isinstance(found, recovery.Need):
@@ -480,18 +482,18 @@ class BackendReader:
             job=head.job, epoch=head.epoch, finish_time_micros=head.finish_time_micros
         )
 
-    def retained(self) -> Retained:
+    def job_pins(self) -> JobPins:
         """What stays besides the newest epochs: pins, and what lies in quarantine.
 
         Raises:
             FormatError: it does not decode; nothing may be deleted then.
         """
-        return self._optional(self.paths.retained, collecting.decode_retained) or Retained()
+        return self._optional(self.paths.job_pins, collecting.decode_pins) or JobPins()
 
-    def _needed_aside(self, retained: Retained) -> frozenset[StatePath]:
+    def _needed_by_quarantine(self, job_pins: JobPins) -> frozenset[StatePath]:
         """What epochs in quarantine list and was not moved there with them."""
         needed: set[StatePath] = set()
-        for name in retained.quarantines:
+        for name in job_pins.quarantines:
             path = self.paths.quarantine / name / "index.json"
             aside = self._read(path, partial(collecting.decode_quarantined, name=name))
             needed.update(aside.needs.paths)
@@ -499,7 +501,7 @@ class BackendReader:
 
     # ---- plumbing --------------------------------------------------------------------------------
 
-    def _fact(self, path: StatePath) -> recovery.Record | None:
+    def _fact(self, path: StatePath) -> recovery.MetadataRecord | None:
         record = self._optional(path, decode_by_name)
         # Only writers ask for facts; readers take what a later release wrote, and report it.
         recovery.check_versions(path, record)
@@ -543,7 +545,7 @@ def _beside(epochs: Collection[Epoch]) -> set[Epoch]:
     return {Epoch(number) for number in found if number not in epochs}
 
 
-def bring_back_or_go_back(paths: JobPaths, checkpoint: Checkpoint, what: str) -> str:
+def restore_or_roll_back(paths: JobPaths, checkpoint: Checkpoint, what: str) -> str:
     """What to do about an epoch of which something is missing or broken."""
     if checkpoint.progress is None:
         return f"restore another epoch, or bring the {what} back"
@@ -551,7 +553,7 @@ def bring_back_or_go_back(paths: JobPaths, checkpoint: Checkpoint, what: str) ->
     return f"bring the {what} back, or go back to an older epoch: `{command}` lists them"
 
 
-def decode_by_name(data: bytes, path: str) -> recovery.Record:
+def decode_by_name(data: bytes, path: str) -> recovery.MetadataRecord:
     """Decode a record of the protocol layout by what its name says it is."""
     name = path.rpartition("/")[2]
     if name == "checkpoint-manifest.pb":

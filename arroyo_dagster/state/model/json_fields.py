@@ -12,7 +12,7 @@ MAX_U64 = 2**64 - 1
 MAX_I64 = 2**63 - 1
 KEEP = "keep the object and report it; nothing was changed"
 
-_SHOWN = 200
+_MAX_VALUE_CHARS = 200
 """How many characters of a wrong value an error shows."""
 
 
@@ -170,4 +170,4 @@ def _is_unicode(text: str) -> bool:
 
 def _shortened(value: object) -> str:
     text = ascii(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"

@@ -26,9 +26,9 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.concurrency import ahead
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.grouping import group_codes
-from arroyo_dagster.state.tables.time_files import PIECE_ROWS, open_data_file
+from arroyo_dagster.state.tables.time_files import SLICE_ROWS, open_data_file
 
-Places = npt.NDArray[np.int64]
+EntryPlaces = npt.NDArray[np.int64]
 _BINARY = pa.binary()
 _DIGEST_BYTES = 12
 
@@ -53,17 +53,17 @@ class KeyedFile:
     def keys(self) -> pa.ChunkedArray:
         """Its keys, in their order."""
         return pa.chunked_array(
-            [chunk for rows in self._pieces(self.places[:1]) for chunk in rows.column(0).chunks],
+            [chunk for rows in self._slices(self.places[:1]) for chunk in rows.column(0).chunks],
             _BINARY,
         )
 
     def seconds(self) -> Iterator[pa.ChunkedArray]:
         """Its values, or the operations that remove, some thousand at a time."""
-        return (rows.column(0) for rows in self._pieces(self.places[1:]))
+        return (rows.column(0) for rows in self._slices(self.places[1:]))
 
-    def _pieces(self, places: Sequence[int]) -> Iterator[pa.Table]:
+    def _slices(self, places: Sequence[int]) -> Iterator[pa.Table]:
         for group in range(len(self.data.row_groups)):
-            yield from self.data.pieces(places, group, PIECE_ROWS)
+            yield from self.data.slices(places, group, SLICE_ROWS)
 
 
 def open_keyed_files(store: ObjectStore, files: Sequence[StatePath]) -> Iterator[KeyedFile]:
@@ -143,7 +143,7 @@ def first_entries(store: ObjectStore, files: Sequence[StatePath], limit: int) ->
     )
 
 
-def _values(store: ObjectStore, path: StatePath, rows: Places) -> list[tuple[int, bytes]]:
+def _values(store: ObjectStore, path: StatePath, rows: EntryPlaces) -> list[tuple[int, bytes]]:
     """The values of some rows of a file, which ascend, each with its state version."""
     file = open_keyed_file(store, path)
     found: list[bytes] = []
@@ -158,14 +158,14 @@ def _values(store: ObjectStore, path: StatePath, rows: Places) -> list[tuple[int
     return [(file.version, value) for value in found]
 
 
-def _last_rows(keys: pa.ChunkedArray) -> Places:
+def _last_rows(keys: pa.ChunkedArray) -> EntryPlaces:
     """Of each key the row that has it last; keys in the order in which they came."""
     order, starts = _grouped(keys)
     ends = np.append(starts[1:], len(order)) - 1
     return order[ends][np.argsort(order[starts])] if len(order) else order
 
 
-def _grouped(keys: pa.ChunkedArray) -> tuple[Places, Places]:
+def _grouped(keys: pa.ChunkedArray) -> tuple[EntryPlaces, EntryPlaces]:
     """The rows key by key, ascending within each, and where in that order each key begins."""
     # Of the hash by which rows are routed, for it is fast and takes a word a row.
     hashes = key_hashes([keys], len(keys)).to_numpy()
@@ -227,7 +227,7 @@ def keys_of_several(groups: Sequence[Sequence[KeyedFile]]) -> KeysOfSeveral | No
     )
 
 
-def _differing(files: Sequence[tuple[int, KeyedFile]], codes: Places, rows: Any) -> int:
+def _differing(files: Sequence[tuple[int, KeyedFile]], codes: EntryPlaces, rows: Any) -> int:
     """How many of the keys in `rows` have not one value in all of their rows."""
     known: dict[int, bytes] = {}
     differ: set[int] = set()

@@ -30,8 +30,8 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.gc.explain import Explained, explain_object, job_of_path
 from arroyo_dagster.state.operations.gc.journal import (
-    Entry,
-    Run,
+    JournalEntry,
+    JournalRun,
     archives_of,
     entry_of,
     read_run,
@@ -59,13 +59,13 @@ class FateState(Enum):
     """What became of an object; the value says it in words."""
 
     PRESENT = "it is there"
-    BROUGHT_BACK = "it is there: it was brought back from quarantine"
+    UNDELETED = "it is there: it was brought back from quarantine"
     DELETED = "it was deleted"
     QUARANTINED = "it is in quarantine"
     PURGED = "it was moved to quarantine, and purged from there"
     IN_PROGRESS = "a run that has not ended was to delete it"
     LOST = "it is not there, and the journal does not say who deleted it"
-    NEVER_SEEN = "it is not there, and no run of gc has listed it"
+    NEVER_LISTED = "it is not there, and no run of gc has listed it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class FateEvent:
         quarantine: the quarantine that the run moved objects to, or brought them back from.
     """
 
-    entry: Entry
+    entry: JournalEntry
     quarantine: str | None
 
 
@@ -103,7 +103,7 @@ class Fate:
     unexplained: str | None = None
     quarantine: Quarantined | None = None
     copy: Moved | None = None
-    purged: Entry | None = None
+    purged: JournalEntry | None = None
     unreadable: tuple[StatePath, ...] = ()
 
 
@@ -120,7 +120,7 @@ class FateCount:
     first_micros: int | None = None
     last_micros: int | None = None
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: JournalEntry) -> None:
         self.objects += 1
         self.size_bytes += entry.size_bytes or 0
         self.first_micros = min(self.first_micros or entry.at_micros, entry.at_micros)
@@ -157,7 +157,7 @@ def job_of_object(store: ObjectStore, path: str) -> JobPaths:
     if second:
         candidates.append(JobPaths(JobId(second), PipelineId(first)))
     for paths in candidates:
-        if store.list_dir(paths.ours).prefixes:
+        if store.list_dir(paths.maintenance).prefixes:
             return paths
     return job_of_path(list_jobs(store), path)
 
@@ -190,7 +190,7 @@ def fate_of_object(store: ObjectStore, paths: JobPaths, name: str, asked: GcRequ
     return Fate(
         path=path,
         paths=paths,
-        state=FateState.BROUGHT_BACK if back else FateState.PRESENT,
+        state=FateState.UNDELETED if back else FateState.PRESENT,
         events=found.events,
         info=info,
         explained=explained,
@@ -218,12 +218,12 @@ def _known(
     unreadable: tuple[StatePath, ...],
 ) -> Fate:
     """What the journal and the quarantine say of an object that is not there."""
-    state, last = FateState.NEVER_SEEN, events[-1] if events else None
+    state, last = FateState.NEVER_LISTED, events[-1] if events else None
     quarantine, copy, purged = None, None, None
     if last is not None:
         outcome = last.entry.outcome
         if last.quarantine is not None and outcome in (MOVED, GONE, UNKNOWN):
-            _, kept = Reader(store, paths).retained()
+            _, kept = Reader(store, paths).job_pins()
             quarantine = next((one for one in kept if one.name == last.quarantine), None)
             copy = None if quarantine is None else find_copy(store, paths, quarantine, path)
         if copy is not None:
@@ -247,7 +247,7 @@ def _known(
     )
 
 
-def _purge_of(store: ObjectStore, paths: JobPaths, quarantine: str | None) -> Entry | None:
+def _purge_of(store: ObjectStore, paths: JobPaths, quarantine: str | None) -> JournalEntry | None:
     """What a purge says of the first copy in a quarantine."""
     if quarantine is None:
         return None
@@ -349,7 +349,7 @@ def _events(store: ObjectStore, paths: JobPaths, search: _Search) -> Iterator[Fa
 
 def _parts_of(
     store: ObjectStore, directory: StatePath, search: _Search
-) -> tuple[Run | None, list[int] | None]:
+) -> tuple[JournalRun | None, list[int] | None]:
     """A run, and the numbers of the batches that may hold a wanted path; None: nobody says."""
     try:
         run, seals = read_run(store, directory), seals_of(store, directory)

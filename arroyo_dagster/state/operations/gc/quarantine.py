@@ -28,11 +28,17 @@ from arroyo_dagster.state.model.garbage import (
 )
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import NOTHING, ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.model.objects import (
+    NOTHING,
+    ObjectKind,
+    Packed,
+    StoredObject,
+    object_name,
+)
 from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
-from arroyo_dagster.state.operations.gc.pins import may_be_going, put_retained
+from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
 from arroyo_dagster.state.operations.gc.plan import Clock
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
@@ -44,7 +50,7 @@ INDEX = "index.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class QuarantineWriter:
     """Moves the objects of one run aside."""
 
     store: ObjectStore
@@ -59,7 +65,7 @@ class Aside:
         owner: str,
         now_micros: int,
         sleep: Callable[[float], None],
-    ) -> Aside:
+    ) -> QuarantineWriter:
         """Begin a quarantine: from here on what it needs stays.
 
         Args:
@@ -78,7 +84,7 @@ class Aside:
         )
         path = plan.paths.quarantine / name / INDEX
         held.put(path, encode_quarantined(found, owner))
-        put_retained(
+        put_pins(
             held,
             plan.paths,
             lambda kept: replace(kept, quarantines=(*kept.quarantines, name)),
@@ -87,7 +93,7 @@ class Aside:
             sleep(IN_FLIGHT_GRACE_SECONDS)
         return cls(held, plan.paths, name)
 
-    def copy(self, number: int, batch: list[Stored]) -> list[StatePath]:
+    def copy(self, number: int, batch: list[StoredObject]) -> list[StatePath]:
         """Copy a batch aside, read it back, and write down where it came from.
 
         Returns:
@@ -99,10 +105,10 @@ class Aside:
             range(len(batch)),
         )
         moved = [one for one in found if one is not None]
-        self.store.put(directory / _part(number), encode_moved(moved))
+        self.store.put(directory / _index_part(number), encode_moved(moved))
         return [one.path for one, copy in zip(batch, found, strict=True) if copy is None]
 
-    def _copied(self, one: Stored, target: StatePath) -> Moved | None:
+    def _copied(self, one: StoredObject, target: StatePath) -> Moved | None:
         with in_turn(one.size_bytes):
             try:
                 digest, size_bytes = digest_stored(self.store, one.path)
@@ -148,24 +154,26 @@ def list_quarantines(store: ObjectStore, paths: JobPaths) -> list[tuple[Quaranti
     Raises:
         ProtocolError, FormatError: an index is missing or does not decode.
     """
-    _, found = Reader(store, paths).retained()
+    _, found = Reader(store, paths).job_pins()
     return [(one, all_moved(store, paths, one)) for one in found]
 
 
-def _part(number: int) -> str:
+def _index_part(number: int) -> str:
     return f"part-{number:06}.json"
 
 
 def all_moved(store: ObjectStore, paths: JobPaths, one: Quarantined) -> list[Moved]:
     """The objects in one quarantine."""
-    return [moved for part in _parts(store, paths, one).values() for moved in part]
+    return [moved for part in _index_parts(store, paths, one).values() for moved in part]
 
 
-def _parts(store: ObjectStore, paths: JobPaths, one: Quarantined) -> dict[StatePath, list[Moved]]:
+def _index_parts(
+    store: ObjectStore, paths: JobPaths, one: Quarantined
+) -> dict[StatePath, list[Moved]]:
     """The parts of the index of one quarantine, all of them, whatever a listing shows."""
     directory = paths.quarantine / one.name
     listed = {info.path for info in store.list_dir(directory).objects}
-    named = {directory / _part(number) for number in range(1, one.parts + 1)}
+    named = {directory / _index_part(number) for number in range(1, one.parts + 1)}
     known = sorted(path for path in listed | named if path.name.startswith("part-"))
     found = concurrently(lambda path: _moved_in(store, paths, path), known)
     return {path: part for path, part in zip(known, found, strict=True) if part is not None}
@@ -176,7 +184,7 @@ def find_copy(
 ) -> Moved | None:
     """The copy of one object in a quarantine; None if there is none. Reads a part at a time."""
     directory = paths.quarantine / one.name
-    names = [directory / _part(number) for number in range(1, one.parts + 1)]
+    names = [directory / _index_part(number) for number in range(1, one.parts + 1)]
     if not names:
         listed = store.list_dir(directory).objects
         names = [info.path for info in listed if info.path.name.startswith("part-")]
@@ -255,7 +263,7 @@ def purge(
 
 
 def _old(store: ObjectStore, paths: JobPaths, before_micros: int) -> list[Quarantined]:
-    _, found = Reader(store, paths).retained()
+    _, found = Reader(store, paths).job_pins()
     return [one for one in found if one.moved_at_micros <= before_micros]
 
 
@@ -265,11 +273,11 @@ def _purge_one(
     """Copies first, then the index: it is readable for as long as it is registered."""
     directory = paths.quarantine / one.name
     listed = [info for info in held.list(directory) if info.path.name != INDEX]
-    going = {i.path: Stored(i.path, i.size_bytes, i.modified_micros, i.etag) for i in listed}
-    for part, moved in _parts(held, paths, one).items():
-        going.setdefault(part, Stored(part, None))
+    going = {i.path: StoredObject(i.path, i.size_bytes, i.modified_micros, i.etag) for i in listed}
+    for part, moved in _index_parts(held, paths, one).items():
+        going.setdefault(part, StoredObject(part, None))
         for copy in moved:
-            going.setdefault(copy.copy, Stored(copy.copy, copy.size_bytes))
+            going.setdefault(copy.copy, StoredObject(copy.copy, copy.size_bytes))
     # Parts, whose names sort behind those of the copies, go last: they name what no listing shows.
     objects = [going[path] for path in sorted(going)]
     journal = Journal(
@@ -287,7 +295,7 @@ def _purge_one(
         journal.write([(number, batch)], {})
         delete_all(held, [stored.path for stored in batch])
         journal.write([(number, batch)], dict.fromkeys((b.path for b in batch), "deleted"))
-    put_retained(
+    put_pins(
         held,
         paths,
         lambda kept: replace(

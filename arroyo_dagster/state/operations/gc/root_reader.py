@@ -15,9 +15,9 @@ from arroyo_dagster.state.model.checkpoints import (
 )
 from arroyo_dagster.state.model.garbage import (
     EpochRoot,
+    JobPins,
     Quarantined,
     References,
-    Retained,
     Root,
     digest_of,
 )
@@ -76,7 +76,7 @@ class Reader:
             self.roots[path] = Root(path=path, digest=digest_of(data))
         return data is not None
 
-    def early(self, path: StatePath) -> recovery.Record | None:
+    def early(self, path: StatePath) -> recovery.MetadataRecord | None:
         """Read an object that will be asked for once more; then it is not read again."""
         data = self._early[path] = self._bytes(path)
         if data is None:
@@ -106,9 +106,9 @@ class Reader:
         """What was read of these paths, in their order; no longer part of what is left."""
         return tuple(self.roots.pop(path) for path in found if path in self.roots)
 
-    def retained(self) -> tuple[Retained, tuple[Quarantined, ...]]:
+    def job_pins(self) -> tuple[JobPins, tuple[Quarantined, ...]]:
         """Pins, and what lies in quarantine."""
-        found = self.optional(self.paths.retained, codec.decode_retained) or Retained()
+        found = self.optional(self.paths.job_pins, codec.decode_pins) or JobPins()
         names = found.quarantines
         aside = concurrently(
             lambda name: self.required(
@@ -154,7 +154,7 @@ def epoch_root(
         finish_time_micros=found.finish_time_micros,
         needs_commit=found.needs_commit,
         operators=_shared(found.operators),
-        ours=found.ours,
+        managed=found.managed,
         files=Packed.of_paths(found.files),
         outside=next((path for path in found.files if not path.startswith(root)), None),
         gone=gone,
@@ -189,7 +189,7 @@ def unreadable_root(
         finish_time_micros=finish_time_micros,
         needs_commit=False,
         operators=(),
-        ours=True,
+        managed=True,
         files=NOTHING,
         rolled_back=True,
         unreadable=reason,

@@ -41,11 +41,11 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.planning.compaction.apply import apply_merges
 from arroyo_dagster.state.planning.compaction.budget import within_budget
-from arroyo_dagster.state.planning.compaction.policies import Candidate, Run, choose, why_left
+from arroyo_dagster.state.planning.compaction.policies import Candidate, FileRun, choose, why_left
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 
-NOT_OURS = (
+ARROYO_JOB = (
     "this is a job of Arroyo's: it is not compacted as ours are, but rewritten in place while it "
     "is stopped (`state.operations.compaction.rewrite`)"
 )
@@ -87,21 +87,21 @@ def plan_compaction(
     """
     waiting = [merged for record in pending for merged in record.merged]
     operators = apply_merges(checkpoint.operators, waiting).operators
-    ours = checkpoint.progress is not None
+    managed = checkpoint.progress is not None
     merges: list[Merge] = []
     left_out: list[LeftOut] = []
-    if not ours and not arroyo:
+    if not managed and not arroyo:
         operators = ()
-        left_out.append(LeftOut(reason=NOT_OURS))
+        left_out.append(LeftOut(reason=ARROYO_JOB))
     for operator in operators:
         for name, files in operator.tables.items():
             _check_sizes(files.paths, sizes, checkpoint)
-            found = _plan_table(_Table(operator, name, ours), files, sizes, settings)
+            found = _plan_table(_Table(operator, name, managed), files, sizes, settings)
             merges.extend(found.merges)
             left_out.extend(found.left_out)
     merges, too_much = within_budget(settings.budget, merges, gain)
     left_out.extend(too_much)
-    looked_at = replace(checkpoint, operators=operators)
+    inspected = replace(checkpoint, operators=operators)
     after = replace(checkpoint, operators=_forecast(operators, merges))
     known = {**sizes, **_forecast_sizes(merges, merged_bytes)}
     stamps = stamps or {}
@@ -118,7 +118,7 @@ def plan_compaction(
         ),
         left_out=tuple(left_out),
         pending=len(pending),
-        before=forecast(looked_at, sizes, settings.parallelism),
+        before=forecast(inspected, sizes, settings.parallelism),
         after=forecast(after, known, settings.parallelism),
         parallelism=settings.parallelism,
     )
@@ -194,7 +194,7 @@ class _Table:
 
     operator: OperatorCheckpoint
     name: TableName
-    ours: bool
+    managed: bool
 
     def left(self, reason: str, files: Iterable[StatePath] = ()) -> LeftOut:
         return LeftOut(
@@ -203,7 +203,7 @@ class _Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _PlannedMerges:
     merges: Sequence[Merge] = ()
     left_out: Sequence[LeftOut] = ()
 
@@ -213,11 +213,11 @@ def _plan_table(
     files: TableFiles,
     sizes: Mapping[StatePath, int],
     settings: CompactionSettings,
-) -> _Found:
+) -> _PlannedMerges:
     if isinstance(files, ExpiringTimeKeyFiles):
         return _plan_rows(table, files, sizes, settings)
-    if not table.ours:
-        return _Found(left_out=[table.left(SNAPSHOTS)])
+    if not table.managed:
+        return _PlannedMerges(left_out=[table.left(SNAPSHOTS)])
     candidates = [_candidate(path, sizes) for path in files.files]
     runs, left = _split(table, candidates, settings, None)
     merges: list[Merge] = []
@@ -236,14 +236,14 @@ def _plan_table(
             merges.append(merge)
         else:
             left.append(table.left(_no_gain(merge), inputs))
-    return _Found(merges, left)
+    return _PlannedMerges(merges, left)
 
 
 def _candidate(path: StatePath, sizes: Mapping[StatePath, int]) -> Candidate:
     return Candidate(path=path, size_bytes=sizes[path], level=compaction_level(path))
 
 
-def _level(candidates: Sequence[Candidate], run: Run) -> int:
+def _level(candidates: Sequence[Candidate], run: FileRun) -> int:
     return 1 + max(one.level for one in candidates[run.start : run.end])
 
 
@@ -256,7 +256,7 @@ def _split(
     candidates: Sequence[Candidate],
     settings: CompactionSettings,
     window_micros: int | None,
-) -> tuple[list[Run], list[LeftOut]]:
+) -> tuple[list[FileRun], list[LeftOut]]:
     """The runs to merge, and the other files by the reason why they are left."""
     runs = choose(candidates, settings, window_micros)
     taken = {at for run in runs for at in range(run.start, run.end)}
@@ -273,15 +273,15 @@ def _plan_rows(
     files: ExpiringTimeKeyFiles,
     sizes: Mapping[StatePath, int],
     settings: CompactionSettings,
-) -> _Found:
+) -> _PlannedMerges:
     config = table.operator.configs[table.name].config
     assert isinstance(config, ExpiringTimeKeyConfig)
-    if config.generational and not table.ours and not config.schema.hashed_indices:
-        return _Found(left_out=[table.left(UNKEYED)])
+    if config.generational and not table.managed and not config.schema.hashed_indices:
+        return _PlannedMerges(left_out=[table.left(UNKEYED)])
     parallelism = settings.parallelism or table.operator.parallelism
     rule = _RowsRule.of(table, config, settings, parallelism)
     live = [file for file in files.files if file.max_timestamp_micros >= rule.expired_micros]
-    if not table.ours:
+    if not table.managed:
         live.sort(key=lambda file: file.epoch)  # the order in which Arroyo reads them
     kept = {file.path for file in live}
     gone = [file.path for file in files.files if file.path not in kept]
@@ -299,10 +299,12 @@ def _plan_rows(
                 left.append(table.left(_no_gain(merge), merge.paths))
     if not live and not gone:
         left = [table.left("it has one file or none")]
-    return _Found(merges, [one for one in left if one.files or not files.files])
+    return _PlannedMerges(merges, [one for one in left if one.files or not files.files])
 
 
-def _is_rescale(settings: CompactionSettings, candidates: Sequence[Candidate], run: Run) -> bool:
+def _is_rescale(
+    settings: CompactionSettings, candidates: Sequence[Candidate], run: FileRun
+) -> bool:
     straddling = any(one.straddles for one in candidates[run.start : run.end])
     return settings.parallelism is not None and straddling
 
@@ -334,9 +336,9 @@ class _RowsRule:
             parallelism=parallelism,
             expired_micros=cutoff,
             # Arroyo reads its generational tables without looking at the retention.
-            cutoff_micros=0 if config.generational and not table.ours else cutoff,
+            cutoff_micros=0 if config.generational and not table.managed else cutoff,
             window_micros=max(1, window),
-            generations=_generations(config, settings, ours=table.ours),
+            generations=_generations(config, settings, managed=table.managed),
             form=OutputForm(
                 sort=_sort(config, settings),
                 file_bytes=2 * settings.target_bytes,
@@ -356,7 +358,7 @@ class _RowsRule:
     def merge(
         self,
         sequence: Sequence[TimeFile],
-        run: Run,
+        run: FileRun,
         candidates: Sequence[Candidate],
         sizes: Mapping[StatePath, int],
     ) -> RowsMerge:
@@ -379,11 +381,11 @@ class _RowsRule:
 
 
 def _generations(
-    config: ExpiringTimeKeyConfig, settings: CompactionSettings, *, ours: bool
+    config: ExpiringTimeKeyConfig, settings: CompactionSettings, *, managed: bool
 ) -> Generations:
     if not config.generational or not settings.deduplicate:
         return Generations.ALL
-    return Generations.NEWEST_AT_ANY_CUTOFF if ours else Generations.NEWEST
+    return Generations.NEWEST_AT_ANY_CUTOFF if managed else Generations.NEWEST
 
 
 def _sort(config: ExpiringTimeKeyConfig, settings: CompactionSettings) -> SortOrder:

@@ -10,18 +10,18 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.garbage import (
     EpochRoot,
     GcPlan,
+    JobPins,
     PathsDigest,
     PlanKind,
     Quarantined,
-    Retained,
     Roots,
     checked_grace,
 )
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
-from arroyo_dagster.state.planning.gc.orphans import FOREIGN_SHOWN
+from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
+from arroyo_dagster.state.planning.gc.orphans import FOREIGN_LISTED
 from arroyo_dagster.state.planning.gc.reachability import prove, refuse
 
 _LAST = (ObjectKind.GENERATION, ObjectKind.FENCE)
@@ -32,13 +32,13 @@ UNREADABLE = "unreadable"
 """In the rule of a plan: why the metadata of the job could not be read."""
 
 
-def check_way(plan: GcPlan, *, aside: bool) -> None:
+def check_way(plan: GcPlan, *, quarantine: bool) -> None:
     """Make sure that what nobody could read is not deleted for good.
 
     Raises:
         InputError: it would be.
     """
-    if UNREADABLE in plan.rule and not aside:
+    if UNREADABLE in plan.rule and not quarantine:
         raise InputError(
             "the metadata of the job cannot be read, so it can be moved aside and not deleted",
             job=plan.paths.root,
@@ -51,7 +51,7 @@ def plan_dead_job(
     roots: Roots,
     files: Packed,
     metadata: Packed,
-    foreign: Iterable[Stored],
+    foreign: Iterable[StoredObject],
     *,
     why: str,
     needed_by_others: Iterable[tuple[JobPaths, StatePath]] = (),
@@ -90,7 +90,7 @@ def plan_dead_job(
     rule = {
         "why": why,
         "grace_micros": grace_micros,
-        "ours": unreadable is not None or roots.ours,
+        "ours": unreadable is not None or roots.managed,
         **({} if unreadable is None else {UNREADABLE: unreadable}),
     }
     return GcPlan(
@@ -105,7 +105,7 @@ def plan_dead_job(
         records=Packed(one for one in known if kinds[one.path] in _RECORDS),
         metadata=Packed(_oldest_first(roots, known)),
         stays={reason: (count, 0) for reason, count in sorted(stays.items()) if count},
-        foreign=tuple(names[:FOREIGN_SHOWN]),
+        foreign=tuple(names[:FOREIGN_LISTED]),
     )
 
 
@@ -113,9 +113,9 @@ def what_is_left_of(
     begun: GcPlan,
     files: Packed,
     metadata: Packed,
-    foreign: Iterable[Stored],
+    foreign: Iterable[StoredObject],
     *,
-    retained: Retained,
+    job_pins: JobPins,
     quarantined: Iterable[Quarantined],
     now_micros: int,
 ) -> GcPlan:
@@ -124,12 +124,12 @@ def what_is_left_of(
     Args:
         begun: the plan it began with.
         files, metadata, foreign: the objects below the job, as listed now.
-        retained, quarantined: what stays of it, read now.
+        job_pins, quarantined: what stays of it, read now.
 
     Raises:
         ProtocolError: something was written, or pinned, since.
     """
-    _check_unpinned(begun.paths, retained)
+    _check_unpinned(begun.paths, job_pins)
     kept = _kept_for(quarantined)
     known = PathsDigest(
         f"{one.path}\0{one.etag or ''}"
@@ -155,17 +155,17 @@ def what_is_left_of(
         data=data,
         records=records,
         metadata=left,
-        foreign=tuple(one.path for one in foreign)[:FOREIGN_SHOWN],
+        foreign=tuple(one.path for one in foreign)[:FOREIGN_LISTED],
     )
 
 
-def _newest(objects: Packed) -> Iterator[Stored]:
+def _newest(objects: Packed) -> Iterator[StoredObject]:
     """The object that was written last; one of which nobody knows when counts as just now."""
     found = max(objects, key=lambda one: one.modified_micros or 2**63, default=None)
     return iter(() if found is None else (found,))
 
 
-def _check_quiet(roots: Roots, newest: Iterable[Stored], old_micros: int) -> None:
+def _check_quiet(roots: Roots, newest: Iterable[StoredObject], old_micros: int) -> None:
     # By the younger of two clocks: a copy is younger than what its writer says, and where the
     # writer says that it is younger the store's clock may have been wrong.
     finished = max((one.finish_time_micros for one in roots.epochs), default=0)
@@ -196,13 +196,13 @@ def _check_unneeded(roots: Roots, needed: Iterable[tuple[JobPaths, StatePath]]) 
             roots.paths,
             path=path,
         )
-    _check_unpinned(roots.paths, roots.retained)
+    _check_unpinned(roots.paths, roots.job_pins)
 
 
-def _check_unpinned(paths: JobPaths, retained: Retained) -> None:
-    if retained.pinned:
+def _check_unpinned(paths: JobPaths, job_pins: JobPins) -> None:
+    if job_pins.pinned:
         raise refuse(
-            f"epoch {min(retained.pinned)} is pinned",
+            f"epoch {min(job_pins.pinned)} is pinned",
             paths,
             next_step="`arroyo-state unpin` it first; nothing was deleted",
         )
@@ -210,14 +210,14 @@ def _check_unpinned(paths: JobPaths, retained: Retained) -> None:
 
 def _kept_for(quarantined: Iterable[Quarantined]) -> PathsDigest:
     """What epochs in quarantine need to come back whole."""
-    return PathsDigest(path for aside in quarantined for path in aside.needs.texts)
+    return PathsDigest(path for quarantine in quarantined for path in quarantine.needs.texts)
 
 
-def _oldest_first(roots: Roots, known: Iterable[Stored]) -> Iterator[Stored]:
+def _oldest_first(roots: Roots, known: Iterable[StoredObject]) -> Iterator[StoredObject]:
     """Metadata, what makes an epoch exist behind what describes it, the fence last of all."""
     parts = {ObjectKind.OPERATOR: 0, ObjectKind.MANIFEST: 1, ObjectKind.CHECKPOINT: 1}
 
-    def order(one: Stored) -> tuple[bool, bool, int, int, str]:
+    def order(one: StoredObject) -> tuple[bool, bool, int, int, str]:
         name = object_name(roots.paths, one.path)
         last = name.kind in _LAST
         at = int(name.worker_generation or 0) if last else int(name.epoch or 0)

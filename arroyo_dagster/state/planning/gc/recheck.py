@@ -8,7 +8,7 @@ from dataclasses import replace
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.model.garbage import GcPlan, PathsDigest, PlanKind
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.objects import NOTHING, Packed, Stored
+from arroyo_dagster.state.model.objects import NOTHING, Packed, StoredObject
 
 NEW_PLAN = "make a new plan; nothing was deleted"
 
@@ -64,7 +64,7 @@ def _names(plan: GcPlan) -> PathsDigest:
     return PathsDigest(_name(one) for step in _steps(plan) for one in step)
 
 
-def _name(one: Stored) -> str:
+def _name(one: StoredObject) -> str:
     """Path and etag: an object that was written again is another one."""
     return f"{one.path}\0{one.etag or ''}"
 
@@ -79,18 +79,18 @@ def _stale(plan: GcPlan, reason: str, **facts: object) -> ConflictError:
 
 
 def measured(
-    plan: GcPlan, files: Packed, metadata: Packed, ours: Packed, foreign: Packed = NOTHING
+    plan: GcPlan, files: Packed, metadata: Packed, maintenance: Packed, foreign: Packed = NOTHING
 ) -> GcPlan:
     """A plan with sizes, times and etags as listed, without what is not there any more.
 
     Args:
-        files, metadata, ours: the objects below the job, as listed.
+        files, metadata, maintenance: the objects below the job, as listed.
         foreign: the others: those of an operator whose id holds a slash are known by metadata
             alone.
     """
     wanted = PathsDigest(plan.data.paths)
     files = Packed.joined([files, foreign])
-    small = {one.path: one for shelf in (metadata, ours) for one in shelf}
+    small = {one.path: one for shelf in (metadata, maintenance) for one in shelf}
     named = {*plan.records.paths, *plan.metadata.paths}
     small |= {one.path: one for one in files if one.path in named}
     return replace(

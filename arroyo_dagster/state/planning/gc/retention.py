@@ -154,8 +154,8 @@ def _records(paths: JobPaths, checkpoint: Checkpoint) -> list[StatePath]:
     ]
     if paths.layout is Layout.PROTOCOL:
         return [*found, marker_path(checkpoint.ref), paths.epoch_record(checkpoint.epoch)]
-    ours = checkpoint.progress is not None and checkpoint.needs_commit
-    return [*found, paths.commit_note(checkpoint.epoch)] if ours else found
+    managed = checkpoint.progress is not None and checkpoint.needs_commit
+    return [*found, paths.commit_note(checkpoint.epoch)] if managed else found
 
 
 def _manifests(paths: JobPaths, checkpoint: Checkpoint) -> list[StatePath]:

@@ -20,7 +20,7 @@ from arroyo_dagster.state.planning.verify.findings import (
     warning,
 )
 from arroyo_dagster.state.planning.verify.records import (
-    JobFacts,
+    MetadataFacts,
     Unreadable,
     identity_findings,
     unreadable_finding,
@@ -28,8 +28,8 @@ from arroyo_dagster.state.planning.verify.records import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LegacyFacts(JobFacts):
-    """As `JobFacts`, for the legacy layout.
+class LegacyFacts(MetadataFacts):
+    """As `MetadataFacts`, for the legacy layout.
 
     Attributes:
         min_epoch: the oldest epoch that a cleanup has left, as the newest epoch says.
@@ -123,7 +123,7 @@ def _trap(facts: LegacyFacts, epoch: Epoch, lost: list[StatePath]) -> Finding:
         f"{facts.epoch}, reads it when it cleans up, and never checkpoints again without it"
     )
     step = f"bring the objects back, or copy those of epoch {epoch + 1} in their place"
-    return either(not facts.ours, "cleanup-trap", lost[0], evidence, step)
+    return either(not facts.managed, "cleanup-trap", lost[0], evidence, step)
 
 
 def _hole_findings(facts: LegacyFacts, epoch: Epoch) -> Iterator[Finding]:

@@ -71,7 +71,7 @@ def _requests(found: FileFacts | None) -> int:
     return 2 + (0 if footer is None else len(footer.row_groups))
 
 
-def owner_findings(plan: RestorePlan, files: Files, told: Collection[str]) -> Iterator[Finding]:
+def owner_findings(plan: RestorePlan, files: Files, reported: Collection[str]) -> Iterator[Finding]:
     """Tell rows that no subtask, or not the one that owns them, would load.
 
     Args:
@@ -86,7 +86,7 @@ def owner_findings(plan: RestorePlan, files: Files, told: Collection[str]) -> It
     }
     for operator, table, path in listed:
         found = files.get(path)
-        if path in told or found is None or found.rows is None:
+        if path in reported or found is None or found.rows is None:
             continue
         for subtask, rows in enumerate(found.rows.live):
             if rows and path not in opens.get((operator, table, subtask), ()):
@@ -155,17 +155,17 @@ class SharedKeys:
     subtasks: tuple[int, ...]
 
 
-def shared_key_findings(shared: Collection[SharedKeys], *, ours: bool) -> Iterator[Finding]:
+def shared_key_findings(shared: Collection[SharedKeys], *, managed: bool) -> Iterator[Finding]:
     """Tell keys of global keyed tables that several subtasks wrote in one epoch.
 
     Some connectors of Arroyo's write one key from every subtask: only other values do harm there.
     """
-    wins = "the later in the replay order wins" if ours else "which one wins is random"
+    wins = "the later in the replay order wins" if managed else "which one wins is random"
     step = "key the operator's input so that one subtask owns each key, or prefix the keys"
-    if not ours:
+    if not managed:
         step = "run the operator with parallelism 1, or expect the value of any of the subtasks"
     for one in shared:
-        if not ours and not one.differ:
+        if not managed and not one.differ:
             continue
         evidence = (
             f"subtasks {', '.join(map(str, one.subtasks))} wrote {one.keys} keys of "

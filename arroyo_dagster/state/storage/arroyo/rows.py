@@ -17,7 +17,7 @@ from arroyo_dagster.state.model.job_facts import (
     Absence,
     CheckpointFacts,
     JobFacts,
-    SourceWord,
+    SourceAnswer,
     condition_of,
     newest_ready,
 )
@@ -42,17 +42,17 @@ _GONE = ("compacted", "failed")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)?")
 _UNIX = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
-Row = Mapping[str, Any]
+DatabaseRow = Mapping[str, Any]
 JobsAndPipelines = tuple[dict[JobId, JobFacts], set[PipelineId]]
 """What a database knows: its jobs by id, and the public ids of its pipelines."""
 
 
-def facts_of(rows: Mapping[str, Sequence[Row]], source: str) -> JobsAndPipelines:
+def facts_of(rows: Mapping[str, Sequence[DatabaseRow]], source: str) -> JobsAndPipelines:
     """What the rows of the tables in `TABLES` say.
 
     Args:
         rows: by table; each with all columns of `TABLES`, those the database lacks None.
-        source: how the database is named where its words are shown.
+        source: how the database is named where its answers are shown.
 
     Raises:
         FormatError: a value is of another type than Arroyo writes.
@@ -65,19 +65,21 @@ def facts_of(rows: Mapping[str, Sequence[Row]], source: str) -> JobsAndPipelines
     return _facts(fields, source), {_pub_id(one) for one in fields["pipelines"]}
 
 
-def words_of(found: JobsAndPipelines, jobs: Sequence[JobPaths], source: str) -> list[SourceWord]:
+def answers_of(
+    found: JobsAndPipelines, jobs: Sequence[JobPaths], source: str
+) -> list[SourceAnswer]:
     """What a database says of each of `jobs`, in their order."""
     known, pipelines = found
-    words = []
+    answers = []
     for paths in jobs:
         facts = known.get(paths.job)
         if facts is not None and facts.concerns(paths):
-            words.append(SourceWord(source=source, facts=facts))
+            answers.append(SourceAnswer(source=source, facts=facts))
         else:
             lost = paths.pipeline is not None and paths.pipeline not in pipelines
             absence = Absence.NO_PIPELINE if lost else Absence.NO_JOB
-            words.append(SourceWord(source=source, absence=absence))
-    return words
+            answers.append(SourceAnswer(source=source, absence=absence))
+    return answers
 
 
 # ---- rows to facts -------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from arroyo_dagster.state.model.compaction import LeftOut, MergedRows, RowsDiges
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.keys import KeyRange, server_for_hash
 from arroyo_dagster.state.model.layout import JobPaths, rewritten_attempt
-from arroyo_dagster.state.model.rewrite import RewriteRule, RewrittenPart, TableRewrite
+from arroyo_dagster.state.model.rewrite import RewriteRule, RewriteShard, TableRewrite
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.generational import (
@@ -114,7 +114,7 @@ def unwritable(config: ExpiringTimeKeyConfig) -> str | None:
     return None
 
 
-def run_rewrite(store: ObjectStore, task: RewriteTask) -> RewrittenPart | LeftOut:
+def run_rewrite(store: ObjectStore, task: RewriteTask) -> RewriteShard | LeftOut:
     """Write one part of a table anew and read it back.
 
     Returns:
@@ -187,8 +187,8 @@ class _Rows:
         self.schema = file_schema(task.config)
         self.time_at = task.config.schema.timestamp_index
         self.cutoff_micros = task.table.cutoff_micros
-        self.role = role_of(task.config, ours=False)
-        self.layout = RowLayout.of(task.config, memory, ours=False)
+        self.role = role_of(task.config, managed=False)
+        self.layout = RowLayout.of(task.config, memory, managed=False)
 
     def together(self, parts: Sequence[pa.Table]) -> pa.Table:
         """Rows of several files, in their order."""
@@ -217,7 +217,7 @@ class _Rows:
         gone = newest(self.together([part.rows for part in parts]), self.layout)
         return gone.slice(0, 1) if self.rule is RewriteRule.UNKEYED else gone
 
-    def seen(self, parts: Sequence[StoredRows]) -> pa.Table:
+    def visible(self, parts: Sequence[StoredRows]) -> pa.Table:
         """What Arroyo finds of them: without GROUP BY the first row of each record batch only."""
         if self.rule is not RewriteRule.UNKEYED:
             return self.kept(parts)
@@ -278,7 +278,7 @@ def _led(order: npt.NDArray[np.int64], fresh: npt.NDArray[np.bool_]) -> npt.NDAr
 
 def _written(
     store: ObjectStore, task: RewriteTask, rows: _Rows, found: Sequence[StoredRows]
-) -> RewrittenPart:
+) -> RewriteShard:
     kept = rows.kept(found)
     outputs: tuple[TimeFile, ...] = ()
     size = 0
@@ -287,7 +287,7 @@ def _written(
         file, size = _write(store, task, rows, rows.arranged(written), found)
         outputs = (file,)
     again = [_read_back(store, file, rows.schema, task.keys) for file in outputs]
-    return RewrittenPart(
+    return RewriteShard(
         merged=MergedRows(
             operator=task.table.operator,
             table=task.table.table,
@@ -301,7 +301,7 @@ def _written(
         size_bytes_out=size,
         before=digest_rows(kept),
         # What Arroyo will find, which is more than that the rows are there.
-        after=digest_rows(rows.seen(again)) if again else RowsDigest(),
+        after=digest_rows(rows.visible(again)) if again else RowsDigest(),
         repaired=_repaired(rows, found, kept),
     )
 
@@ -365,7 +365,7 @@ def _repaired(rows: _Rows, found: Sequence[StoredRows], kept: pa.Table) -> int:
     """How many of the kept rows Arroyo would not have found as they are."""
     if rows.rule is not RewriteRule.UNKEYED:
         return 0
-    seen = rows.seen(found)
-    both = pa.concat_tables([seen, kept])
+    visible = rows.visible(found)
+    both = pa.concat_tables([visible, kept])
     codes = group_codes(both.columns, both.num_rows)
-    return int((~np.isin(codes[seen.num_rows :], codes[: seen.num_rows])).sum())
+    return int((~np.isin(codes[visible.num_rows :], codes[: visible.num_rows])).sum())

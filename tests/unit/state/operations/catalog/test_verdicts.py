@@ -15,7 +15,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog import known_jobs
 from arroyo_dagster.state.operations.catalog.verdicts import (
     FINDINGS_KEPT,
-    JobVerdict,
+    StoredVerdict,
     read_verdicts,
     verdict_path,
     write_verdict,
@@ -28,12 +28,12 @@ from tests.fleets import Written, legacy_job, protocol_job
 
 JOBS = [*(protocol_job(f"p{at}") for at in range(48)), legacy_job("broken"), legacy_job("old")]
 BROKEN = JOBS[48]
-NONE = Verdict(looked_at=1)
+NONE = Verdict(inspected=1)
 RED = Verdict(findings=(error("file-missing", "broken/x", "not there", "bring it back"),))
 
 
-def found(paths: JobPaths, verdict: Verdict = NONE, kind: str = "restorable") -> JobVerdict:
-    return JobVerdict(paths, kind, 1_700_000_000_000_000, Epoch(3), verdict)
+def found(paths: JobPaths, verdict: Verdict = NONE, kind: str = "restorable") -> StoredVerdict:
+    return StoredVerdict(paths, kind, 1_700_000_000_000_000, Epoch(3), verdict)
 
 
 # ---- verdicts ------------------------------------------------------------------------------------
@@ -42,11 +42,11 @@ def found(paths: JobPaths, verdict: Verdict = NONE, kind: str = "restorable") ->
 def test_a_verdict_is_read_as_it_was_written() -> None:
     catalogue = MemoryStore()
     verdict = Verdict(
-        findings=(warning("w", "a", "b", "c"), error("e", "ü/x", "d", "e")), looked_at=7
+        findings=(warning("w", "a", "b", "c"), error("e", "ü/x", "d", "e")), inspected=7
     )
     write_verdict(catalogue, found(BROKEN, verdict))
     (read,) = read_verdicts(catalogue, "restorable", JOBS).values()
-    assert (read.epoch, read.at_micros, read.verdict.looked_at) == (3, 1_700_000_000_000_000, 7)
+    assert (read.epoch, read.at_micros, read.verdict.inspected) == (3, 1_700_000_000_000_000, 7)
     assert set(read.verdict.findings) == set(verdict.findings)
     assert read_verdicts(catalogue, "files_exist", JOBS) == {}
 

@@ -8,7 +8,7 @@ import pytest
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.objects import Stored
+from arroyo_dagster.state.model.objects import StoredObject
 from arroyo_dagster.state.operations.gc import journal_archive
 from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome, run_gc
 from arroyo_dagster.state.operations.gc.fate import (
@@ -86,7 +86,7 @@ def test_quarantined_brought_back_and_purged_objects() -> None:
     assert store.read(found.copy.copy) == b"lost"
     undelete(store, PATHS, done.quarantine, yes=True, clock=clock, sleep=lambda _: None)
     back = fate(store)
-    assert back.state is FateState.BROUGHT_BACK
+    assert back.state is FateState.UNDELETED
     assert [event.entry.outcome for event in back.events] == ["moved", "back"]
     store.delete_many([LOST])
     assert fate(store).state is FateState.LOST
@@ -106,7 +106,7 @@ def test_object_that_no_run_has_listed_was_never_seen() -> None:
     store, clock = job()
     run_orphans(store, clock)
     found = fate(store, DIRECTORY / "table-y-000-other")
-    assert (found.state, found.events) == (FateState.NEVER_SEEN, ())
+    assert (found.state, found.events) == (FateState.NEVER_LISTED, ())
 
 
 def test_run_that_has_not_ended_is_in_progress_and_afterwards_gone() -> None:
@@ -131,14 +131,14 @@ def begin(store: ObjectStore, paths: list[StatePath], number: int = 0) -> Journa
         size_bytes=0,
     )
     for at in range(0, len(paths), 1000):
-        run.write([(at // 1000 + 1, [Stored(path, 7) for path in paths[at : at + 1000]])], {})
+        run.write([(at // 1000 + 1, [StoredObject(path, 7) for path in paths[at : at + 1000]])], {})
     return run
 
 
 def write(store: ObjectStore, paths: list[StatePath], number: int) -> None:
     run = begin(store, paths, number)
     for at in range(0, len(paths), 1000):
-        objects = [Stored(path, 7) for path in paths[at : at + 1000]]
+        objects = [StoredObject(path, 7) for path in paths[at : at + 1000]]
         run.write([(at // 1000 + 1, objects)], dict.fromkeys(paths, "deleted"))
     run.end({})
 

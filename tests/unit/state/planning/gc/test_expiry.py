@@ -12,9 +12,9 @@ from arroyo_dagster.state.model.garbage import (
     SKEW_MICROS,
     EpochRoot,
     GcPlan,
+    JobPins,
     Pin,
     PlanKind,
-    Retained,
     Retention,
     Roots,
 )
@@ -48,11 +48,13 @@ def job(
         parent = epochs[0].ref if epochs and paths is PROTOCOL else None
         names = ("start_time", "finish_time", "written_at", "oldest_object")
         times = {f"{name}_micros": time for name in names}
-        ours = more.get("ours", True)
-        one = epoch_root(paths, number, data(paths, number), parent_ref=parent, ours=ours, **times)
+        managed = more.get("managed", True)
+        one = epoch_root(
+            paths, number, data(paths, number), parent_ref=parent, managed=managed, **times
+        )
         epochs.insert(0, one)
     pinned = tuple(Pin(epoch=Epoch(one), owner="o", pinned_at_micros=1) for one in pins)
-    return replace(roots_of(paths, **more), epochs=tuple(epochs), retained=Retained(pins=pinned))
+    return replace(roots_of(paths, **more), epochs=tuple(epochs), job_pins=JobPins(pins=pinned))
 
 
 def expired(roots: Roots, **asked: Any) -> list[int]:
@@ -156,7 +158,7 @@ def test_the_newest_and_its_parent_stay_whatever_is_asked() -> None:
 
 def test_what_a_stopped_job_of_arroyo_s_will_be_restored_from_stays_with_its_parent() -> None:
     """Its server may name an epoch before the newest."""
-    roots = job(20, LEGACY, ours=False)
+    roots = job(20, LEGACY, managed=False)
     said = answer(JobCondition.STOPPED, LEGACY, newest_ready_epoch=Epoch(20))
     assert expired(roots, keep=2, answer=said) == [*range(1, 10)]
     said = answer(JobCondition.STOPPED, LEGACY, newest_ready_epoch=Epoch(18))
@@ -189,7 +191,7 @@ def test_pinned_epochs_stay_and_the_metadata_of_their_parents() -> None:
 
 
 def test_a_running_job_of_arroyo_s_is_refused() -> None:
-    roots = job(20, ours=False)
+    roots = job(20, managed=False)
     with pytest.raises(ProtocolError, match="Arroyo itself expires"):
         planned(roots, keep=2, answer=answer(JobCondition.RUNNING))
     with pytest.raises(ProtocolError, match="unknown"):

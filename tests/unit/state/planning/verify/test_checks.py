@@ -20,7 +20,7 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.planning.verify.checks import (
-    Column,
+    ArrowColumn,
     JobAge,
     Severity,
     StoredFile,
@@ -35,8 +35,8 @@ from arroyo_dagster.state.planning.verify.checks import (
 
 SECOND = 1_000_000
 GLOBAL, TIMED = StatePath("j/global"), StatePath("j/timed")
-PAIR = (Column("key", "binary", False), Column("value", "binary", False))
-ROW = (Column("word", "string"), Column("_timestamp", "timestamp[ns]", False))
+PAIR = (ArrowColumn("key", "binary", False), ArrowColumn("value", "binary", False))
+ROW = (ArrowColumn("word", "string"), ArrowColumn("_timestamp", "timestamp[ns]", False))
 OPERATOR, COUNTS, ROWS = OperatorId("op"), TableName("counts"), TableName("rows")
 EXPECTED = {(OPERATOR, COUNTS): (PAIR,), (OPERATOR, ROWS): (ROW,)}
 LISTED = TimeFile(
@@ -108,7 +108,7 @@ def verdict_on(
 
 
 def test_all_files_there_is_a_pass_that_says_how_many() -> None:
-    assert files_exist(checkpoint(), {GLOBAL: 1, TIMED: 1}) == Verdict(looked_at=2)
+    assert files_exist(checkpoint(), {GLOBAL: 1, TIMED: 1}) == Verdict(inspected=2)
 
 
 def test_a_missing_file_and_an_empty_one_are_errors_that_name_them() -> None:
@@ -186,7 +186,7 @@ def test_verdicts_add_up_and_one_error_fails_them_all() -> None:
     good = files_exist(checkpoint(), {GLOBAL: 1, TIMED: 1})
     bad = unreadable("j", "broken")
     assert merged([good, good]).passed
-    assert merged([good, bad, good]).looked_at == 5
+    assert merged([good, bad, good]).inspected == 5
     assert not merged([good, bad]).passed
     assert merged([]) == Verdict()
 
@@ -217,7 +217,7 @@ def test_everything_in_the_first_epoch_is_new() -> None:
 
 def recent(*jobs: JobAge) -> list[tuple[str, Severity]]:
     verdict = every_job_recent(jobs, now_micros=100 * SECOND, limit_micros=10 * SECOND)
-    assert verdict.looked_at == len(jobs)
+    assert verdict.inspected == len(jobs)
     return [(finding.code, finding.severity) for finding in verdict.findings]
 
 
