@@ -119,6 +119,12 @@ def test_a_module_imports_what_its_row_of_the_table_allows(path: Path) -> None:
             assert lazy or top in parties, f"{_name(path)} imports {imported}"
 
 
+def test_planning_reads_no_clock() -> None:
+    for path in MODULES:
+        if _name(path).startswith("state.planning"):
+            assert not {f"{OURS}.state.model.clock", "time"} & set(_imports(path)), path
+
+
 @functools.cache
 def _graph() -> dict[str, set[str]]:
     """Which module of ours imports which, inside its functions too."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from arroyo_dagster.state.model.checkpoints import (
     StreamProgress,
     SubtaskCheckpoint,
 )
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import Merged
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -120,7 +120,7 @@ class JobRun:
         store: ObjectStore,
         pipeline: Pipeline,
         *,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+        clock: Clock = wall_clock,
         accept: Callable[[StreamProgress], None] = lambda progress: None,
     ) -> None:
         pipeline.check()

@@ -6,7 +6,6 @@ Differs: the checkpoint is taken in the caller's thread and verified before it i
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar, cast
@@ -18,6 +17,7 @@ from arroyo_dagster.state.model.checkpoints import (
     SubtaskCheckpoint,
     TableReport,
 )
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import (
@@ -103,7 +103,7 @@ class TableManager:
         restored: OperatorCheckpoint | None,
         write_metadata: WriteSubtaskMetadata,
         base_epoch: Epoch | None = None,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+        clock: Clock = wall_clock,
     ) -> None:
         self.task = task
         if restored is not None:
