@@ -110,7 +110,8 @@ class Compaction(StateMessage):
         tables: by table the checkpoint metadata of the merged files.
         inputs: by table the files that these hold the rows of, in their place.
 
-    Differs: in Arroyo the subtask finds out itself which of its files have been merged.
+    Differs: in Arroyo the metadata is the whole new list of each table. From that alone a
+    subtask that holds an older epoch would take files it never read for known.
     """
 
     tables: Mapping[TableName, TableFiles]
