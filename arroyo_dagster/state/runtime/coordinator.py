@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from arroyo_dagster.state.model.checkpoints import (
     StreamProgress,
     SubtaskCheckpoint,
 )
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import Epoch, OperatorId
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.planning.gc.retention import LEGACY_EPOCHS_BEFORE_NEWEST
@@ -39,7 +39,7 @@ from arroyo_dagster.state.runtime.stop_requests import requested_stop
 from arroyo_dagster.state.runtime.task import EpochPlan
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.manager import TableManager
-from arroyo_dagster.state.tables.messages import CompactedData
+from arroyo_dagster.state.tables.messages import Compaction
 from arroyo_dagster.state.tables.table import TaskInfo
 
 
@@ -77,7 +77,7 @@ class JobRun:
         self._publisher = EpochPublisher(backend)
         self._files = MergedFiles(store, pipeline, backend)
         self._sources: Mapping[OperatorId, SourceState] = {}
-        self._compacted: dict[OperatorId, tuple[CompactedData, ...]] = {}
+        self._compacted: dict[OperatorId, tuple[Compaction, ...]] = {}
         self._unfinished: Epoch | None = None
         self._held = contextlib.ExitStack()
 
@@ -87,7 +87,7 @@ class JobRun:
         store: ObjectStore,
         pipeline: Pipeline,
         *,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+        clock: Clock = wall_clock,
         accept: Callable[[StreamProgress], None] = lambda progress: None,
     ) -> Self:
         """Start the next run of a job: the next worker generation, else the lease of its writer.

@@ -20,7 +20,7 @@ from arroyo_dagster.state.runtime.task import EpochPlan
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
-from arroyo_dagster.state.tables.messages import CompactedData
+from arroyo_dagster.state.tables.messages import Compaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class MergedFiles:
 
     def merge(
         self, plan: EpochPlan, taken: TakenOver, base: Checkpoint | None
-    ) -> tuple[list[OperatorCheckpoint], dict[OperatorId, tuple[CompactedData, ...]]]:
+    ) -> tuple[list[OperatorCheckpoint], dict[OperatorId, tuple[Compaction, ...]]]:
         """Merge what the epoch before listed, where a global table lists too many files.
 
         Args:
@@ -69,7 +69,7 @@ class MergedFiles:
         Returns:
             The operators, and what their subtasks learn of it at the next epoch.
         """
-        announced: dict[OperatorId, list[CompactedData]] = {}
+        announced: dict[OperatorId, list[Compaction]] = {}
         for merged in taken.applied.done:
             announced.setdefault(merged.operator, []).append(_announcement(merged, base))
         result: list[OperatorCheckpoint] = []
@@ -79,14 +79,14 @@ class MergedFiles:
             for name, files in operator.tables.items():
                 before = _listed_before(base, operator.operator, name)
                 fresh = sum(not is_compacted(path) for path in before)
-                if fresh <= self.pipeline.merge_files_after or name in {m.table for m in done}:
+                if fresh <= self.pipeline.merge_files_after or any(name in m.tables for m in done):
                     continue
                 assert isinstance(files, GlobalKeyedFiles)
                 table = GlobalKeyedTable(operator.configs[name], self.store)
                 namer = self._namer(operator.operator, name, plan)
-                outputs = table.compact_data(before, namer).merged.output_paths
-                tables[name] = replace(files, files=(*outputs, *files.files[len(before) :]))
-                done.append(CompactedData(table=name, inputs=before, outputs=outputs))
+                whole = table.compact_data(before, namer).merged.output_metadata
+                tables[name] = replace(files, files=(*whole.paths, *files.files[len(before) :]))
+                done.append(Compaction(tables={name: whole}, inputs={name: before}))
             result.append(replace(operator, tables=tables))
         return result, {name: tuple(done) for name, done in announced.items() if done}
 
@@ -98,14 +98,13 @@ class MergedFiles:
         )
 
 
-def _announcement(merged: Merged, base: Checkpoint | None) -> CompactedData:
+def _announcement(merged: Merged, base: Checkpoint | None) -> Compaction:
     # Inputs that have expired meanwhile are no longer known to the subtasks.
     operator = base.operator(merged.operator) if base else None
     listed = set(operator.paths) if operator else set()
-    return CompactedData(
-        table=merged.table,
-        inputs=tuple(path for path in merged.input_paths if path in listed),
-        outputs=merged.output_paths,
+    return Compaction(
+        tables={merged.table: merged.output_metadata},
+        inputs={merged.table: tuple(path for path in merged.input_paths if path in listed)},
     )
 
 

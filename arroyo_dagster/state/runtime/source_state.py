@@ -15,7 +15,7 @@ from arroyo_dagster.state.runtime.task import EpochPlan
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.manager import TableManager, WriteSubtaskMetadata
-from arroyo_dagster.state.tables.messages import CompactedData
+from arroyo_dagster.state.tables.messages import Compaction
 
 OFFSETS = "offsets"
 WATERMARKS = "watermark"
@@ -80,9 +80,7 @@ class SourceState:
             plan.epoch, plan.min_epoch, watermark_micros, plan.then_stop
         )
 
-    def follow(
-        self, published: OperatorCheckpoint | None, compacted: Sequence[CompactedData]
-    ) -> None:
+    def follow(self, published: OperatorCheckpoint | None, compacted: Sequence[Compaction]) -> None:
         """Go on from the epoch that was published."""
         assert published is not None
         for message in compacted:

@@ -15,7 +15,7 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TimeFile
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
 from arroyo_dagster.state.tables.loaded import LoadedState
-from arroyo_dagster.state.tables.messages import CompactedData
+from arroyo_dagster.state.tables.messages import Compaction
 from arroyo_dagster.state.tables.open_views import OpenViews
 from arroyo_dagster.state.tables.table import TaskInfo
 from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView, UncachedKeyValueView
@@ -108,16 +108,17 @@ class Following:
         self._loaded.seen[name] = {file.path for file in listed}
         self._loaded.merged[name].clear()
 
-    def load_compacted(self, message: CompactedData) -> None:
+    def load_compacted(self, message: Compaction) -> None:
         """As `TableManager.load_compacted`."""
-        seen = self._loaded.seen.get(message.table)
-        view = self._views.global_views.get(message.table)
-        inputs = set(message.inputs)
-        # What is in memory already need not be read again. Inputs that are not may be deleted
-        # before the table is next asked: then it is read anew.
-        if seen is not None and inputs <= seen and not (view and view.is_behind(inputs)):
-            seen.update(message.outputs)
-            self._loaded.merged[message.table].update(inputs)
+        for name, merged in message.tables.items():
+            seen = self._loaded.seen.get(name)
+            view = self._views.global_views.get(name)
+            inputs = set(message.inputs[name])
+            # What is in memory already need not be read again. Inputs that are not may be deleted
+            # before the table is next asked: then it is read anew.
+            if seen is not None and inputs <= seen and not (view and view.is_behind(inputs)):
+                seen.update(merged.paths)
+                self._loaded.merged[name].update(inputs)
 
 
 def _written_in(report: TableReport, epoch: Epoch) -> set[StatePath]:

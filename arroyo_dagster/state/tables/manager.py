@@ -6,7 +6,6 @@ Differs: the checkpoint is taken in the caller's thread and verified before it i
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
@@ -18,6 +17,7 @@ from arroyo_dagster.state.model.checkpoints import (
     SubtaskCheckpoint,
     TableReport,
 )
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import (
@@ -39,9 +39,9 @@ from arroyo_dagster.state.tables.loaded import LoadedState
 from arroyo_dagster.state.tables.messages import (
     CheckpointMessage,
     CommitData,
-    CompactedData,
+    Compaction,
     StateMessage,
-    TableData,
+    TableChange,
 )
 from arroyo_dagster.state.tables.open_views import AnyTable, OpenViews
 from arroyo_dagster.state.tables.registration import as_stored, check_tables
@@ -99,7 +99,7 @@ class TableManager:
         restored: OperatorCheckpoint | None,
         *,
         base_epoch: Epoch | None = None,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+        clock: Clock = wall_clock,
     ) -> None:
         if restored is not None:
             check_tables(configs, restored)
@@ -209,18 +209,18 @@ class TableManager:
         Raises:
             InputError: a change after the checkpoint with `then_stop`.
         """
-        if isinstance(message, TableData):
+        if isinstance(message, TableChange):
             self._change(message)
-        elif isinstance(message, CompactedData):
+        elif isinstance(message, Compaction):
             self.load_compacted(message)
-        else:
+        elif isinstance(message, CheckpointMessage):
             self._checkpoint(message)
 
     def insert_committing_data(self, table: str, data: bytes) -> None:
         """Leave what the second phase of this epoch's commit needs; once an epoch and table."""
-        self.send(TableData(TableName(table), CommitData(data)))
+        self.send(TableChange(TableName(table), CommitData(data)))
 
-    def _change(self, message: TableData) -> None:
+    def _change(self, message: TableChange) -> None:
         if self.stopped:
             raise InputError(
                 "a table was changed after the last checkpoint",
@@ -276,6 +276,7 @@ class TableManager:
             CheckpointMessage(
                 epoch=Epoch(epoch),
                 min_epoch=Epoch(min_epoch),
+                timestamp_micros=self._clock(),
                 watermark_micros=watermark,
                 then_stop=then_stop,
             )
@@ -289,7 +290,6 @@ class TableManager:
                 operator=self.task.operator,
                 subtask=self.task.task_index,
             )
-        started = self._clock()
         checkpointers = {name: self._checkpointer(name) for name in self.configs}
         for checkpointer in checkpointers.values():
             checkpointer.prepare(barrier.watermark_micros)
@@ -303,7 +303,7 @@ class TableManager:
                 tables[name] = report
         done = SubtaskCheckpoint(
             subtask_index=self.task.task_index,
-            start_time_micros=started,
+            start_time_micros=barrier.timestamp_micros,
             finish_time_micros=self._clock(),
             watermark_micros=barrier.watermark_micros,
             size_bytes=size,
@@ -364,7 +364,7 @@ class TableManager:
         """
         return self._following.follow(published)
 
-    def load_compacted(self, message: CompactedData) -> None:
+    def load_compacted(self, message: Compaction) -> None:
         """Learn that files were merged, before an epoch lists the outputs in their place.
 
         Rows that are in memory need not be read again then.

@@ -22,7 +22,7 @@ from arroyo_dagster.state.tables.global_keyed import (
     is_migratable,
 )
 from arroyo_dagster.state.tables.loaded import LoadedState
-from arroyo_dagster.state.tables.messages import TableData
+from arroyo_dagster.state.tables.messages import TableChange
 from arroyo_dagster.state.tables.table import TaskInfo
 from arroyo_dagster.state.tables.time_views import (
     ExpiringTimeKeyView,
@@ -49,7 +49,7 @@ class OpenViews:
         configs: Mapping[TableName, TableConfig],
         loaded: LoadedState,
         task: TaskInfo,
-        send: Callable[[TableData], None],
+        send: Callable[[TableChange], None],
     ) -> None:
         self.tables = tables
         self._configs = configs

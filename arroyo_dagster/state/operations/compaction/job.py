@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
-from arroyo_dagster.state.metadata.lease import lease, wall_clock
+from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionPlan, CompactionSettings, MergeOutcome
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.compaction.execute import (
@@ -58,7 +59,7 @@ class CompactionOptions:
     lease_wait_seconds: float = 0.0
     wait_seconds: float = 0.0
     sampled: bool = False
-    clock: Callable[[], int] = wall_clock
+    clock: Clock = wall_clock
     run: RunMerges = merge_here
     on_merge: Callable[[MergeOutcome, int], None] = lambda outcome, left: None
     on_progress: OnProgress = lambda progress: None

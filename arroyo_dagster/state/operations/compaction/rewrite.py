@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from arroyo_dagster.errors import ConflictError, ProtocolError
-from arroyo_dagster.state.metadata.lease import lease, wall_clock
+from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import (
@@ -161,7 +162,7 @@ class RewriteOptions:
     quiet_since: ListedJob | None = None
     verify_level: int = 1
     sampled: bool = False
-    clock: Callable[[], int] = wall_clock
+    clock: Clock = wall_clock
     sleep: Callable[[float], None] = time.sleep
     run: RunRewrites = rewrite_here
     cancelled: Callable[[], bool] = lambda: False
