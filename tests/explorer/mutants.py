@@ -197,13 +197,12 @@ def _any_spelling() -> Iterator[None]:
         yield
 
 
-def _by_the_writers_clock(roots: Any, retention: Any, now_micros: int, answer: Any = None) -> Any:
+def _by_the_writers_clock(roots: Any, retention: Any, *, newest: Any, now_micros: int = 0) -> Any:
     """`expiry.oldest_staying`, of epochs as old as their writers say."""
     keeping = [one.epoch for one in roots.epochs[: retention.keep_epochs or 0]]
     if retention.keep_micros is not None:
         since = now_micros - retention.keep_micros
         keeping += [one.epoch for one in roots.epochs if one.finish_time_micros >= since]
-    newest = expiry.newest_restorable(roots, answer)
     oldest = min([*keeping, *(one.epoch for one in expiry._needed_by_recovery(roots, newest))])
     if roots.paths.layout is Layout.LEGACY:
         return min(oldest, max(0, newest - expiry.LEGACY_EPOCHS_BEFORE_NEWEST))

@@ -47,7 +47,7 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout, is_compacted
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.model.types import U32, U64
 from arroyo_dagster.state.planning.compaction.apply import Applied, apply_merges
-from arroyo_dagster.state.planning.gc.retention import LEGACY_EPOCHS_BEFORE_NEWEST
+from arroyo_dagster.state.planning.gc.expiry import LEGACY_EPOCHS_BEFORE_NEWEST
 from arroyo_dagster.state.planning.restore.batch_identity import BatchVerdict, batch_verdict
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator, merge_operator
 from arroyo_dagster.state.planning.restore.recovery import legacy_state

@@ -30,14 +30,13 @@ from arroyo_dagster.state.operations.gc.root_reader import (
     NO_EPOCH,
     Progress,
     Reader,
-    epoch_root,
     no_root_progress,
-    unreadable_root,
 )
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots_once, settled
 from arroyo_dagster.state.operations.gc.roots_protocol import attempt
 from arroyo_dagster.state.operations.gc.roots_rolled_back import known_roots
 from arroyo_dagster.state.operations.gc.roots_times import with_store_times
+from arroyo_dagster.state.planning.gc.epoch_roots import epoch_root, unreadable_root
 from arroyo_dagster.state.planning.gc.reachability import check_listed, nested_root, refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore

@@ -17,7 +17,7 @@ from arroyo_dagster.state.codec.gc import (
     moved_from_json,
 )
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
-from arroyo_dagster.state.metadata.backend import delete_all
+from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, wall_clock
 from arroyo_dagster.state.model.garbage import (
     GRACE_FLOOR_MICROS,

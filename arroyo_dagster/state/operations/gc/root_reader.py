@@ -1,4 +1,4 @@
-"""Objects of one job read as roots, each once; and an epoch made of what its metadata says."""
+"""Objects of one job read as roots, each once."""
 
 from __future__ import annotations
 
@@ -8,22 +8,11 @@ from typing import TypeVar
 
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.state.codec import gc as codec
-from arroyo_dagster.state.metadata.reader import decode_by_name
-from arroyo_dagster.state.model.checkpoints import (
-    RECORD_VERSION,
-    CheckpointState,
-)
-from arroyo_dagster.state.model.garbage import (
-    EpochRoot,
-    Quarantined,
-    References,
-    Retained,
-    Root,
-    digest_of,
-)
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.metadata.objects import decode_by_name
+from arroyo_dagster.state.model.checkpoints import RECORD_VERSION
+from arroyo_dagster.state.model.garbage import Quarantined, Retained, Root, digest_of
+from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import NOTHING, Packed
 from arroyo_dagster.state.planning.gc.reachability import refuse
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -126,79 +115,3 @@ def _time_of(value: object) -> int | None:
         if isinstance(found, int):
             return found
     return None
-
-
-# ---- an epoch ---
-
-
-def epoch_root(
-    paths: JobPaths,
-    ref: StatePath,
-    found: References,
-    state: CheckpointState,
-    roots: tuple[Root, ...],
-    gone: tuple[StatePath, ...] = (),
-    *,
-    rolled_back: bool = False,
-) -> EpochRoot:
-    """An epoch, or an attempt at one, by what its metadata refers to."""
-    root = f"{paths.root}/"
-    return EpochRoot(
-        epoch=found.epoch,
-        worker_generation=found.worker_generation,
-        ref=ref,
-        parent_ref=found.parent_ref,
-        state=state,
-        min_epoch=found.min_epoch,
-        start_time_micros=found.start_time_micros,
-        finish_time_micros=found.finish_time_micros,
-        needs_commit=found.needs_commit,
-        operators=_shared(found.operators),
-        ours=found.ours,
-        files=Packed.of_paths(found.files),
-        outside=next((path for path in found.files if not path.startswith(root)), None),
-        gone=gone,
-        rolled_back_to=found.rolled_back_to,
-        rolled_back=rolled_back,
-        roots=roots,
-    )
-
-
-def unreadable_root(
-    epoch: Epoch,
-    reason: str,
-    by_name: tuple[StatePath, ...],
-    *,
-    roots: tuple[Root, ...] = (),
-    finish_time_micros: int,
-) -> EpochRoot:
-    """An epoch that was rolled back and whose metadata does not say what it lists.
-
-    Args:
-        by_name: the objects that go with it, what makes it exist last.
-        finish_time_micros: when it was finished at the latest.
-    """
-    return EpochRoot(
-        epoch=epoch,
-        worker_generation=None,
-        ref=by_name[-1],
-        parent_ref=None,
-        state=CheckpointState.ROLLED_BACK,
-        min_epoch=Epoch(0),
-        start_time_micros=finish_time_micros,
-        finish_time_micros=finish_time_micros,
-        needs_commit=False,
-        operators=(),
-        ours=True,
-        files=NOTHING,
-        rolled_back=True,
-        unreadable=reason,
-        by_name=by_name,
-        roots=roots,
-    )
-
-
-@functools.lru_cache(maxsize=64)
-def _shared(operators: tuple[tuple[OperatorId, int], ...]) -> tuple[tuple[OperatorId, int], ...]:
-    """The same operators as one object: every epoch of a job has them."""
-    return operators

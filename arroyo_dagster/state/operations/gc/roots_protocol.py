@@ -21,9 +21,9 @@ from arroyo_dagster.state.operations.gc.root_reader import (
     Progress,
     Reader,
     T,
-    epoch_root,
 )
 from arroyo_dagster.state.operations.gc.roots_rolled_back import with_rolled_back
+from arroyo_dagster.state.planning.gc.epoch_roots import epoch_root
 from arroyo_dagster.state.planning.gc.reachability import refuse
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.storage.concurrency import concurrently

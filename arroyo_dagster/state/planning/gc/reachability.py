@@ -50,8 +50,7 @@ def check_roots(roots: Roots) -> None:
             epoch=missing[0],
             next_step="find out who removed it, or `arroyo-state unpin` it; nothing was deleted",
         )
-    for one in (*roots.epochs, *roots.attempts):
-        _check_inside(roots.paths, one)
+    check_inside(roots)
     for one in roots.attempts:
         if one.state is CheckpointState.READY:
             raise refuse(
@@ -93,14 +92,20 @@ def _may_follow_a_gap(roots: Roots, epoch: Epoch, newer: Epoch) -> bool:
     return any(pin >= epoch for pin in pinned)
 
 
-def _check_inside(paths: JobPaths, one: EpochRoot) -> None:
-    if one.outside is not None:
-        raise refuse(
-            f"epoch {one.epoch} lists a file outside of its job: two deployments may overlap",
-            paths,
-            path=one.ref,
-            reference=one.outside,
-        )
+def check_inside(roots: Roots) -> None:
+    """Make sure that no epoch, and no attempt at one, lists a file outside of its job.
+
+    Raises:
+        ProtocolError: one does.
+    """
+    for one in (*roots.epochs, *roots.attempts):
+        if one.outside is not None:
+            raise refuse(
+                f"epoch {one.epoch} lists a file outside of its job: two deployments may overlap",
+                roots.paths,
+                path=one.ref,
+                reference=one.outside,
+            )
 
 
 def check_whole(roots: Roots, stays: Iterable[EpochRoot]) -> None:
