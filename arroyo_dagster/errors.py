@@ -53,7 +53,7 @@ class ArroyoStateError(Exception):
             self.retryable = retryable
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{name}={_shown(value)}" for name, value in self.facts.items())
+        shown = ", ".join(f"{name}={_format_fact(value)}" for name, value in self.facts.items())
         text = f"{self.message} [{shown}]" if shown else self.message
         return f"{text}. Next: {self.next_step}" if self.next_step else text
 
@@ -65,7 +65,7 @@ class ArroyoStateError(Exception):
         )
 
 
-def _shown(value: object) -> str:
+def _format_fact(value: object) -> str:
     return value if isinstance(value, str) else repr(value)
 
 

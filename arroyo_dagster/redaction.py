@@ -50,7 +50,7 @@ _NAMED_VALUE = re.compile(
 _SENT = re.compile(r"\b(?P<name>basic|bearer)\s+[A-Za-z0-9+/_.~\-]{8,}=*", re.IGNORECASE)
 
 # Options whose value says where a store is or how to ask it. Any other may be a secret.
-_PLAIN_OPTIONS = frozenset(
+_PUBLIC_OPTIONS = frozenset(
     {
         *("client", "region", "default_region", "region_name", "account", "account_name"),
         *("profile", "skip_signature", "anon", "service_account", "application_credentials"),
@@ -67,7 +67,7 @@ _SECRET_SETTING = re.compile(
 _PLACES = re.compile(r"(?:file|path|dir|host|expiration|application_credentials)$", re.IGNORECASE)
 _NOT_SECRET = frozenset({"true", "false", "none", "null", "anon", "auto"})
 _SHORT = 8
-_OURS_LEAST = 12
+_MIN_OWN_CHARS = 12
 _LEAST_OF_ENVIRONMENT = 4
 
 
@@ -147,7 +147,7 @@ def register_options(options: Mapping[str, Any]) -> None:
             register_options(value)
         elif isinstance(value, str) and "://" in value:
             register_url(value)
-        elif name.lower() not in _PLAIN_OPTIONS:
+        elif name.lower() not in _PUBLIC_OPTIONS:
             register_secrets(value, _members(value))
 
 
@@ -206,7 +206,7 @@ def redact_text(text: str) -> str:
 def without_secrets(text: str) -> str:
     """Give a text of our own without the secrets that are known, for the last step before it is
     shown. Short secrets stay: as words they may be names of jobs, which must be shown."""
-    return _without_known(text, least=_OURS_LEAST)
+    return _without_known(text, least=_MIN_OWN_CHARS)
 
 
 def _without_known(text: str, *, least: int) -> str:
@@ -317,7 +317,7 @@ def _spans(text: str, secrets: Iterable[str]) -> list[tuple[int, int]]:
         for reading in readings
         for form in _forms(secret)[0]
         for span in _found(reading, form)
-        if len(secret) >= _SHORT or _is_word(text, *span)
+        if len(secret) >= _SHORT or _is_separate_word(text, *span)
     ]
 
 
@@ -329,7 +329,7 @@ def _found(reading: _Decoded, form: str) -> Iterator[tuple[int, int]]:
         at = lowered.find(form, at + 1)
 
 
-def _is_word(text: str, start: int, end: int) -> bool:
+def _is_separate_word(text: str, start: int, end: int) -> bool:
     # A short secret counts as a word of its own, or every text would be full of holes.
     coded = re.fullmatch(r"%[0-9a-fA-F]{2}", text[max(0, start - 3) : start])
     before = bool(coded) or not text[:start][-1:].isalnum() or not text[start].isalnum()

@@ -39,7 +39,7 @@ from arroyo_dagster.state.model.ids import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts, SourceWord
+from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts, SourceAnswer
 from arroyo_dagster.state.model.keys import range_for_server
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import (
@@ -51,7 +51,7 @@ from arroyo_dagster.state.model.tables import (
     TableFiles,
     TimeFile,
 )
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, SaidJobs
+from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.restore.recovery import Restore
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
@@ -373,7 +373,7 @@ def table_rows(schema: pa.Schema, columns: Sequence[Sequence[Any]]) -> pa.Table:
 
 def stopped(paths: JobPaths) -> JobDirectory:
     """The user's word."""
-    return JobDirectory([SaidJobs({str(paths.root): "stopped"})])
+    return JobDirectory([AssumedJobs({str(paths.root): "stopped"})])
 
 
 @dataclass
@@ -390,10 +390,10 @@ class Telling:
     asked: int = 0
     source: str = "the test"
 
-    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
         self.asked += 1
         facts = self.later if self.later is not None and self.asked >= self.at else self.now
-        return [SourceWord(source=self.source, facts=facts) for _ in jobs]
+        return [SourceAnswer(source=self.source, facts=facts) for _ in jobs]
 
 
 def facts_of(paths: JobPaths, condition: JobCondition, **facts: Any) -> JobFacts:
@@ -410,7 +410,7 @@ def content(
     checkpoint = ParquetBackend(store, paths).load(None if epoch is None else Epoch(epoch))
     return {
         (operator.operator, name): digest_rows(
-            restored_rows(store, operator, name, ours=False).rows
+            restored_rows(store, operator, name, managed=False).rows
         )
         for operator in checkpoint.operators
         for name, files in operator.tables.items()

@@ -15,7 +15,7 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.garbage import GRACE_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, SaidJobs
+from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected
@@ -91,7 +91,7 @@ def dead(grace_micros: int = GRACE_MICROS, **said: str) -> GcRequest:
 
 def directory(**said: str) -> JobDirectory:
     """Who knows about jobs: the user, if anything is said."""
-    return JobDirectory([SaidJobs(said)] if said else [])
+    return JobDirectory([AssumedJobs(said)] if said else [])
 
 
 class Hiding(Wrapper):

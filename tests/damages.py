@@ -66,7 +66,7 @@ class Scene:
         return self.backend.load()
 
     @property
-    def ours(self) -> bool:
+    def managed(self) -> bool:
         return self.newest.progress is not None
 
     @property
@@ -307,7 +307,7 @@ def operation_unknown(scene: Scene) -> Expected:
 
 
 def value_broken(scene: Scene) -> Expected:
-    _, _, path = scene.pairs(alone=not scene.ours)
+    _, _, path = scene.pairs(alone=not scene.managed)
     rows, version = decode_file(scene.store.read(path), path)
     # A marker of a 128-bit number where a smaller one belongs.
     values = [b"\xfe" * (len(value) + 1) for value in rows.column("value").to_pylist()]
@@ -349,7 +349,7 @@ def listed_outside_of_the_job(scene: Scene) -> Expected:
 def dropped_from_the_list(scene: Scene) -> Expected:
     operator, table, file = scene.timed()
     scene.edit_files(operator, table, lambda files: (one for one in files.files if one != file))
-    return (warnings if scene.ours else errors)("file-lost", file.path)
+    return (warnings if scene.managed else errors)("file-lost", file.path)
 
 
 def pairs_dropped_from_the_list(scene: Scene) -> Expected:
@@ -589,7 +589,7 @@ def generation_manifest_gone(scene: Scene) -> Expected:
     path = _generation_manifest(scene)
     scene.remove(path)
     # A start of ours finds the records by any older generation, and follows them.
-    return (notes if scene.ours else errors)("generation-manifest-missing", path)
+    return (notes if scene.managed else errors)("generation-manifest-missing", path)
 
 
 def generation_manifest_broken(scene: Scene) -> Expected:
@@ -611,7 +611,7 @@ def hint_stale(scene: Scene) -> Expected:
     found = records.decode_generation_manifest(scene.store.read(path), path)
     stale = replace(found, latest_ref=_parent(scene))
     scene.store.put(path, records.encode_generation_manifest(stale))
-    return (notes if scene.ours else errors)("hint-stale", path)
+    return (notes if scene.managed else errors)("hint-stale", path)
 
 
 PROTOCOL = (
@@ -739,13 +739,13 @@ def operator_metadata_of_the_epoch_before(scene: Scene) -> Expected:
 def older_operator_metadata_gone(scene: Scene) -> Expected:
     path = _operator_path(scene, 3)
     scene.remove(path)
-    return (warnings if scene.ours else errors)("cleanup-trap", path)
+    return (warnings if scene.managed else errors)("cleanup-trap", path)
 
 
 def older_operator_metadata_broken(scene: Scene) -> Expected:
     path = _operator_path(scene, 3)
     scene.edit(path, lambda data: data[:-1])
-    return (warnings if scene.ours else errors)("cleanup-trap", path)
+    return (warnings if scene.managed else errors)("cleanup-trap", path)
 
 
 def older_head_gone(scene: Scene) -> Expected:

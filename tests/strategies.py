@@ -20,7 +20,7 @@ from arroyo_dagster.state.model.ids import (
     StatePath,
     TableName,
     WorkerGeneration,
-    path_problem,
+    path_error,
 )
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.tables import (
@@ -41,7 +41,7 @@ SEGMENTS = NAMES.filter(lambda name: name not in (".", ".."))
 PATHS = (
     st.lists(st.from_regex(r"[a-z0-9_\-<>% ]{1,8}", fullmatch=True), min_size=1, max_size=5)
     .map("/".join)
-    .filter(lambda text: path_problem(text) is None)
+    .filter(lambda text: path_error(text) is None)
     .map(StatePath)
 )
 EPOCHS = U32.map(Epoch)

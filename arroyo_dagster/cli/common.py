@@ -44,7 +44,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ArroyoStateError as error:
-            show_error(error)
+            print_error(error)
             ctx.exit(1)
         except click.ClickException as error:
             error.message = redact_text(error.message)  # type: ignore[misc] # who else may say it
@@ -58,7 +58,7 @@ class _Commands(click.Group):
             raise shown  # noqa: B904 - what it stands for holds a secret
 
 
-def show_error(error: ArroyoStateError) -> None:
+def print_error(error: ArroyoStateError) -> None:
     if _wants_json():
         click.echo(json.dumps({"error": _error_json(error)}, ensure_ascii=False), err=True)
     else:

@@ -12,13 +12,13 @@ import click
 
 from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.directory import directory_of
-from arroyo_dagster.cli.rendering import bytes_words, print_json, print_table, report
+from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table, report
 from arroyo_dagster.cli.rewrite import (
     arroyo_options,
+    print_left_out,
+    print_rewrite,
     rewrite_json,
     runner,
-    show_left_out,
-    show_rewrite,
     undo,
 )
 from arroyo_dagster.cli.window import window
@@ -44,7 +44,7 @@ from arroyo_dagster.state.operations.compaction.job import CompactionOutcome, co
 from arroyo_dagster.state.operations.compaction.rewrite import plan_rewrite_of, rewrite_job
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     ListedJob,
-    is_arroyos,
+    is_arroyo_job,
     list_objects,
 )
 from arroyo_dagster.state.planning.compaction.plan import most_outputs
@@ -53,7 +53,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _DEFAULTS = CompactionSettings()
-_SHOWN_FILES = 3
+_PRINTED_FILES = 3
 
 
 def _values(kinds: Any) -> click.Choice[str]:
@@ -181,16 +181,16 @@ def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
     """Show what would be merged, and of everything that is left why."""
     store = open_to_read(url)
     paths = find_job(store, job)
-    if is_arroyos(store, paths):
+    if is_arroyo_job(store, paths):
         rewrite = _rewritten(store, paths, given, yes=False)
-        show_rewrite(rewrite, yes=False, as_json=as_json, in_full=True)
+        print_rewrite(rewrite, yes=False, as_json=as_json, in_full=True)
         return
     found = plan_job(store, paths, _settings(given))
     if as_json:
         print_json(plan_to_json(found))
         return
     _print_plan(found)
-    click.echo(f"{_name(found)}: {_forecast_words(found)}")
+    click.echo(f"{_name(found)}: {_format_forecast(found)}")
 
 
 @compact.command()
@@ -217,7 +217,7 @@ def forecast(
     problems: list[ArroyoStateError] = []
     for one in paths:
         try:
-            if is_arroyos(store, one):
+            if is_arroyo_job(store, one):
                 plans.append(plan_rewrite_of(store, one, JobDirectory(), settings, sampled=sample))
             else:
                 plans.append(plan_job(store, one, settings, sampled=sample))
@@ -244,8 +244,8 @@ def _forecast_line(found: CompactionPlan | RewritePlan) -> tuple[object, ...]:
         found.epoch,
         before.files,
         after.files,
-        bytes_words(before.size_bytes),
-        bytes_words(after.size_bytes),
+        format_bytes(before.size_bytes),
+        format_bytes(after.size_bytes),
         max(before.opens, default=0),
         max(after.opens, default=0),
     )
@@ -259,7 +259,7 @@ def _opens(found: Forecast) -> str:
     return f"{max(found.opens, default=0)}"
 
 
-def _forecast_words(found: CompactionPlan) -> str:
+def _format_forecast(found: CompactionPlan) -> str:
     if not found.merges:
         return f"nothing to merge at epoch {found.epoch}"
     return (
@@ -278,7 +278,7 @@ def _print_plan(found: CompactionPlan) -> None:
 
 def _print_merges(found: CompactionPlan) -> None:
     lines = [
-        (one.operator, one.table, len(one.paths), bytes_words(one.size_bytes), most_outputs(one))
+        (one.operator, one.table, len(one.paths), format_bytes(one.size_bytes), most_outputs(one))
         for one in found.merges
     ]
     if lines:
@@ -324,7 +324,7 @@ def run(
     listed = _listed_together(store, chosen) if yes and len(chosen) > 1 else {}
     for paths in chosen:
         try:
-            if is_arroyos(store, paths):
+            if is_arroyo_job(store, paths):
                 since = listed.get(paths)
                 outcomes.append(_rewritten(store, paths, given, yes=yes, spark=spark, since=since))
             else:
@@ -344,7 +344,7 @@ def run(
 
 def _listed_together(store: ObjectStore, jobs: Sequence[JobPaths]) -> dict[JobPaths, ListedJob]:
     """List Arroyo's jobs at the beginning, so that one wait for quiet serves all of them."""
-    known = concurrently(lambda paths: is_arroyos(store, paths), jobs)
+    known = concurrently(lambda paths: is_arroyo_job(store, paths), jobs)
     arroyos = [paths for paths, one in zip(jobs, known, strict=True) if one]
     # The time is taken behind each listing: nothing counts as quiet before it was listed.
     return {
@@ -353,7 +353,7 @@ def _listed_together(store: ObjectStore, jobs: Sequence[JobPaths]) -> dict[JobPa
     }
 
 
-def _sleep_and_say(paths: JobPaths) -> Callable[[float], None]:
+def _sleep_and_report(paths: JobPaths) -> Callable[[float], None]:
     def sleep(seconds: float) -> None:
         click.echo(
             f"{paths.root}: waiting {seconds:.0f} s to be sure that no cleanup of Arroyo's still "
@@ -383,7 +383,7 @@ def _rewritten(
         quiet_seconds=given["quiet"],
         quiet_since=since,
         dry_run=not yes,
-        sleep=_sleep_and_say(paths),
+        sleep=_sleep_and_report(paths),
     )
 
 
@@ -410,14 +410,14 @@ def _progress(paths: JobPaths, *, shown: bool) -> Iterator[OnProgress]:
         yield lambda progress: None
         return
     yield lambda progress: click.echo(
-        f"\r\x1b[K{paths.root}: {progress_words(progress)}", nl=False, err=True
+        f"\r\x1b[K{paths.root}: {format_progress(progress)}", nl=False, err=True
     )
     click.echo("\r\x1b[K", nl=False, err=True)
 
 
-def progress_words(progress: Progress) -> str:
+def format_progress(progress: Progress) -> str:
     """How far a compaction is, for people."""
-    done, total = bytes_words(progress.bytes_done), bytes_words(progress.bytes_total)
+    done, total = format_bytes(progress.bytes_done), format_bytes(progress.bytes_total)
     left = progress.seconds_left
     ahead = "" if left is None else f", {left:.0f} s left"
     return f"{progress.share:.0%}, {done} of {total}{ahead}"
@@ -438,22 +438,24 @@ def _outcome_json(outcome: CompactionOutcome | RewriteOutcome) -> dict[str, Any]
 
 def _print_outcome(outcome: CompactionOutcome | RewriteOutcome, *, yes: bool) -> None:
     if isinstance(outcome, RewriteOutcome):
-        show_rewrite(outcome, yes=yes, as_json=False)
+        print_rewrite(outcome, yes=yes, as_json=False)
         return
     found = outcome.plan
     if not yes or not outcome.changed:
         _print_merges(found)
-        show_left_out(_name(found), found.left_out)
-    click.echo(f"{_name(found)}: {_outcome_words(outcome, yes=yes)}")
+        print_left_out(_name(found), found.left_out)
+    click.echo(f"{_name(found)}: {_format_outcome(outcome, yes=yes)}")
 
 
-def _outcome_words(outcome: CompactionOutcome, *, yes: bool) -> str:
+def _format_outcome(outcome: CompactionOutcome, *, yes: bool) -> str:
     found = outcome.plan
     if not found.merges and not outcome.changed:
         return f"nothing to merge at epoch {found.epoch}"
     if not yes:
-        return f"{_forecast_words(found)}; nothing was changed, --yes does it"
-    sizes = f"{bytes_words(found.size_bytes_before)} became {bytes_words(outcome.size_bytes_after)}"
+        return f"{_format_forecast(found)}; nothing was changed, --yes does it"
+    sizes = (
+        f"{format_bytes(found.size_bytes_before)} became {format_bytes(outcome.size_bytes_after)}"
+    )
     files = f"{found.files_before} files became {outcome.files_after}, {sizes}"
     if outcome.epoch is not None:
         return f"{files}; epoch {outcome.epoch} lists them"

@@ -14,7 +14,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.job_directory import (
     JobDirectory,
     open_directory,
-    read_said,
+    read_assumed,
 )
 
 API_VARIABLE = "ARROYO_API_URL"
@@ -85,7 +85,7 @@ def directory_of(
     for text in assume:
         job, equals, condition = text.rpartition("=")
         if text.startswith("@"):
-            assumed |= read_said(text[1:])
+            assumed |= read_assumed(text[1:])
         elif job and equals:
             assumed[job] = condition
         else:

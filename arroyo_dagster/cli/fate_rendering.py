@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from arroyo_dagster.cli.gc_rendering import entry_json
-from arroyo_dagster.cli.rendering import bytes_words, clock, print_table
+from arroyo_dagster.cli.rendering import clock, format_bytes, print_table
 from arroyo_dagster.state.model.garbage import PURGE_MICROS
 from arroyo_dagster.state.operations.gc.fate import DirectoryFate, Fate, FateEvent, FateState
 
@@ -49,7 +49,7 @@ def print_fate(found: Fate) -> None:
     for line in _details(found):
         click.echo(line)
     for event in found.events:
-        click.echo(_event_words(event))
+        click.echo(_format_event(event))
     _print_unreadable(list(found.unreadable))
 
 
@@ -63,7 +63,7 @@ def _details(found: Fate) -> Iterator[str]:
         yield f"why it stays or may go is not known: {found.unexplained}"
     if found.quarantine is not None and found.copy is not None:
         until = clock(found.quarantine.moved_at_micros + PURGE_MICROS)
-        yield f"its copy is {found.copy.copy}, {bytes_words(found.copy.size_bytes)}"
+        yield f"its copy is {found.copy.copy}, {format_bytes(found.copy.size_bytes)}"
         yield f"`gc purge` deletes the copy from {until} on; nothing else does"
         yield (
             f"bring it back: arroyo-state gc undelete {found.paths.root} "
@@ -72,14 +72,14 @@ def _details(found: Fate) -> Iterator[str]:
     if found.purged is not None:
         one = found.purged
         yield f"purged {clock(one.at_micros)} by {one.owner}, run {one.run}"
-    if found.state in (FateState.NEVER_SEEN, FateState.LOST):
+    if found.state in (FateState.NEVER_LISTED, FateState.LOST):
         yield (
             "what a job deletes itself (its own retention, Arroyo's cleanup) is in no journal; "
             "a directory ends in a slash"
         )
 
 
-def _event_words(event: FateEvent) -> str:
+def _format_event(event: FateEvent) -> str:
     one = event.entry
     outcome = one.outcome.partition(":")[0]
     what = _OUTCOMES.get(outcome, one.outcome)
@@ -116,14 +116,16 @@ def directory_fate_json(found: DirectoryFate) -> dict[str, Any]:
 
 def print_directory_fate(found: DirectoryFate) -> None:
     """What became of the objects below a directory, as a table."""
-    click.echo(f"{found.prefix}: {found.present} objects, {bytes_words(found.present_bytes)} there")
+    click.echo(
+        f"{found.prefix}: {found.present} objects, {format_bytes(found.present_bytes)} there"
+    )
     if found.counts:
         columns = ("outcome", "kind", "objects", "bytes", "first", "last")
         print_table(
             columns,
             [
                 (
-                    *(outcome, kind, count.objects, bytes_words(count.size_bytes)),
+                    *(outcome, kind, count.objects, format_bytes(count.size_bytes)),
                     *(clock(count.first_micros), clock(count.last_micros)),
                 )
                 for (outcome, kind), count in found.counts.items()

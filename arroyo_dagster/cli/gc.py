@@ -25,17 +25,17 @@ from arroyo_dagster.cli.fate_rendering import (
 from arroyo_dagster.cli.gc_rendering import (
     check_json,
     entry_json,
+    format_undelete,
     moved_json,
     outcome_json,
+    pins_json,
     print_check,
     print_outcome,
+    print_progress,
     print_reasons,
     reasons_json,
-    retained_json,
-    show_progress,
-    undelete_words,
 )
-from arroyo_dagster.cli.rendering import bytes_words, clock, print_json, print_table
+from arroyo_dagster.cli.rendering import clock, format_bytes, print_json, print_table
 from arroyo_dagster.cli.verify import EXIT_FINDINGS
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
@@ -69,7 +69,7 @@ from arroyo_dagster.state.operations.gc.fate import (
 )
 from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.journal_check import check_journal
-from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.progress import heartbeat
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
@@ -140,7 +140,7 @@ def _job(store: ObjectStore, name: str) -> JobPaths:
     except NotFoundError:
         pipeline, _, job = name.rpartition("/")
         paths = JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
-        if not store.list_dir(paths.ours).prefixes:
+        if not store.list_dir(paths.maintenance).prefixes:
             raise
         return paths
 
@@ -241,7 +241,7 @@ def run_command(
         options = GcOptions(
             quarantine=quarantine,
             pace=Pace(batches_per_second=rate),
-            progress=show_progress(as_json=as_json),
+            progress=print_progress(as_json=as_json),
         )
         outcome = _executed(store, paths, request, options, plan, spark)
     else:
@@ -265,7 +265,7 @@ def _stored_plan(path: Path, paths: JobPaths) -> GcPlan:
 
 
 def _planned(store: ObjectStore, paths: JobPaths, request: GcRequest, as_json: bool) -> GcPlan:
-    with heartbeat(show_progress(as_json=as_json)) as progress:
+    with heartbeat(print_progress(as_json=as_json)) as progress:
         return plan_gc(store, paths, request, progress=planning_progress(progress))
 
 
@@ -333,7 +333,7 @@ def explain(
         print_json(document)
         return
     click.echo(
-        f"{found.path}: {found.kind.value}, {bytes_words(found.size_bytes)}, "
+        f"{found.path}: {found.kind.value}, {format_bytes(found.size_bytes)}, "
         f"written {clock(found.modified_micros) or 'nobody knows when'}"
     )
     verdict = "may go" if found.reason.goes else "stays"
@@ -447,7 +447,7 @@ def undelete_command(
         fields = {"quarantines": plan.quarantines, "incomplete_epochs": plan.incomplete}
         print_json({"done": yes, "objects": [moved_json(one) for one in moved], **fields})
         return
-    click.echo(f"{paths.root}: {undelete_words(plan, moved, done=yes)}")
+    click.echo(f"{paths.root}: {format_undelete(plan, moved, done=yes)}")
 
 
 @gc.command("purge")
@@ -482,7 +482,7 @@ def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: boo
     """
     store = open_url(url)
     found = pin_epoch(store, _job(store, job), Epoch(epoch), reason=reason, sleep=_wait)
-    _print_pins(retained_json(found), as_json)
+    _print_pins(pins_json(found), as_json)
 
 
 def _wait(seconds: float) -> None:
@@ -501,7 +501,7 @@ def unpin_command(job: str, epoch: int, url: str | None, as_json: bool) -> None:
     """Let an epoch go with the others."""
     store = open_url(url)
     found = unpin_epochs(store, _job(store, job), [Epoch(epoch)])
-    _print_pins(retained_json(found), as_json)
+    _print_pins(pins_json(found), as_json)
 
 
 @main.command("pins")
@@ -510,7 +510,7 @@ def unpin_command(job: str, epoch: int, url: str | None, as_json: bool) -> None:
 def pins_command(job: str, url: str | None, as_json: bool) -> None:
     """List the epochs that are pinned."""
     store = open_to_read(url)
-    _print_pins(retained_json(read_retained(store, _job(store, job))), as_json)
+    _print_pins(pins_json(read_pins(store, _job(store, job))), as_json)
 
 
 def _print_pins(pins: list[dict[str, Any]], as_json: bool) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.rendering import bytes_words, print_table
+from arroyo_dagster.cli.rendering import format_bytes, print_table
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
-from arroyo_dagster.state.model.garbage import GcPlan, Moved, PlanKind, Retained, UndeletePlan
+from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, PlanKind, UndeletePlan
 from arroyo_dagster.state.operations.gc.execute import GcOutcome
 from arroyo_dagster.state.operations.gc.explain import Reasons
 from arroyo_dagster.state.operations.gc.journal import Entry
@@ -37,7 +37,7 @@ def print_outcome(outcome: GcOutcome, *, yes: bool) -> None:
     if plan.stays:
         print_table(
             ("stays because", "objects", "bytes"),
-            [(reason, count, bytes_words(size)) for reason, (count, size) in plan.stays.items()],
+            [(reason, count, format_bytes(size)) for reason, (count, size) in plan.stays.items()],
         )
     proof = plan.proof
     click.echo(
@@ -46,14 +46,14 @@ def print_outcome(outcome: GcOutcome, *, yes: bool) -> None:
     )
     for path in plan.foreign[:5]:
         click.echo(f"foreign, never deleted: {path}")
-    click.echo(f"{root}: {_words(plan, outcome, yes=yes)}")
+    click.echo(f"{root}: {_format_collection(plan, outcome, yes=yes)}")
 
 
-def _words(plan: GcPlan, outcome: GcOutcome, *, yes: bool) -> str:
+def _format_collection(plan: GcPlan, outcome: GcOutcome, *, yes: bool) -> str:
     if not plan.objects:
         return "nothing to collect"
     epochs = f"{len(plan.epochs)} epochs, " if plan.kind is PlanKind.EXPIRE else ""
-    what = f"{epochs}{outcome.deleted} objects, {bytes_words(outcome.size_bytes)}"
+    what = f"{epochs}{outcome.deleted} objects, {format_bytes(outcome.size_bytes)}"
     if not yes:
         return f"{what} would go; plan {plan.digest}; nothing was deleted, --yes does it"
     if outcome.quarantine is not None:
@@ -61,9 +61,9 @@ def _words(plan: GcPlan, outcome: GcOutcome, *, yes: bool) -> str:
     return f"{what} went; journal {outcome.run}"
 
 
-def undelete_words(plan: UndeletePlan, moved: Sequence[Moved], *, done: bool) -> str:
+def format_undelete(plan: UndeletePlan, moved: Sequence[Moved], *, done: bool) -> str:
     """What came back, or would; with what, and which epochs did not."""
-    size = bytes_words(sum(one.size_bytes for one in moved))
+    size = format_bytes(sum(one.size_bytes for one in moved))
     came = "came back" if done else "would come back; nothing was changed, --yes does it"
     lines = [f"{len(moved)} objects, {size} {came}"]
     if len(plan.quarantines) > 1:
@@ -79,7 +79,7 @@ def undelete_words(plan: UndeletePlan, moved: Sequence[Moved], *, done: bool) ->
     return "\n".join(lines)
 
 
-def show_progress(*, as_json: bool) -> Callable[[GcProgress], None]:
+def print_progress(*, as_json: bool) -> Callable[[GcProgress], None]:
     """Tell on stderr how far a run has come, every five seconds."""
     last = time.monotonic()
 
@@ -114,7 +114,7 @@ def print_reasons(reasons: Reasons) -> None:
     print_table(
         ("", "objects", "bytes", "why"),
         [
-            ("may go" if reason.goes else "stays", count, bytes_words(size), reason.value)
+            ("may go" if reason.goes else "stays", count, format_bytes(size), reason.value)
             for reason, (count, size) in reasons.counts.items()
         ],
     )
@@ -176,7 +176,7 @@ def moved_json(one: Moved) -> dict[str, Any]:
     }
 
 
-def retained_json(found: Retained) -> list[dict[str, Any]]:
+def pins_json(found: JobPins) -> list[dict[str, Any]]:
     return [
         {
             "epoch": pin.epoch,

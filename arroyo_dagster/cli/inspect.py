@@ -21,13 +21,13 @@ from arroyo_dagster.cli.directory import (
 )
 from arroyo_dagster.cli.rendering import (
     age,
-    bytes_words,
     clock,
+    format_bytes,
+    format_state,
     print_json,
     print_table,
     report,
     seconds,
-    state_words,
 )
 from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec.hashing.routing import HashVariant
@@ -42,7 +42,7 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     find_job,
     list_epochs,
     summarise_jobs,
-    version_problem,
+    version_error,
 )
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
 from arroyo_dagster.state.storage import ObjectStore
@@ -99,7 +99,7 @@ def _job_cells(job: JobSummary, answer: JobAnswer, asked: Asked) -> list[object]
         job.paths.layout.value,
         job.epochs,
         job.newest_epoch,
-        state_words(None if newest is None else newest.state.value, job.problem),
+        format_state(None if newest is None else newest.state.value, job.problem),
         clock(job.watermark_micros),
         None if newest is None else age(newest.finish_time_micros),
     ]
@@ -152,14 +152,14 @@ def _epoch_cells(one: EpochSummary) -> list[object]:
     return [
         one.epoch,
         one.worker_generation,
-        state_words(None if one.state is None else one.state.value, one.problem),
+        format_state(None if one.state is None else one.state.value, one.problem),
         None if checkpoint is None else clock(checkpoint.finish_time_micros),
         None if checkpoint is None else f"{seconds(checkpoint):.3f}",
         None if checkpoint is None else clock(job_watermark_micros(checkpoint)),
         one.files,
-        bytes_words(one.size_bytes),
+        format_bytes(one.size_bytes),
         one.new_files,
-        bytes_words(one.new_size_bytes),
+        format_bytes(one.new_size_bytes),
     ]
 
 
@@ -196,7 +196,7 @@ def show(
         print_json(_description_json(found) | hashing | answer_json(asked.answers[0], asked))
     else:
         _print_description(found, hashed, asked)
-    report([*asked.problems, version_problem(found.checkpoint), damage])
+    report([*asked.problems, version_error(found.checkpoint), damage])
 
 
 def _hashing(
@@ -267,7 +267,7 @@ def _operator_cells(operator: query.OperatorSummary) -> list[list[object]]:
             table.kind.label,
             table.files,
             table.rows,
-            bytes_words(table.size_bytes),
+            format_bytes(table.size_bytes),
             table.owner,
         ]
         for at, table in enumerate(operator.tables)

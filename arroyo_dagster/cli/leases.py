@@ -59,13 +59,13 @@ def break_command(job: str, kind: str, yes: bool, url: str | None, as_json: bool
     paths = find_job(store, job)
     found = next(iter(list_leases(store, [paths], [kind])), None)
     name = f"{paths.root}: the {kind} lease"
-    given_back = found is not None and found.record is not None and found.record.given_back
+    released = found is not None and found.record is not None and found.record.released
     document: dict[str, Any] = {
         "done": False,
         "lease": None if found is None else _json(found, wall_clock()),
     }
-    if found is None or given_back:
-        said = f"{name} is free ({'given back' if given_back else 'never taken'}): nothing to break"
+    if found is None or released:
+        said = f"{name} is free ({'given back' if released else 'never taken'}): nothing to break"
     elif not yes:
         said = f"{name} is {_evidence(found)}\nnothing was changed, --yes breaks it"
     else:
@@ -109,7 +109,7 @@ def _evidence(one: JobLease) -> str:
 def _state(record: LeaseRecord | None, now: int) -> str:
     if record is None:
         return "broken"
-    if record.given_back:
+    if record.released:
         return "given back"
     age = _age(record, now)
     if age is not None and age < -1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
-from arroyo_dagster.cli.rendering import bytes_words, print_json
+from arroyo_dagster.cli.rendering import format_bytes, print_json
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.gc.execute import GcOutcome, run_gc
@@ -43,7 +43,7 @@ def expire(job: str, keep: int, yes: bool, url: str | None, as_json: bool) -> No
     went = "went" if outcome.done else "would go; nothing was deleted, --yes does it"
     click.echo(
         f"{paths.root}: {len(plan.epochs)} epochs, {len(plan.data)} files, "
-        f"{bytes_words(plan.data.size_bytes)} {went}; {kept_epochs} epochs stay"
+        f"{format_bytes(plan.data.size_bytes)} {went}; {kept_epochs} epochs stay"
         if plan.epochs
         else f"{paths.root}: nothing to expire, {kept_epochs} epochs stay"
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from arroyo_dagster.cli.common import show_error
+from arroyo_dagster.cli.common import print_error
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.plain import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -41,12 +41,12 @@ def report(problems: Sequence[ArroyoStateError | None]) -> None:
     """Say what is wrong with some of what was listed, and end with exit code 1."""
     found = [problem for problem in problems if problem is not None]
     for problem in found:
-        show_error(problem)
+        print_error(problem)
     if found:
         click.get_current_context().exit(1)
 
 
-def state_words(state: str | None, problem: ArroyoStateError | None) -> str | None:
+def format_state(state: str | None, problem: ArroyoStateError | None) -> str | None:
     if problem is None:
         return state
     return f"{state}, broken" if state else "unreadable"
@@ -66,7 +66,7 @@ def age(micros: int) -> str:
         return str(clock(micros))
 
 
-def bytes_words(count: int | None) -> str | None:
+def format_bytes(count: int | None) -> str | None:
     if count is None:
         return None
     size, unit = float(count), "B"

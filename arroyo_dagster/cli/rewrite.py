@@ -10,7 +10,7 @@ import click
 
 from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory_options
-from arroyo_dagster.cli.rendering import bytes_words, print_json, print_table
+from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.compaction import Forecast, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
@@ -45,7 +45,7 @@ def arroyo_options(command: _F) -> _F:
     return quiet(directory_options(token_option(command)))
 
 
-def show_rewrite(
+def print_rewrite(
     outcome: RewriteOutcome, *, yes: bool, as_json: bool, in_full: bool = False
 ) -> None:
     """What was rewritten, or would be.
@@ -59,14 +59,14 @@ def show_rewrite(
     plan = outcome.plan
     name = JobPaths(plan.job, plan.pipeline).root
     if in_full:
-        show_plan(plan, outcome.left_out)
+        print_plan(plan, outcome.left_out)
     else:
-        show_tables(plan)
-        show_left_out(name, outcome.left_out)
-    click.echo(f"{name}: {in_words(outcome, yes=yes)}")
+        print_tables(plan)
+        print_left_out(name, outcome.left_out)
+    click.echo(f"{name}: {format_rewrite(outcome, yes=yes)}")
 
 
-def show_left_out(job: str, left_out: Sequence[LeftOut]) -> None:
+def print_left_out(job: str, left_out: Sequence[LeftOut]) -> None:
     """Print one line: how many tables are left as they are, by reason."""
     if not left_out:
         return
@@ -119,21 +119,21 @@ def _dropped(outcome: RewriteOutcome) -> dict[str, int]:
     return total
 
 
-def show_plan(plan: RewritePlan, left_out: Iterable[LeftOut]) -> None:
+def print_plan(plan: RewritePlan, left_out: Iterable[LeftOut]) -> None:
     """For people: what is rewritten by which rule, and why the rest is not."""
-    show_tables(plan)
+    print_tables(plan)
     for left in left_out:
         click.echo(f"left: {left.operator or plan.job} {left.table or ''}: {left.reason}")
 
 
-def show_tables(plan: RewritePlan) -> None:
+def print_tables(plan: RewritePlan) -> None:
     """For people: what is rewritten by which rule."""
     lines = [
         (
             one.operator,
             one.table,
             len(one.inputs),
-            bytes_words(one.size_bytes),
+            format_bytes(one.size_bytes),
             len(one.parts),
             one.rule.value,
             f"up to {one.lost_rows} rows" if one.lost_rows else None,
@@ -145,7 +145,7 @@ def show_tables(plan: RewritePlan) -> None:
         print_table(columns, lines)
 
 
-def in_words(outcome: RewriteOutcome, *, yes: bool, started: bool = False) -> str:
+def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False) -> str:
     """One sentence on what was done, or would be.
 
     Args:
@@ -169,7 +169,7 @@ def in_words(outcome: RewriteOutcome, *, yes: bool, started: bool = False) -> st
     undo = "; `arroyo-state compact undo` puts it back as long as the job was not started"
     return (
         f"{plan.before.files} files became {after.files}, "
-        f"{bytes_words(plan.before.size_bytes)} became {bytes_words(after.size_bytes)}; epoch "
+        f"{format_bytes(plan.before.size_bytes)} became {format_bytes(after.size_bytes)}; epoch "
         f"{plan.epoch} lists them{repaired if outcome.repaired else ''}{'' if started else undo}"
     )
 

@@ -23,7 +23,7 @@ from arroyo_dagster.state.operations.restore.rollback import (
 from arroyo_dagster.state.planning.restore.rollback import ranges, rollback_command
 from arroyo_dagster.state.storage.store import ObjectStore
 
-FILES_SHOWN = 10
+FILES_PRINTED = 10
 
 
 @main.command()
@@ -138,6 +138,6 @@ def _offset_lines(now: Mapping[str, object] | None, then: Mapping[str, object]) 
 
 
 def _names(files: tuple[str, ...]) -> str:
-    more = len(files) - FILES_SHOWN
-    shown = ", ".join(files[:FILES_SHOWN]) or "no files"
+    more = len(files) - FILES_PRINTED
+    shown = ", ".join(files[:FILES_PRINTED]) or "no files"
     return f"{len(files)} files: {shown}" + (f" and {more} more" if more > 0 else "")

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from arroyo_dagster.cli.common import main, open_url, store_options
-from arroyo_dagster.cli.rendering import bytes_words, print_json, seconds
+from arroyo_dagster.cli.rendering import format_bytes, print_json, seconds
 from arroyo_dagster.cli.rollback import go_back
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -74,7 +74,7 @@ def run(
     found = load_pipeline(pipeline)
     if from_epoch is not None:
         found.check()
-        go_back(store, found.paths, from_epoch, _plain_line(as_json))
+        go_back(store, found.paths, from_epoch, _line_printer(as_json))
     with _progress(store, found, as_json=as_json) as on_epoch:
         if spark:
             outcome = _run_on_spark(
@@ -113,7 +113,7 @@ def _progress(store: ObjectStore, pipeline: Pipeline, *, as_json: bool) -> Itera
     from rich.console import Console
 
     console = Console(stderr=as_json, highlight=False)
-    write = console.print if console.is_terminal else _plain_line(as_json)
+    write = console.print if console.is_terminal else _line_printer(as_json)
 
     def on_epoch(checkpoint: Checkpoint) -> None:
         write(_epoch_line(store, pipeline, checkpoint))
@@ -124,7 +124,7 @@ def _progress(store: ObjectStore, pipeline: Pipeline, *, as_json: bool) -> Itera
         yield on_epoch
 
 
-def _plain_line(to_stderr: bool) -> Callable[[str], None]:
+def _line_printer(to_stderr: bool) -> Callable[[str], None]:
     def write(line: str) -> None:
         click.echo(line, err=to_stderr)
         (sys.stderr if to_stderr else sys.stdout).flush()
@@ -138,7 +138,7 @@ def _epoch_line(store: ObjectStore, pipeline: Pipeline, checkpoint: Checkpoint) 
     paths = [path for path in dict.fromkeys(checkpoint.paths) if path.startswith(f"{own}/")]
     sizes = [info.size_bytes for info in concurrently(store.head, paths) if info is not None]
     return (
-        f"epoch {checkpoint.epoch}: {len(paths)} files, {bytes_words(sum(sizes))}, "
+        f"epoch {checkpoint.epoch}: {len(paths)} files, {format_bytes(sum(sizes))}, "
         f"{seconds(checkpoint):.2f} s"
     )
 

@@ -74,7 +74,7 @@ def _print_diagnostics(file: str, error: InvalidDefinition, as_json: bool) -> No
     if not as_json:
         click.echo(str(error))
         return
-    diagnostics = [_mistake_json(one) for one in error.diagnostics]
+    diagnostics = [_diagnostic_json(one) for one in error.diagnostics]
     where = error.facts.get("file", file)  # of a package that the file imports, perhaps
     print_json({"file": where, "valid": False, "mistakes": diagnostics, "warnings": []})
 
@@ -103,7 +103,7 @@ def _print_document(file: str, document: Dataflow | Package) -> None:
     )
 
 
-def _value_words(state: StateDef) -> str | None:
+def _format_value_kind(state: StateDef) -> str | None:
     if state.scalar_type is not None:
         return state.scalar_type.value
     return None if state.value_kind is None else state.value_kind.value
@@ -118,7 +118,7 @@ def _cells(service: str, state: StateDef) -> list[object]:
         state.form.value,
         state.owner,
         None if state.key_type is None else state.key_type.value,
-        f"({columns})" if columns else _value_words(state),
+        f"({columns})" if columns else _format_value_kind(state),
         None if state.ttl_ms is None else format_duration(state.ttl_ms),
         state.table,
     ]
@@ -134,7 +134,7 @@ def _document_json(file: str, document: Dataflow | Package) -> dict[str, Any]:
         "version": document.version,
         "states": [_state_json(service, state) for service, state in _states(document)],
         "mistakes": [],
-        "warnings": [_mistake_json(one) for one in document.warnings],
+        "warnings": [_diagnostic_json(one) for one in document.warnings],
     }
 
 
@@ -156,7 +156,7 @@ def _state_json(service: str, state: StateDef) -> dict[str, Any]:
     }
 
 
-def _mistake_json(one: Diagnostic) -> dict[str, Any]:
+def _diagnostic_json(one: Diagnostic) -> dict[str, Any]:
     return {
         "number": one.number,
         "kind": one.kind,

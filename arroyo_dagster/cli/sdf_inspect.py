@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from arroyo_dagster import __version__
-from arroyo_dagster.cli.common import open_to_read, show_error, store_options
+from arroyo_dagster.cli.common import open_to_read, print_error, store_options
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf import sdf
 from arroyo_dagster.cli.sdf_files import load_dataflow, loading_options
@@ -44,7 +44,7 @@ def show() -> None:
 )
 @loading_options
 @store_options
-def show_state(
+def print_state(
     file: str,
     namespace: str | None,
     key: str | None,
@@ -95,10 +95,12 @@ def _print_rows(found: Namespace, key: str | None, pattern: str | None, as_json:
         }
         for row in found.select(key, pattern)
     ]
-    print_plain({"namespace": found.name, "epoch": found.epoch, "type": found.type, "rows": rows})
+    print_json_rows(
+        {"namespace": found.name, "epoch": found.epoch, "type": found.type, "rows": rows}
+    )
 
 
-def print_plain(document: Any) -> None:
+def print_json_rows(document: Any) -> None:
     """Print JSON of a document that holds times: they are epoch milliseconds, as in user code."""
     text = json.dumps(document, default=_plain)
     print_json(json.loads(text))
@@ -145,7 +147,7 @@ def _print_answer(views: Views, query: str, as_json: bool) -> None:
         click.echo(frame_text(frame))
         return
     columns = [{"name": name, "type": str(kind)} for name, kind in frame.schema.items()]
-    print_plain({"columns": columns, "rows": frame.rows()})
+    print_json_rows({"columns": columns, "rows": frame.rows()})
 
 
 def _sql_mode(views: Views, silent: bool) -> None:
@@ -168,7 +170,7 @@ def _sql_mode(views: Views, silent: bool) -> None:
                 views.refresh()
                 _print_answer(views, text, silent)
         except ArroyoStateError as error:
-            show_error(error)
+            print_error(error)
 
 
 def _unknown_command(text: str) -> CliError:

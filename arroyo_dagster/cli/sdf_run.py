@@ -193,7 +193,7 @@ def run(
                 until_idle=until_idle,
                 interval_seconds=pace,
                 stop=stop,
-                on_epoch=_shown_epoch(),
+                on_epoch=_epoch_printer(),
             )
     _print_outcome(dataflow, store, outcome, as_json=as_json)
 
@@ -230,7 +230,7 @@ def _run_on_spark(
         topics=topics,
         between=wired.between,
         stop=stop,
-        on_epoch=_shown_epoch(),
+        on_epoch=_epoch_printer(),
     )
     epochs = {one.paths.job: done[one.paths.root].epochs for one in pipelines}
     return DataflowOutcome(
@@ -308,7 +308,7 @@ def _stopping() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _shown_epoch() -> OnEpoch:
+def _epoch_printer() -> OnEpoch:
     def on_epoch(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
         click.echo(f"{pipeline.job}: epoch {checkpoint.epoch}", err=True)
 

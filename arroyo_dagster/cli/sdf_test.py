@@ -234,7 +234,7 @@ def _lines(
 
 @show.command("functions")
 @click.argument("file", type=click.Path(), default=PACKAGE_HERE)
-def show_functions(file: str) -> None:
+def print_functions(file: str) -> None:
     """List the functions of a package, one a line."""
     package, _ = load_package(file)
     for name in sorted(package.functions):
@@ -243,7 +243,7 @@ def show_functions(file: str) -> None:
 
 @show.command("states")
 @click.argument("file", type=click.Path(), default=PACKAGE_HERE)
-def show_states(file: str) -> None:
+def print_states(file: str) -> None:
     """List the states of a package, one a line."""
     package, _ = load_package(file)
     for name in sorted(package.states):

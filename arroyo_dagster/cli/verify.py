@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from arroyo_dagster.cli.common import main, open_to_read, store_options
-from arroyo_dagster.cli.rendering import bytes_words, print_json, print_table
+from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table
 from arroyo_dagster.state.model.keys import MAX_PARALLELISM
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.restore.rollback import way_back
@@ -106,7 +106,7 @@ def _verdict_json(found: JobVerdict) -> dict[str, Any]:
         "level": found.level,
         "parallelism": found.parallelism,
         "passed": found.passed,
-        "looked_at": found.verdict.looked_at,
+        "looked_at": found.verdict.inspected,
         "epochs": list(found.epochs),
         "findings": [_finding_json(one) for one in found.verdict.findings],
         "restore": [_restore_json(one) for one in found.restore],
@@ -147,7 +147,7 @@ def _restore_cells(found: JobVerdict) -> list[list[object]]:
             one.table,
             one.subtask,
             len(one.files),
-            bytes_words(one.size_bytes),
+            format_bytes(one.size_bytes),
             one.rows,
             one.requests,
         ]
@@ -168,6 +168,6 @@ def _verdict_lines(found: JobVerdict) -> Iterator[str]:
     verdict = "can be restored" if found.passed else "cannot be restored safely"
     yield (
         f"{found.paths.root} epoch {found.epoch} {verdict}: {said or 'nothing found'}; "
-        f"{found.verdict.looked_at} objects looked at, level {found.level} "
+        f"{found.verdict.inspected} objects looked at, level {found.level} "
         f"({_LEVELS[found.level]})"
     )

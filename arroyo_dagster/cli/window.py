@@ -8,10 +8,16 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, show_error, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, print_error, store_options
 from arroyo_dagster.cli.directory import API_VARIABLE
 from arroyo_dagster.cli.rendering import clock, print_json
-from arroyo_dagster.cli.rewrite import in_words, rewrite_json, runner, show_plan, token_option
+from arroyo_dagster.cli.rewrite import (
+    format_rewrite,
+    print_plan,
+    rewrite_json,
+    runner,
+    token_option,
+)
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
 from arroyo_dagster.state.codec.plans import plan_to_json
@@ -129,10 +135,10 @@ def window(
         closes_at_micros=None,
         verify_level=level,
         run=runner(spark=spark and yes),
-        on_step=_told if not as_json else lambda step: None,
+        on_step=_print_step if not as_json else lambda step: None,
     )
     outcome = _carried_out(store, paths, control, options, daily, yes=yes)
-    _show(paths, outcome, as_json=as_json)
+    _print_outcome(paths, outcome, as_json=as_json)
     if outcome.problem is not None or not outcome.started:
         click.get_current_context().exit(1)
 
@@ -148,7 +154,7 @@ def _carried_out(
 ) -> WindowOutcome:
     left = read_window_record(store, paths)
     if left is not None:
-        _say_unfinished(paths, control, left)
+        _report_unfinished(paths, control, left)
         if yes:
             found = recover_window(store, paths, control, options)
             if found is not None:
@@ -160,7 +166,7 @@ def _carried_out(
     return run_window(store, paths, control, _until_it_closes(options, paths, daily))
 
 
-def _say_unfinished(
+def _report_unfinished(
     paths: JobPaths, control: ArroyoControl, left: WindowRecord | FormatError
 ) -> None:
     """Say first that a window left the job stopped, before anything else is looked at."""
@@ -188,33 +194,33 @@ def _until_it_closes(
     return replace(options, closes_at_micros=micros_of(closes))
 
 
-def _told(step: WindowStep) -> None:
+def _print_step(step: WindowStep) -> None:
     click.echo(f"{clock(step.at_micros)}  {step.did}", err=True)
 
 
-def _show(paths: JobPaths, outcome: WindowOutcome, *, as_json: bool) -> None:
+def _print_outcome(paths: JobPaths, outcome: WindowOutcome, *, as_json: bool) -> None:
     if as_json:
         print_json(_as_json(outcome))
         return
     if outcome.end is WindowEnd.DRY_RUN:
-        _show_dry_run(paths, outcome)
+        _print_dry_run(paths, outcome)
         return
     if outcome.problem is not None:
-        show_error(outcome.problem)
+        print_error(outcome.problem)
     words = [outcome.end.value]
     if outcome.rewrite is not None:
         words.append(
-            in_words(outcome.rewrite, yes=True, started=outcome.end is not WindowEnd.AT_REST)
+            format_rewrite(outcome.rewrite, yes=True, started=outcome.end is not WindowEnd.AT_REST)
         )
     if outcome.downtime_seconds:
         words.append(f"down for {outcome.downtime_seconds:.0f} s")
     click.echo(f"{paths.root}: {'; '.join(words)}")
 
 
-def _show_dry_run(paths: JobPaths, outcome: WindowOutcome) -> None:
+def _print_dry_run(paths: JobPaths, outcome: WindowOutcome) -> None:
     plan = outcome.plan
     assert plan is not None
-    show_plan(plan, plan.left_out)
+    print_plan(plan, plan.left_out)
     if not plan.tables:
         click.echo(f"{paths.root}: nothing to rewrite at epoch {plan.epoch}; not stopped for it")
         return

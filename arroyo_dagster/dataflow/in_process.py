@@ -20,7 +20,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 OnEpoch = Callable[[Pipeline, Checkpoint], None]
 
-_LOOK_SECONDS = 0.05
+_STOP_POLL_SECONDS = 0.05
 """How often a pause looks whether the run is to stop."""
 
 
@@ -76,22 +76,22 @@ def run_dataflow(
     with contextlib.ExitStack() as held:
         # All start before the first step: what an epoch of another run left to be committed is
         # there then, whichever service reads it.
-        told = _telling(between, on_epoch)
+        told = _notes_between(between, on_epoch)
         runs = [_Running(pipeline, store, held, told) for pipeline in pipelines]
         rounds = _Rounds(runs, between, stop)
         return rounds.run(max_rounds, until_idle, idle_seconds, interval_seconds)
 
 
-def _telling(between: Sequence[SegmentSource], on_epoch: OnEpoch | None) -> OnEpoch:
+def _notes_between(between: Sequence[SegmentSource], on_epoch: OnEpoch | None) -> OnEpoch:
     """Tell topics between services what was read of them, then whoever asked."""
 
-    def tell(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
+    def note_epoch(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
         for source in between:
             source.note(pipeline.job, checkpoint)
         if on_epoch is not None:
             on_epoch(pipeline, checkpoint)
 
-    return tell
+    return note_epoch
 
 
 @contextlib.contextmanager
@@ -219,4 +219,4 @@ class _Rounds:
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._stop():
-            time.sleep(min(left, _LOOK_SECONDS))
+            time.sleep(min(left, _STOP_POLL_SECONDS))

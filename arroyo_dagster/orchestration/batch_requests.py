@@ -10,7 +10,7 @@ import dagster as dg
 from pydantic import Field
 
 from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.partitions import key_problem
+from arroyo_dagster.orchestration.partitions import key_error
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import MAX_RUNTIME_SECONDS, Backlog, schedule_status
 from arroyo_dagster.orchestration.translator import Naming
@@ -21,7 +21,7 @@ ROOT_TAG = "arroyo/checkpoint_root"
 """The run tag that tells batches of one checkpoint URL from those of another."""
 
 _DAY_SECONDS = 86_400.0
-_RUNS_LOOKED_AT = 50
+_RUNS_INSPECTED = 50
 _UNFINISHED = (
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
@@ -115,7 +115,7 @@ class Asked:
     seconds_ago: Mapping[str, float]
 
 
-def look_at_runs(instance: dg.DagsterInstance, kind: BatchKind, root: str, now: float) -> Asked:
+def inspect_runs(instance: dg.DagsterInstance, kind: BatchKind, root: str, now: float) -> Asked:
     """Find out what was asked already.
 
     A batch that has been running for twice as long as it may has died with its process: where
@@ -126,7 +126,7 @@ def look_at_runs(instance: dg.DagsterInstance, kind: BatchKind, root: str, now: 
         now: seconds since 1970.
     """
     batches = instance.get_run_records(
-        dg.RunsFilter(job_name=kind.name, tags={ROOT_TAG: root}), limit=_RUNS_LOOKED_AT
+        dg.RunsFilter(job_name=kind.name, tags={ROOT_TAG: root}), limit=_RUNS_INSPECTED
     )
     unfinished = None
     ago: dict[str, float] = {}
@@ -198,13 +198,13 @@ class BatchRequests:
     ) -> dg.RunRequest | dg.SkipReason:
         """Ask for one run that serves the jobs that need it most; or say why not."""
         kind, root = self.kind, root_of(store)
-        asked = look_at_runs(context.instance, kind, root, time.time())
+        asked = inspect_runs(context.instance, kind, root, time.time())
         partitions = set(context.instance.get_dynamic_partitions(str(self.naming.jobs.name)))
         found: Mapping[str, int] = {}
         if asked.unfinished is None:
             with as_failure():
                 found = kind.backlog(store)
-        new = [key for key in found if key not in partitions and key_problem(key) is None]
+        new = [key for key in found if key not in partitions and key_error(key) is None]
         if new:
             context.log.warning(f"{len(new)} jobs have no partition key yet: {new[:5]}")
         keys = decide(kind, asked, found, partitions, self.most_jobs)

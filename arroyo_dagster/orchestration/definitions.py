@@ -140,7 +140,7 @@ def build_arroyo_definitions(
     fleet_job = _in_process(
         "arroyo_fleet",
         dg.AssetSelection.assets(fleet),
-        "Look at all jobs at once.",
+        "CheckDepth at all jobs at once.",
     )
     sync_job = build_sync_job(naming)
     compacted, journal = build_compacted_state(naming), build_gc_journal(naming)

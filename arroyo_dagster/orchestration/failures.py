@@ -18,7 +18,7 @@ MAX_RETRIES = 2
 RETRY_SECONDS = 10.0
 """The wait before the first retry; doubled for each that follows, give or take a tenth."""
 
-_WORDS: Mapping[str, str] = {
+_DAGSTER_FIELDS: Mapping[str, str] = {
     "pass --arroyo-api, --arroyo-db or --assume JOB=stopped": (
         "set `arroyo_api_url` or `arroyo_database` (of the component, or of ArroyoStateStore)"
     ),
@@ -69,8 +69,8 @@ def failure_of(error: ArroyoStateError, metadata: Mapping[str, Any] | None = Non
         metadata: what else to show.
     """
     redact_causes(error)
-    error.message = in_dagsters_words(error.message)
-    error.next_step = error.next_step and in_dagsters_words(error.next_step)
+    error.message = name_dagster_fields(error.message)
+    error.next_step = error.next_step and name_dagster_fields(error.next_step)
     facts = {f"arroyo/{name}": without_secrets(str(value)) for name, value in error.facts.items()}
     return dg.Failure(
         description=without_secrets(str(error)),
@@ -79,9 +79,9 @@ def failure_of(error: ArroyoStateError, metadata: Mapping[str, Any] | None = Non
     )
 
 
-def in_dagsters_words(text: str) -> str:
+def name_dagster_fields(text: str) -> str:
     """A message with fields of the component in place of options of the command line."""
-    for option, field in _WORDS.items():
+    for option, field in _DAGSTER_FIELDS.items():
         text = text.replace(option, field)
     return text
 

@@ -14,7 +14,7 @@ from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import Naming
-from arroyo_dagster.state.model.ids import JobId, PipelineId, checked_name, path_problem
+from arroyo_dagster.state.model.ids import JobId, PipelineId, checked_name, path_error
 from arroyo_dagster.state.model.layout import JobPaths
 
 ALWAYS_MAY_DROP = 5
@@ -31,19 +31,19 @@ def jobs_partitions(deployment: str | None = None) -> dg.DynamicPartitionsDefini
     return dg.DynamicPartitionsDefinition(name=f"arroyo_{name}_jobs")
 
 
-def key_problem(key: str) -> str | None:
+def key_error(key: str) -> str | None:
     """Say what makes a job's root unusable as a partition key; None when nothing does."""
     meaning = next((kind for mark, kind in _SEPARATORS.items() if mark in key), None)
     if meaning is not None:
         return f"Dagster would read it as {meaning}"
     if any(ord(letter) < 32 for letter in key):
         return "it holds a control character"
-    return path_problem(key)
+    return path_error(key)
 
 
 def usable_keys(keys: Iterable[str]) -> list[str]:
     """Those of `keys` that may be partition keys, in order."""
-    return sorted(key for key in keys if key_problem(key) is None)
+    return sorted(key for key in keys if key_error(key) is None)
 
 
 def job_of(key: str) -> JobPaths:
@@ -52,7 +52,7 @@ def job_of(key: str) -> JobPaths:
     Raises:
         InputError: it is no job's root.
     """
-    problem = key_problem(key)
+    problem = key_error(key)
     if problem is not None or key.count("/") > 1:
         raise InputError(
             f"not the key of a job: {problem or 'it has more than two parts'}",

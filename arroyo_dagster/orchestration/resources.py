@@ -12,16 +12,16 @@ from pydantic import Field, PrivateAttr
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.catalog.location import (
     CATALOGUE_DIRECTORY,
+    announce_catalogue,
     check_catalogue,
     local_catalogue,
-    remote_parts,
+    remote_components,
     require_catalogue_url,
-    tell_of_catalogue,
 )
 from arroyo_dagster.orchestration.secrets import (
     NamedSecrets,
-    looked_up,
     refuse_secrets,
+    resolve_variables,
     typed_fields,
 )
 from arroyo_dagster.redaction import register_settings
@@ -174,7 +174,7 @@ class ArroyoStateStore(NamedSecrets):
         from arroyo_dagster.state.storage.remote.open import open_store
 
         if url not in self._stores:
-            options = looked_up(field, getattr(self, field))
+            options = resolve_variables(field, getattr(self, field))
             self._stores[url] = open_store(_absolute(url), options=options)
         store: ObjectStore = self._stores[url]
         return store
@@ -183,7 +183,7 @@ class ArroyoStateStore(NamedSecrets):
         """Where the checkpoints lie, without credentials."""
         from arroyo_dagster.state.operations.catalog.owner import checkpoint_place
 
-        options = looked_up("storage_options", self.storage_options)
+        options = resolve_variables("storage_options", self.storage_options)
         return checkpoint_place(_absolute(self.checkpoint_url), options)
 
     def _catalogue(self) -> "ObjectStore":
@@ -218,7 +218,7 @@ class ArroyoStateStore(NamedSecrets):
         if self._checked or self._instance is None:
             return
         refuse_secrets("the configuration of this run", self._typed)
-        parts = remote_parts(self._instance)
+        parts = remote_components(self._instance)
         if parts and not self.catalogue_url:
             require_catalogue_url(parts)
         self._checked = True
@@ -238,7 +238,7 @@ class ArroyoStateStore(NamedSecrets):
             check_catalogue(self._instance, place, catalogue)
         else:
             owner = claim_catalogue(catalogue, place)
-            tell_of_catalogue(self._instance, place, catalogue, owner.identity)
+            announce_catalogue(self._instance, place, catalogue, owner.identity)
 
 
 def _absolute(url: str) -> str:

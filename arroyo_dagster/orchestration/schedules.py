@@ -5,7 +5,7 @@ from typing import Any
 
 import dagster as dg
 
-from arroyo_dagster.orchestration.partitions import key_problem
+from arroyo_dagster.orchestration.partitions import key_error
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import Naming
 
@@ -75,7 +75,7 @@ def build_due_schedule(
         # A run of a partition that is not there would fail the whole tick.
         due = {key: n for key, n in found.items() if n >= min_backlog and key in partitions}
         chosen = sorted(due, key=lambda key: (-due[key], key))[:most_runs]
-        unknown = [key for key in found if key not in partitions and key_problem(key) is None]
+        unknown = [key for key in found if key not in partitions and key_error(key) is None]
         if unknown:
             context.log.warning(f"{len(unknown)} jobs have no partition key yet: {unknown[:5]}")
         if not chosen:

@@ -31,7 +31,7 @@ _NO_SECRET = re.compile(
     r"|^skip_signature)$",
     re.IGNORECASE,
 )
-_WORDS = frozenset({"", "true", "false", "none", "null", "anon", "auto"})
+_NOT_SECRET = frozenset({"", "true", "false", "none", "null", "anon", "auto"})
 
 
 class NamedSecrets(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -118,7 +118,7 @@ def _clear_value(name: str, value: Any, shown: str) -> Iterator[tuple[str, str]]
 
 
 def _is_secret(name: str, value: str) -> bool:
-    if value.strip().lower() in _WORDS:
+    if value.strip().lower() in _NOT_SECRET:
         return False
     if secrets_in_url(value) or re.search(r"[?#;].*=", value) or without_secrets(value) != value:
         return True
@@ -156,7 +156,7 @@ def as_variable(value: Any) -> Any:
     return value if variable is None else dg.EnvVar(variable)
 
 
-def looked_up(what: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_variables(what: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options with the values of the variables they name, for the client of a store.
 
     Args:
@@ -165,15 +165,15 @@ def looked_up(what: str, options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: a variable is not set in this process.
     """
-    return {name: _looked_up(f"{what}.{name}", value) for name, value in options.items()}
+    return {name: _resolve_value(f"{what}.{name}", value) for name, value in options.items()}
 
 
-def _looked_up(what: str, value: Any) -> Any:
+def _resolve_value(what: str, value: Any) -> Any:
     variable = variable_of(value)
     if variable is None:
         if isinstance(value, Mapping):
-            return looked_up(what, value)
-        return [_looked_up(what, one) for one in value] if isinstance(value, list) else value
+            return resolve_variables(what, value)
+        return [_resolve_value(what, one) for one in value] if isinstance(value, list) else value
     if variable not in os.environ:
         raise InputError(
             f"the environment variable {variable}, which {what} names, is not set",

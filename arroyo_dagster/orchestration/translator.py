@@ -39,60 +39,60 @@ class ArroyoTableProps:
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _AssetText:
     description: str
     group: str = STATE_GROUP
     kinds: tuple[str, ...] = ("arroyo",)
 
 
 _TABLES = {
-    CHECKPOINT: _Shown(
+    CHECKPOINT: _AssetText(
         "The newest ready epoch of each job, as the job itself wrote it. Events come from the "
         "sensor; nothing here is made by Dagster."
     ),
-    EPOCH_CATALOG: _Shown(
+    EPOCH_CATALOG: _AssetText(
         "Every epoch of a job: times, files, bytes, rows, watermark. A row stays when the epoch "
         "expires.",
         kinds=("arroyo", "parquet"),
     ),
-    OPERATOR_METADATA: _Shown(
+    OPERATOR_METADATA: _AssetText(
         "Every data file that a table of an operator lists, at every epoch that is present.",
         kinds=("arroyo", "parquet"),
     ),
-    FLEET: _Shown("All jobs at a glance, over time."),
-    COMPACTED_STATE: _Shown(
+    FLEET: _AssetText("All jobs at a glance, over time."),
+    COMPACTED_STATE: _AssetText(
         "The state of a job in fewer, larger files; a restore loads the same.",
         MAINTENANCE_GROUP,
         ("arroyo", "spark", "parquet"),
     ),
-    f"{RETAINED_EPOCHS}_plan": _Shown(
+    f"{RETAINED_EPOCHS}_plan": _AssetText(
         "What would go with the epochs that are too old, and how it is known that nothing which "
         "stays needs it.",
         MAINTENANCE_GROUP,
     ),
-    RETAINED_EPOCHS: _Shown(
+    RETAINED_EPOCHS: _AssetText(
         "The epochs of a job that are kept; older ones are removed with what only they list.",
         MAINTENANCE_GROUP,
         ("arroyo", "spark"),
     ),
-    f"{ORPHANS}_plan": _Shown(
+    f"{ORPHANS}_plan": _AssetText(
         "What nothing in a job refers to, and why each other object stays.", MAINTENANCE_GROUP
     ),
-    ORPHANS: _Shown(
+    ORPHANS: _AssetText(
         "Objects of a job that nothing refers to, removed once they are surely forgotten.",
         MAINTENANCE_GROUP,
         ("arroyo", "spark"),
     ),
-    f"{DEAD_JOBS}_plan": _Shown(
+    f"{DEAD_JOBS}_plan": _AssetText(
         "What would go with a job whose pipeline is gone, and who says that it is.",
         MAINTENANCE_GROUP,
     ),
-    DEAD_JOBS: _Shown(
+    DEAD_JOBS: _AssetText(
         "Jobs that will never run again, removed as a whole.",
         MAINTENANCE_GROUP,
         ("arroyo", "spark"),
     ),
-    GC_JOURNAL: _Shown(
+    GC_JOURNAL: _AssetText(
         "What was deleted or moved aside, when, by whom and under which plan.", MAINTENANCE_GROUP
     ),
 }

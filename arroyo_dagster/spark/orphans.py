@@ -134,7 +134,7 @@ def _joined(parts: list[Inventory]) -> Inventory:
     return replace(
         parts[0],
         metadata=Packed.joined(part.metadata for part in parts),
-        ours=Packed.joined(part.ours for part in parts),
+        maintenance=Packed.joined(part.maintenance for part in parts),
         foreign=Packed.joined(part.foreign for part in parts),
         beside=sum(part.beside for part in parts),
     )

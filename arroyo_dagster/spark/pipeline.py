@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _POLL_SECONDS = 0.1
-_LOOK_SECONDS = 1.0
+_STOP_POLL_SECONDS = 1.0
 
 
 def run_pipeline(
@@ -137,7 +137,7 @@ class SparkRun:
         self._adopt = adopt
         self._given_location = checkpoint_location
         self._location = checkpoint_location or (
-            f"{default_location(store, pipeline.paths.ours)}/{uuid.uuid4().hex[:16]}"
+            f"{default_location(store, pipeline.paths.maintenance)}/{uuid.uuid4().hex[:16]}"
         )
         self._packed = PackedPipeline.pack(pipeline)
         # Before the start: a refused one must not fence the run that may be under way.
@@ -204,7 +204,7 @@ class SparkRun:
         looked = time.monotonic()
         while query.isActive and not self._done and self._failure is None:
             time.sleep(_POLL_SECONDS)
-            if time.monotonic() - looked < _LOOK_SECONDS or not self._idle(query):
+            if time.monotonic() - looked < _STOP_POLL_SECONDS or not self._idle(query):
                 continue
             looked = time.monotonic()
             if not self._follow or self.job.stop_requested():

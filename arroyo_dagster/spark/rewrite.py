@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from arroyo_dagster.spark.tasks import run_items
 from arroyo_dagster.state.model.compaction import LeftOut
-from arroyo_dagster.state.model.rewrite import RewrittenPart
+from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, run_rewrite
@@ -24,7 +24,7 @@ def rewrites_on_spark(session: Callable[[], SparkSession]) -> RunRewrites:
         session: gives the session; called only if there is something to write.
     """
 
-    def run(store: ObjectStore, tasks: Sequence[RewriteTask]) -> Iterable[RewrittenPart | LeftOut]:
+    def run(store: ObjectStore, tasks: Sequence[RewriteTask]) -> Iterable[RewriteShard | LeftOut]:
         if not tasks:
             return []
         weights = [task.size_bytes + len(task.inputs) * 4096 for task in tasks]

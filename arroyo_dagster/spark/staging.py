@@ -45,7 +45,7 @@ BATCHES_PER_EPOCH = 16
 _BATCH_BITS, _PARTITION_BITS = 36, 24  # rows of a partition, partitions of a batch, batches
 _RAW = (pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string)
 _OF_KAFKA = frozenset({"key", VALUE, "partition", "offset", "timestamp"})
-_PART_DDL = "partition int, name string"
+_PARTITION_DDL = "partition int, name string"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +241,7 @@ class Staging:
         path = list_path(self.directory, batch)
         if self.store.head(path) is not None:
             return
-        parts = frame.mapInArrow(self._writer(batch), _PART_DDL).collect()
+        parts = frame.mapInArrow(self._writer(batch), _PARTITION_DDL).collect()
         names = sorted((int(row.partition), str(row.name)) for row in parts)
         self.store.create(path, json.dumps(names).encode())
 

@@ -35,7 +35,7 @@ _RESULTS = pa.schema([("item", pa.int32()), ("payload", pa.binary())])
 _PYTHON_ERROR = re.compile(r"[A-Za-z_]+(Error|Exception): ")
 ATTEMPTS = 3
 TASKS_PER_SLOT = 3
-_LOOK_SECONDS = 0.5
+_STOP_POLL_SECONDS = 0.5
 _CANCEL_SECONDS = 10.0
 
 
@@ -155,17 +155,17 @@ def _watched(
     session: SparkSession, tasks: int, weight: int, on_weight: Callable[[int], None]
 ) -> Iterator[None]:
     """Tell of tasks as they end, each for its share of the weight."""
-    told, ended = [0], threading.Event()
+    reported, ended = [0], threading.Event()
 
-    def tell(done: int) -> None:
+    def report(done: int) -> None:
         now = weight * min(done, tasks) // tasks
-        if now > told[0]:
-            on_weight(now - told[0])
-            told[0] = now
+        if now > reported[0]:
+            on_weight(now - reported[0])
+            reported[0] = now
 
     def watch() -> None:
-        while not ended.wait(_LOOK_SECONDS):
-            tell(_ended_tasks(tracker, tasks))
+        while not ended.wait(_STOP_POLL_SECONDS):
+            report(_ended_tasks(tracker, tasks))
 
     try:
         tracker = session.sparkContext.statusTracker()
@@ -179,7 +179,7 @@ def _watched(
         finally:
             ended.set()
             thread.join()
-    tell(tasks)
+    report(tasks)
 
 
 def _ended_tasks(tracker: Any, tasks: int) -> int:

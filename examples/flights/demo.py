@@ -88,7 +88,7 @@ class Job:
         sizes = [
             info.size_bytes
             for info in self._backend.store.list(JOB.root)
-            if not info.path.startswith(JOB.ours)
+            if not info.path.startswith(JOB.maintenance)
         ]
         return len(sizes), sum(sizes)
 

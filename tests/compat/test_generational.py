@@ -153,7 +153,7 @@ def test_an_aggregate_without_keys_is_one_row(
     expected = [len(so_far), miles(so_far), len(so_far), max(delays(so_far))]
     assert list(row.values())[:4] == expected
     operator = operator_of(store, paths, epoch)
-    upstream = restored_rows(store, operator, A, ours=False).upstream
+    upstream = restored_rows(store, operator, A, managed=False).upstream
     # A file has one row a second, oldest first, and Arroyo takes the first: told where it matters.
     assert (found.problem is None) == (upstream is None)
     if upstream is not None:
@@ -183,9 +183,9 @@ def test_both_tables_of_the_auctions_agree_at_every_epoch(
     store, pairs, history = stores[archive], 0, 0
     for paths, epoch in generational(store):
         operator = operator_of(store, paths, epoch)
-        totals = restored_rows(store, operator, A, ours=False).rows
+        totals = restored_rows(store, operator, A, managed=False).rows
         bids = dict(zip(totals[0].to_pylist(), totals[1].to_pylist(), strict=True))
-        kept = restored_rows(store, operator, B, ours=False).rows
+        kept = restored_rows(store, operator, B, managed=False).rows
         bidders: Counter[int] = Counter()
         for auction, count in zip(kept[0].to_pylist(), kept["count"].to_pylist(), strict=True):
             bidders[auction] += count
@@ -193,7 +193,7 @@ def test_both_tables_of_the_auctions_agree_at_every_epoch(
         pairs += len(bids)
         files = operator.tables[B]
         assert isinstance(files, ExpiringTimeKeyFiles)
-        whole = restored_rows(store, operator, B, ours=False, history=True).rows
+        whole = restored_rows(store, operator, B, managed=False, history=True).rows
         assert whole.num_rows >= kept.num_rows
         history += whole.num_rows - kept.num_rows
     assert pairs > 1_000

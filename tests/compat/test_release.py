@@ -118,7 +118,7 @@ def test_its_catalogue_is_read(release: Path) -> None:
         rows = history.read_history(catalogue, paths).epochs
         assert max(row.epoch for row in rows) >= 24
         (verdict,) = read_verdicts(catalogue, "restorable", [paths]).values()
-        assert (verdict.epoch, verdict.verdict.looked_at) == (24, 3)
+        assert (verdict.epoch, verdict.verdict.inspected) == (24, 3)
         assert [one.code for one in verdict.verdict.findings] == ["missing"]
     assert {paths.root for paths in known_jobs.forgotten(catalogue)} == {"words_legacy"}
 

@@ -85,8 +85,8 @@ def jobs(urls: dict[str, str]) -> dict[str, MemoryStore]:
 
 
 def scene_of(jobs: dict[str, MemoryStore], name: str) -> Scene:
-    ours = OUR_LEGACY_JOB if name == "ours legacy" else OUR_JOB
-    return Scene(copied(jobs[name]), JOBS[name][1] if name in JOBS else ours)
+    managed = OUR_LEGACY_JOB if name == "ours legacy" else OUR_JOB
+    return Scene(copied(jobs[name]), JOBS[name][1] if name in JOBS else managed)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_what_arroyo_wrote_passes_at_any_parallelism(
         found = verify_job(store, paths, parallelism=parallelism)
         assert found.verdict.errors == ()
         assert {one.code for one in found.verdict.findings} <= FINDINGS_OF_THE_WHOLE
-        assert found.verdict.looked_at > 20
+        assert found.verdict.inspected > 20
         assert found.restore
         if parallelism:
             assert {one.subtask for one in found.restore} == set(range(parallelism))

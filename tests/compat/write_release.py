@@ -137,7 +137,7 @@ def write_catalogue(base: Path) -> None:
         history.refresh(store, catalogue, paths)
         findings = (error("missing", "a/file", "it is not there", "bring it back"),)
         found = JobVerdict(
-            paths, "restorable", now, Epoch(24), Verdict(findings=findings, looked_at=3)
+            paths, "restorable", now, Epoch(24), Verdict(findings=findings, inspected=3)
         )
         write_verdict(catalogue, found)
     gone = find_job(store, "words_legacy")

@@ -259,7 +259,7 @@ def test_a_probe_that_a_kill_left_behind_is_neither_foreign_nor_a_lease() -> Non
     store.put(paths.leases / "probe-0123", b"")
     store.put(P("_arroyo_dagster/leases/probe-4567"), b"")
     found, _ = read_inventory(store, paths)
-    assert paths.leases / "probe-0123" in list(found.ours.paths)
+    assert paths.leases / "probe-0123" in list(found.maintenance.paths)
     assert not len(found.foreign)
     assert newest_token(store, paths.leases) == 0
     with lease(store, paths, "somebody") as held:

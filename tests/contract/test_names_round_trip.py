@@ -7,7 +7,7 @@ import itertools
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.model.ids import StatePath, path_problem
+from arroyo_dagster.state.model.ids import StatePath, path_error
 from arroyo_dagster.state.storage import ObjectStore, encode_path
 from tests.contract.conftest import NewStore
 from tests.contract.test_object_store import assert_same_but_for_a_second
@@ -23,9 +23,7 @@ _NUMBERS = itertools.count()
 
 @st.composite
 def sets_of_paths(draw: st.DrawFn) -> list[StatePath]:
-    found = draw(
-        st.lists(_PATHS.filter(lambda path: not path_problem(path)), min_size=1, max_size=4)
-    )
+    found = draw(st.lists(_PATHS.filter(lambda path: not path_error(path)), min_size=1, max_size=4))
     # A disk takes no name for a file and a directory at once, and calls `name#5` its own leftover.
     return [
         StatePath(f"{number}/{path}")

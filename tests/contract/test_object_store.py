@@ -35,7 +35,7 @@ from arroyo_dagster.state.storage import (
     read_many,
 )
 from arroyo_dagster.state.storage.remote.obstore_store import ObstoreStore
-from arroyo_dagster.state.storage.store import PIECE_BYTES, read_in_pieces
+from arroyo_dagster.state.storage.store import PIECE_BYTES, read_in_chunks
 from tests.contract import servers
 from tests.contract.conftest import BUCKET, MOTO_BACKENDS, open_s3
 
@@ -313,7 +313,7 @@ class TestCopy:
         store.put(P("from/a"), data[:size])
         assert store.copy(P("from/a"), P("to/b/c"), create=create) is True
         assert store.read(P("to/b/c")) == data[:size] == store.read(P("from/a"))
-        assert b"".join(read_in_pieces(store, P("to/b/c"))) == data[:size]
+        assert b"".join(read_in_chunks(store, P("to/b/c"))) == data[:size]
         assert paths(store) == ["from/a", "to/b/c"]
 
     def test_a_copy_overwrites_and_is_no_link(self, store: ObjectStore) -> None:

@@ -17,7 +17,12 @@ from arroyo_dagster.errors import NotFoundError, StorageError
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, Manifest, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName, WorkerGeneration
-from arroyo_dagster.state.model.job_facts import CheckpointFacts, JobCondition, JobFacts, SourceWord
+from arroyo_dagster.state.model.job_facts import (
+    CheckpointFacts,
+    JobCondition,
+    JobFacts,
+    SourceAnswer,
+)
 from arroyo_dagster.state.model.keys import range_for_server
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import (
@@ -80,7 +85,7 @@ class Controller:
         """
         return self.min_epoch < self.afresh
 
-    def look_up(self, jobs: Any, *, checkpoints: bool = False) -> list[SourceWord]:
+    def look_up(self, jobs: Any, *, checkpoints: bool = False) -> list[SourceAnswer]:
         """Answer as the REST API does."""
         legacy = self.paths.pipeline is None
         ready = [e for e, s in sorted(self.rows.items()) if s == "ready"]
@@ -94,7 +99,7 @@ class Controller:
             checkpoints=known if legacy else (),
             newest_ready_epoch=Epoch(ready[-1]) if legacy and ready else None,
         )
-        return [SourceWord(source=self.source, facts=facts) for _ in jobs]
+        return [SourceAnswer(source=self.source, facts=facts) for _ in jobs]
 
     def configs(self) -> dict[TableName, TableConfig]:
         keyed = GlobalKeyedConfig(table=GLOBAL, uses_two_phase_commit=self.two_phase)

@@ -132,7 +132,7 @@ def _run(setting: Setting, make: Callable[[], Process]) -> Process:
         process = setting.expiry(keep=2) if process.name.startswith("expiry") else make()
         setting.world.run([process])
     if process.result not in ("collected", "moved", "nothing"):
-        kept = setting.watch.objects.get(setting.paths.retained)
+        kept = setting.watch.objects.get(setting.paths.job_pins)
         if kept is None or not json.loads(kept[0])["pins"]:
             raise Violation(f"{process.name} is refused for ever: {process.result}")
         # A pinned epoch that is not there is told, and refused until unpinned.

@@ -15,7 +15,7 @@ from arroyo_dagster.state.codec import gc as codec
 from arroyo_dagster.state.metadata import lease as lease_module
 from arroyo_dagster.state.model import objects
 from arroyo_dagster.state.model.aliases import ReferencedPaths
-from arroyo_dagster.state.model.garbage import Retained
+from arroyo_dagster.state.model.garbage import JobPins
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.objects import ObjectKind, Packed
 from arroyo_dagster.state.operations.compaction import (
@@ -74,7 +74,7 @@ def _listing_trusted() -> Iterator[None]:
 
 
 def _without_pins(self: roots_read.Reader) -> Any:
-    return Retained(), ()
+    return JobPins(), ()
 
 
 def _orphan_at_once(standing: Any, one: Any, name: Any) -> Reason:
@@ -96,7 +96,7 @@ def _no_parents(known: Any) -> frozenset[Any]:
 
 
 def _without_quarantine(self: roots_read.Reader) -> Any:
-    return self.optional(self.paths.retained, codec.decode_retained) or Retained(), ()
+    return self.optional(self.paths.job_pins, codec.decode_pins) or JobPins(), ()
 
 
 def _newest_first(self: collecting_steps.Run) -> None:
@@ -124,7 +124,7 @@ def _regardless() -> Iterator[None]:
 
 
 MUTANTS: dict[str, Callable[[], Any]] = {
-    "pins are ignored": _instead(roots_read.Reader, "retained", _without_pins),
+    "pins are ignored": _instead(roots_read.Reader, "job_pins", _without_pins),
     "the parent of the newest epoch is skipped": _instead(
         expiry, "_needed_by_recovery", lambda roots, newest: roots.current[:1]
     ),
@@ -150,7 +150,7 @@ MUTANTS: dict[str, Callable[[], Any]] = {
     ),
     "a rewrite goes on whatever the job does": _regardless,
     "what epochs in quarantine need is ignored": _instead(
-        roots_read.Reader, "retained", _without_quarantine
+        roots_read.Reader, "job_pins", _without_quarantine
     ),
     "newer epochs go before older ones": _instead(collecting_steps.Run, "carry_out", _newest_first),
     "metadata goes before data": _instead(collecting_steps.Run, "carry_out", _metadata_first),

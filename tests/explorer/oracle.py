@@ -150,6 +150,7 @@ class Watch:
     gives_again: Callable[[], bool] = lambda: False
     _aside: dict[str, set[str]] = field(default_factory=dict)
     _moved: set[str] = field(default_factory=set)
+    _listed: set[str] = field(default_factory=set)
     _parents: dict[int, set[str]] = field(default_factory=dict)
     _protected: frozenset[str] | None = None
     _protected_until: int = 0
@@ -177,6 +178,7 @@ class Watch:
     def _exists(self, epoch: int, needs: frozenset[str]) -> None:
         """An epoch is there. Its metadata may be written over later, and be younger than it."""
         self.epochs[epoch] = needs
+        self._listed |= needs
         if epoch not in self.written:
             heads = (one for one in needs if one.endswith(METADATA))
             self.written[epoch] = min(self.objects[one][1] for one in heads)
@@ -268,13 +270,13 @@ class Watch:
         self._aside[name] = {path for path in needs - moved if path in self.objects}
 
     def waiting(self) -> set[str]:
-        """What compactions have merged that wait for the writer: that no epoch lists yet."""
+        """What compactions have merged that wait for the writer: that no epoch has listed yet."""
         below = f"{self.root}{OURS}compactions/"
         found: set[str] = set()
         for path, (data, _, _) in self.objects.items():
             if path.startswith(below):
                 found.update(_outputs(data))
-        return found.difference(*self.epochs.values()) if found else found
+        return found - self._listed
 
     def undoable(self) -> set[str]:
         """What the newest epoch of a job of Arroyo's listed before it was rewritten in place."""

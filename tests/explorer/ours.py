@@ -41,10 +41,10 @@ from arroyo_dagster.state.model.compaction import (
 )
 from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
-from arroyo_dagster.state.model.job_facts import Absence, SourceWord
+from arroyo_dagster.state.model.job_facts import Absence, SourceAnswer
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.rewrite import RewrittenPart
+from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     TableConfig,
@@ -56,7 +56,7 @@ from arroyo_dagster.state.operations.compaction.job import compact_job
 from arroyo_dagster.state.operations.compaction.rewrite import rewrite_job
 from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.steps import Pace
@@ -447,7 +447,7 @@ def roll_back(world: World, process: Process, paths: JobPaths, epoch: int) -> st
 def rewrite(world: World, process: Process, paths: JobPaths, controller: Any) -> str:
     """The product's rewrite of a stopped job of Arroyo's; the new files hold nothing."""
 
-    def written(store: Any, tasks: Sequence[Any]) -> Iterable[RewrittenPart]:
+    def written(store: Any, tasks: Sequence[Any]) -> Iterable[RewriteShard]:
         for task in tasks:
             path = task.output()
             store.put(path, b"rewritten")
@@ -465,7 +465,7 @@ def rewrite(world: World, process: Process, paths: JobPaths, controller: Any) ->
                 inputs=task.inputs,
                 outputs=(new,),
             )
-            yield RewrittenPart(merged=merged, rows_in=1, rows_out=1)
+            yield RewriteShard(merged=merged, rows_in=1, rows_out=1)
 
     try:
         done = rewrite_job(
@@ -558,13 +558,13 @@ class _Server:
     controllers: dict[str, Any]
     source: str = "the server"
 
-    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
         return [self._word(paths, checkpoints) for paths in jobs]
 
-    def _word(self, paths: JobPaths, checkpoints: bool) -> SourceWord:
+    def _word(self, paths: JobPaths, checkpoints: bool) -> SourceAnswer:
         controller = self.controllers.get(str(paths.root))
         if controller is None:
-            return SourceWord(source=self.source, absence=Absence.NO_JOB)
+            return SourceAnswer(source=self.source, absence=Absence.NO_JOB)
         (word,) = controller.look_up([paths], checkpoints=checkpoints)
         return replace(word, source=self.source)
 
@@ -635,7 +635,7 @@ def unpin(world: World, process: Process, paths: JobPaths, watch: Watch) -> str:
     """Take a pin back."""
     hands: Any = Hands(world, process)
     try:
-        found = read_retained(hands, paths).pinned
+        found = read_pins(hands, paths).pinned
         if not found:
             return "nothing"
         watch.lift(min(found))
@@ -654,7 +654,7 @@ def bring_back(world: World, process: Process, paths: JobPaths, watch: Watch) ->
     names: tuple[str, ...] = ()
     since = len(watch.lifted)
     try:
-        names = read_retained(hands, paths).quarantines
+        names = read_pins(hands, paths).quarantines
         if not names:
             return "nothing"
         moved = undelete(
@@ -667,7 +667,7 @@ def bring_back(world: World, process: Process, paths: JobPaths, watch: Watch) ->
             sleep=lambda seconds: world.wait(process, seconds),
         )
     except ArroyoStateError as error:
-        kept = json.loads(watch.objects[paths.retained][0]) if names else {}
+        kept = json.loads(watch.objects[paths.job_pins][0]) if names else {}
         lost = isinstance(error, FormatError | NotFoundError)
         if lost and watch.ours and names[-1] in kept["quarantines"]:
             raise Violation(f"{process.name}: {error}") from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, GRACE_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, SaidJobs
+from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller, Leader, LegacyRun
@@ -142,7 +142,7 @@ class Setting:
             unreadable: even if nobody can read its metadata, moved aside then.
         """
         self.watch.dying = True
-        gone = self.controller or SaidJobs({str(self.paths.root): "gone"})
+        gone = self.controller or AssumedJobs({str(self.paths.root): "gone"})
         asked = GcRequest(
             kind=PlanKind.DEAD_JOB,
             grace_micros=self.chance.choice((GRACE_FLOOR_MICROS, GRACE_MICROS)),

@@ -23,7 +23,7 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName, WorkerG
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import list_runs, read_journal
-from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.steps import Pace
@@ -115,7 +115,7 @@ def test_only_a_whole_epoch_can_be_pinned() -> None:
     store.delete_many([lost])
     with pytest.raises(FormatError, match="cannot be restored"):
         pin_epoch(store, PATHS, Epoch(2), clock=clock)
-    assert read_retained(store, PATHS).pinned == frozenset()
+    assert read_pins(store, PATHS).pinned == frozenset()
     with pytest.raises(NotFoundError, match="not pinned"):
         unpin_epochs(store, PATHS, [Epoch(3)], clock=clock)
 
@@ -125,7 +125,7 @@ def test_an_older_epoch_that_nothing_leads_to_is_a_gap() -> None:
     store = begun(8, clock, **SMALL)
     pin_epoch(store, PATHS, Epoch(2), clock=clock)
     expired(store, clock)
-    store.delete_many([PATHS.retained])
+    store.delete_many([PATHS.job_pins])
     for asked in (expiry(2), orphans()):
         with pytest.raises(ProtocolError, match="nothing leads to epoch"):
             run_gc(store, PATHS, asked, GcOptions(clock=clock))
@@ -169,7 +169,7 @@ def test_what_was_moved_aside_comes_back_byte_for_byte(kind: str) -> None:
     undelete(store, paths, outcome.quarantine, yes=True, clock=clock)
     assert without_ours(store) == before
     whole(store, paths, *epochs)
-    assert {pin.epoch for pin in read_retained(store, paths).pins} == set(outcome.plan.epochs)
+    assert {pin.epoch for pin in read_pins(store, paths).pins} == set(outcome.plan.epochs)
     undelete(store, paths, outcome.quarantine, yes=True, clock=clock)
     assert without_ours(store) == before
 
@@ -208,7 +208,7 @@ def test_a_purge_waits_for_its_time_and_can_be_stopped_anywhere() -> None:
     assert len(purge(start, PATHS, clock=clock)) == 1
     counted = FaultInjecting(copied(start, clock=clock))
     purge(counted, PATHS, yes=True, clock=clock)
-    assert read_retained(counted, PATHS).quarantines == ()
+    assert read_pins(counted, PATHS).quarantines == ()
     assert not [one.path for one in counted.list(PATHS.quarantine)]
     assert {entry.outcome for entry in read_journal(counted, PATHS) if entry.kind == "purge"} == {
         "deleted"
@@ -220,7 +220,7 @@ def test_a_purge_waits_for_its_time_and_can_be_stopped_anywhere() -> None:
         whole(store, PATHS, 3, 4)
         clock.micros += 120_000_000
         purge(store, PATHS, yes=True, clock=clock)
-        assert read_retained(store, PATHS).quarantines == (), f"crash at change {at}"
+        assert read_pins(store, PATHS).quarantines == (), f"crash at change {at}"
         expired(store, clock)
 
 

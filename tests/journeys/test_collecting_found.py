@@ -25,7 +25,7 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained, unpin_epochs
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.gc.steps import Pace
@@ -74,10 +74,10 @@ def test_a_plan_of_before_a_pin_was_lifted_leaves_no_gap_that_nothing_explains()
     unpin_epochs(store, PATHS, [Epoch(3)], clock=clock)
     run_gc(store, PATHS, expiry(2), GcOptions(clock=clock, pace=QUICK), plan=plan)
     assert ParquetBackend(store, PATHS).epochs() == [2, 3, 7, 8], "with what it went on from"
-    assert read_retained(store, PATHS).ever_pinned == {3}, "it is still there"
+    assert read_pins(store, PATHS).ever_pinned == {3}, "it is still there"
     run_gc(store, PATHS, expiry(2), GcOptions(clock=clock, pace=QUICK))
     assert ParquetBackend(store, PATHS).epochs() == [7, 8]
-    assert read_retained(store, PATHS).ever_pinned == frozenset()
+    assert read_pins(store, PATHS).ever_pinned == frozenset()
     whole(store, PATHS, 7, 8)
 
 
@@ -111,13 +111,13 @@ def test_only_whole_epochs_come_back_wherever_an_expiry_was_stopped(layout: str)
         asked = expiry(2, **said)
         if crashed(store, paths, clock, asked, at, quarantine=True):
             break
-        names = read_retained(store, paths).quarantines
+        names = read_pins(store, paths).quarantines
         run_gc(store, paths, asked, GcOptions(clock=clock, pace=QUICK))
         stays = ParquetBackend(store, paths).epochs()
         if not names:
             continue
         undelete(store, paths, names[0], yes=True, clock=clock)
-        back = read_retained(store, paths).pinned
+        back = read_pins(store, paths).pinned
         came_back.append(len(back))
         whole(store, paths, *back)
         assert set(ParquetBackend(store, paths).epochs()) == {*stays, *back}
@@ -180,9 +180,9 @@ def test_a_removal_that_was_given_up_can_begin_again() -> None:
         if store.head(PATHS.removal) is None:
             continue
         begun_at_all += 1
-        undelete(store, PATHS, read_retained(store, PATHS).quarantines[0], yes=True, clock=clock)
+        undelete(store, PATHS, read_pins(store, PATHS).quarantines[0], yes=True, clock=clock)
         assert without_ours(store) == before, f"crash after change {at}"
-        unpin_epochs(store, PATHS, read_retained(store, PATHS).pinned, clock=clock)
+        unpin_epochs(store, PATHS, read_pins(store, PATHS).pinned, clock=clock)
         clock.days(4)
         run_gc(store, PATHS, GONE, GcOptions(clock=clock, pace=QUICK))
         assert without_ours(store) == {}, f"crash after change {at}"
@@ -301,7 +301,7 @@ def test_a_pin_waits_for_what_the_job_has_sent_before_it_could_see_it() -> None:
         if epoch <= 5:
             with pytest.raises((NotFoundError, FormatError)):
                 pin()
-            assert not read_retained(store, PATHS).pinned
+            assert not read_pins(store, PATHS).pinned
         else:
             pin()
             whole(store, PATHS, epoch)
@@ -366,7 +366,7 @@ def test_what_comes_back_does_so_beside_a_job_s_own_cleaning_up() -> None:
 
         cut = Interrupted(store, at, clean_up)
         undelete(cut, PATHS, name, yes=True, clock=clock, sleep=clock.seconds)
-        back = read_retained(store, PATHS).pinned
+        back = read_pins(store, PATHS).pinned
         whole(store, PATHS, *back, 6, 7, 8)
         clean_up()
         whole(store, PATHS, *back, 6, 7, 8)
@@ -495,7 +495,7 @@ def test_a_job_that_may_live_is_never_moved_aside_unread() -> None:
     asked = replace(GONE, unreadable=True, others=())
     with pytest.raises(ProtocolError, match="within the grace period"):
         run_gc(store, PATHS, asked, GcOptions(quarantine=True, clock=clock, pace=QUICK))
-    store.put(PATHS.retained, b"{")
+    store.put(PATHS.job_pins, b"{")
     clock.days(4)
     with pytest.raises(FormatError):
         run_gc(store, PATHS, asked, GcOptions(quarantine=True, clock=clock, pace=QUICK))

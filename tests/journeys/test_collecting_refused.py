@@ -16,7 +16,7 @@ from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, PlanKind, Ret
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, SaidJobs
+from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.roots import read_roots
@@ -173,13 +173,13 @@ def test_operator_metadata_that_does_not_decode_is_refused(number: int) -> None:
 
 
 def test_pins_and_compactions_that_do_not_decode_are_refused() -> None:
-    for path in (PATHS.retained, PATHS.compactions / "0000004-x.json"):
+    for path in (PATHS.job_pins, PATHS.compactions / "0000004-x.json"):
         clock = Clock()
         store = begun(5, clock, **SMALL)
         store.put(path, b'{"version":2}')
         refused(store, PATHS, orphans(), clock, "version|field")
     store = begun(5, clock, **SMALL)
-    store.put(PATHS.retained, b"{")
+    store.put(PATHS.job_pins, b"{")
     with pytest.raises(FormatError):
         ParquetBackend(store, PATHS).cleanup_checkpoint(Epoch(4))
     whole(store, PATHS, 1, 2, 3)
@@ -214,7 +214,7 @@ def test_a_newer_version_is_refused() -> None:
     store.put(path, json.dumps(fields).encode())
     refused(store, PATHS, expiry(2), clock, "version 2")
     store = begun(5, clock, **SMALL)
-    store.put(PATHS.ours / "snapshots" / "x.json", b"{}")
+    store.put(PATHS.maintenance / "snapshots" / "x.json", b"{}")
     refused(store, PATHS, orphans(), clock, "a newer release keeps something here: snapshots")
 
 
@@ -421,7 +421,7 @@ def test_while_a_job_runs_whose_epochs_nobody_names_nothing_goes_that_it_may_wri
     assert planned(store, LEGACY, orphans(j="running"), clock).objects == 0
     for newest, expected in ((9, [lost]), (8, [lost]), (7, [])):
         said: Any = {"j": {"condition": "running", "epoch": newest}}
-        asked = replace(orphans(), directory=JobDirectory([SaidJobs(said)]))
+        asked = replace(orphans(), directory=JobDirectory([AssumedJobs(said)]))
         assert [*planned(store, LEGACY, asked, clock).data.paths] == expected
 
 

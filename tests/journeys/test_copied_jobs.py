@@ -11,7 +11,7 @@ from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.expire import to_keep
-from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.undelete import undelete
 from arroyo_dagster.state.runtime.in_process import run_pipeline
@@ -76,7 +76,7 @@ def test_the_quarantine_of_a_copy_under_another_name_is_refused(verb: str) -> No
     copy = JobPaths(JobId(original.paths.job), PipelineId("words2"))
     copied_under(store, original.paths, copy)
     before = objects_below(store, original.paths)
-    (name,) = read_retained(store, copy).quarantines
+    (name,) = read_pins(store, copy).quarantines
     now += 2 * DAY
     verbs = {
         "undelete": lambda: undelete(store, copy, name, yes=True),
@@ -100,4 +100,4 @@ def test_a_pin_in_a_copy_that_would_hold_nothing_is_refused(layout: Layout) -> N
         pin_epoch(store, copy, newest)
     assert objects_below(store, copy) == before
     pin_epoch(store, original.paths, newest)
-    assert read_retained(store, original.paths).pinned == {newest}
+    assert read_pins(store, original.paths).pinned == {newest}

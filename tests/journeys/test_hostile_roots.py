@@ -25,7 +25,7 @@ from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import EpochRecord
-from arroyo_dagster.state.model.ids import Epoch, StatePath, path_problem
+from arroyo_dagster.state.model.ids import Epoch, StatePath, path_error
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.catalog.jobs import (
     find_job,
@@ -114,7 +114,7 @@ def check_nobody_follows(store: MemoryStore, paths: JobPaths, *, harmless: bool 
     own = f"{paths.root}/"
     for path in watched.asked:
         assert not path or f"{path}/".startswith(own) or own.startswith(f"{path}/"), path
-        assert path_problem(path) is None or path == ""
+        assert path_error(path) is None or path == ""
 
 
 @CASES

@@ -75,8 +75,8 @@ def test_it_ends_with_the_state_and_the_output_of_the_protocol_layout() -> None:
     legacy, protocol = MemoryStore(), MemoryStore()
     run(legacy, **JOB)
     run_pipeline(word_job(protocol, **JOB), protocol)
-    ours = end_of(legacy, legacy_job(legacy, **JOB))
-    assert ours == end_of(protocol, word_job(protocol, **JOB))
+    managed = end_of(legacy, legacy_job(legacy, **JOB))
+    assert managed == end_of(protocol, word_job(protocol, **JOB))
     assert list_jobs(legacy) == [PATHS]
 
 
@@ -144,7 +144,9 @@ def test_an_arroyo_that_resumes_finds_the_operators_its_cleanup_needs(
     assert plan.keep_from == newest - 10
     head = ParquetBackend(store, PATHS).load()
     assert (head.min_epoch, head.state) == (newest - 10, CheckpointState.READY)
-    assert not [info for info in store.list(PATHS.ours / "commits") if "0000005" in info.path]
+    assert not [
+        info for info in store.list(PATHS.maintenance / "commits") if "0000005" in info.path
+    ]
 
 
 def test_an_epoch_without_all_its_operators_is_not_made_visible() -> None:

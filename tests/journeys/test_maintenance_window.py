@@ -22,7 +22,7 @@ from arroyo_dagster.state.model.compaction import (
 )
 from arroyo_dagster.state.model.layout import Layout, is_rewritten
 from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits, WindowOutcome
-from arroyo_dagster.state.model.rewrite import RewrittenPart
+from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.operations.compaction import maintenance_window
 from arroyo_dagster.state.operations.compaction.maintenance_window import (
     WindowOptions,
@@ -217,9 +217,7 @@ def test_what_takes_longer_than_the_window_is_given_up_in_time() -> None:
     model = running(Layout.LEGACY)
     before = content(model.job.store, model.job.paths)
 
-    def slowly(
-        held: ObjectStore, tasks: Sequence[RewriteTask]
-    ) -> Iterable[RewrittenPart | LeftOut]:
+    def slowly(held: ObjectStore, tasks: Sequence[RewriteTask]) -> Iterable[RewriteShard | LeftOut]:
         for found in rewrite_here(held, tasks):
             model.sleep(400)
             yield found
@@ -346,7 +344,7 @@ def test_a_rewrite_that_hangs_is_left_behind_and_changes_nothing_any_more(
     monkeypatch.setattr(maintenance_window, "_GRACE_SECONDS", 0.2)
     awake: list[bool] = []
 
-    def hang(held: ObjectStore, tasks: Sequence[RewriteTask]) -> Iterator[RewrittenPart | LeftOut]:
+    def hang(held: ObjectStore, tasks: Sequence[RewriteTask]) -> Iterator[RewriteShard | LeftOut]:
         time.sleep(0.6)
         awake.append(True)
         yield from rewrite_here(held, tasks)
@@ -368,7 +366,7 @@ def test_who_ends_this_process_does_not_leave_the_job_stopped() -> None:
     model = running(Layout.LEGACY)
     before = content(model.job.store, model.job.paths)
 
-    def ended(held: ObjectStore, tasks: Sequence[RewriteTask]) -> Iterable[RewrittenPart | LeftOut]:
+    def ended(held: ObjectStore, tasks: Sequence[RewriteTask]) -> Iterable[RewriteShard | LeftOut]:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

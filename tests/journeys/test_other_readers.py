@@ -47,7 +47,7 @@ def data_files(store: ObjectStore) -> list[str]:
     return list(dict.fromkeys(listed))
 
 
-def ours(store: ObjectStore, path: Any) -> pa.Table:
+def managed(store: ObjectStore, path: Any) -> pa.Table:
     return decode_file(store.read(path), path)[0]
 
 
@@ -61,7 +61,7 @@ def test_duckdb_reads_every_file_of_a_job(job: tuple[ObjectStore, Path]) -> None
     files = data_files(store)
     assert {"-removed" in file for file in files} == {True, False}
     for path in files:
-        expected, found = ours(store, path), with_duckdb(folder / path)
+        expected, found = managed(store, path), with_duckdb(folder / path)
         assert found.schema.names == expected.schema.names
         assert found.schema.types == expected.schema.types
         assert found.to_pydict() == expected.to_pydict()
@@ -70,7 +70,7 @@ def test_duckdb_reads_every_file_of_a_job(job: tuple[ObjectStore, Path]) -> None
 def test_polars_reads_every_file_of_a_job(job: tuple[ObjectStore, Path]) -> None:
     store, folder = job
     for path in data_files(store):
-        expected, found = ours(store, path), pl.read_parquet(folder / path)
+        expected, found = managed(store, path), pl.read_parquet(folder / path)
         assert found.columns == expected.schema.names
         assert found.equals(pl.DataFrame(expected))
 
@@ -82,7 +82,7 @@ def test_both_count_words_as_a_restore_does(job: tuple[ObjectStore, Path]) -> No
     files = keep.tables[TableName("rows")]
     assert isinstance(files, ExpiringTimeKeyFiles)
     paths = [str(folder / path) for path in files.paths]
-    rows = pa.concat_tables([ours(store, path) for path in files.paths])
+    rows = pa.concat_tables([managed(store, path) for path in files.paths])
     expected = sorted(
         (row["values"], row["counts"]) for row in rows["word"].value_counts().to_pylist()
     )
@@ -129,7 +129,7 @@ def test_duckdb_reads_columns_of_one_name_by_their_place(tmp_path: Path) -> None
     for info in store.list("median_delays"):
         if "/table-t-" not in info.path:
             continue
-        expected = ours(store, info.path)
+        expected = managed(store, info.path)
         found = with_duckdb(tmp_path / info.path)
         assert expected.schema.names.count("0") == 2
         assert found.schema.names[:4] == ["origin", "0", "0_1", "1"]

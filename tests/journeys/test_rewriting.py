@@ -23,8 +23,8 @@ from arroyo_dagster.state.model.compaction import (
 from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath
 from arroyo_dagster.state.model.job_facts import CheckpointFacts, JobCondition
 from arroyo_dagster.state.model.layout import Layout, is_rewritten
-from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewrittenPart
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, SaidJobs
+from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewriteShard
+from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite import (
     plan_rewrite_of,
     rewrite_here,
@@ -213,14 +213,14 @@ def test_nothing_is_put_back_over_what_somebody_else_has_changed(layout: Layout)
     assert planned.objects
     assert not planned.done
     changed = planned.objects[-1]
-    ours = job.store.read(changed)
-    job.store.put(changed, ours + b"\xf2\x3f\x01x")  # a field that nobody knows
+    managed = job.store.read(changed)
+    job.store.put(changed, managed + b"\xf2\x3f\x01x")  # a field that nobody knows
     now = others(job.store)
     with pytest.raises(ConflictError, match="somebody else changed the metadata") as error:
         undo_rewrite(job.store, job.paths, stopped(job.paths))
     assert error.value.facts == {"job": job.paths.root, "path": changed}
     assert others(job.store) == now
-    job.store.put(changed, ours)
+    job.store.put(changed, managed)
     assert undo_rewrite(job.store, job.paths, stopped(job.paths)).objects == planned.objects
 
 
@@ -268,7 +268,7 @@ def test_what_putting_back_needs_is_not_collected_where_a_listing_hides_that_it_
 def test_records_that_no_name_was_kept_of_are_found_by_listing(layout: Layout) -> None:
     """As those of releases that kept no names, or of a rewrite that died at that very moment."""
     job, was, clock = rewritten_a_month_ago(layout)
-    job.store.delete_many([job.paths.retained])
+    job.store.delete_many([job.paths.job_pins])
     asked = orphans(**{str(job.paths.root): "stopped"})
     assert not run_gc(job.store, job.paths, asked, GcOptions(clock=clock)).deleted
     assert undo_rewrite(job.store, job.paths, stopped(job.paths), clock=clock).done
@@ -429,7 +429,7 @@ def test_sources_that_disagree_are_not_believed() -> None:
     said = JobDirectory(
         [
             Telling(facts_of(job.paths, JobCondition.STOPPED)),
-            SaidJobs({"job_x": "running"}),
+            AssumedJobs({"job_x": "running"}),
         ]
     )
     with pytest.raises(InputError, match="sources disagree"):
@@ -462,7 +462,7 @@ def test_a_start_that_only_the_store_shows_is_noticed(layout: Layout) -> None:
 
     def start_the_job(
         held: ObjectStore, tasks: Sequence[RewriteTask]
-    ) -> Iterable[RewrittenPart | LeftOut]:
+    ) -> Iterable[RewriteShard | LeftOut]:
         yield from rewrite_here(held, tasks)
         backend = ParquetBackend(store, job.paths)
         guard = backend.load().ref if layout is Layout.LEGACY else job.paths.current_generation
@@ -486,7 +486,7 @@ def test_of_two_executors_one_wins_and_the_other_ends_cleanly(layout: Layout) ->
 
     def meanwhile(
         held: ObjectStore, tasks: Sequence[RewriteTask]
-    ) -> Iterable[RewrittenPart | LeftOut]:
+    ) -> Iterable[RewriteShard | LeftOut]:
         with pytest.raises(ConflictError, match="the job is leased by") as caught:
             rewrite(job.store, job, owner="another")
         refused.append(caught.value)
@@ -508,7 +508,7 @@ def test_who_was_thought_dead_publishes_nothing_over_who_took_over(layout: Layou
 
     def sleeps_for_long(
         held: ObjectStore, tasks: Sequence[RewriteTask]
-    ) -> Iterable[RewrittenPart | LeftOut]:
+    ) -> Iterable[RewriteShard | LeftOut]:
         yield from rewrite_here(held, tasks)
         now[0] += 3600 * 1_000_000
         won.append(rewrite(job.store, job, owner="another", clock=lambda: now[0]))
@@ -536,9 +536,9 @@ def test_a_part_that_would_not_restore_the_same_stops_everything(layout: Layout)
 
     def lose_a_row(
         held: ObjectStore, tasks: Sequence[RewriteTask]
-    ) -> Iterable[RewrittenPart | LeftOut]:
+    ) -> Iterable[RewriteShard | LeftOut]:
         for part in rewrite_here(held, tasks):
-            assert isinstance(part, RewrittenPart)
+            assert isinstance(part, RewriteShard)
             yield replace(part, after=RowsDigest(part.after.rows - 1, 7))
 
     with pytest.raises(ProtocolError, match="nothing was published"):
@@ -553,9 +553,9 @@ def test_a_new_file_that_vanishes_before_it_is_listed_stops_everything(layout: L
 
     def lose_a_file(
         held: ObjectStore, tasks: Sequence[RewriteTask]
-    ) -> Iterable[RewrittenPart | LeftOut]:
+    ) -> Iterable[RewriteShard | LeftOut]:
         parts = list(rewrite_here(held, tasks))
-        assert isinstance(parts[0], RewrittenPart)
+        assert isinstance(parts[0], RewriteShard)
         job.store.delete_many(parts[0].merged.output_paths)
         return parts
 

@@ -33,7 +33,7 @@ from arroyo_dagster.state.operations.catalog.epochs import refresh
 from arroyo_dagster.state.operations.catalog.jobs import list_epochs
 from arroyo_dagster.state.operations.compaction.job import compact_job
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_retained
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.restore import rollback
 from arroyo_dagster.state.operations.restore.rollback import (
@@ -192,7 +192,7 @@ def test_restored_epoch_has_same_content_and_later_ones_are_shown_as_rolled_back
         **dict.fromkeys((1, 2, 3, 4, 5, 9), "ready"),
         **dict.fromkeys((6, 7, 8), "rolled back"),
     }
-    assert read_retained(store, pipeline.paths).pinned == frozenset()
+    assert read_pins(store, pipeline.paths).pinned == frozenset()
 
 
 def test_rolled_back_epoch_can_be_restored_again() -> None:
@@ -327,7 +327,7 @@ def test_fault_at_any_change_leaves_the_job_as_before_or_rolled_back(
             offset = json.loads(run.base.progress.offsets) if run.base.progress else None
             assert offset == {"lines": {"row": 9 if run.base.epoch == 3 else 6}}
         again = go_back(store, paths, 2)
-        assert read_retained(store, paths).pinned == frozenset(), at
+        assert read_pins(store, paths).pinned == frozenset(), at
         assert verify_job(store, paths, level=1).verdict.findings == (), at
         run_pipeline(job(store, layout, **options), store)
         assert ParquetBackend(store, paths).load().epoch == again.epoch + 2, at

@@ -117,3 +117,26 @@ def test_an_expired_epoch_that_only_the_listing_shows_does_not_stop_the_job_s_ow
     run_word_job(stale, **{**JOB, "keep_epochs": 2}, max_epochs=4)
     assert ParquetBackend(store, PATHS).epochs() == [11, 12]
     restorable(store, PATHS, 11, 12)
+
+
+class OnlyStale(Stale):
+    """A store whose listings of one directory end before the newest objects."""
+
+    def list_dir(self, prefix: str = "") -> Listing:
+        """Give one level; of the epochs only what is gone."""
+        found = super().list_dir(prefix)
+        if prefix != PATHS.epochs:
+            return found
+        gone = [one for one in found.objects if self.inner.head(one.path) is None]
+        return dataclasses.replace(found, objects=tuple(gone))
+
+
+def test_a_run_starts_although_the_newest_listed_epoch_is_gone() -> None:
+    job = {**JOB, "keep_epochs": 2, "rows_per_epoch": 1}
+    store = MemoryStore()
+    run_word_job(store, **job, max_epochs=3)
+    shown = list(store.list(PATHS.epochs))
+    run_word_job(store, **job, max_epochs=13)
+    assert ParquetBackend(store, PATHS).epochs() == [15, 16]
+    run_word_job(OnlyStale(store, shown), **job, max_epochs=1)
+    restorable(store, PATHS, 16, 17)

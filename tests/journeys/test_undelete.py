@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model import objects
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import read_retained, unpin_epochs
+from arroyo_dagster.state.operations.gc.pins import read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import plan_undelete, undelete
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.collecting import JOB, PATHS, Clock, begun, dead, expiry, restorable, whole, without_ours
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import copied, run_word_job
@@ -55,9 +57,14 @@ def a_job(kind: str, clock: Clock, epochs: int) -> MemoryStore:
 
 
 def stopped_anywhere(
-    start: MemoryStore, paths: JobPaths, make: Callable[[], GcRequest], clock: Clock
+    start: MemoryStore,
+    paths: JobPaths,
+    make: Callable[[], GcRequest],
+    clock: Clock,
+    *,
+    go_on: bool = True,
 ) -> Iterator[MemoryStore]:
-    """A store for each place where a first run may be stopped; a second one has finished."""
+    """A store for each place where a first run may be stopped; a second one may have finished."""
     counted = FaultInjecting(copied(start, clock=clock, keep_times=True))
     quarantine_objects(counted, paths, make(), clock)
     for at in range(1, counted.changes + 1):
@@ -66,7 +73,7 @@ def stopped_anywhere(
         with contextlib.suppress(Crash):
             quarantine_objects(faulty, paths, make(), clock)
         clock.micros += 120_000_000
-        if its_own(store, paths):
+        if go_on and its_own(store, paths):
             quarantine_objects(store, paths, make(), clock)
         yield store
 
@@ -90,7 +97,7 @@ def test_a_removal_that_two_runs_finished_comes_back_whole_by_either_of_their_na
     several = 0
     for store in stopped_anywhere(start, paths, lambda: dead(**{str(paths.root): "gone"}), clock):
         assert its_own(store, paths) == {}
-        names = read_retained(store, paths).quarantines
+        names = read_pins(store, paths).quarantines
         several += len(names) > 1
         for name in names:
             other = copied(store, clock=clock, keep_times=True)
@@ -116,7 +123,7 @@ def test_epochs_that_two_runs_expired_between_them_come_back(kind: str) -> None:
     said = {} if kind == "ours" else {str(paths.root): "stopped"}
     several = 0
     for store in stopped_anywhere(start, paths, lambda: expiry(2, **said), clock):
-        names = read_retained(store, paths).quarantines
+        names = read_pins(store, paths).quarantines
         several += len(names) > 1
         for name in names:
             other = copied(store, clock=clock, keep_times=True)
@@ -132,7 +139,7 @@ def test_a_job_goes_on_from_its_newest_epoch_after_either_quarantine_came_back()
     start = begun(4, clock, **SMALL)
     clock.days(4)
     for store in stopped_anywhere(start, PATHS, lambda: dead(**{str(PATHS.root): "gone"}), clock):
-        name = read_retained(store, PATHS).quarantines[-1]
+        name = read_pins(store, PATHS).quarantines[-1]
         undelete(store, PATHS, name, yes=True, clock=clock, sleep=clock.seconds)
         run_word_job(store, **{**JOB, **SMALL}, max_epochs=1)
         restorable(store, PATHS, 4, 5)
@@ -191,7 +198,7 @@ def test_epochs_that_cannot_come_back_are_named_before_anything_does() -> None:
     clock.days(4)
     told = 0
     for store in stopped_anywhere(start, PATHS, lambda: dead(**{str(PATHS.root): "gone"}), clock):
-        names = read_retained(store, PATHS).quarantines
+        names = read_pins(store, PATHS).quarantines
         if len(names) < 2:
             continue
         clock.days(1)
@@ -229,3 +236,44 @@ def test_a_quarantine_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(NotFoundError, match="no such quarantine") as caught:
         plan_undelete(store, PATHS, "none")
     assert caught.value.facts["known"] == name
+
+
+class DeletedBefore(Wrapper):
+    """A writer whose retention deletes some objects just before another one is written."""
+
+    def __init__(self, store: MemoryStore, path: StatePath, deletes: list[StatePath]) -> None:
+        super().__init__(store)
+        self.path, self.deletes = path, deletes
+
+    def _call(self, verb: str, path: str, action: Callable[[], Any], data: bytes = b"") -> Any:
+        if verb == "put" and path == self.path:
+            assert self.inner.delete_many(self.deletes).failed == {}
+            self.deletes = []
+        return super()._call(verb, path, action, data)
+
+
+@pytest.mark.usefixtures("_small_batches")
+def test_an_epoch_that_a_writer_breaks_before_it_reads_the_pins_stays_away() -> None:
+    clock = Clock()
+    start = begun(5, clock, **SMALL)
+    broken = 0
+    for store in stopped_anywhere(start, PATHS, lambda: expiry(3), clock, go_on=False):
+        for name in read_pins(store, PATHS).quarantines:
+            moved = plan_undelete(store, PATHS, name).objects
+            heads = [one for one in moved if one.path.name.endswith(".record")]
+            pairs = {one.path: _manifest_of(store, one.copy) for one in heads}
+            in_place = {head: ref for head, ref in pairs.items() if store.head(ref) is not None}
+            writer = DeletedBefore(store, PATHS.job_pins, [*in_place, *in_place.values()])
+            back = undelete(writer, PATHS, name, yes=True, clock=clock, sleep=clock.seconds)
+            there = _epochs(store)
+            assert {3, 4, 5} <= {*there}
+            whole(store, PATHS, *there)
+            assert read_pins(store, PATHS).pinned == {
+                n for n in there if PATHS.epoch_record(Epoch(n)) in {one.path for one in back}
+            }
+            broken += bool(in_place)
+    assert broken
+
+
+def _manifest_of(store: MemoryStore, record: StatePath) -> StatePath:
+    return decode_epoch_record(store.read(record), record).checkpoint_ref

@@ -31,7 +31,7 @@ from arroyo_dagster.orchestration.batch_requests import (
     build_batch_schedule,
     chosen,
     decide,
-    look_at_runs,
+    inspect_runs,
     root_of,
 )
 from arroyo_dagster.orchestration.batches import JobContext, Tools, build_batch_job
@@ -277,8 +277,8 @@ def test_a_batch_whose_process_has_died_does_not_hold_up_the_others_for_ever(
     assert began is not None
     assert began.start_time is not None
     now = began.start_time
-    assert look_at_runs(instance, one, "r", now + 60).unfinished is not None
-    assert look_at_runs(instance, one, "r", now + 3 * MAX_RUNTIME_SECONDS).unfinished is None
+    assert inspect_runs(instance, one, "r", now + 60).unfinished is not None
+    assert inspect_runs(instance, one, "r", now + 3 * MAX_RUNTIME_SECONDS).unfinished is None
 
 
 def test_runs_say_when_a_job_was_served_last(instance: dg.DagsterInstance) -> None:
@@ -286,7 +286,7 @@ def test_runs_say_when_a_job_was_served_last(instance: dg.DagsterInstance) -> No
     config = {"ops": {one.op: {"config": {"jobs": ["a", "b"]}}}}
     store_run(instance, one.name, "SUCCESS", run_config=config, tags={ROOT_TAG: "r"})
     store_run(instance, one.name, "FAILURE", run_config={"ops": "?"}, tags={ROOT_TAG: "r"})
-    asked = look_at_runs(instance, one, "r", dt.datetime.now(dt.UTC).timestamp() + 600)
+    asked = inspect_runs(instance, one, "r", dt.datetime.now(dt.UTC).timestamp() + 600)
     assert asked.unfinished is None
     assert set(asked.seconds_ago) == {"a", "b"}
     assert all(590 < ago < 660 for ago in asked.seconds_ago.values())

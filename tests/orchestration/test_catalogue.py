@@ -255,11 +255,11 @@ def _causes(error: BaseException | None) -> Iterator[str]:
 
 
 def test_classes_of_other_packages_may_be_on_other_hosts(tmp_path: Path) -> None:
-    assert places.remote_parts(dg.DagsterInstance.ephemeral()) == []
+    assert places.remote_components(dg.DagsterInstance.ephemeral()) == []
     with _instance(tmp_path / "one", remote=False) as one:
-        assert places.remote_parts(one) == []
+        assert places.remote_components(one) == []
     with _instance(tmp_path / "two") as two:
-        assert places.remote_parts(two) == ["RunsElsewhere"]
+        assert places.remote_components(two) == ["RunsElsewhere"]
     parts = {
         "run_storage": ("dagster._core.storage.runs", "SqliteRunStorage"),
         "event_log_storage": (__name__, "SharedEventLog"),
@@ -270,7 +270,7 @@ def test_classes_of_other_packages_may_be_on_other_hosts(tmp_path: Path) -> None
         for part, (module, name) in parts.items()
     }
     with dg.instance_for_test(overrides=overrides) as three:
-        assert places.remote_parts(three) == ["SharedEventLog"]
+        assert places.remote_components(three) == ["SharedEventLog"]
 
 
 @pytest.mark.parametrize("way", ["run", "fleet", "sensor", "schedule"])
@@ -328,7 +328,7 @@ def test_what_the_code_server_said_long_ago_is_no_proof(
         other = ArroyoStateStore(checkpoint_url=url, catalogue_url=str(tmp_path / "b"))
         assert _run(other, instance) is not None
         now = places.time.time()
-        monkeypatch.setattr(places.time, "time", lambda: now + places.SEEN_SECONDS + 1)
+        monkeypatch.setattr(places.time, "time", lambda: now + places.CATALOGUE_TTL_SECONDS + 1)
         assert _run(other, instance) is None
 
 

@@ -203,7 +203,7 @@ def test_no_next_step_of_maintenance_names_an_option_of_the_command_line() -> No
     from arroyo_dagster.state.planning.restore import reads as query
 
     for module in (dead_jobs, permission, rewriting, query):
-        text = failures.in_dagsters_words(inspect.getsource(module))
+        text = failures.name_dagster_fields(inspect.getsource(module))
         assert not re.findall(r"--[a-z][a-z-]+", text), module.__name__
 
 
@@ -279,8 +279,8 @@ def test_only_a_session_that_was_started_here_is_stopped() -> None:
             self.stopped = True
 
     context = dg.build_init_resource_context()
-    for ours, stop, stopped in ((True, True, True), (False, True, False), (True, False, False)):
+    for managed, stop, stopped in ((True, True, True), (False, True, False), (True, False, False)):
         session, resource = Session(), SparkSessionResource(stop_on_teardown=stop)
         with resource.yield_for_execution(context):
-            resource._session, resource._ours = session, ours
+            resource._session, resource._ours = session, managed
         assert session.stopped is stopped

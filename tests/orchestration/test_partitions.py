@@ -13,7 +13,7 @@ from arroyo_dagster.orchestration.partitions import (
     SyncPlan,
     job_of,
     jobs_partitions,
-    key_problem,
+    key_error,
     plan_sync,
 )
 from arroyo_dagster.orchestration.rendering import sparkline, table, timestamp
@@ -38,7 +38,7 @@ def test_what_is_no_key_is_refused_by_name(key: str) -> None:
 
 
 def test_dots_and_blanks_in_a_name_are_fine() -> None:
-    assert key_problem("shop.prod/main job") is None
+    assert key_error("shop.prod/main job") is None
 
 
 # ---- in step -------------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ def test_two_refreshes_at_once_keep_both_verdicts(deployed: Any) -> None:
             pool.map(
                 lambda paths: write_verdict(
                     deployed.catalogue,
-                    JobVerdict(paths, "restorable", 7, None, Verdict(looked_at=1)),
+                    JobVerdict(paths, "restorable", 7, None, Verdict(inspected=1)),
                 ),
                 jobs,
             )

@@ -176,7 +176,7 @@ def test_rows_survive_whole_and_in_pieces(rows: list[Any], chosen: list[int]) ->
     assert read_facts(raw, "p").rows == len(rows)
     file = DataFile(raw, "p")
     pieces = [
-        piece for group in range(len(file.row_groups)) for piece in file.pieces(chosen, group, 1024)
+        piece for group in range(len(file.row_groups)) for piece in file.slices(chosen, group, 1024)
     ]
     expected = pa.Table.from_arrays(
         [columns[at] for at in chosen], schema=pa.schema([STORED.field(at) for at in chosen])

@@ -198,7 +198,7 @@ def restored(
     """The rows that the subtasks of a job load, together."""
     table = ExpiringTimeKeyTable(config, store)
     assert isinstance(config.config, ExpiringTimeKeyConfig)
-    layout = RowLayout.of(config.config, table.memory_schema, ours=True)
+    layout = RowLayout.of(config.config, table.memory_schema, managed=True)
     found: Counter[Any] = Counter()
     for at in range(parallelism):
         keys = range_for_server(at, parallelism)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec import bounded, metadata, records
 from arroyo_dagster.state.codec.control import decode_control
-from arroyo_dagster.state.codec.gc import decode_gc_plan, decode_retained
+from arroyo_dagster.state.codec.gc import decode_gc_plan, decode_pins
 from arroyo_dagster.state.codec.journal import ArchivedRun, decode_archive, encode_archive
 from arroyo_dagster.state.codec.operations import decode_operation
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows, read_facts
@@ -65,7 +65,7 @@ JSON: dict[str, Decode] = {
     "commit note": named(records.decode_commit_note),
     "compaction record": named(records.decode_compaction_record),
     "gc plan": named(decode_gc_plan),
-    "pins": named(decode_retained),
+    "pins": named(decode_pins),
     "type": lambda data: records.decode_type(data.decode(errors="replace")),
     "schema": lambda data: schema_from_json(data.decode(errors="replace")),
 }
@@ -274,7 +274,7 @@ WHOLE: dict[str, Callable[[bytes], int]] = {
 
 STREAMED: dict[str, Callable[[bytes], int]] = {
     "streamed": lambda data: rows_in(DataFile(data, "the/path").stream(1024)),
-    "in pieces": lambda data: rows_in(DataFile(data, "the/path").pieces([0], 0, 1024)),
+    "in pieces": lambda data: rows_in(DataFile(data, "the/path").slices([0], 0, 1024)),
 }
 DECODERS = WHOLE | STREAMED
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.ids import StatePath, path_problem
+from arroyo_dagster.state.model.ids import StatePath, path_error
 from arroyo_dagster.state.storage.names import (
     StoredName,
     decode_path,
@@ -26,7 +26,7 @@ segments = texts.map(lambda text: text.replace("/", "").replace("\\", "")).filte
 raw_paths = (
     st.lists(segments, min_size=1, max_size=4)
     .map("/".join)
-    .filter(lambda text: path_problem(text) is None)
+    .filter(lambda text: path_error(text) is None)
 )
 encoded_look = st.text("ab%3CcE2/.<#~ é", min_size=1, max_size=12)
 
@@ -74,7 +74,7 @@ def test_a_stored_name_is_a_path_or_is_refused(stored: str) -> None:
             raise AssertionError("a stored name was taken for a path")
     else:
         assert encode_path(path) == stored
-        assert path_problem(path) is None
+        assert path_error(path) is None
 
 
 @given(raw_paths)

@@ -13,15 +13,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ArroyoStateError, ProtocolError
-from arroyo_dagster.state.codec.gc import encode_quarantined, encode_retained
+from arroyo_dagster.state.codec.gc import encode_pins, encode_quarantined
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.garbage import (
     ExpirePlan,
     GcPlan,
+    JobPins,
     Pin,
     PlanKind,
     Quarantined,
-    Retained,
     Retention,
 )
 from arroyo_dagster.state.model.ids import Epoch
@@ -99,8 +99,8 @@ def _made(case: Case) -> tuple[MemoryStore, JobPaths]:
         Pin(epoch=Epoch(number), owner="me", pinned_at_micros=1, released=number in case.released)
         for number in sorted(case.pins | case.released)
     ]
-    kept = Retained(pins=tuple(pins), quarantines=("01-a",) if needs else ())
-    store.put(paths.retained, encode_retained(kept))
+    kept = JobPins(pins=tuple(pins), quarantines=("01-a",) if needs else ())
+    store.put(paths.job_pins, encode_pins(kept))
     return store, paths
 
 

@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     warehouse = str(tmp_path_factory.mktemp("warehouse"))
-    spark, ours = spark_session.get_session("local[2]", {"spark.sql.warehouse.dir": warehouse})
+    spark, managed = spark_session.get_session("local[2]", {"spark.sql.warehouse.dir": warehouse})
     yield spark
-    if ours:
+    if managed:
         spark.stop()

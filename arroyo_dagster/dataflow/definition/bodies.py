@@ -68,7 +68,7 @@ def _first_code(source: str) -> int:
     return at
 
 
-def _arity_problem(operator: str, name: str, count: int) -> list[tuple[str, str]]:
+def _arity_error(operator: str, name: str, count: int) -> list[tuple[str, str]]:
     expected = ARITIES[operator]
     if count in expected:
         return []
@@ -95,10 +95,10 @@ def _python(source: str, operator: str) -> Body:
         found = f"{len(functions)} functions and {len(others) - len(functions)} other statements"
         return Body("python", None, (("E27", f"expected imports and one `def`; found {found}"),))
     function = functions[0]
-    return Body("python", function.name, tuple(_function_problems(function, operator)))
+    return Body("python", function.name, tuple(_function_errors(function, operator)))
 
 
-def _function_problems(
+def _function_errors(
     function: ast.FunctionDef | ast.AsyncFunctionDef, operator: str
 ) -> list[tuple[str, str]]:
     name, args = function.name, function.args
@@ -106,7 +106,7 @@ def _function_problems(
         return [("E27", f"function `{name}` is async; expected a plain `def`")]
     if args.vararg or args.kwarg or args.kwonlyargs:
         return [("E27", f"function `{name}` takes `*` arguments; expected positional ones only")]
-    problems = _arity_problem(operator, name, len(args.posonlyargs) + len(args.args))
+    problems = _arity_error(operator, name, len(args.posonlyargs) + len(args.args))
     if operator != "flat-map" and _yields(function):
         problems.append(("E27", f"{operator} function `{name}` is a generator; return instead"))
     return problems
@@ -138,9 +138,9 @@ def _rust(source: str, operator: str) -> Body:
     end = _closing(source, found.end())
     if end is None:
         return Body("rust", name, (("E27", f"the arguments of `{name}` do not end"),))
-    problems = _arity_problem(operator, name, _count_arguments(source[found.end() : end]))
+    problems = _arity_error(operator, name, _count_arguments(source[found.end() : end]))
     result = re.match(r"\s*->\s*([^{;]+)", source[end + 1 :])
-    problems += _result_problems(operator, name, result.group(1).strip() if result else "")
+    problems += _result_errors(operator, name, result.group(1).strip() if result else "")
     return Body("rust", name, tuple(problems))
 
 
@@ -164,7 +164,7 @@ def _count_arguments(text: str) -> int:
     return count + int(filled)
 
 
-def _result_problems(operator: str, name: str, result: str) -> list[tuple[str, str]]:
+def _result_errors(operator: str, name: str, result: str) -> list[tuple[str, str]]:
     """What is surely wrong with a result; a name that may be an alias is believed."""
     inner = result
     if wrapped := re.fullmatch(r"(?:\w+::)*Result\s*<(.*)>", result, re.S):

@@ -32,7 +32,7 @@ def check_names(
         for inner in sorted(names_in(declared)):
             problem = scope.resolve(NamedType(inner)).problem
             if problem is not None:
-                to.add(node.members[name].mistake("E23", f"type `{name}`: {problem}"))
+                to.add(node.members[name].diagnostic_at("E23", f"type `{name}`: {problem}"))
 
 
 class ServiceCheck:
@@ -61,7 +61,7 @@ class ServiceCheck:
             self._same_types(service, key, ends, node)
         for step in service.steps:
             self._imported_kind(step, node)
-        self._reachable(service, node)
+        self._check_reachable_states(service, node)
 
     def _known(self, service: ServiceDef, end: Endpoint, place: Node) -> None:
         known = self._schedules if end.kind == "schedule" else self._topics
@@ -71,7 +71,7 @@ class ServiceCheck:
                 f"service `{service.name}`: {end.kind} `{end.id}` is not defined in the dataflow; "
                 f"it has {listed}"
             )
-            self._mistakes.add(place.mistake("E39", message, key="id"))
+            self._mistakes.add(place.diagnostic_at("E39", message, key="id"))
 
     def _same_types(
         self, service: ServiceDef, key: str, ends: tuple[Endpoint, ...], node: Node
@@ -84,9 +84,9 @@ class ServiceCheck:
             if first is not None and other is not None and first != other:
                 message = (
                     f"service `{service.name}`: {key} `{plain[0].name}` and `{topic.name}` differ "
-                    f"in type, {_word(plain[0])} and {_word(topic)}"
+                    f"in type, {_value_type(plain[0])} and {_value_type(topic)}"
                 )
-                self._mistakes.add(node.mistake("E39", message, key=key))
+                self._mistakes.add(node.diagnostic_at("E39", message, key=key))
 
     def _type(self, topic: TopicDef) -> TypeDef | None:
         return None if topic.value is None else self._scope.resolve(topic.value).type
@@ -98,18 +98,18 @@ class ServiceCheck:
                 f"function `{step.target}` is of operator {found[0].operator}, expected "
                 f"{step.operator} at `{step.path}`"
             )
-            self._mistakes.add(node.mistake("E33", message))
+            self._mistakes.add(node.diagnostic_at("E33", message))
 
-    def _reachable(self, service: ServiceDef, node: Node) -> None:
+    def _check_reachable_states(self, service: ServiceDef, node: Node) -> None:
         owned = [one for one in service.states.values() if one.form is StateForm.TYPED]
         if service.steps or not service.states:
             return
         names = ", ".join(sorted(state.name for state in owned or service.states.values()))
         message = f"service `{service.name}` has no operator that can reach its states: {names}"
-        self._mistakes.warn(node.mistake("E40", message, key="states"))
+        self._mistakes.warn(node.diagnostic_at("E40", message, key="states"))
 
 
-def _word(topic: TopicDef) -> str:
+def _value_type(topic: TopicDef) -> str:
     value = topic.settings.value.get("schema", {}).get("value", {})
     return f"`{value.get('type')}`"
 
@@ -126,14 +126,16 @@ def check_functions(
                 message = (
                     f"function `{name}`: cannot resolve state `{state}`; the package has {known}"
                 )
-                to.add(place.mistake("E30", message))
-        for number, message in _signature_problems(function):
+                to.add(place.diagnostic_at("E30", message))
+        for number, message in _signature_errors(function):
             to.add(
-                place.mistake(number, f"function `{name}` of operator {function.operator}{message}")
+                place.diagnostic_at(
+                    number, f"function `{name}` of operator {function.operator}{message}"
+                )
             )
 
 
-def _signature_problems(function: FunctionDef) -> list[tuple[str, str]]:
+def _signature_errors(function: FunctionDef) -> list[tuple[str, str]]:
     problems: list[tuple[str, str]] = []
     if any(one.is_key for one in function.inputs[1:]):
         problems.append(("E38", ": the input of kind key must be the first"))

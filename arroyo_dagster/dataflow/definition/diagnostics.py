@@ -61,12 +61,12 @@ class Diagnostics:
         self._warnings: dict[Diagnostic, None] = {}
         self._softened = False
 
-    def add(self, mistake: Diagnostic) -> None:
+    def add(self, diagnostic_at: Diagnostic) -> None:
         """Note a mistake; the same one twice counts once."""
         if self._softened:
-            self.warn(mistake)
+            self.warn(diagnostic_at)
         elif len(self._found) < MOST_DIAGNOSTICS:
-            self._found[mistake] = None
+            self._found[diagnostic_at] = None
 
     def warn(self, warning: Diagnostic) -> None:
         """Note what is accepted but probably not meant."""

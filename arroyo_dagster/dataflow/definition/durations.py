@@ -47,13 +47,13 @@ def parse_duration_ms(text: str) -> int | None:
     return nanos // 1_000_000 if nanos // 1_000_000 <= MAX_DURATION_MS else None
 
 
-_SHOWN = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
+_FORMATTED = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 
 
 def format_duration(milliseconds: int) -> str:
     """The canonical text: `parse_duration_ms` gives the number back."""
     parts: list[str] = []
-    for unit, size in _SHOWN:
+    for unit, size in _FORMATTED:
         count, milliseconds = divmod(milliseconds, size)
         if count:
             parts.append(f"{count}{unit}")

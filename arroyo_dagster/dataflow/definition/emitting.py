@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*\Z")
-_WORDS = {"null", "true", "false"}
+_KEYWORDS = {"null", "true", "false"}
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 _LITERAL = re.compile(
     r"[\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\U00010000-\U0010ffff]+\Z"
@@ -81,7 +81,7 @@ def _scalar(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    if _PLAIN.match(text) and text.lower() not in _WORDS:
+    if _PLAIN.match(text) and text.lower() not in _KEYWORDS:
         return text
     return '"' + "".join(_escaped(letter) for letter in text) + '"'
 

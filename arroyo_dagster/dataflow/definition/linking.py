@@ -18,13 +18,13 @@ class States:
     """The states of all services: those that are whole, and the names of all.
 
     Attributes:
-        brought: those that imported functions bring to a service besides; None where a package was
+        imported_states: those that imported functions bring to a service besides; None where a package was
             not loaded, so that nobody knows.
     """
 
     whole: dict[str, dict[str, StateDef]]
     named: dict[str, dict[str, Node]]
-    brought: Mapping[str, Mapping[str, StateDef] | None] = field(default_factory=dict)
+    imported_states: Mapping[str, Mapping[str, StateDef] | None] = field(default_factory=dict)
 
 
 class Linking:
@@ -65,17 +65,17 @@ class Linking:
 
     def _add(self, number: str, state: StateDef, message: str) -> None:
         node = self._states.named[state.owner][state.name]
-        self._mistakes.add(node.mistake(number, message))
+        self._mistakes.add(node.diagnostic_at(number, message))
 
     def _linked(self, service: str, state: StateDef, ref: StateRef) -> StateDef | None:
         owner = self._states.whole.get(ref.service, {}).get(ref.state)
         if owner is None and ref.state in self._states.named.get(ref.service, {}):
             return None  # it is there, and what is wrong with it was said
         if owner is None and ref.service != service:
-            brought = self._states.brought.get(ref.service, {})
-            if brought is None:
+            imported_states = self._states.imported_states.get(ref.service, {})
+            if imported_states is None:
                 return state
-            owner = brought.get(ref.state)
+            owner = imported_states.get(ref.state)
         if owner is None or owner.form is not StateForm.TYPED or ref.service == service:
             self._add("E16", state, self._missing(service, state, ref, owner))
             return None

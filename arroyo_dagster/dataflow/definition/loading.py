@@ -152,5 +152,5 @@ def _text(file: Path) -> str:
 
 
 def _unreadable(file: Path, message: str, line: int = 1) -> InvalidDefinition:
-    mistake = Diagnostic(line=line, column=1, path="", number="E04", message=message)
-    return InvalidDefinition("document", [mistake], file=str(file))
+    diagnostic_at = Diagnostic(line=line, column=1, path="", number="E04", message=message)
+    return InvalidDefinition("document", [diagnostic_at], file=str(file))

@@ -68,7 +68,7 @@ class ImportReader:
             one = self._import(node)
             if one is not None:
                 self._imported.imports.append(one)
-                self._bring_in(node, one)
+                self._import_package(node, one)
         return self._imported
 
     def _import(self, node: Node) -> ImportDef | None:
@@ -77,7 +77,7 @@ class ImportReader:
             return None
         if not re.match(PACKAGE_ID, pkg.text):
             message = f"pkg `{pkg.text}` is not of the form <namespace>/<name>@<version>"
-            self._mistakes.add(pkg.mistake("E06", message))
+            self._mistakes.add(pkg.diagnostic_at("E06", message))
             return None
         functions = node.get("functions")
         return ImportDef(
@@ -91,7 +91,7 @@ class ImportReader:
             ),
         )
 
-    def _bring_in(self, node: Node, one: ImportDef) -> None:
+    def _import_package(self, node: Node, one: ImportDef) -> None:
         package = None if self._packages is None else self._packages.get(one.package)
         if package is None:
             if self._packages is not None:
@@ -115,7 +115,7 @@ class ImportReader:
             self._function(node, package, function)
 
     def _add(self, node: Node, number: str, message: str) -> None:
-        self._mistakes.add(node.mistake(number, message))
+        self._mistakes.add(node.diagnostic_at(number, message))
 
     def _type(self, node: Node, package: Package, name: str) -> None:
         found = _type_of(package, name)
@@ -176,7 +176,7 @@ def _type_of(package: Package, name: str) -> TypeDef | None:
     return Scope.of(package.types, {}).own.get(same_name(name))
 
 
-def brought_states(service: ServiceDef, imported: Imported) -> dict[str, StateDef] | None:
+def states_of_imports(service: ServiceDef, imported: Imported) -> dict[str, StateDef] | None:
     """The states that the imported functions of a service bring along (spec I2), as its own.
 
     None: a package was not loaded, so that nobody knows.
@@ -203,14 +203,14 @@ def inject_states(
     What the service declares itself under such a name wins, if it is of the same shape.
     """
     states: dict[str, StateDef] = dict(service.states)
-    for name, brought in (brought_states(service, imported) or {}).items():
+    for name, brought in (states_of_imports(service, imported) or {}).items():
         declared = states.setdefault(name, brought)
         if declared.schema != brought.schema:
             message = (
                 f"state `{name}` is already defined by `{service.name}`, and of another shape than "
                 f"a function of package `{brought.package}` needs"
             )
-            diagnostics.add(node.mistake("E22", message, key="states"))
+            diagnostics.add(node.diagnostic_at("E22", message, key="states"))
     return replace(service, states=states)
 
 
@@ -238,7 +238,7 @@ def check_one_owner(
             f"`{state.table}`; declare `{state.name}: {{ from: {owner.owner}.{owner.name} }}` in "
             f"`{state.owner}` to read that one, or use the function in one service"
         )
-        diagnostics.add(nodes[state.owner].mistake("E22", message, key="states"))
+        diagnostics.add(nodes[state.owner].diagnostic_at("E22", message, key="states"))
 
 
 def _owned(state: StateDef, service: ServiceDef, package: Package) -> StateDef:

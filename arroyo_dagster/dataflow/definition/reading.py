@@ -29,9 +29,9 @@ from arroyo_dagster.dataflow.definition.linking import States
 from arroyo_dagster.dataflow.definition.packages import (
     Imported,
     ImportReader,
-    brought_states,
     check_one_owner,
     inject_states,
+    states_of_imports,
 )
 from arroyo_dagster.dataflow.definition.reading_services import (
     ServiceReader,
@@ -84,7 +84,7 @@ def read_states(text: str) -> tuple[StateDef, ...]:
 
 
 @dataclass(slots=True)
-class _Parts:
+class _Shared:
     """What dataflows and packages have in common, once read."""
 
     types: dict[str, TypeDef | None]
@@ -106,7 +106,9 @@ class _Reader:
         root = read_tree(text, self._mistakes)
         if root is None or not isinstance(root.value, dict):
             if root is not None:
-                self._mistakes.add(root.mistake("E04", f"expected a mapping, found {root.kind}"))
+                self._mistakes.add(
+                    root.diagnostic_at("E04", f"expected a mapping, found {root.kind}")
+                )
             raise InvalidDefinition("document", self._mistakes.found)
         self._is_dataflow = "services" in root.members or not root.members.keys() & _OF_PACKAGES
         self._root = modernised(root) if legacy else root
@@ -138,15 +140,15 @@ class _Reader:
             message = f"apiVersion {found}; expected one of {', '.join(supported)}"
             if self._version in grammar.LEGACY_VERSIONS:
                 message += ". Upgrade to 0.5.0, or read it as a legacy document"
-            self._mistakes.add(root.mistake("E01", message, key="apiVersion"))
+            self._mistakes.add(root.diagnostic_at("E01", message, key="apiVersion"))
         if self._is_dataflow and self._version == "0.5.0" and "schedule" in root.members:
             message = "`schedule` needs apiVersion 0.6.0, found 0.5.0"
-            self._mistakes.add(root.mistake("E02", message, key="schedule"))
+            self._mistakes.add(root.diagnostic_at("E02", message, key="schedule"))
         meta = root.get("meta")
         for key in grammar.META.fields:
             text = text_of(meta, key)
             if meta is not None and text is not None and not text.strip():
-                self._mistakes.add(meta.mistake("E05", f"{key} cannot be empty", key=key))
+                self._mistakes.add(meta.diagnostic_at("E05", f"{key} cannot be empty", key=key))
 
     def _head(self) -> dict[str, Any]:
         meta = self._root.get("meta")
@@ -159,7 +161,7 @@ class _Reader:
 
     # ---- types and imports -----------------------------------------------------------------------
 
-    def _parts(self) -> _Parts:
+    def _shared(self) -> _Shared:
         section = self._root.get("types")
         types = {} if section is None else self._types.declared(section)
         imports = self._root.get("imports")
@@ -169,13 +171,13 @@ class _Reader:
         scope = Scope.of(types, imported.types)
         if section is not None:
             check_names(types, section, scope, self._mistakes)
-        return _Parts(types, imported, scope)
+        return _Shared(types, imported, scope)
 
     def _states(
         self,
-        parts: _Parts,
+        parts: _Shared,
         blocks: list[Block],
-        brought: Mapping[str, Mapping[str, StateDef] | None] | None = None,
+        imported_states: Mapping[str, Mapping[str, StateDef] | None] | None = None,
     ) -> States:
         section = self._root.get("types")
         lines = {} if section is None else {k: v[0] for k, v in section.key_places.items()}
@@ -188,20 +190,22 @@ class _Reader:
             extended=self._extended,
             documents=self._documents,
         )
-        return reader.read(blocks, brought or {})
+        return reader.read(blocks, imported_states or {})
 
     # ---- a dataflow ------------------------------------------------------------------------------
 
     def _dataflow(self) -> Dataflow:
-        parts = self._parts()
+        parts = self._shared()
         section = self._root.get("services")
         nodes = {} if section is None else section.members
         with self._mistakes.softened(self._lenient):
             topics = self._topics(parts.scope)
             reader = ServiceReader(self._mistakes, StepReader(self._mistakes, self._types))
             services = {name: reader.read(name, node) for name, node in nodes.items()}
-        brought = {name: brought_states(one, parts.imported) for name, one in services.items()}
-        states = self._states(parts, _blocks(services, nodes), brought)
+        imported_states = {
+            name: states_of_imports(one, parts.imported) for name, one in services.items()
+        }
+        states = self._states(parts, _blocks(services, nodes), imported_states)
         with self._mistakes.softened(self._lenient):
             services = self._completed(parts, services, states, topics, nodes)
         return Dataflow(
@@ -215,7 +219,7 @@ class _Reader:
 
     def _completed(
         self,
-        parts: _Parts,
+        parts: _Shared,
         services: Mapping[str, ServiceDef],
         states: States,
         topics: Mapping[str, TopicDef],
@@ -249,14 +253,14 @@ class _Reader:
             for inner in sorted(names_in(declared)):
                 if (problem := scope.resolve(NamedType(inner)).problem) is not None:
                     message = f"{key} of topic `{name}`: {problem}"
-                    self._mistakes.add(part.mistake("E23", message, key="type"))
+                    self._mistakes.add(part.diagnostic_at("E23", message, key="type"))
         settings = AsWritten.of(node.plain())
         return TopicDef(name=name, key=found["key"], value=found["value"], settings=settings)
 
     # ---- a package -------------------------------------------------------------------------------
 
     def _package(self) -> Package:
-        parts = self._parts()
+        parts = self._shared()
         head = self._head()
         block = self._root.get("states")
         owner = head["name"]

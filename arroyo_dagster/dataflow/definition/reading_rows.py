@@ -26,7 +26,7 @@ class RowReader:
         self._shapes = shapes
 
     def _wrong(self, node: Node, number: str, message: str, *, key: str | None = None) -> None:
-        self._mistakes.add(node.mistake(number, message, key=key))
+        self._mistakes.add(node.diagnostic_at(number, message, key=key))
 
     def _required(self, node: Node) -> Node | None:
         found = node.get("properties")
@@ -69,14 +69,14 @@ class RowReader:
         return milliseconds
 
     def _column(self, holder: Node, name: str, node: Node, taken: dict[str, str]) -> Column | None:
-        problem = _name_problem(name, taken)
+        problem = _name_error(name, taken)
         if problem is not None:
             self._wrong(holder, "E20", problem, key=name)
         word = text_of(node, "type")
         if word not in COLUMN_TYPES:
             if name == "ttl" and not isinstance(node.value, dict):
                 return None  # said to be misplaced
-            self._wrong(node, "E19", _column_problem(name, node))
+            self._wrong(node, "E19", _column_error(name, node))
             return None
         self._shapes.unknown_keys(node, grammar.COLUMN)
         if problem is not None:
@@ -84,7 +84,7 @@ class RowReader:
         return Column(name=name, type=COLUMN_TYPES[word], attribute=column_attribute(name))
 
 
-def _name_problem(name: str, taken: dict[str, str]) -> str | None:
+def _name_error(name: str, taken: dict[str, str]) -> str | None:
     if not name.strip():
         return "Column name is empty"
     if name in RESERVED_COLUMNS or name.startswith("_window"):
@@ -98,7 +98,7 @@ def _name_problem(name: str, taken: dict[str, str]) -> str | None:
     return None
 
 
-def _column_problem(name: str, node: Node) -> str:
+def _column_error(name: str, node: Node) -> str:
     found = node.kind
     if isinstance(node.value, dict):
         named = node.get("type")

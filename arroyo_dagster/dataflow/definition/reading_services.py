@@ -60,13 +60,13 @@ class StepReader:
             return None
         body = inspect_body(run.text, text_of(node, "lang"), operator)
         for number, message in body.problems:
-            self._mistakes.add(run.mistake(number, message))
+            self._mistakes.add(run.diagnostic_at(number, message))
         if body.name is None:
             return None
         first = self._inline.setdefault(same_name(body.name), run)
         if first is not run:
             message = f"inline function `{body.name}` is not unique: line {first.line} has one"
-            self._mistakes.add(run.mistake("E24", message))
+            self._mistakes.add(run.diagnostic_at("E24", message))
         source = run.text if run.text.endswith("\n") else f"{run.text}\n"
         return self._step(node, operator, body.name, language=body.language, source=source)
 
@@ -147,7 +147,7 @@ class ServiceReader:
             message = (
                 f"service `{name}` has both `window` and `partition`; put the one in the other"
             )
-            self._mistakes.add(node.mistake("E36", message, key="partition"))
+            self._mistakes.add(node.diagnostic_at("E36", message, key="partition"))
         return ServiceDef(
             name=name,
             sources=self._endpoints(node, "sources"),
@@ -164,7 +164,7 @@ class ServiceReader:
     def _endpoint(self, node: Node) -> Endpoint:
         kind = text_of(node, "type") or ""
         if kind != "no-target" and "id" not in node.members:
-            self._mistakes.add(node.mistake("E04", "missing `id`", key="id"))
+            self._mistakes.add(node.diagnostic_at("E04", "missing `id`", key="id"))
         return Endpoint(
             kind=kind,
             id=text_of(node, "id"),
@@ -180,7 +180,7 @@ class ServiceReader:
         update = self._steps.step(pick(node, "update-state"), "update-state")
         if not node.get("transforms") and not pick(node, "update-state"):
             message = "a partition without `transforms` or `update-state` does nothing"
-            self._mistakes.warn(node.mistake("2.4", message))
+            self._mistakes.warn(node.diagnostic_at("2.4", message))
         if assign_key is None:
             return None
         return PartitionDef(assign_key=assign_key, transforms=transforms, update_state=update)
@@ -209,7 +209,7 @@ class ServiceReader:
         if len(kinds) != 1:
             found = " and ".join(f"`{kind.value}`" for kind in kinds) or "neither"
             message = f"a window is either `tumbling` or `sliding`; found {found}"
-            self._mistakes.add(node.mistake("E36", message))
+            self._mistakes.add(node.diagnostic_at("E36", message))
             return None
         body = node.get(kinds[0].value)
         duration = self._time(body, "duration")
@@ -235,11 +235,13 @@ class ServiceReader:
         if slide > duration:
             message = f"slide `{text_of(body, 'slide')}` is longer than the duration: records "
             message += "between two windows would be lost"
-            self._mistakes.add(body.mistake("E37", message, key="slide"))
+            self._mistakes.add(body.diagnostic_at("E37", message, key="slide"))
         elif duration > slide * MOST_WINDOWS:
             message = f"slide `{text_of(body, 'slide')}` puts a record into more than "
             self._mistakes.add(
-                body.mistake("E37", f"{message}{MOST_WINDOWS} windows; lengthen it", key="slide")
+                body.diagnostic_at(
+                    "E37", f"{message}{MOST_WINDOWS} windows; lengthen it", key="slide"
+                )
             )
 
     def _time(self, node: Node | None, key: str, *, zero: bool = False) -> int | None:
@@ -250,6 +252,6 @@ class ServiceReader:
         if milliseconds is None or (milliseconds == 0 and not zero):
             least = "" if zero else " above 0"
             message = f"{key} `{found.text}` is no duration{least}; expected {ACCEPTED}"
-            self._mistakes.add(found.mistake("E37", message))
+            self._mistakes.add(found.diagnostic_at("E37", message))
             return None
         return milliseconds

@@ -69,14 +69,14 @@ class StateReader:
         self._documents = documents
 
     def read(
-        self, blocks: list[Block], brought: Mapping[str, Mapping[str, StateDef] | None]
+        self, blocks: list[Block], imported_states: Mapping[str, Mapping[str, StateDef] | None]
     ) -> States:
         """Read all blocks of a document, and link the references to their owners.
 
         Args:
-            brought: as `States` has it.
+            imported_states: as `States` has it.
         """
-        states = States({}, {}, brought)
+        states = States({}, {}, imported_states)
         for block in blocks:
             whole = states.whole.setdefault(block.owner, {})
             named = states.named.setdefault(block.owner, {})
@@ -100,17 +100,17 @@ class StateReader:
                 continue
             if other != name or state is None or whole.get(name) != state:
                 message = f"state `{name}` is already defined in line {earlier.line}, as `{other}`"
-                self._mistakes.add(node.mistake("E22", message))
+                self._mistakes.add(node.diagnostic_at("E22", message))
         named.setdefault(name, node)
         if state is not None:
             whole.setdefault(name, state)
 
     def _check_name(self, name: str, node: Node) -> None:
         if not name.strip():
-            self._mistakes.add(node.mistake("E21", "the name of a state cannot be empty"))
+            self._mistakes.add(node.diagnostic_at("E21", "the name of a state cannot be empty"))
         elif (line := self._type_lines.get(same_name(name))) is not None:
             message = f"state `{name}` has the name of the type in line {line}; rename one"
-            self._mistakes.add(node.mistake("E21", message))
+            self._mistakes.add(node.diagnostic_at("E21", message))
 
     # ---- one entry -------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class StateReader:
 
     def _invalid(self, block: Block, name: str, node: Node, why: str) -> None:
         what = f"state `{name}` of {block.kind} `{block.owner}`" if name else f"`{block.owner}`"
-        self._mistakes.add(node.mistake("E10", f"Invalid state definition: {what}: {why}"))
+        self._mistakes.add(node.diagnostic_at("E10", f"Invalid state definition: {what}: {why}"))
 
     def _entry(self, block: Block, name: str, node: Node) -> StateDef | None:
         if not isinstance(node.value, dict):
@@ -176,14 +176,14 @@ class StateReader:
 
     def _reference(self, block: Block, name: str, node: Node) -> StateDef | None:
         text = node.members["from"].text or ""
-        problem = _reference_problem(text)
+        problem = _reference_error(text)
         if problem is not None:
             said = f"state `{name}` comes from `{text}`: {problem}; expected `<service>.<state>`"
-            self._mistakes.add(node.mistake("E15", said, key="from"))
+            self._mistakes.add(node.diagnostic_at("E15", said, key="from"))
             return None
         if "ttl" in node.members:
             message = "ttl is misplaced: a reference has that of its owner"
-            self._mistakes.add(node.mistake("E18", message, key="ttl"))
+            self._mistakes.add(node.diagnostic_at("E18", message, key="ttl"))
         service, _, state = text.partition(".")
         base = self._base(block, name, node, StateForm.REFERENCE)
         return replace(base, ref=StateRef(service, state))
@@ -191,7 +191,7 @@ class StateReader:
     def _system(self, block: Block, name: str, node: Node) -> StateDef | None:
         named = node.members["system"].text or ""
         if not named.strip():
-            self._mistakes.add(node.mistake("E17", "`system` cannot be empty", key="system"))
+            self._mistakes.add(node.diagnostic_at("E17", "`system` cannot be empty", key="system"))
             return None
         return replace(self._base(block, name, node, StateForm.SYSTEM), system=named)
 
@@ -213,7 +213,7 @@ class StateReader:
             f"state `{name}` of {block.kind} `{block.owner}` must be a key value type "
             f"(`type: keyed-state`), found type `{kind}`"
         )
-        self._mistakes.add(node.mistake("E11", message, key="type"))
+        self._mistakes.add(node.diagnostic_at("E11", message, key="type"))
         return None
 
     def _of_halves(
@@ -233,7 +233,7 @@ class StateReader:
         resolved = self._scope.resolve(declared)
         if resolved.problem is not None:
             message = f"key type of state `{base.name}`: {resolved.problem}"
-            self._mistakes.add(node.mistake("E14", message, key="type"))
+            self._mistakes.add(node.diagnostic_at("E14", message, key="type"))
             return None
         if resolved.type is None:
             return base
@@ -242,7 +242,7 @@ class StateReader:
                 f"key type `{_named(declared)}` of state `{base.name}` is not hashable; expected "
                 f"one of {', '.join(KEY_TYPES)}"
             )
-            self._mistakes.add(node.mistake("E14", message, key="type"))
+            self._mistakes.add(node.diagnostic_at("E14", message, key="type"))
             return None
         return replace(base, key_type=resolved.type)
 
@@ -250,7 +250,7 @@ class StateReader:
         resolved = self._scope.resolve(declared)
         if resolved.problem is not None:
             message = f"value of state `{base.name}`: {resolved.problem}"
-            self._mistakes.add(node.mistake("E23", message, key="type"))
+            self._mistakes.add(node.diagnostic_at("E23", message, key="type"))
             return None
         found = resolved.type
         if found is None:
@@ -264,7 +264,9 @@ class StateReader:
             return replace(base, value_kind=ValueKind.DOCUMENT, extended=extended)
         if isinstance(found, ScalarType | PrimitiveType):
             return self._with_scalar(base, found, node)
-        self._mistakes.add(node.mistake("E13", unsupported_value(_named(declared)), key="type"))
+        self._mistakes.add(
+            node.diagnostic_at("E13", unsupported_value(_named(declared)), key="type")
+        )
         return None
 
     def _with_scalar(
@@ -281,12 +283,12 @@ class StateReader:
                     "primitive i32. As an extension of ours it is read with extended=True "
                     "(--extended)"
                 )
-                self._mistakes.add(node.mistake("E13", message, key="type"))
+                self._mistakes.add(node.diagnostic_at("E13", message, key="type"))
                 return None
         return replace(base, value_kind=ValueKind.SCALAR, scalar_type=scalar, extended=extended)
 
 
-def _reference_problem(text: str) -> str | None:
+def _reference_error(text: str) -> str | None:
     if not text.strip():
         return "it is empty"
     if "." not in text:

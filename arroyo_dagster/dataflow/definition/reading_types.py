@@ -50,7 +50,7 @@ class TypeReader:
 
     def wrong(self, node: Node, number: str, message: str, *, key: str | None = None) -> None:
         """Note a mistake."""
-        self._mistakes.add(node.mistake(number, message, key=key))
+        self._mistakes.add(node.diagnostic_at(number, message, key=key))
 
     # ---- any type --------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class TypeReader:
             text = node.members["ttl"].plain()
             self.wrong(node, "E18", f"ttl `{text}` is misplaced: {belongs}", key="ttl")
 
-    def _type_word(self, node: Node, number: str, what: str) -> str | None:
+    def _type_name(self, node: Node, number: str, what: str) -> str | None:
         named = node.get("type")
         if named is not None and named.text:
             return named.text
@@ -209,7 +209,7 @@ class TypeReader:
         return None
 
     def _key(self, node: Node) -> TypeDef | None:
-        word = self._type_word(node, "E14", "key type")
+        word = self._type_name(node, "E14", "key type")
         if word is None:
             return None
         declared = COLUMN_TYPES.get(word)
@@ -225,7 +225,7 @@ class TypeReader:
 
     def value(self, node: Node) -> TypeDef | None:
         """What a key of a keyed-state holds."""
-        word = self._type_word(node, "E13", "unsupported type for value")
+        word = self._type_name(node, "E13", "unsupported type for value")
         if word == "arrow-row":
             return self._rows.read(node)
         self._misplaced_ttl(node, "only an arrow-row value takes one")

@@ -143,7 +143,7 @@ class Conformity:
             self._record(node, shape, number)
 
     def _expected(self, node: Node, expected: str, number: str) -> None:
-        self.diagnostics.add(node.mistake(number, f"expected {expected}, found {node.kind}"))
+        self.diagnostics.add(node.diagnostic_at(number, f"expected {expected}, found {node.kind}"))
 
     def _text(self, node: Node, shape: Text, number: str) -> None:
         if node.text is None:
@@ -151,7 +151,7 @@ class Conformity:
         elif shape.choices and node.text not in shape.choices:
             expected = ", ".join(shape.choices)
             self.diagnostics.add(
-                node.mistake(number, f"expected one of {expected}, found `{node.text}`")
+                node.diagnostic_at(number, f"expected one of {expected}, found `{node.text}`")
             )
 
     def _many(self, node: Node, shape: Many, number: str) -> None:
@@ -177,19 +177,19 @@ class Conformity:
             self._field(node, name, one)
         if shape.one_of and not any(node.get(name) for name in shape.one_of):
             keys = " or ".join(f"`{name}`" for name in shape.one_of)
-            self.diagnostics.add(node.mistake("E04", f"missing {keys}"))
+            self.diagnostics.add(node.diagnostic_at("E04", f"missing {keys}"))
         self.unknown_keys(node, shape)
 
     def _field(self, node: Node, name: str, one: Field) -> None:
         found, other = node.get(name), node.get(one.also) if one.also else None
         if found is not None and other is not None:
             message = f"duplicate key `{name}`, also given as `{one.also}`"
-            self.diagnostics.add(other.mistake("E03", message))
+            self.diagnostics.add(other.diagnostic_at("E03", message))
         present = found or other
         if present is not None:
             self.check(present, one.shape, one.number)
         elif one.required and not isinstance(one.shape, Judged):
-            self.diagnostics.add(node.mistake(one.number, f"missing `{name}`", key=name))
+            self.diagnostics.add(node.diagnostic_at(one.number, f"missing `{name}`", key=name))
 
     def unknown_keys(self, node: Node, shape: Record) -> None:
         """Warn of the keys that the shape does not know, once a path."""
@@ -199,7 +199,7 @@ class Conformity:
         known = set(shape.fields) | {one.also for one in shape.fields.values() if one.also}
         for key in node.members:
             if key not in known:
-                self.diagnostics.warn(node.mistake("L3", "unknown key, ignored", key=key))
+                self.diagnostics.warn(node.diagnostic_at("L3", "unknown key, ignored", key=key))
 
 
 def pick(node: Node, name: str) -> Node | None:

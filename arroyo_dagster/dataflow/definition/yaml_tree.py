@@ -85,7 +85,7 @@ class Node:
             return [node.plain() for node in self.value]
         return self.value
 
-    def mistake(self, number: str, message: str, *, key: str | None = None) -> Diagnostic:
+    def diagnostic_at(self, number: str, message: str, *, key: str | None = None) -> Diagnostic:
         """A mistake here; with `key`, at that key of this mapping, present or not."""
         if key is None:
             return Diagnostic(
@@ -127,7 +127,7 @@ def read_tree(text: str, diagnostics: Diagnostics) -> Node | None:
     try:
         root = builder.build(text)
     except _RefusedError as error:
-        diagnostics.add(error.mistake)
+        diagnostics.add(error.diagnostic_at)
         return None
     if root is None:
         diagnostics.add(_at(1, 1, "the document is empty; expected a mapping"))
@@ -152,7 +152,7 @@ class _Raw:
 class _RefusedError(Exception):
     def __init__(self, line: int, column: int, message: str) -> None:
         super().__init__(message)
-        self.mistake = _at(line, column, message)
+        self.diagnostic_at = _at(line, column, message)
 
 
 def _at(line: int, column: int, message: str) -> Diagnostic:

@@ -18,9 +18,9 @@ class EventTime:
         tables = ctx.table_manager
         self._window = window
         self._subtask = ctx.task_info.task_index
-        self._marks = tables.get_global_keyed_state(WATERMARK, U32, I64)
+        self._watermarks = tables.get_global_keyed_state(WATERMARK, U32, I64)
         self._stored = tables.get_global_keyed_state(WINDOWS, WindowBounds, U64)
-        marks = self._marks.get_all()
+        marks = self._watermarks.get_all()
         self._watermark: int | None = max(marks.values(), default=None)
         self._open: dict[Window, int] = {
             key.window: count for key, count in self._stored.get_all().items()
@@ -61,7 +61,7 @@ class EventTime:
         self._stored.insert_many(
             (WindowBounds(*window), self._open[window]) for window in sorted(self._changed - closed)
         )
-        if self._watermark is not None and self._watermark != self._marks.get(self._subtask):
-            self._marks.insert(self._subtask, self._watermark)
+        if self._watermark is not None and self._watermark != self._watermarks.get(self._subtask):
+            self._watermarks.insert(self._subtask, self._watermark)
         self._closed.clear()
         self._changed.clear()

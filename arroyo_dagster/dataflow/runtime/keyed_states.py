@@ -93,12 +93,12 @@ class StatesOperator(ServiceOperator):
         plan = self.plan
         self._check_schemas(ctx)
         self._slots = self._make_slots()
-        self._marks = (
+        self._watermark_rows = (
             ctx.table_manager.get_global_keyed_state(WATERMARK, U32, I64)
             if self._windowed
             else None
         )
-        marks = self._marks.get_all() if self._marks is not None else {}
+        marks = self._watermark_rows.get_all() if self._watermark_rows is not None else {}
         self._watermark: int | None = max(marks.values(), default=None)
         self._stores = [open_store(slot, ctx, self._watermark) for slot in self._slots]
         partition = plan.partition
@@ -138,21 +138,21 @@ class StatesOperator(ServiceOperator):
         self.see(batch, ctx)
         for slot in self._slots:
             slot.now_ms = self.now_ms
-        batch = self._without_marks(batch)
+        batch = self._without_watermarks(batch)
         if not batch.num_rows:
             return
         for store in self._stores:
-            store.bring(column(batch, KEY))
+            store.prefetch(column(batch, KEY))
         key_types = self.plan.key_types
         arrived = Arrived(batch, self.plan.topics, key_types[0] if key_types else None)
         with self._place.entered(), collected_later():
             if self._windowed or self._steps or self._update is None:
                 self._fold(arrived, collector)
             else:
-                self._fold_plainly(arrived, self._update)
+                self._fold_fast_path(arrived, self._update)
         self._place.key, self._place.window = None, GLOBAL_WINDOW
 
-    def _without_marks(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _without_watermarks(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not self._windowed:
             return batch
         is_mark = pc.equal(column(batch, KIND), MARK)
@@ -162,7 +162,7 @@ class StatesOperator(ServiceOperator):
             batch = batch.filter(pc.invert(is_mark))
         return batch
 
-    def _fold_plainly(self, arrived: Arrived, update: Function) -> None:
+    def _fold_fast_path(self, arrived: Arrived, update: Function) -> None:
         """Records straight into update-state, as most builders have it."""
         place, takes_key, failed = self._place, update.takes_key, 0
         body = update.body
@@ -268,10 +268,10 @@ class StatesOperator(ServiceOperator):
         if waiting:
             for batch in _in_order(waiting):
                 self._take(batch, ctx, collector)
-        if self._mark is not None and self._marks is not None:
+        if self._mark is not None and self._watermark_rows is not None:
             self._watermark, closed = self._mark
             self._mark = None
-            self._marks.insert(ctx.task_info.task_index, self._watermark)
+            self._watermark_rows.insert(ctx.task_info.task_index, self._watermark)
             self._close(closed, collector)
         for store in self._stores:
             with collected_later():

@@ -96,7 +96,7 @@ class RecordsOperator(ServiceOperator):
         if self._event_time is not None:
             mark = self._event_time.close()
             if mark is not None:
-                collector.collect(self._marks(mark, ctx.task_info.parallelism))
+                collector.collect(self._watermark_rows(mark, ctx.task_info.parallelism))
             self._event_time.write()
         self.finish_epoch()
 
@@ -337,7 +337,9 @@ class RecordsOperator(ServiceOperator):
         kind = BOOL_KEY if isinstance(key, bool) else INT_KEY if isinstance(key, int) else TEXT_KEY
         return text, kind
 
-    def _marks(self, mark: tuple[int, tuple[Window, ...]], parallelism: int) -> pa.RecordBatch:
+    def _watermark_rows(
+        self, mark: tuple[int, tuple[Window, ...]], parallelism: int
+    ) -> pa.RecordBatch:
         """A row for each subtask of the states, that says how far event time is."""
         keys = keys_of_every_subtask(parallelism)
         rows = len(keys)

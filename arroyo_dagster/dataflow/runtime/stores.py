@@ -39,7 +39,7 @@ class Store:
         self.slot.stored = self._entries.setdefault(window, {})
         self.slot.fresh = self._fresh.setdefault(window, {})
 
-    def bring(self, keys: pa.Array) -> None:
+    def prefetch(self, keys: pa.Array) -> None:
         """Make sure that the entries of these keys are there, which come next."""
 
     def close(self, window: Window) -> pa.Table:
@@ -140,14 +140,14 @@ class RowStore(Store):
         self._view = ctx.table_manager.get_uncached_key_value_view(self.state.name)
         window = self.state.window
         self._restored = RestoredRows(self.state, *self._view.indexed()) if window is None else None
-        self._brought: dict[str, int] = {}
+        self._prefetched: dict[str, int] = {}
         if window is not None:
             for known, entries in entries_of(self.state, self._view.get_newest()).items():
                 if not window.is_closed(known, watermark_ms):
                     self._entries[known] = entries
         self.enter(GLOBAL_WINDOW)
 
-    def bring(self, keys: pa.Array) -> None:
+    def prefetch(self, keys: pa.Array) -> None:
         if self._restored is None:
             return
         places, entries = self._restored.find(keys)
@@ -157,14 +157,14 @@ class RowStore(Store):
         if self.state.ttl_ms is None:
             self._restored.drop(places)
         else:
-            self._brought.update(zip(entries, places.tolist(), strict=True))
+            self._prefetched.update(zip(entries, places.tolist(), strict=True))
 
     def _content(self, window: Window, entries: list[tuple[str, Any]]) -> pa.Table:
         made = list(rows_of(self.state, {window: dict(entries)}, 0))
         return made[0] if made else self._view.schema.empty_table()
 
     def write(self, generation: int) -> int:
-        self._give_back()
+        self._evict()
         carrier = (*self._rows.defaults, self._rows.now_ms)
         live: dict[Window, dict[str, Any]] = {}
         gone: dict[Window, dict[str, Any]] = {}
@@ -182,16 +182,16 @@ class RowStore(Store):
             self._view.delete_keys(rows)
         return self._expire()
 
-    def _give_back(self) -> None:
+    def _evict(self) -> None:
         """With a ttl entries lie by when they were updated: what was looked at only goes back."""
         if self._restored is None:
             return
         entries, fresh = self._entries[GLOBAL_WINDOW], self._fresh[GLOBAL_WINDOW]
-        written = [place for key, place in self._brought.items() if key in fresh]
+        written = [place for key, place in self._prefetched.items() if key in fresh]
         self._restored.drop(np.array(written, np.int64))
-        for key in self._brought:
+        for key in self._prefetched:
             del entries[key]
-        self._brought.clear()
+        self._prefetched.clear()
 
     def _merge(
         self, entries: dict[str, Any], fresh: dict[str, Any], deleted: Sequence[str]

@@ -71,14 +71,14 @@ def value_error(scalar: ScalarType, value: Any, **facts: Any) -> StateValueError
     bounds = scalar.bounds
     expected = _PYTHON.get(scalar) or f"an int from {bounds[0]} to {bounds[1]}"  # type: ignore[index]
     return StateValueError(
-        f"{_shown(value)} is no {scalar.value}: expected {expected}",
+        f"{_render_value(value)} is no {scalar.value}: expected {expected}",
         number="E41",
         found=type(value).__name__,
         **facts,
     )
 
 
-def _shown(value: Any) -> str:
+def _render_value(value: Any) -> str:
     try:
         text = repr(value)
     except Exception:

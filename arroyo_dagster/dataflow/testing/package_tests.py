@@ -77,7 +77,7 @@ def read_tests(package: Package) -> list[PackageTest]:
         entries = []
     found = []
     for at, entry in enumerate(entries):
-        problems = [(f"tests[{at}]{where}", said) for where, said in _problems(entry, package)]
+        problems = [(f"tests[{at}]{where}", said) for where, said in _entry_errors(entry, package)]
         diagnostics += problems
         if not problems:
             found.append(_test(entry))
@@ -92,7 +92,7 @@ def read_tests(package: Package) -> list[PackageTest]:
     return found
 
 
-def _problems(entry: Any, package: Package) -> list[tuple[str, str]]:
+def _entry_errors(entry: Any, package: Package) -> list[tuple[str, str]]:
     if not isinstance(entry, dict):
         return [("", "expected a mapping")]
     found = [
@@ -154,15 +154,16 @@ def _run(test: PackageTest, trial: Trial) -> str | None:
     except Exception as error:
         return _of_error(test, error)
     if test.expect_error is not None:
-        return f"expected an error with {test.expect_error!r}, found {_shown(found)}"
+        return f"expected an error with {test.expect_error!r}, found {_render_value(found)}"
     if test.expect is not MISSING and not _same(found, test.expect):
-        return f"expected {_shown(test.expect)}, found {_shown(found)}"
+        return f"expected {_render_value(test.expect)}, found {_render_value(found)}"
     for state, rows in test.expect_states.items():
         if state not in trial.states:
             return f"there is no state `{state}`"
         holds, expected = trial.states[state], {_key(key): row for key, row in rows.items()}
         if not _same(holds, expected):
-            return f"expected state {state} to hold {_shown(expected)}, found {_shown(holds)}"
+            wanted, found = _render_value(expected), _render_value(holds)
+            return f"expected state {state} to hold {wanted}, found {found}"
     return None
 
 
@@ -193,7 +194,7 @@ def _key(key: Any) -> str:
     return str(key).lower() if isinstance(key, bool) else str(key)
 
 
-def _shown(value: Any) -> str:
+def _render_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
 
 

@@ -147,7 +147,7 @@ def checked_binding(
     unknown = options.keys() - known[kind].keys()
     if unknown:
         raise InputError(
-            f"{kind} has no option {_shown_name(min(unknown))}; a {role} of this kind has "
+            f"{kind} has no option {_format_name(min(unknown))}; a {role} of this kind has "
             f"{', '.join(known[kind]) or 'none'}",
             **facts,
             next_step="leave it out, or write a `?` of a path as `%3F`",
@@ -174,7 +174,7 @@ def _option(
     raise InputError(f"option {name!r} is {known[name]}", **facts)
 
 
-def _shown_name(name: str) -> str:
+def _format_name(name: str) -> str:
     """The name of an option, unless it may be a secret: a signature without a name."""
     return repr(name) if re.fullmatch(r"[A-Za-z._-]{1,30}", name) else "of that name"
 
@@ -248,7 +248,7 @@ class _Reading:
         )
 
     def _wrong(self, node: Node, message: str) -> None:
-        self._mistakes.add(node.mistake("E04", message))
+        self._mistakes.add(node.diagnostic_at("E04", message))
 
     def _topics(self, node: Node | None, role: str) -> dict[str, TopicBinding]:
         found: dict[str, TopicBinding] = {}

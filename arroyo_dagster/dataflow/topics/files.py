@@ -30,10 +30,10 @@ class Format(Protocol):
     def length(self, folder: Folder, entry: Entry) -> int:
         """The position at which nothing is left."""
 
-    def check(self, folder: Folder, entry: Entry, position: int, mark: int) -> None:
+    def check(self, folder: Folder, entry: Entry, position: int, fingerprint: int) -> None:
         """Prove that the file is the one that was read up to `position`."""
 
-    def mark(self, folder: Folder, entry: Entry, position: int) -> int:
+    def fingerprint(self, folder: Folder, entry: Entry, position: int) -> int:
         """What tells the file from another, once it was read up to `position`."""
 
     def extent(
@@ -123,14 +123,14 @@ class FileSource(Source):
         """
         end, room = dict(start), self._rows_per_epoch
         for entry in self._entries():
-            position, mark, number = self._progress(end, entry.name)
+            position, fingerprint, number = self._progress(end, entry.name)
             length = self._format.length(self._folder, entry)
             if length < position:
                 raise self._shorter(entry, position, length)
             if length == position or not room:
                 continue
             if position:
-                self._format.check(self._folder, entry, position, mark)
+                self._format.check(self._folder, entry, position, fingerprint)
             stop, count = self._format.extent(
                 self._folder, entry, position, room, final=not self._follow
             )
@@ -138,7 +138,7 @@ class FileSource(Source):
             if stop > position:
                 end[FILE + entry.name] = [
                     stop,
-                    self._format.mark(self._folder, entry, stop),
+                    self._format.fingerprint(self._folder, entry, stop),
                     number,
                 ]
         return end
@@ -146,8 +146,8 @@ class FileSource(Source):
     @staticmethod
     def _progress(offset: Offset, name: str) -> Progress:
         seen = sum(member.startswith(FILE) for member in offset)
-        position, mark, number = offset.get(FILE + name, (0, 0, seen))
-        return position, mark, number
+        position, fingerprint, number = offset.get(FILE + name, (0, 0, seen))
+        return position, fingerprint, number
 
     def _shorter(self, entry: Entry, position: int, length: int) -> ProtocolError:
         return ProtocolError(

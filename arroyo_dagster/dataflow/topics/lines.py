@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.topics.folders import Entry, Folder
-from arroyo_dagster.dataflow.topics.records import MOST_PARTS, Found, record_batches
+from arroyo_dagster.dataflow.topics.records import MAX_SPLITS, Found, record_batches
 from arroyo_dagster.errors import FormatError, ProtocolError
 
 BLOCK_BYTES = 1 << 20
 LONGEST_BYTES = 1 << 26
 """How long one record may be: a file without line ends must not fill the memory."""
 
-PART_BYTES = 1 << 20
+MIN_SPLIT_BYTES = 1 << 20
 """What is shorter is not worth a task of its own."""
 
 HEAD_BYTES = 1024
@@ -52,14 +52,14 @@ class Lines:
         """The position behind the last byte."""
         return entry.size_bytes
 
-    def check(self, folder: Folder, entry: Entry, position: int, mark: int) -> None:
+    def check(self, folder: Folder, entry: Entry, position: int, fingerprint: int) -> None:
         """Prove that the file is the one that was read up to `position`, only longer.
 
         Raises:
             ProtocolError: it is another, or the line that was its last has been continued.
         """
         facts: dict[str, Any] = {"path": folder.where, "file": entry.name, "position": position}
-        if self.mark(folder, entry, position) != mark:
+        if self.fingerprint(folder, entry, position) != fingerprint:
             raise ProtocolError(
                 "a file that was read in part has another beginning now",
                 next_step="give a file of other records another name; nothing was written",
@@ -73,7 +73,7 @@ class Lines:
                 **facts,
             )
 
-    def mark(self, folder: Folder, entry: Entry, position: int) -> int:
+    def fingerprint(self, folder: Folder, entry: Entry, position: int) -> int:
         """What tells the file from another, once it was read up to `position`."""
         return zlib.crc32(folder.read(entry.name, 0, min(position, HEAD_BYTES)))
 
@@ -124,7 +124,7 @@ class Lines:
 
     def cuts(self, folder: Folder, name: str, start: int, end: int) -> Sequence[int]:
         """Where parts begin that may be read apart; none where a line end may be none."""
-        step = max(PART_BYTES, -(-(end - start) // MOST_PARTS))
+        step = max(MIN_SPLIT_BYTES, -(-(end - start) // MAX_SPLITS))
         found: list[int] = []
         at = start + step
         while at < end and not self._quoted:

@@ -14,7 +14,7 @@ from arroyo_dagster.dataflow.storage.boundary import topic_schema
 
 RECORDS = topic_schema()
 BATCH_RECORDS = 16_384
-MOST_PARTS = 8
+MAX_SPLITS = 8
 """Into how many parts, read by as many tasks, the records of one file in one epoch are cut."""
 
 

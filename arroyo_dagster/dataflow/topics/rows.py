@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arroyo_dagster.dataflow.topics.folders import Entry, Folder
-from arroyo_dagster.dataflow.topics.records import MOST_PARTS, Found, record_batches, text_batch
+from arroyo_dagster.dataflow.topics.records import MAX_SPLITS, Found, record_batches, text_batch
 from arroyo_dagster.errors import FormatError, ProtocolError
 
-PART_ROWS = 1 << 15
+MIN_SPLIT_ROWS = 1 << 15
 """What is shorter is not worth a task of its own."""
 
 _FOOTER_BYTES = 1024
@@ -44,13 +44,13 @@ class ParquetRows:
                 known = self._lengths[entry.name, entry.size_bytes] = file.metadata.num_rows
         return known
 
-    def check(self, folder: Folder, entry: Entry, position: int, mark: int) -> None:
+    def check(self, folder: Folder, entry: Entry, position: int, fingerprint: int) -> None:
         """Prove that the file is the one whose first `position` rows were read.
 
         Raises:
             ProtocolError: it is another.
         """
-        if self.mark(folder, entry, position) != mark:
+        if self.fingerprint(folder, entry, position) != fingerprint:
             raise ProtocolError(
                 "a Parquet file that was read in part has been replaced",
                 path=folder.where,
@@ -59,7 +59,7 @@ class ParquetRows:
                 next_step="give a file of other records another name; nothing was written",
             )
 
-    def mark(self, folder: Folder, entry: Entry, position: int) -> int:
+    def fingerprint(self, folder: Folder, entry: Entry, position: int) -> int:
         """What tells the file from another: the end of its footer."""
         start = max(0, entry.size_bytes - _FOOTER_BYTES)
         return zlib.crc32(folder.read(entry.name, start, _FOOTER_BYTES))
@@ -73,7 +73,7 @@ class ParquetRows:
 
     def cuts(self, folder: Folder, name: str, start: int, end: int) -> Sequence[int]:
         """Where parts begin that may be read apart."""
-        return range(start, end, max(PART_ROWS, -(-(end - start) // MOST_PARTS)))[1:]
+        return range(start, end, max(MIN_SPLIT_ROWS, -(-(end - start) // MAX_SPLITS)))[1:]
 
     def batches(
         self, folder: Folder, name: str, number: int, start: int, end: int

@@ -69,7 +69,7 @@ class CliError(InputError):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class StateRow:
     """A row of a state: its key, its window, and a value for each column."""
 
     key: str
@@ -93,7 +93,7 @@ class Namespace:
     type: str
     epoch: Epoch | None
     columns: tuple[tuple[str, ScalarType | None], ...]
-    rows: tuple[Shown, ...]
+    rows: tuple[StateRow, ...]
 
     @property
     def header(self) -> list[str]:
@@ -105,7 +105,7 @@ class Namespace:
         """The names of the values' columns."""
         return [name for name, _ in self.columns]
 
-    def select(self, key: str | None = None, pattern: str | None = None) -> list[Shown]:
+    def select(self, key: str | None = None, pattern: str | None = None) -> list[StateRow]:
         """Some of the rows.
 
         Args:
@@ -125,7 +125,7 @@ class Namespace:
             for row in self.select(key, pattern)
         ]
 
-    def _texts(self, row: Shown) -> Iterator[str]:
+    def _texts(self, row: StateRow) -> Iterator[str]:
         for (_, scalar), value in zip(self.columns, row.values, strict=True):
             yield str(value) if scalar is None else cell_text(value, scalar)
 
@@ -222,7 +222,7 @@ class Namespaces:
 
     # ---- states ----------------------------------------------------------------------------------
 
-    def _state(self, service: ServiceDef, name: str) -> tuple[_Columns, list[Shown]]:
+    def _state(self, service: ServiceDef, name: str) -> tuple[_Columns, list[StateRow]]:
         state, head = service.states[name], self._heads[service.name]
         closed = self._last_window(head) if state.window is not None else GLOBAL_WINDOW
         rows = self._rows(state, head, closed, live=False)
@@ -235,7 +235,7 @@ class Namespaces:
 
     def _rows(
         self, state: StateDef, head: Checkpoint | None, closed: Window, *, live: bool
-    ) -> list[Shown]:
+    ) -> list[StateRow]:
         frame = SnapshotReader(self._store, state, live=live).at(head)
         is_row = state.value_kind is ValueKind.ROW
         names = [column.name for column in state.columns] if is_row else [VALUE]
@@ -246,7 +246,7 @@ class Namespaces:
             window = closed
             if WINDOW_START in row:
                 window = Window(row[WINDOW_START], row[WINDOW_END])
-            found.append(Shown(row[KEY], window, tuple(row[name] for name in names)))
+            found.append(StateRow(row[KEY], window, tuple(row[name] for name in names)))
         return found
 
     def _expired(self, state: StateDef, updated_at: Any) -> bool:
@@ -270,7 +270,7 @@ class Namespaces:
                 found.setdefault(key.name, []).append(value)
         return {name: total(metrics) for name, metrics in found.items()}
 
-    def _metric(self, service: ServiceDef, name: str) -> tuple[_Columns, list[Shown]]:
+    def _metric(self, service: ServiceDef, name: str) -> tuple[_Columns, list[StateRow]]:
         metric = self._metrics(service.name).get(name, Metric())
         shown: dict[str, Any] = {"failed": metric.failed, "succeeded": metric.succeeded}
         if name in _topics(service):
@@ -279,23 +279,25 @@ class Namespaces:
             if getattr(metric, more):
                 shown[more] = getattr(metric, more)
         columns: _Columns = [(one, None) for one in sorted(shown)]
-        return columns, [Shown("stats", GLOBAL_WINDOW, tuple(shown[one] for one, _ in columns))]
+        return columns, [StateRow("stats", GLOBAL_WINDOW, tuple(shown[one] for one, _ in columns))]
 
     def _offsets(self, service: str) -> dict[str, Mapping[str, Any]]:
         stored = self._pairs(self._heads[service], SOURCES, OFFSETS, str, str).get("topics")
         return {} if stored is None else json.loads(stored)
 
-    def _offset(self, service: ServiceDef, topic: str) -> tuple[_Columns, list[Shown]]:
+    def _offset(self, service: ServiceDef, topic: str) -> tuple[_Columns, list[StateRow]]:
         offsets = self._offsets(service.name)[topic]
         rows = [
-            Shown(name.removeprefix("file:").removeprefix("from:"), GLOBAL_WINDOW, (_next(value),))
+            StateRow(
+                name.removeprefix("file:").removeprefix("from:"), GLOBAL_WINDOW, (_next(value),)
+            )
             for name, value in offsets.items()
         ]
         return [("Value", None)], sorted(rows, key=lambda row: row.key)
 
-    def _watermark(self, service: ServiceDef, name: str) -> tuple[_Columns, list[Shown]]:
+    def _watermark(self, service: ServiceDef, name: str) -> tuple[_Columns, list[StateRow]]:
         marks = self._pairs(self._heads[service.name], RECORDS, WATERMARK, U32, I64).values()
-        rows = [Shown("default", GLOBAL_WINDOW, (watermark_text(max(marks)),))] if marks else []
+        rows = [StateRow("default", GLOBAL_WINDOW, (watermark_text(max(marks)),))] if marks else []
         return [("Value", None)], rows
 
     def _pairs(

@@ -132,7 +132,7 @@ class SnapshotReader:
         if not files:
             return before
         rows = table.load(files, self._keys, cutoff_micros=cutoff_micros)
-        layout = RowLayout.of(table.config, table.memory_schema, ours=True)
+        layout = RowLayout.of(table.config, table.memory_schema, managed=True)
         fresh = frame_of_rows(self.state, newest(rows, layout))
         if before.height:
             touched = table.read(files, self._keys, columns=table.key_indices)

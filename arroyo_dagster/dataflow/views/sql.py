@@ -27,7 +27,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _READS = {"select", "with", "show", "explain", "from", "values", "(", "table", "describe"}
-_MOST_SHOWN = 20
+_MAX_LISTED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +158,13 @@ class Tables:
     def _refused(self, text: str, reason: str) -> SqlError:
         known = sorted(table.name for table in self.tables)
         columns = {
-            table.name: [*table.plain.columns, UPDATED_AT] for table in self.tables[:_MOST_SHOWN]
+            table.name: [*table.plain.columns, UPDATED_AT] for table in self.tables[:_MAX_LISTED]
         }
         return SqlError(
             f"the query cannot be answered: {reason.strip().splitlines()[0] if reason else '?'}",
             number="E46",
             sql=_short(text),
-            tables=known[:_MOST_SHOWN],
+            tables=known[:_MAX_LISTED],
             columns=columns,
             next_step="check the names; those with a dash go between back-ticks",
         )

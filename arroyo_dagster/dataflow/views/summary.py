@@ -136,7 +136,7 @@ def keys_unique(summary: StateSummary) -> Verdict:
         if stored > summary.keys:
             evidence = f"{stored} rows of {summary.keys} keys at epoch {summary.epoch}"
             findings.append(error("key-twice", _name(summary), evidence, _REPORT))
-    return Verdict(findings=tuple(findings), looked_at=summary.rows or 0)
+    return Verdict(findings=tuple(findings), inspected=summary.rows or 0)
 
 
 def ttl_effective(summary: StateSummary, *, now_ms: int) -> Verdict:
@@ -150,8 +150,8 @@ def ttl_effective(summary: StateSummary, *, now_ms: int) -> Verdict:
     """
     ttl = summary.state.ttl_ms
     if ttl is None or summary.state.window is not None:
-        return Verdict(findings=(), looked_at=0)
-    return Verdict(findings=tuple(_ttl_findings(summary, ttl, now_ms)), looked_at=summary.files)
+        return Verdict(findings=(), inspected=0)
+    return Verdict(findings=tuple(_ttl_findings(summary, ttl, now_ms)), inspected=summary.files)
 
 
 def _ttl_findings(summary: StateSummary, ttl_ms: int, now_ms: int) -> Iterator[Finding]:

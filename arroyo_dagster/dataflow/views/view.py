@@ -161,7 +161,7 @@ class StateView:
 
     def frame(self) -> pl.DataFrame:
         """The rows: `_key`, the columns, `_updated_at`, or of a primitive state `_key`, `value`."""
-        return self._shown().drop(WINDOW_START, WINDOW_END, strict=False)
+        return self._unexpired().drop(WINDOW_START, WINDOW_END, strict=False)
 
     def pairs(self) -> list[tuple[str, Any]]:
         """Every key and value of a primitive state, by key."""
@@ -206,10 +206,10 @@ class StateView:
         ttl = self.state.ttl_ms
         if ttl is None or not self.stored.height:
             return float("inf")
-        oldest = self._shown()[UPDATED_AT].cast(pl.Int64).min()
+        oldest = self._unexpired()[UPDATED_AT].cast(pl.Int64).min()
         return float("inf") if oldest is None else float(oldest) + ttl  # type: ignore[arg-type]
 
-    def _shown(self) -> pl.DataFrame:
+    def _unexpired(self) -> pl.DataFrame:
         ttl = self.state.ttl_ms
         if ttl is None:
             return self.stored

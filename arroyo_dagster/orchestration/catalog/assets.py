@@ -17,7 +17,7 @@ from arroyo_dagster.orchestration.catalog.checks import (
     epoch_check_specs,
     kept_verdict,
     no_job,
-    not_looked_at,
+    not_checked,
 )
 from arroyo_dagster.orchestration.catalog.fleet_checks import Fleet, fleet_check_specs
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.operations.catalog.epochs import EpochRow, FileRow, Refreshed
     from arroyo_dagster.state.planning.verify.fleet import JobAge
 
-EPOCHS_SHOWN = 25
+EPOCHS_LISTED = 25
 CURVE_EPOCHS = 120
 JOBS_PER_RUN = 50
 
@@ -165,7 +165,7 @@ class _Refresh:
                 found.append(kept_verdict(name, self._store, paths))
             except ArroyoStateError as error:
                 self._fail(paths, error)
-                found.append(not_looked_at(paths, error))
+                found.append(not_checked(paths, error))
         return merged(found) if found else no_job(self._store.reading().url)
 
     def _fail(self, paths: JobPaths, error: ArroyoStateError) -> None:
@@ -197,7 +197,7 @@ def _catalogued(
     table: str,
     done: "Sequence[Refreshed]",
 ) -> "dg.MaterializeResult[Any]":
-    shown_of = {EPOCH_CATALOG: _epochs_shown, OPERATOR_METADATA: _operators_shown}[table]
+    shown_of = {EPOCH_CATALOG: _epochs_metadata, OPERATOR_METADATA: _operators_metadata}[table]
     for one in done if len(done) > 1 else []:
         context.add_asset_metadata(
             metadata=shown_of(one), asset_key=key, partition_key=one.history.paths.root
@@ -227,7 +227,7 @@ def _columns(table: str) -> Any:
     return shown.column_schema(columns, history.DESCRIPTIONS)
 
 
-def _epochs_shown(one: "Refreshed") -> dict[str, Any]:
+def _epochs_metadata(one: "Refreshed") -> dict[str, Any]:
     history = one.history
     recent = [row for row in history.epochs if row.problem is None][-CURVE_EPOCHS:]
     newest = history.newest
@@ -258,7 +258,7 @@ def _epochs_shown(one: "Refreshed") -> dict[str, Any]:
                 [shown.seconds(row.duration_micros) for row in recent]
             ),
             "newest epochs": shown.table(
-                map(_epoch_line, history.epochs[: -EPOCHS_SHOWN - 1 : -1])
+                map(_epoch_line, history.epochs[: -EPOCHS_LISTED - 1 : -1])
             ),
         }
     )
@@ -278,7 +278,7 @@ def _epoch_line(row: "EpochRow") -> Mapping[str, Any]:
     }
 
 
-def _operators_shown(one: "Refreshed") -> dict[str, Any]:
+def _operators_metadata(one: "Refreshed") -> dict[str, Any]:
     history = one.history
     newest = history.newest
     files = () if newest is None else history.files_of(newest.epoch)

@@ -71,7 +71,7 @@ def job_verdict(name: str, store: "ObjectStore", paths: JobPaths) -> "JobVerdict
     return JobVerdict(paths, name, at_micros, epoch, verdict)
 
 
-def not_looked_at(paths: JobPaths, problem: ArroyoStateError) -> Verdict:
+def not_checked(paths: JobPaths, problem: ArroyoStateError) -> Verdict:
     """The verdict on a job that could not be looked at."""
     step = problem.next_step or "run it again"
     return Verdict(findings=(error("not-checked", paths.root, problem.message, step),))
@@ -104,7 +104,7 @@ def check_result(
         description: what to say instead of the first finding.
         metadata: what else to show.
     """
-    nothing_seen = bool(verdict.findings) and not verdict.looked_at
+    nothing_seen = bool(verdict.findings) and not verdict.inspected
     if severity is None:
         only_warnings = bool(verdict.findings) and not verdict.errors
         severity = dg.AssetCheckSeverity.WARN if only_warnings else dg.AssetCheckSeverity.ERROR
@@ -113,10 +113,10 @@ def check_result(
         asset_key=asset,
         passed=verdict.passed and not nothing_seen if passed is None else passed,
         severity=severity,
-        description=_words(verdict) if description is None else description,
+        description=_format_verdict(verdict) if description is None else description,
         metadata=known(
             {
-                "arroyo/looked_at": verdict.looked_at,
+                "arroyo/looked_at": verdict.inspected,
                 "arroyo/findings": len(verdict.findings),
                 "arroyo/found": table(map(_row, verdict.findings)),
                 **(metadata or {}),
@@ -125,11 +125,11 @@ def check_result(
     )
 
 
-def _words(verdict: Verdict) -> str:
-    if not verdict.findings and not verdict.looked_at:
+def _format_verdict(verdict: Verdict) -> str:
+    if not verdict.findings and not verdict.inspected:
         return "nothing to look at: no file is listed"
     if not verdict.findings:
-        return f"{verdict.looked_at} looked at, nothing found"
+        return f"{verdict.inspected} looked at, nothing found"
     first = (verdict.errors or verdict.findings)[0]
     more = f" (and {len(verdict.findings) - 1} more)" if len(verdict.findings) > 1 else ""
     return f"{first}{more}"

@@ -200,7 +200,7 @@ class Fleet:
         expected = known - acknowledged
         gone = set() if problem else expected - present
         gone -= known_jobs.removed_on_purpose(reading, gone)
-        gone -= self._said_to_be_gone(gone)
+        gone -= self._assumed_gone(gone)
         return FleetFacts(
             present=tuple(sorted(present, key=_root)),
             gone=tuple(
@@ -220,7 +220,7 @@ class Fleet:
         except (NotFoundError, InputError) as error:
             return set(), error.message
 
-    def _said_to_be_gone(self, jobs: Collection[JobPaths]) -> set[JobPaths]:
+    def _assumed_gone(self, jobs: Collection[JobPaths]) -> set[JobPaths]:
         """Those of the jobs of which the user's own word says that they are gone."""
         if not jobs:
             return set()

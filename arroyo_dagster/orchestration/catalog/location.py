@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.storage.store import ObjectStore
 
 CATALOGUE_DIRECTORY = "arroyo_catalogue"
-SEEN_SECONDS = 3600
+CATALOGUE_TTL_SECONDS = 3600
 """How long a run believes what the last tick said of the catalogue."""
 
 _OF_DAGSTER = "dagster"
 _KEY = "arroyo_catalogue"
-_PARTS = (
+_COMPONENTS = (
     *("run_launcher_data", "storage_data", "run_storage_data", "event_storage_data"),
     *("schedule_storage_data", "custom_instance_class_data"),
 )
@@ -40,7 +40,7 @@ def local_catalogue(home: str, deployment: str | None, digest: str) -> Path:
     return root / "deployments" / checked_name(deployment, "deployment") / digest
 
 
-def remote_parts(instance: dg.DagsterInstance) -> list[str]:
+def remote_components(instance: dg.DagsterInstance) -> list[str]:
     """The classes of an instance that other hosts may take part in.
 
     Storage and run launchers that come with Dagster itself (SQLite, memory, subprocesses) serve
@@ -49,7 +49,7 @@ def remote_parts(instance: dg.DagsterInstance) -> list[str]:
     if not instance.is_persistent:
         return []
     ref = instance.get_ref()
-    parts = [getattr(ref, name, None) for name in _PARTS]
+    parts = [getattr(ref, name, None) for name in _COMPONENTS]
     strange = [one for one in parts if one and one.module_name.split(".")[0] != _OF_DAGSTER]
     return list(dict.fromkeys(one.class_name for one in strange))
 
@@ -69,7 +69,7 @@ def require_catalogue_url(parts: list[str]) -> None:
     )
 
 
-def tell_of_catalogue(
+def announce_catalogue(
     instance: dg.DagsterInstance, place: str, catalogue: "ObjectStore", identity: str
 ) -> None:
     """In a tick: let runs know which catalogue the code server sees."""
@@ -88,7 +88,7 @@ def check_catalogue(instance: dg.DagsterInstance, place: str, catalogue: "Object
     text = instance.daemon_cursor_storage.get_cursor_values({_key(place)}).get(_key(place))
     said = json.loads(text) if text else {}
     # Where sensors and schedules are off, what they said last is no proof of anything.
-    if not said or time.time() - said["at"] > SEEN_SECONDS:
+    if not said or time.time() - said["at"] > CATALOGUE_TTL_SECONDS:
         return
     owner = read_owner(catalogue)
     if owner is None or owner.identity != said["id"]:

@@ -14,7 +14,7 @@ import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.orchestration.dataflow.assets import StatesReport
-from arroyo_dagster.orchestration.partitions import job_of, key_problem, usable_keys
+from arroyo_dagster.orchestration.partitions import job_of, key_error, usable_keys
 from arroyo_dagster.orchestration.rendering import DATA_VERSION, known, seconds, timestamp
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import CHECKPOINT, Naming
@@ -136,7 +136,7 @@ class _Tick:
             asset_events=[*self.events, *self.reported],
             cursor=self._next_cursor(cursor, changes),
             dynamic_partitions_requests=self._requests(changes),
-            skip_reason=dg.SkipReason(self._words(changes)),
+            skip_reason=dg.SkipReason(self._format_tick(changes)),
         )
 
     def _changes(self, cursor: "FleetCursor", layout: Layout | None) -> "FleetChanges":
@@ -180,7 +180,7 @@ class _Tick:
 
     def _report(self, job: "JobChanges") -> None:
         key = job.paths.root
-        problem = key_problem(key)
+        problem = key_error(key)
         if problem is not None:
             self.refused[key] = problem
             return
@@ -299,7 +299,7 @@ class _Tick:
                 "arroyo_forget_job"
             )
 
-    def _words(self, changes: "FleetChanges") -> str:
+    def _format_tick(self, changes: "FleetChanges") -> str:
         appeared = [job.paths.root for job in changes.jobs if job.appeared]
         unreadable = {
             job.paths.root: job.problems[0].message for job in changes.jobs if job.problems

@@ -10,7 +10,7 @@ from pydantic import Field
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.catalog.checks import RESTORABLE, check_result, kept_verdict
-from arroyo_dagster.orchestration.compaction.rewrite import is_arroyos, rewritten_events
+from arroyo_dagster.orchestration.compaction.rewrite import is_arroyo_job, rewritten_events
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure, of_selected
 from arroyo_dagster.orchestration.partitions import job_of
@@ -199,7 +199,7 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
                         quiet_seconds=config.quiet_seconds,
                         dry_run=config.dry_run,
                     )
-                    if is_arroyos(arroyo_store, paths)
+                    if is_arroyo_job(arroyo_store, paths)
                     else _compacted_events(paths, config, arroyo_store, runner, context, key)
                 )
                 yield from of_selected(context, events)
@@ -226,7 +226,7 @@ def _compacted_events(
     def materialized(outcome: "CompactionOutcome") -> "dg.MaterializeResult[Any]":
         return dg.MaterializeResult(
             asset_key=key,
-            metadata=compaction_shown(outcome, time.monotonic() - begun),
+            metadata=compaction_metadata(outcome, time.monotonic() - begun),
             data_version=dg.DataVersion(version_of(outcome)),
         )
 
@@ -290,7 +290,7 @@ def compacted(
         on_progress=_logged(context.log.info),
         on_published=published.append,
     )
-    context.log.info(_in_words(outcome, dry_run=config.dry_run))
+    context.log.info(_format_outcome(outcome, dry_run=config.dry_run))
     return outcome
 
 
@@ -298,14 +298,14 @@ def _logged(log: Callable[[str], Any]) -> Callable[["Progress"], None]:
     """Progress as log events: now and then, and at the end."""
     last = [0.0]
 
-    def told(progress: "Progress") -> None:
+    def log_progress(progress: "Progress") -> None:
         if progress.seconds - last[0] < _LOG_SECONDS and progress.share < 1:
             return
         last[0] = progress.seconds
         left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
         log(f"{progress.share:.0%}: {progress.bytes_done} of {progress.bytes_total} bytes{left}")
 
-    return told
+    return log_progress
 
 
 def version_of(outcome: "CompactionOutcome") -> str:
@@ -313,7 +313,7 @@ def version_of(outcome: "CompactionOutcome") -> str:
     return outcome.record.name if outcome.record else f"e{outcome.epoch}"
 
 
-def _in_words(outcome: "CompactionOutcome", *, dry_run: bool) -> str:
+def _format_outcome(outcome: "CompactionOutcome", *, dry_run: bool) -> str:
     plan = outcome.plan
     if dry_run:
         return (
@@ -334,7 +334,7 @@ def _in_words(outcome: "CompactionOutcome", *, dry_run: bool) -> str:
     return f"merged; epoch {outcome.epoch} lists {outcome.files_after} files"
 
 
-def compaction_shown(outcome: "CompactionOutcome", seconds: float) -> dict[str, Any]:
+def compaction_metadata(outcome: "CompactionOutcome", seconds: float) -> dict[str, Any]:
     """What is shown of a compaction: forecast and outcome, numbers that Dagster plots."""
     plan = outcome.plan
     return shown.known(

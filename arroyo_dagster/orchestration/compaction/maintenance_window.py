@@ -13,7 +13,11 @@ from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.catalog.sensor import sensor_status
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
-from arroyo_dagster.orchestration.compaction.rewrite import in_words, rewrite_shown, version_of
+from arroyo_dagster.orchestration.compaction.rewrite import (
+    format_rewrite,
+    rewrite_metadata,
+    version_of,
+)
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
@@ -147,7 +151,7 @@ def build_window_job(naming: Naming) -> dg.JobDefinition:
                 context.log.error(f"{name}: {error}")
                 ends[name] = error
         context.add_output_metadata(shown.known({"jobs": shown.table(map(_row, ends.items()))}))
-        _raise_problems(ends)
+        _raise_errors(ends)
 
     @dg.job(
         name=JOB,
@@ -210,7 +214,7 @@ def _one(
         _until(options, closes),
         dry_run=config.dry_run,
     )
-    _tell(context, paths, outcome, naming, time.monotonic() - begun)
+    _observe(context, paths, outcome, naming, time.monotonic() - begun)
     return outcome
 
 
@@ -246,7 +250,7 @@ def _until(options: "WindowOptions", closes: int | None) -> "WindowOptions":
     return replace(options, closes_at_micros=closes)
 
 
-def _tell(
+def _observe(
     context: dg.OpExecutionContext,
     paths: JobPaths,
     outcome: WindowOutcome,
@@ -258,8 +262,8 @@ def _tell(
     found = outcome.rewrite
     if found is None or not found.published:
         return
-    context.log.info(f"{paths.root}: {in_words(found)}")
-    metadata = rewrite_shown(found, seconds)
+    context.log.info(f"{paths.root}: {format_rewrite(found)}")
+    metadata = rewrite_metadata(found, seconds)
     metadata["arroyo/window"] = outcome.end.value
     metadata["arroyo/downtime_seconds"] = round(outcome.downtime_seconds, 1)
     context.log_event(
@@ -284,7 +288,7 @@ def _row(item: tuple[str, Any]) -> dict[str, Any]:
     return {"job": name, "end": "not touched", "down for s": 0.0, "problem": str(end)}
 
 
-def _raise_problems(ends: dict[str, Any]) -> None:
+def _raise_errors(ends: dict[str, Any]) -> None:
     """Fail the run where something went wrong, worst first.
 
     Raises:

@@ -17,17 +17,17 @@ from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
-from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan, RewrittenPart
+from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan, RewriteShard
 from arroyo_dagster.state.planning.verify.checks import effective, row_parity
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 
 
-def is_arroyos(store: ArroyoStateStore, paths: JobPaths) -> bool:
+def is_arroyo_job(store: ArroyoStateStore, paths: JobPaths) -> bool:
     """Whether a job is Arroyo's own."""
     from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
-        is_arroyos as of_arroyo,
+        is_arroyo_job as of_arroyo,
     )
 
     return of_arroyo(store.reading(), paths)
@@ -57,11 +57,11 @@ def rewritten_events(
     """
     from arroyo_dagster.state.operations.compaction.rewrite import rewrite_job
 
-    parts: list[RewrittenPart] = []
+    parts: list[RewriteShard] = []
     published: list[RewriteOutcome] = []
 
-    def on_part(found: RewrittenPart | LeftOut, left: int) -> None:
-        if isinstance(found, RewrittenPart):
+    def on_part(found: RewriteShard | LeftOut, left: int) -> None:
+        if isinstance(found, RewriteShard):
             parts.append(found)
             merged = found.merged
             context.log.info(
@@ -74,7 +74,7 @@ def rewritten_events(
     begun = time.monotonic()
 
     def materialized(outcome: RewriteOutcome) -> "dg.MaterializeResult[Any]":
-        metadata = rewrite_shown(outcome, time.monotonic() - begun)
+        metadata = rewrite_metadata(outcome, time.monotonic() - begun)
         version = dg.DataVersion(version_of(outcome))
         return dg.MaterializeResult(asset_key=key, metadata=metadata, data_version=version)
 
@@ -104,19 +104,19 @@ def rewritten_events(
     except BaseException:  # an interrupt
         yield from map(materialized, published)
         raise
-    context.log.info(in_words(outcome, dry_run=dry_run))
+    context.log.info(format_rewrite(outcome, dry_run=dry_run))
     if outcome.plan.tables and outcome.plan.why_not is not None and not dry_run:
         raise _not_now(paths, asked, outcome)
     if outcome.published:
         yield materialized(outcome)
     if outcome.parts:
         verdict = row_parity(outcome.parts)
-        yield check_result(verdict, checks[0], key, metadata=plan_shown(outcome.plan))
+        yield check_result(verdict, checks[0], key, metadata=plan_metadata(outcome.plan))
         verdict = effective(outcome.plan, outcome.after if outcome.published else None)
         warn, kept = dg.AssetCheckSeverity.WARN, not verdict.findings
         yield check_result(verdict, checks[1], key, severity=warn, passed=kept)
     else:  # nothing was made: what would be is seen on the asset all the same
-        metadata = plan_shown(outcome.plan)
+        metadata = plan_metadata(outcome.plan)
         yield dg.AssetObservation(key, partition=str(paths.root), metadata=metadata)
 
 
@@ -154,7 +154,7 @@ def _not_now(paths: JobPaths, asked: "JobDirectory", outcome: RewriteOutcome) ->
         condition=plan.condition.value,
         next_step=step,
     )
-    return failure_of(error, plan_shown(plan))
+    return failure_of(error, plan_metadata(plan))
 
 
 def version_of(outcome: RewriteOutcome) -> str:
@@ -163,7 +163,7 @@ def version_of(outcome: RewriteOutcome) -> str:
     return f"e{outcome.plan.epoch}" if record is None else record.name.removesuffix(".json")
 
 
-def in_words(outcome: RewriteOutcome, *, dry_run: bool = False) -> str:
+def format_rewrite(outcome: RewriteOutcome, *, dry_run: bool = False) -> str:
     """One sentence for the log."""
     plan = outcome.plan
     if not plan.tables:
@@ -184,7 +184,7 @@ def in_words(outcome: RewriteOutcome, *, dry_run: bool = False) -> str:
     return f"dry run: {forecast}" if dry_run else f"nothing could be rewritten: {forecast}"
 
 
-def plan_shown(plan: RewritePlan) -> dict[str, Any]:
+def plan_metadata(plan: RewritePlan) -> dict[str, Any]:
     """What would be done, and why the rest is not, for the UI."""
     return shown.known(
         {
@@ -214,7 +214,7 @@ def plan_shown(plan: RewritePlan) -> dict[str, Any]:
     )
 
 
-def rewrite_shown(outcome: RewriteOutcome, seconds: float) -> dict[str, Any]:
+def rewrite_metadata(outcome: RewriteOutcome, seconds: float) -> dict[str, Any]:
     """What was done, for the UI."""
     plan, after = outcome.plan, outcome.after
     return shown.known(

@@ -149,7 +149,7 @@ def observe_states(
             if key in context.selected_asset_keys and has_changed(context.instance, key, summary):
                 yield dg.MaterializeResult(
                     asset_key=key,
-                    metadata=summary_shown(summary),
+                    metadata=summary_metadata(summary),
                     data_version=dg.DataVersion(summary.version),
                 )
             for check in context.selected_asset_check_keys:
@@ -233,7 +233,7 @@ def has_changed(instance: dg.DagsterInstance, key: dg.AssetKey, summary: "StateS
     return told is None or (told.tags or {}).get(shown.DATA_VERSION) != summary.version
 
 
-def summary_shown(summary: "StateSummary") -> dict[str, Any]:
+def summary_metadata(summary: "StateSummary") -> dict[str, Any]:
     """A state at a glance, as metadata; what is not known is left out."""
     ttl = summary.state.ttl_ms
     return shown.known(
@@ -301,7 +301,7 @@ class StatesReport:
                     key,
                     description=f"epoch {summary.epoch} of {state.owner}",
                     tags={shown.DATA_VERSION: summary.version},
-                    metadata=summary_shown(summary),
+                    metadata=summary_metadata(summary),
                 )
 
 

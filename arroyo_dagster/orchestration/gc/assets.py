@@ -206,7 +206,7 @@ def _collection_events(
     except (ProtocolError, FormatError, NotFoundError) as error:
         yield _refused(error, plan_key)
         raise
-    yield from _shown_plan(plan, plan_key)
+    yield from _plan_metadata(plan, plan_key)
     if key in context.selected_asset_keys and plan.objects and _may_delete(config, plan, context):
         yield from _collected_events(paths, config, asked, plan, store, runner, context, key)
 
@@ -257,7 +257,7 @@ def _collected_events(
         for finished in done:
             yield from result_events(finished)
         raise
-    context.log.info(gc_shown.in_words(outcome))
+    context.log.info(gc_shown.format_outcome(outcome))
     yield from result_events(outcome)
 
 
@@ -272,7 +272,7 @@ def _refused(error: ArroyoStateError, key: dg.AssetKey) -> dg.AssetCheckResult:
     )
 
 
-def _shown_plan(plan: "GcPlan", key: dg.AssetKey) -> Iterator[Any]:
+def _plan_metadata(plan: "GcPlan", key: dg.AssetKey) -> Iterator[Any]:
     """The plan as an asset, if there is something in it, and the check of its proof."""
     if plan.objects:
         yield dg.MaterializeResult(
@@ -280,14 +280,14 @@ def _shown_plan(plan: "GcPlan", key: dg.AssetKey) -> Iterator[Any]:
             metadata=gc_shown.plan_metadata(plan),
             data_version=dg.DataVersion(plan.digest),
         )
-    verdict = Verdict(looked_at=len(plan.proof.roots), findings=())
+    verdict = Verdict(inspected=len(plan.proof.roots), findings=())
     yield check_result(verdict, PROVED, key, metadata=gc_shown.proof_metadata(plan))
 
 
 def _may_delete(config: CollectConfig, plan: "GcPlan", context: dg.AssetExecutionContext) -> bool:
     """Whether this run deletes: configured for it, and approved where approval is asked for."""
     if config.dry_run:
-        context.log.info(f"dry run: {gc_shown.plan_in_words(plan)}")
+        context.log.info(f"dry run: {gc_shown.format_plan(plan)}")
         return False
     if config.approved_plan is not None and config.approved_plan != plan.digest:
         raise dg.Failure(
@@ -297,7 +297,7 @@ def _may_delete(config: CollectConfig, plan: "GcPlan", context: dg.AssetExecutio
         )
     if config.needs_approval and config.approved_plan is None:
         context.log.info(
-            f"waits for approval: {gc_shown.plan_in_words(plan)}; run it again with "
+            f"waits for approval: {gc_shown.format_plan(plan)}; run it again with "
             f"approved_plan: {plan.digest}"
         )
         return False
@@ -370,7 +370,7 @@ def dead_jobs_backlog(store: ArroyoStateStore) -> Mapping[str, int]:
     def check(paths: "JobPaths") -> None:
         head = newest_root(reading, paths)
         others = [answer for other, answer in known.items() if other != paths]
-        why_dead(paths, known[paths], others, ours=head is not None and head.ours)
+        why_dead(paths, known[paths], others, managed=head is not None and head.managed)
 
     return _allowed(jobs, check)
 

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.operations.gc.journal import Entry, Run
 
 
-def plan_in_words(plan: GcPlan) -> str:
+def format_plan(plan: GcPlan) -> str:
     """One line for the log of a run."""
     epochs = f"{len(plan.epochs)} epochs, " if plan.kind is PlanKind.EXPIRE else ""
     return f"{epochs}{plan.objects} objects, {plan.size_bytes} bytes would go; plan {plan.digest}"
 
 
-def in_words(outcome: "GcOutcome") -> str:
+def format_outcome(outcome: "GcOutcome") -> str:
     """One line for the log of a run."""
     aside = f", moved aside to {outcome.quarantine}" if outcome.quarantine else ""
     return f"{outcome.deleted} objects, {outcome.size_bytes} bytes went{aside}"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _ASK_AGAIN_SECONDS = 0.5
-_LOOK_SECONDS = 0.2
+_STOP_POLL_SECONDS = 0.2
 OnServiceEpoch = Callable[[Pipeline, Checkpoint], None]
 
 
@@ -118,7 +118,7 @@ class _Together:
         self._between = between
         self._asked = stop
         self._on_epoch = on_epoch
-        self._told = threading.Lock()
+        self._noting = threading.Lock()
         self._application = uuid.uuid4().hex
 
     def in_turn(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
@@ -161,8 +161,8 @@ class _Together:
                 one.paths.root: pool.submit(self._run, one) for one in pipelines
             }
             going = set(runs.values())
-            while going and not self._asked() and _lands(staging):
-                done, going = wait(going, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
+            while going and not self._asked() and _is_staging(staging):
+                done, going = wait(going, timeout=_STOP_POLL_SECONDS, return_when=FIRST_EXCEPTION)
                 if any(run.exception() is not None for run in done):
                     break
             self._stop([one for one in pipelines if runs[one.paths.root] in going], runs)
@@ -192,14 +192,14 @@ class _Together:
             max_epochs=self._options.max_epochs,
             follow=self._follow,
             adopt=self._options.adopt,
-            on_epoch=lambda checkpoint: self._tell(pipeline, checkpoint),
+            on_epoch=lambda checkpoint: self._note_epoch(pipeline, checkpoint),
             application=self._application,
         )
         with contextlib.closing(run.job):
             return run.run(self._session, self._options.interval_seconds)
 
-    def _tell(self, pipeline: Pipeline, checkpoint: Checkpoint) -> None:
-        with self._told:
+    def _note_epoch(self, pipeline: Pipeline, checkpoint: Checkpoint) -> None:
+        with self._noting:
             for source in self._between:
                 source.note(pipeline.job, checkpoint)
             if self._topics is not None:
@@ -208,7 +208,7 @@ class _Together:
                 self._on_epoch(pipeline, checkpoint)
 
 
-def _lands(staging: Sequence[StreamingQuery]) -> bool:
+def _is_staging(staging: Sequence[StreamingQuery]) -> bool:
     return all(query.isActive for query in staging)
 
 

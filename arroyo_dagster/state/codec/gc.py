@@ -9,12 +9,12 @@ from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.records import decode_json, encode_json
 from arroyo_dagster.state.model.garbage import (
     GcPlan,
+    JobPins,
     Moved,
     Pin,
     PlanKind,
     Proof,
     Quarantined,
-    Retained,
     Root,
 )
 from arroyo_dagster.state.model.ids import (
@@ -29,11 +29,11 @@ from arroyo_dagster.state.model.objects import Packed, Stored
 VERSION = 1
 
 
-def encode_retained(retained: Retained) -> bytes:
+def encode_pins(job_pins: JobPins) -> bytes:
     """What stays besides the newest epochs."""
     return encode_json(
         {
-            "version": retained.version,
+            "version": job_pins.version,
             "pins": [
                 {
                     "epoch": pin.epoch,
@@ -42,18 +42,18 @@ def encode_retained(retained: Retained) -> bytes:
                     "reason": pin.reason,
                     "released": pin.released,
                 }
-                for pin in retained.pins
+                for pin in job_pins.pins
             ],
-            "quarantines": list(retained.quarantines),
-            "rewrites": list(retained.rewrites),
+            "quarantines": list(job_pins.quarantines),
+            "rewrites": list(job_pins.rewrites),
         }
     )
 
 
-def decode_retained(data: bytes, path: str) -> Retained:
-    """Read `retained.json`. Raises FormatError: it is none, or of a later release."""
+def decode_pins(data: bytes, path: str) -> JobPins:
+    """Read `job_pins.json`. Raises FormatError: it is none, or of a later release."""
     with known_fields(data, path) as fields:
-        return Retained(
+        return JobPins(
             pins=tuple(
                 Pin(
                     epoch=Epoch(number_of(pin["epoch"])),
@@ -101,7 +101,7 @@ def moved_from_json(fields: Mapping[str, Any]) -> Iterable[Moved]:
 
 
 def decode_quarantined(data: bytes, path: str, name: str) -> Quarantined:
-    """Read what the index of a quarantine says that must stay. Errors as `decode_retained`."""
+    """Read what the index of a quarantine says that must stay. Errors as `decode_pins`."""
     with known_fields(data, path) as fields:
         return Quarantined(
             name=name,

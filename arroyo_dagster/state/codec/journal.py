@@ -127,7 +127,7 @@ def _opened(data: bytes, path: str) -> pq.ParquetFile:
     schema = plain.schema_arrow
     version = (schema.metadata or {}).get(b"version", b"").decode(errors="replace")
     if version != VERSION or not schema.equals(SCHEMA):
-        raise _not_ours(version, path)
+        raise _other_version(version, path)
     # The JSON objects of a run stand in each of its rows: they are held once.
     return pq.ParquetFile(
         pa.BufferReader(data), page_checksum_verification=True, read_dictionary=_REPEATED
@@ -140,11 +140,11 @@ def _rows(file: pq.ParquetFile, path: str) -> Iterator[tuple[Any, ...]]:
         if any(nulls[name] for name in _REPEATED) or not (
             nulls["path"] == nulls["at_micros"] == nulls["outcome"]
         ):
-            raise _not_ours(VERSION, path)
+            raise _other_version(VERSION, path)
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _not_ours(version: str, path: str) -> FormatError:
+def _other_version(version: str, path: str) -> FormatError:
     return FormatError(
         f"not a part of the journal of version {VERSION!r}, but of {version!r}",
         path=path,

@@ -47,7 +47,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartSeal:
+class BatchSeal:
     """One batch as `end.json` lists it.
 
     Attributes:
@@ -81,10 +81,10 @@ def encode_batch(at_micros: int, lines: Sequence[Sequence[object]], previous: st
     return encode_json(fields if previous is None else {**fields, PREVIOUS: previous})
 
 
-def seal_of(number: int, lines: Sequence[Sequence[Any]], data: bytes) -> PartSeal:
+def seal_of(number: int, lines: Sequence[Sequence[Any]], data: bytes) -> BatchSeal:
     """What `end.json` is to say of a batch."""
     paths = [str(line[0]) for line in lines]
-    return PartSeal(
+    return BatchSeal(
         number=number,
         objects=len(paths),
         first=min(paths, default=""),
@@ -93,13 +93,13 @@ def seal_of(number: int, lines: Sequence[Sequence[Any]], data: bytes) -> PartSea
     )
 
 
-def seals_to_json(seals: Iterable[PartSeal], previous: str) -> dict[str, object]:
+def seals_to_json(seals: Iterable[BatchSeal], previous: str) -> dict[str, object]:
     """The fields of `end.json` that seal the run."""
     listed = [[one.number, one.objects, one.first, one.last, one.digest] for one in seals]
     return {PREVIOUS: previous, PARTS: listed}
 
 
-def decode_end(data: bytes, path: str) -> tuple[str, tuple[PartSeal, ...]] | None:
+def decode_end(data: bytes, path: str) -> tuple[str, tuple[BatchSeal, ...]] | None:
     """The digest that `end.json` holds and the batches it lists; None if it has no digests.
 
     Raises:
@@ -112,9 +112,9 @@ def decode_end(data: bytes, path: str) -> tuple[str, tuple[PartSeal, ...]] | Non
         return str(fields[PREVIOUS]), seals
 
 
-def _seal_from_json(number: object, objects: object, *texts: object) -> PartSeal:
+def _seal_from_json(number: object, objects: object, *texts: object) -> BatchSeal:
     first, last, digest = map(str, texts)
-    return PartSeal(
+    return BatchSeal(
         number=number_of(number),
         objects=number_of(objects),
         first=first,

@@ -40,7 +40,7 @@ _VERSION = b"version"
 _BOUNDED = {KEY_HASH_COLUMN: 2**64 - 1, TIMESTAMP_COLUMN: -1}
 _RAW = ("min_raw", "max_raw")
 _BUFFER_BYTES = 1 << 16
-_PIECE_BYTES = 1 << 22
+_CHUNK_BYTES = 1 << 22
 BATCH_ROWS = 1024
 """How many rows Arroyo's reader puts into a record batch."""
 _SAMPLE_ROWS = 1 << 14
@@ -373,7 +373,7 @@ def rows_at_once(footer: pq.FileMetaData, most: int, group: int | None = None) -
     groups = _groups(footer) if group is None else [footer.row_group(group)]
     sizes = (one.total_byte_size // max(1, one.num_rows) for one in groups)
     widest = max(sizes, default=0)
-    return min(most, max(1, _PIECE_BYTES // max(1, widest) // BATCH_ROWS) * BATCH_ROWS)
+    return min(most, max(1, _CHUNK_BYTES // max(1, widest) // BATCH_ROWS) * BATCH_ROWS)
 
 
 def _groups(footer: pq.FileMetaData) -> list[pq.RowGroupMetaData]:

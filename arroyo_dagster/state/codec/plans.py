@@ -20,7 +20,7 @@ def plan_to_json(plan: CompactionPlan | RewritePlan | RollbackPlan) -> dict[str,
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in _shown(value)}
+        return {field.name: _plain(getattr(value, field.name)) for field in _fields(value)}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -32,5 +32,5 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _shown(value: Any) -> list[dataclasses.Field[Any]]:
+def _fields(value: Any) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(value) if not isinstance(getattr(value, f.name), bytes)]

@@ -39,7 +39,7 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.model.types import Type, from_json, to_json
 
-_SHOWN = 200
+_MAX_VALUE_CHARS = 200
 """How many characters of a wrong value an error shows."""
 
 
@@ -418,4 +418,4 @@ def _is_unicode(text: str) -> bool:
 
 def _shortened(value: object) -> str:
     text = ascii(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"

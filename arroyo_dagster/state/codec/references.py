@@ -51,7 +51,7 @@ def _of_manifest(message: pb.CheckpointManifest) -> References:
         if message.HasField("parent_checkpoint_ref")
         else None,
         operators=tuple(_named(operator) for operator in message.operators),
-        ours=message.HasField("progress"),
+        managed=message.HasField("progress"),
         rolled_back_to=_rolled_back_to(message.progress),
         files=_checked(message.operators),
     )

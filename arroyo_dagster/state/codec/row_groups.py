@@ -103,7 +103,7 @@ class DataFile:
             pre_buffer=self._threads,
         )
 
-    def pieces(self, columns: Sequence[int], group: int, most: int) -> Iterator[pa.Table]:
+    def slices(self, columns: Sequence[int], group: int, most: int) -> Iterator[pa.Table]:
         """Read columns of one row group, up to `most` rows at a time, fewer where they are large.
 
         Each piece but the last has a multiple of 1024 rows; of the file no more than some pages of

@@ -403,7 +403,7 @@ class ParquetBackend(BackendReader):
         """
         self._protocol_only()
         ref = self.paths.manifest(manifest.worker_generation, manifest.epoch)
-        self._check_ours(manifest)
+        self._check_own_manifest(manifest)
         self.check_fence()
         self._create_once(ref, metadata.encode_manifest(manifest))
         ready = self._asked(lambda facts: recovery.parent_ready(self.paths, manifest, facts))
@@ -428,7 +428,7 @@ class ParquetBackend(BackendReader):
                     f"epoch {manifest.epoch} belongs to another checkpoint",
                     job=self.paths.job,
                     owner=owner.checkpoint_ref,
-                    ours=ref,
+                    managed=ref,
                     # An older run published just before it was fenced: starting anew goes on
                     # from its epoch. A newer owner goes on by itself.
                     retryable=owner.worker_generation < manifest.worker_generation,
@@ -442,7 +442,7 @@ class ParquetBackend(BackendReader):
         self._written = manifest.epoch
         return Published(ref, manifest)
 
-    def _check_ours(self, manifest: Manifest) -> None:
+    def _check_own_manifest(self, manifest: Manifest) -> None:
         expected = (self._pipeline, self.paths.job, self._writer)
         if (manifest.pipeline, manifest.job, manifest.worker_generation) != expected:
             raise InputError(

@@ -27,8 +27,8 @@ from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.garbage import (
     EpochRoot,
     ExpirePlan,
+    JobPins,
     Quarantined,
-    Retained,
     Roots,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -53,7 +53,7 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 DELETE_BATCH = 1000
-_LOOK_MICROS = int(IN_FLIGHT_GRACE_SECONDS * 1e6) // 2
+_PINS_TTL_MICROS = int(IN_FLIGHT_GRACE_SECONDS * 1e6) // 2
 """For so long what stays is known. Whoever pins waits twice as long for what is on its way."""
 
 _Found = Mapping[Epoch, EpochRoot | ArroyoStateError]
@@ -96,10 +96,10 @@ class JobExpiry:
 
     # ---- planning --------------------------------------------------------------------------------
 
-    def _planned(self, min_epoch: Epoch) -> tuple[ExpirePlan, Retained]:
+    def _planned(self, min_epoch: Epoch) -> tuple[ExpirePlan, JobPins]:
         """The plan, and what it knows to stay besides the newest epochs."""
-        retained, quarantined = self._retained_in_full()
-        roots = self._roots(min_epoch, retained, quarantined)
+        job_pins, quarantined = self._pins_in_full()
+        roots = self._roots(min_epoch, job_pins, quarantined)
         if roots is None:
             raise ProtocolError(
                 "min_epoch is newer than the newest checkpoint",
@@ -108,20 +108,20 @@ class JobExpiry:
                 newest=None,
             )
         partly = CheckpointState.PARTIALLY_COLLECTED
-        if not retained.pinned <= {one.epoch for one in roots.epochs if one.state is not partly}:
+        if not job_pins.pinned <= {one.epoch for one in roots.epochs if one.state is not partly}:
             # One is on its way back: what it lists is not known, so nothing goes.
-            return ExpirePlan(keep_from=roots.epochs[-1].epoch), retained
-        return plan_own_expiry(roots, min_epoch), retained
+            return ExpirePlan(keep_from=roots.epochs[-1].epoch), job_pins
+        return plan_own_expiry(roots, min_epoch), job_pins
 
     def _roots(
-        self, min_epoch: Epoch, retained: Retained, quarantined: tuple[Quarantined, ...]
+        self, min_epoch: Epoch, job_pins: JobPins, quarantined: tuple[Quarantined, ...]
     ) -> Roots | None:
         """Every epoch, and what else stays; None if there is no epoch.
 
         Raises:
             NotFoundError, FormatError, ProtocolError: an epoch that was not rolled back is damaged.
         """
-        named = {*retained.pinned, *(() if self.written is None else (self.written,))}
+        named = {*job_pins.pinned, *(() if self.written is None else (self.written,))}
         epochs = self.reader.every_epoch(named)
         while epochs:
             found = dict(zip(epochs, concurrently(self._epoch, epochs), strict=True))
@@ -137,7 +137,7 @@ class JobExpiry:
             paths=self._paths,
             worker_generation=None,
             epochs=self._marked(found, left),
-            retained=retained,
+            job_pins=job_pins,
             quarantined=quarantined,
         )
         problems = {n: one for n, one in found.items() if isinstance(one, ArroyoStateError)}
@@ -171,20 +171,20 @@ class JobExpiry:
             return problems
         newest = roots.head.epoch
         keep_from = oldest_staying(roots, retention_since(newest, min_epoch), newest=newest)
-        pinned = roots.retained.pinned
+        pinned = roots.job_pins.pinned
         goes = [n for n in problems if n < keep_from and n not in pinned]
         there = dict(zip(goes, concurrently(self.reader.exists, goes), strict=True))
         return {n: error for n, error in problems.items() if there.get(n, True)}
 
-    def _retained_in_full(self) -> tuple[Retained, tuple[Quarantined, ...]]:
+    def _pins_in_full(self) -> tuple[JobPins, tuple[Quarantined, ...]]:
         """What stays besides the newest epochs, and what epochs in quarantine need of the rest."""
-        retained = self.reader.retained()
+        job_pins = self.reader.job_pins()
         while True:
             try:
-                return retained, tuple(map(self._quarantined, retained.quarantines))
+                return job_pins, tuple(map(self._quarantined, job_pins.quarantines))
             except NotFoundError:
-                before, retained = retained, self.reader.retained()
-                if retained == before:
+                before, job_pins = job_pins, self.reader.job_pins()
+                if job_pins == before:
                     raise  # else somebody else has purged a quarantine meanwhile
 
     def _quarantined(self, name: str) -> Quarantined:
@@ -268,7 +268,7 @@ class JobExpiry:
 
     # ---- executing -------------------------------------------------------------------------------
 
-    def _executed(self, plan: ExpirePlan, known: Retained) -> bool:
+    def _executed(self, plan: ExpirePlan, known: JobPins) -> bool:
         """Delete what a plan says, each step complete before the next; False: it is out of date.
 
         What was pinned or moved aside meanwhile stays: that is looked at before the first request
@@ -285,10 +285,10 @@ class JobExpiry:
             # By two clocks: one of them may be set back.
             now = self.clock(), own_clock()
             if looked is None or not all(
-                0 <= here - then < _LOOK_MICROS for here, then in zip(now, looked, strict=True)
+                0 <= here - then < _PINS_TTL_MICROS for here, then in zip(now, looked, strict=True)
             ):
                 looked = now
-                if self.reader.retained() != known:
+                if self.reader.job_pins() != known:
                     return False
             delete_all(self.reader.store, batch)
         if self._legacy and plan.epochs:

@@ -289,7 +289,7 @@ class _Renewal:
         for _ in range(_ATTEMPTS):
             try:
                 self._stop()
-                _give_back(self._store, self._asked)
+                _release(self._store, self._asked)
                 break
             except Exception:
                 raise
@@ -389,7 +389,7 @@ def _acquire(store: ObjectStore, asked: _Asked) -> Lease:
                 _name(store, mine, tokens)
                 return mine
         except ArroyoStateError:
-            _give_back(store, asked)
+            _release(store, asked)
             raise
         if named < mine.token:
             first = read_record(store, path)
@@ -408,7 +408,7 @@ def _name(store: ObjectStore, mine: Lease, older: Iterable[int]) -> None:
     store.delete_many([_path_of(mine.directory, token) for token in gone])
 
 
-def _give_back(store: ObjectStore, asked: _Asked) -> None:
+def _release(store: ObjectStore, asked: _Asked) -> None:
     mine = asked.mine
     if mine is None:
         return
@@ -465,7 +465,7 @@ def _encoded(mine: Lease, expires_at_micros: int) -> bytes:
 
 def _check_free(store: ObjectStore, path: StatePath, asked: _Asked) -> None:
     held = read_record(store, path)
-    if held is None or held.given_back:
+    if held is None or held.released:
         return  # whoever came after it may have removed it; creating ours will tell
     if held.nonce == asked.nonce:
         return  # this acquisition wrote it, under a number that was another lease's before

@@ -33,7 +33,7 @@ from arroyo_dagster.state.model.checkpoints import (
     OperatorCheckpoint,
 )
 from arroyo_dagster.state.model.compaction import CompactionRecord
-from arroyo_dagster.state.model.garbage import Retained
+from arroyo_dagster.state.model.garbage import JobPins
 from arroyo_dagster.state.model.ids import (
     Epoch,
     OperatorId,
@@ -149,8 +149,8 @@ class BackendReader:
         }
         refs.update(self._hinted(max(numbers, default=WorkerGeneration(0))))
         found = {ref: parse_manifest_path(ref) for ref in sorted(refs)}
-        ours = {r: one.epoch for r, one in found.items() if one and one.paths == self.paths}
-        there = zip(ours.values(), concurrently(self.store.head, list(ours)), strict=True)
+        managed = {r: one.epoch for r, one in found.items() if one and one.paths == self.paths}
+        there = zip(managed.values(), concurrently(self.store.head, list(managed)), strict=True)
         return max((newest, *(epoch for epoch, info in there if info is not None)))
 
     def _hinted(self, listed: WorkerGeneration) -> Iterator[StatePath]:
@@ -224,7 +224,7 @@ class BackendReader:
         if self.paths.layout is Layout.PROTOCOL:
             found, gone = self.load_checkpoint_metadata(epoch), []
         else:
-            head, operators = self._legacy_parts(epoch, whole=False)
+            head, operators = self._legacy_objects(epoch, whole=False)
             gone = [path for path, operator in operators.items() if operator is None]
             found = self._as_legacy(head, operators.values())
         if found.state is CheckpointState.COMMITTING:
@@ -270,10 +270,10 @@ class BackendReader:
         return replace(as_checkpoint(manifest, ref, standing.state), record_version=strange)
 
     def _load_legacy(self, epoch: Epoch, *, whole: bool = True) -> Checkpoint:
-        head, operators = self._legacy_parts(epoch, whole=whole)
+        head, operators = self._legacy_objects(epoch, whole=whole)
         return self._as_legacy(head, operators.values())
 
-    def _legacy_parts(
+    def _legacy_objects(
         self, epoch: Epoch, *, whole: bool
     ) -> tuple[LegacyCheckpoint, dict[StatePath, OperatorCheckpoint | None]]:
         """The object that makes the epoch exist, and its operators' by path, None = gone."""
@@ -331,18 +331,18 @@ class BackendReader:
             for name, files in operator.tables.items()
             for path in dict.fromkeys(files.paths)
         ]
-        problems = [p for p in concurrently(lambda at: self._problem(*at), listed) if p]
+        problems = [p for p in concurrently(lambda at: self._file_error(*at), listed) if p]
         if problems:
             facts: dict[str, Any] = {"job": self.paths.job, "epoch": epoch} | problems[0].facts
             raise FormatError(
                 f"epoch {epoch} cannot be restored: {len(problems)} of {len(listed)} data files "
                 f"are missing or broken; the first: {problems[0].message}",
-                next_step=bring_back_or_go_back(self.paths, checkpoint, "file"),
+                next_step=restore_or_roll_back(self.paths, checkpoint, "file"),
                 **facts,
             ) from problems[0]
         return checkpoint
 
-    def _problem(
+    def _file_error(
         self, operator: OperatorCheckpoint, name: TableName, path: StatePath
     ) -> NotFoundError | FormatError | None:
         try:
@@ -382,8 +382,8 @@ class BackendReader:
         if record is None or (record.pipeline, record.job) != (self.paths.pipeline, self.paths.job):
             return None
         touched = [p for one in record.merged for p in (*one.input_paths, *one.output_paths)]
-        ours = all(map(self.paths.contains, touched))
-        return record if ours else None
+        managed = all(map(self.paths.contains, touched))
+        return record if managed else None
 
     def next_restore(
         self,
@@ -412,13 +412,13 @@ class BackendReader:
             job=head.job, epoch=head.epoch, finish_time_micros=head.finish_time_micros
         )
 
-    def retained(self) -> Retained:
+    def job_pins(self) -> JobPins:
         """What stays besides the newest epochs: pins, and what lies in quarantine.
 
         Raises:
             FormatError: it does not decode; nothing may be deleted then.
         """
-        return self.objects.optional(self.paths.retained, collecting.decode_retained) or Retained()
+        return self.objects.optional(self.paths.job_pins, collecting.decode_pins) or JobPins()
 
     # ---- plumbing --------------------------------------------------------------------------------
 
@@ -438,7 +438,7 @@ def _beside(epochs: Collection[Epoch]) -> set[Epoch]:
     return {Epoch(number) for number in found if number not in epochs}
 
 
-def bring_back_or_go_back(paths: JobPaths, checkpoint: Checkpoint, what: str) -> str:
+def restore_or_roll_back(paths: JobPaths, checkpoint: Checkpoint, what: str) -> str:
     """What to do about an epoch of which something is missing or broken."""
     if checkpoint.progress is None:
         return f"restore another epoch, or bring the {what} back"

@@ -15,7 +15,7 @@ from arroyo_dagster.state.model.garbage import PathsDigest
 from arroyo_dagster.state.model.ids import StatePath
 
 _FOLDED = re.compile(r"[a-z0-9_\-<>=/]*")
-_OURS = re.compile(
+_OWN_NAMES = re.compile(
     r"table-.*-\d+(-.*)?|operator-.*-\d+\.metadata|epoch-\d+\.record|metadata|committed\.json"
     r"|(checkpoint-manifest\.pb|generation-manifest\.json|current-generation\.json)",
     re.DOTALL,
@@ -49,7 +49,7 @@ def second_names(foreign: Iterable[StatePath], root: StatePath) -> dict[str, Sta
         below = path.removeprefix(f"{root}/")
         for text in (below, unquote(below)):  # one that cannot be addressed is shown as stored
             folded = fold_numbers(text)
-            if _OURS.fullmatch(folded.rpartition("/")[2]):
+            if _OWN_NAMES.fullmatch(folded.rpartition("/")[2]):
                 found.setdefault(folded, path)
     return found
 

@@ -65,7 +65,7 @@ class References:
     needs_commit: bool = False
     parent_ref: StatePath | None = None
     operators: tuple[tuple[OperatorId, int], ...] = ()
-    ours: bool = False
+    managed: bool = False
     rolled_back_to: Epoch | None = None
     files: tuple[StatePath, ...] = ()
 
@@ -122,7 +122,7 @@ class EpochRoot:
     finish_time_micros: int
     needs_commit: bool
     operators: tuple[tuple[OperatorId, int], ...]
-    ours: bool
+    managed: bool
     files: Packed
     outside: StatePath | None = None
     gone: tuple[StatePath, ...] = ()
@@ -196,7 +196,7 @@ class UndeletePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retained:
+class JobPins:
     """What stays besides the newest epochs, known by its name: no listing is needed for it.
 
     Attributes:
@@ -245,7 +245,7 @@ class Roots:
     epochs: tuple[EpochRoot, ...]
     attempts: tuple[EpochRoot, ...] = ()
     compactions: Mapping[StatePath, Packed] = field(default_factory=dict)
-    retained: Retained = field(default_factory=Retained)
+    job_pins: JobPins = field(default_factory=JobPins)
     quarantined: tuple[Quarantined, ...] = ()
     generations: tuple[WorkerGeneration, ...] = ()
     more: tuple[Root, ...] = ()
@@ -267,8 +267,8 @@ class Roots:
         )
 
     @property
-    def ours(self) -> bool:
-        return self.head.ours
+    def managed(self) -> bool:
+        return self.head.managed
 
     @property
     def read(self) -> tuple[Root, ...]:

@@ -21,7 +21,7 @@ OUR_DIRECTORY = "_arroyo_dagster"
 
 _MAX_PATH_BYTES = 1024
 _MAX_DECODINGS = 8
-_MAX_SHOWN = 200
+_MAX_QUOTED_CHARS = 200
 _PLAIN = re.compile(r"[\w\-=<>][\w\-=<>.]*(?:/[\w\-=<>][\w\-=<>.]*)*", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 
@@ -46,11 +46,11 @@ class StatePath(str):
     def __new__(cls, text: str) -> StatePath:
         if type(text) is cls:
             return text
-        problem = path_problem(text)
+        problem = path_error(text)
         if problem is not None:
             raise InputError(
                 f"not a path below the checkpoint URL: {problem}",
-                path=text if len(text) <= _MAX_PATH_BYTES else f"{text[:_MAX_SHOWN]}…",
+                path=text if len(text) <= _MAX_PATH_BYTES else f"{text[:_MAX_QUOTED_CHARS]}…",
                 next_step="check the metadata that holds this path; nothing was read or written",
             )
         return super().__new__(cls, text)
@@ -73,7 +73,7 @@ class StatePath(str):
         return StatePath(head) if head else None
 
 
-def path_problem(text: str) -> str | None:
+def path_error(text: str) -> str | None:
     """Say what makes `text` unusable as a path below the checkpoint URL; None when nothing does."""
     if _PLAIN.fullmatch(text) and len(text) <= _MAX_PATH_BYTES:
         return None  # nearly every path there is
@@ -90,10 +90,10 @@ def path_problem(text: str) -> str | None:
     for segment in text.split("/"):
         if segment in ("", ".", ".."):
             return f"it has the segment {segment!r}"
-    return _encoded_problem(text) if "%" in text else None
+    return _encoding_error(text) if "%" in text else None
 
 
-def _encoded_problem(text: str) -> str | None:
+def _encoding_error(text: str) -> str | None:
     """What a reader would meet that decodes percent signs, which metadata never holds encoded."""
     decoded = text
     for _ in range(_MAX_DECODINGS):

@@ -126,7 +126,7 @@ class JobFacts:
     ignore_state_before_epoch: Epoch | None = None
 
     @property
-    def tells_state(self) -> bool:
+    def knows_state(self) -> bool:
         """Whether the source knows what the job is doing, even in a word nobody here knows."""
         return self.condition is not JobCondition.UNKNOWN or self.state is not None
 
@@ -150,7 +150,7 @@ class Absence(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceWord:
+class SourceAnswer:
     """What one source answered about one job: facts, that it has no such job, or a problem."""
 
     source: str
@@ -186,7 +186,7 @@ class JobAnswer:
 
     paths: JobPaths
     facts: JobFacts
-    words: tuple[SourceWord, ...] = ()
+    words: tuple[SourceAnswer, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
 
     @property
@@ -202,7 +202,7 @@ class JobAnswer:
         return "; ".join(_why(word) for word in self.words) or "nobody was asked"
 
 
-def _why(word: SourceWord) -> str:
+def _why(word: SourceAnswer) -> str:
     if word.problem is not None:
         return f"{word.source}: {word.problem.message}"
     if word.absence is not None:
@@ -217,11 +217,11 @@ _SHARED = ("pipeline", "name", "checkpoint_interval_micros", "preview", "state_u
 _COMPARED = ("pipeline", "name", "condition", "run_id", "newest_ready_epoch")
 
 
-def merge_words(paths: JobPaths, words: Sequence[SourceWord]) -> JobAnswer:
+def merge_answers(paths: JobPaths, words: Sequence[SourceAnswer]) -> JobAnswer:
     """Put together what the sources say of the job at `paths`, the first one first."""
     said = [word.facts for word in words if word.facts is not None]
     # A state that is not understood still counts: an older source must not overrule it.
-    base = next((one for one in said if one.tells_state), None)
+    base = next((one for one in said if one.knows_state), None)
     facts = JobFacts(job=paths.job) if base is None else base
     changes: dict[str, Any] = {name: _first(said, name) for name in _SHARED}
     changes["pipeline"] = changes["pipeline"] or paths.pipeline

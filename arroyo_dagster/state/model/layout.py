@@ -85,76 +85,76 @@ class JobPaths:
     # ---- ours, in both layouts -------------------------------------------------------------------
 
     @cached_property
-    def ours(self) -> StatePath:
+    def maintenance(self) -> StatePath:
         """The directory of what is ours alone; Arroyo never looks there."""
         return self.root / OUR_DIRECTORY
 
     @cached_property
     def stop_request(self) -> StatePath:
         """Written by whoever wants the job to stop with a checkpoint, removed by the job."""
-        return self.ours / "stop-request.json"
+        return self.maintenance / "stop-request.json"
 
     @cached_property
     def compactions(self) -> StatePath:
         """Compaction records that wait for the job's writer."""
-        return self.ours / "compactions"
+        return self.maintenance / "compactions"
 
     def topic(self, topic: str) -> StatePath:
         """Records that an SDF service puts out for other services of its dataflow."""
-        return self.ours / "topics" / topic
+        return self.maintenance / "topics" / topic
 
     def stdin(self, topic: str) -> StatePath:
         """Lines of a pipe that an SDF service keeps until their epoch is ready."""
-        return self.ours / "stdin" / topic
+        return self.maintenance / "stdin" / topic
 
     @cached_property
     def leases(self) -> StatePath:
         """Who maintains the job: one object a lease, the highest number counts."""
-        return self.ours / "leases"
+        return self.maintenance / "leases"
 
     @cached_property
     def writers(self) -> StatePath:
         """Who runs the job in the legacy layout, which has no worker generations: as `leases`."""
-        return self.ours / "writers"
+        return self.maintenance / "writers"
 
     @cached_property
-    def retained(self) -> StatePath:
+    def job_pins(self) -> StatePath:
         """What stays besides the newest epochs: pins, and what lies in quarantine."""
-        return self.ours / "retained.json"
+        return self.maintenance / "retained.json"
 
     @cached_property
     def journal(self) -> StatePath:
         """What was deleted, when, by whom, under which plan: a directory a run."""
-        return self.ours / "journal"
+        return self.maintenance / "journal"
 
     @cached_property
     def removal(self) -> StatePath:
         """The plan by which a dead job is being removed, as long as that is not finished."""
-        return self.ours / "removal.json"
+        return self.maintenance / "removal.json"
 
     @cached_property
     def quarantine(self) -> StatePath:
         """What was moved aside instead of deleted: a directory a run."""
-        return self.ours / "quarantine"
+        return self.maintenance / "quarantine"
 
     @cached_property
     def rewrites(self) -> StatePath:
         """What a job of Arroyo's had in its metadata before we rewrote it: to put it back."""
-        return self.ours / "rewrites"
+        return self.maintenance / "rewrites"
 
     @cached_property
     def window(self) -> StatePath:
         """A maintenance window that is open: whoever finds it alone must start the job again."""
-        return self.ours / "window.json"
+        return self.maintenance / "window.json"
 
     @cached_property
     def windows(self) -> StatePath:
         """Who holds the maintenance window of the job: as `leases`."""
-        return self.ours / "windows"
+        return self.maintenance / "windows"
 
     def commit_note(self, epoch: Epoch) -> StatePath:
         """Legacy layout: both phases of the commit are done. Arroyo keeps that in its database."""
-        return self.ours / "commits" / f"epoch-{epoch:07}.json"
+        return self.maintenance / "commits" / f"epoch-{epoch:07}.json"
 
     # ---- protocol --------------------------------------------------------------------------------
 

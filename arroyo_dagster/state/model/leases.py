@@ -48,7 +48,7 @@ class LeaseRecord:
     expires_at_micros: int
 
     @property
-    def given_back(self) -> bool:
+    def released(self) -> bool:
         """Whether its holder is done: then it is free at once."""
         return self.expires_at_micros == 0
 
@@ -59,7 +59,7 @@ class LeaseRecord:
             store_micros: the time by the store's clock; None if it gives no times.
             here_micros: the time here; counts only where the store's does not.
         """
-        if self.given_back:
+        if self.released:
             return None
         renewed = self.renewed_at_micros
         # A time in the future says nothing: the store's clock was set back.

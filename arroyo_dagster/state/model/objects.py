@@ -43,7 +43,7 @@ class ObjectKind(enum.Enum):
     GENERATION = "generation manifest"
     FENCE = "current generation"
     STAGED = "staged sink file"
-    OURS = "maintenance"
+    MAINTENANCE = "maintenance"
     FOREIGN = "foreign"
 
     @property
@@ -95,7 +95,7 @@ def object_name(paths: JobPaths, path: str) -> ObjectName:
         return _FOREIGN
     rest = path[len(root) :]
     if rest.startswith(f"{OUR_DIRECTORY}/"):
-        return _of_ours(rest)
+        return _of_maintenance(rest)
     found = _DIRECTORY.fullmatch(rest)
     if found is not None:
         return _in_checkpoint(paths.layout, found)
@@ -132,13 +132,13 @@ def _kind(name: str, protocol: bool) -> ObjectKind:
     return ObjectKind.FOREIGN
 
 
-def _of_ours(rest: str) -> ObjectName:
+def _of_maintenance(rest: str) -> ObjectName:
     segments = rest.split("/")  # …/{area}/{topic}/_staging/{operator}/{name}
     staged = len(segments) == 6 and segments[1] in _WITH_SINKS and segments[3] == STAGING
     epoch = parse_staged_name(segments[5]) if staged else None
     if epoch is not None:
         return ObjectName(kind=ObjectKind.STAGED, epoch=epoch)
-    return ObjectName(kind=ObjectKind.OURS)
+    return ObjectName(kind=ObjectKind.MAINTENANCE)
 
 
 def _of_protocol(rest: str) -> ObjectName:

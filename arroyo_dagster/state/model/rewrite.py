@@ -146,7 +146,7 @@ class RewritePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewrittenPart(MergeOutcome):
+class RewriteShard(MergeOutcome):
     """One part of a table, written and read back.
 
     Attributes:
@@ -170,7 +170,7 @@ class RewriteOutcome:
     """
 
     plan: RewritePlan
-    parts: tuple[RewrittenPart, ...] = ()
+    parts: tuple[RewriteShard, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     published: bool = False
     record: StatePath | None = None

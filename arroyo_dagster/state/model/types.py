@@ -308,7 +308,8 @@ def _describe(python_type: Any, within: tuple[Any, ...]) -> Type:
     elif isinstance(python_type, type | None) and python_type in _SIMPLE:
         return _SIMPLE[python_type]
     raise InputError(
-        f"values of the type {_shown(python_type)} cannot be encoded", next_step=f"use {_ALLOWED}"
+        f"values of the type {_type_text(python_type)} cannot be encoded",
+        next_step=f"use {_ALLOWED}",
     )
 
 
@@ -373,7 +374,7 @@ def enum_of(name: str, *variants: type[Any]) -> EnumOf:
             raise InputError(
                 "a variant of an enum must be a dataclass",
                 enum=name,
-                found=_shown(cls),
+                found=_type_text(cls),
                 next_step="put what it holds into a dataclass; one without fields holds nothing",
             )
     return EnumOf(name, tuple(Variant(cls.__name__, describe(cls)) for cls in variants))
@@ -416,7 +417,7 @@ def _describe_field(
         raise
 
 
-def _shown(python_type: Any) -> str:
+def _type_text(python_type: Any) -> str:
     return python_type.__qualname__ if type(python_type) is type else repr(python_type)
 
 

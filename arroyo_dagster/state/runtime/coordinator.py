@@ -239,9 +239,11 @@ class JobRun:
 
     def _newest_epoch(self) -> Epoch | None:
         try:
-            return max(self.backend.every_epoch(), default=None)
+            epochs = self.backend.every_epoch()
         except NotFoundError:
             return None  # nothing was ever written below the URL: this is its first job
+        # A listing may go on showing an epoch that has expired.
+        return next((epoch for epoch in reversed(epochs) if self.backend.exists(epoch)), None)
 
     def _check_restorable(self, epoch: Epoch) -> None:
         checkpoint = self.backend.prepare_checkpoint_load(epoch)

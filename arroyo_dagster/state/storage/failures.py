@@ -96,7 +96,7 @@ def translated(url: str, path: str | None = None) -> Iterator[None]:
         raise
     except Exception as error:
         cause = redacted_cause(error)
-        if says_no_bucket(error):
+        if means_no_bucket(error):
             raise root_missing(url) from cause
         if isinstance(error, FileNotFoundError):
             raise NotFoundError("there is no such object", url=url, path=path) from cause
@@ -149,7 +149,7 @@ def lasts(reason: str) -> bool:
     return _LASTS.search(reason) is not None
 
 
-def says_no_bucket(error: Exception) -> bool:
+def means_no_bucket(error: Exception) -> bool:
     """Whether the store answered that there is no such bucket or container."""
     status, code = _answer(error)
     return status in (None, 404, 500) and bool(_NO_BUCKET.search(f"{code} {error}"))

@@ -202,7 +202,7 @@ class LocalDiskStore:
         targets = {path: encode_path(path) for path in paths}
         with Directories(self._root) as directories:
             problems = {
-                path: _problem_of_delete(directories, stored) for path, stored in targets.items()
+                path: _delete_error(directories, stored) for path, stored in targets.items()
             }
         return DeleteOutcome(
             deleted=tuple(path for path, problem in problems.items() if problem is None),
@@ -407,7 +407,7 @@ def _opened(directories: Directories, folder: str, staged: str) -> tuple[int, Bi
     raise OSError(errno.EIO, "its directory vanishes as soon as it is made", staged)
 
 
-def _problem_of_delete(directories: Directories, stored: str) -> str | None:
+def _delete_error(directories: Directories, stored: str) -> str | None:
     folder, _, name = stored.rpartition("/")
     try:
         parent = directories.open(folder)

@@ -7,7 +7,7 @@ from typing import Self
 from urllib.parse import unquote_to_bytes
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.ids import StatePath, path_problem
+from arroyo_dagster.state.model.ids import StatePath, path_error
 
 _ENCODED = re.compile(rb'[\x00-\x1f\x7f-\xff\\{^}%`\]">\[~<#|*?]')
 _PLAIN = re.compile(r"[A-Za-z0-9_\-./]+")
@@ -68,12 +68,12 @@ def encode_path(path: str) -> str:
 def decode_path(stored: str) -> StatePath | None:
     """Give the raw path of the object stored as `stored`; None if no raw path encodes to it."""
     if _PLAIN.fullmatch(stored):
-        return None if path_problem(stored) else StatePath(stored)
+        return None if path_error(stored) else StatePath(stored)
     try:
         raw = unquote_to_bytes(stored).decode()
     except UnicodeError:
         return None
-    if path_problem(raw) or encode_path(raw) != stored:
+    if path_error(raw) or encode_path(raw) != stored:
         return None
     return StatePath(raw)
 

@@ -13,7 +13,7 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.sizes import size_limit
 from arroyo_dagster.state.storage.names import LinkName
 
-PIECE_BYTES = 8 * 2**20
+CHUNK_BYTES = 8 * 2**20
 """How much of an object is in memory where it is read piece by piece."""
 
 
@@ -249,17 +249,17 @@ def check_size(url: str, path: StatePath, size_bytes: int) -> None:
         )
 
 
-def read_in_pieces(
-    store: ObjectStore, path: StatePath, piece_bytes: int = PIECE_BYTES
+def read_in_chunks(
+    store: ObjectStore, path: StatePath, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[bytes]:
-    """Give the whole object piece by piece, each `piece_bytes` long but the last.
+    """Give the whole object piece by piece, each `chunk_bytes` long but the last.
 
     Raises:
         NotFoundError: there is no object at `path`.
     """
-    start, length = 0, piece_bytes
-    while length == piece_bytes:
-        piece = store.read_range(path, start, piece_bytes)
+    start, length = 0, chunk_bytes
+    while length == chunk_bytes:
+        piece = store.read_range(path, start, chunk_bytes)
         length = len(piece)
         start += length
         if piece:

@@ -25,7 +25,7 @@ from arroyo_dagster.state.tables.live_rows import LiveRows, RowForm, StoredRows,
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData
 from arroyo_dagster.state.tables.table import EpochFiles
 from arroyo_dagster.state.tables.time_files import (
-    Part,
+    ReadRequest,
     TimeFileReader,
     in_range,
     write_time_file,
@@ -88,7 +88,7 @@ class ExpiringTimeKeyTable:
         Raises:
             FormatError: a file is broken, or has other columns than its table had at its epoch.
         """
-        return self._reader.read(files, self._part(keys, columns, cutoff_micros, batches))
+        return self._reader.read(files, self._request(keys, columns, cutoff_micros, batches))
 
     def stream(
         self,
@@ -103,7 +103,7 @@ class ExpiringTimeKeyTable:
 
         A record batch lies in one piece, and its number says nothing beyond it.
         """
-        return self._reader.stream(files, self._part(keys, columns, cutoff_micros, batches))
+        return self._reader.stream(files, self._request(keys, columns, cutoff_micros, batches))
 
     def ahead(
         self,
@@ -114,13 +114,15 @@ class ExpiringTimeKeyTable:
         cutoff_micros: int = 0,
     ) -> Iterator[_Made]:
         """As `read`, file by file: what `then` makes of each, made by threads, a few at once."""
-        return self._reader.ahead(files, self._part(keys, None, cutoff_micros, False), then)
+        return self._reader.ahead(files, self._request(keys, None, cutoff_micros, False), then)
 
-    def _part(
+    def _request(
         self, keys: KeyRange, columns: Sequence[int] | None, cutoff_micros: int, batches: bool
-    ) -> Part:
+    ) -> ReadRequest:
         wanted = range(len(self.memory_schema)) if columns is None else columns
-        return Part(keys=keys, columns=tuple(wanted), cutoff_micros=cutoff_micros, batches=batches)
+        return ReadRequest(
+            keys=keys, columns=tuple(wanted), cutoff_micros=cutoff_micros, batches=batches
+        )
 
     def load(
         self,

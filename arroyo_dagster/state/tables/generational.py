@@ -44,15 +44,15 @@ class Role(enum.Enum):
     """Table `b`: how often a key has had one tuple of arguments."""
 
 
-def role_of(config: ExpiringTimeKeyConfig, *, ours: bool) -> Role:
+def role_of(config: ExpiringTimeKeyConfig, *, managed: bool) -> Role:
     """Tell the role of a generational table.
 
     Args:
         ours: whether a job of ours wrote it.
     """
-    if not ours and config.description == ACCUMULATORS:
+    if not managed and config.description == ACCUMULATORS:
         return Role.ACCUMULATORS
-    if not ours and config.description == BATCHES:
+    if not managed and config.description == BATCHES:
         return Role.TUPLES
     return Role.ROWS
 
@@ -76,9 +76,9 @@ class RowLayout:
     count: int | None = None
 
     @classmethod
-    def of(cls, config: ExpiringTimeKeyConfig, memory: pa.Schema, *, ours: bool) -> RowLayout:
+    def of(cls, config: ExpiringTimeKeyConfig, memory: pa.Schema, *, managed: bool) -> RowLayout:
         """The layout of a table whose memory schema is `memory`."""
-        is_tuples = role_of(config, ours=ours) is Role.TUPLES
+        is_tuples = role_of(config, managed=managed) is Role.TUPLES
         return cls(
             keys=config.schema.key_indices or (),
             routing=config.schema.hashed_indices,

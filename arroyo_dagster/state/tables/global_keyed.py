@@ -205,7 +205,7 @@ class GlobalKeyedTableCheckpointer:
         self, watermark_micros: int | None, listed: Sequence[TimeFile]
     ) -> tuple[GlobalKeyedReport, int]:
         """Write what changed; where nothing did, no file. A table of this kind always reports."""
-        removed, inserted = _told_apart(self._pending)
+        removed, inserted = _split_removals(self._pending)
         size, file, removals = 0, None, None
         version = self._table.config.state_version
         if removed:
@@ -226,7 +226,7 @@ class GlobalKeyedTableCheckpointer:
         return path
 
 
-def _told_apart(
+def _split_removals(
     pending: dict[bytes, bytes | None],
 ) -> tuple[list[bytes], dict[bytes, bytes]]:
     """The keys that are removed, and what is inserted."""

@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.concurrency import ahead
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.grouping import group_codes
-from arroyo_dagster.state.tables.time_files import PIECE_ROWS, open_data_file
+from arroyo_dagster.state.tables.time_files import SLICE_ROWS, open_data_file
 
 Places = npt.NDArray[np.int64]
 _BINARY = pa.binary()
@@ -53,17 +53,17 @@ class KeyedFile:
     def keys(self) -> pa.ChunkedArray:
         """Its keys, in their order."""
         return pa.chunked_array(
-            [chunk for rows in self._pieces(self.places[:1]) for chunk in rows.column(0).chunks],
+            [chunk for rows in self._slices(self.places[:1]) for chunk in rows.column(0).chunks],
             _BINARY,
         )
 
     def seconds(self) -> Iterator[pa.ChunkedArray]:
         """Its values, or the operations that remove, some thousand at a time."""
-        return (rows.column(0) for rows in self._pieces(self.places[1:]))
+        return (rows.column(0) for rows in self._slices(self.places[1:]))
 
-    def _pieces(self, places: Sequence[int]) -> Iterator[pa.Table]:
+    def _slices(self, places: Sequence[int]) -> Iterator[pa.Table]:
         for group in range(len(self.data.row_groups)):
-            yield from self.data.pieces(places, group, PIECE_ROWS)
+            yield from self.data.slices(places, group, SLICE_ROWS)
 
 
 def open_keyed_files(store: ObjectStore, files: Sequence[StatePath]) -> Iterator[KeyedFile]:

@@ -49,7 +49,7 @@ def check_tables(configs: Mapping[TableName, TableConfig], restored: OperatorChe
     Differs: Arroyo does not compare types and columns, and reads what is there by the new ones.
     """
     for name, files in restored.tables.items():
-        problem, next_step = _problem(name, configs.get(name), restored, files.kind)
+        problem, next_step = _registration_error(name, configs.get(name), restored, files.kind)
         if problem is not None:
             raise InputError(
                 problem,
@@ -60,7 +60,7 @@ def check_tables(configs: Mapping[TableName, TableConfig], restored: OperatorChe
             )
 
 
-def _problem(
+def _registration_error(
     name: TableName, config: TableConfig | None, restored: OperatorCheckpoint, kind: TableKind
 ) -> tuple[str | None, str]:
     """Why a table cannot go on, and what to do; None if it can."""

@@ -53,7 +53,7 @@ def restored_rows(
     operator: OperatorCheckpoint,
     name: TableName,
     *,
-    ours: bool,
+    managed: bool,
     history: bool = False,
     limit: int | None = None,
 ) -> RestoredRows:
@@ -71,19 +71,19 @@ def restored_rows(
         InputError: not an expiring table of this operator.
         FormatError, NotFoundError: a file is broken, or missing.
     """
-    opened = _Opened.of(store, operator, name, ours=ours)
+    opened = _Opened.of(store, operator, name, managed=managed)
     if history or not opened.config.generational:
         return _every_row(opened, limit)
-    role = role_of(opened.config, ours=ours)
+    role = role_of(opened.config, managed=managed)
     if role is Role.ROWS or opened.config.schema.hashed_indices:
         kept = _newest(opened, operator, role)
         return RestoredRows(kept.slice(0, limit), kept.num_rows)
     # Without GROUP BY there is one key, and nothing to look up in the other table.
     layout = opened.layout
-    kept = restored(newest_of(opened.pieces(), layout), layout, role)
+    kept = restored(newest_of(opened.slices(), layout), layout, role)
     parts = opened.stream(batches=True)
-    looked_at = (first_of_batches(part.rows, _batches_of(part)) for part in parts)
-    upstream = restored(newest_of(looked_at, layout), layout, role)
+    inspected = (first_of_batches(part.rows, _batches_of(part)) for part in parts)
+    upstream = restored(newest_of(inspected, layout), layout, role)
     same = upstream.equals(kept)
     return RestoredRows(kept.slice(0, limit), kept.num_rows, None if same else upstream)
 
@@ -95,7 +95,7 @@ def _every_row(opened: _Opened, limit: int | None) -> RestoredRows:
     times = (opened.table.timestamp_index,)
     count = 0
     for part in opened.stream(times, batches=True):
-        if opened.ours and part.deletes:
+        if opened.managed and part.deletes:
             rows = opened.rows()
             return RestoredRows(rows.slice(0, limit), rows.num_rows)
         count += opened.fresh(part, timestamp_index=0).num_rows
@@ -113,7 +113,7 @@ def _first(opened: _Opened, limit: int) -> pa.Table:
 
 
 def _newest(opened: _Opened, operator: OperatorCheckpoint, role: Role) -> pa.Table:
-    rows = newest_of(opened.pieces(), opened.layout)
+    rows = newest_of(opened.slices(), opened.layout)
     if role is not Role.TUPLES:
         return restored(rows, opened.layout, role)
     keys = [
@@ -121,13 +121,13 @@ def _newest(opened: _Opened, operator: OperatorCheckpoint, role: Role) -> pa.Tab
         for name, config in operator.configs.items()
         if isinstance(config.config, ExpiringTimeKeyConfig)
         and config.config.generational
-        and role_of(config.config, ours=opened.ours) is Role.ACCUMULATORS
+        and role_of(config.config, managed=opened.managed) is Role.ACCUMULATORS
         and name in operator.tables
     ]
     if len(keys) != 1:
         return rows.slice(0, 0)  # tuples of keys that table `a` does not have are left out
-    groups = _Opened.of(opened.store, operator, keys[0], ours=opened.ours)
-    kept = accumulators(newest_of(groups.pieces(), groups.layout), groups.layout)
+    groups = _Opened.of(opened.store, operator, keys[0], managed=opened.managed)
+    kept = accumulators(newest_of(groups.slices(), groups.layout), groups.layout)
     known = [kept.column(index) for index in groups.layout.keys]
     return tuples(rows, opened.layout, known)
 
@@ -139,11 +139,11 @@ class _Opened:
     store: ObjectStore
     table: ExpiringTimeKeyTable
     plan: ReadPlan
-    ours: bool
+    managed: bool
 
     @classmethod
     def of(
-        cls, store: ObjectStore, operator: OperatorCheckpoint, name: TableName, *, ours: bool
+        cls, store: ObjectStore, operator: OperatorCheckpoint, name: TableName, *, managed: bool
     ) -> _Opened:
         files, config = operator.tables.get(name), operator.configs.get(name)
         if not isinstance(files, ExpiringTimeKeyFiles) or config is None:
@@ -151,8 +151,8 @@ class _Opened:
                 "not an expiring table of the operator", operator=operator.operator, table=name
             )
         table = ExpiringTimeKeyTable(config, store)
-        plan = plan_read(table.config, files, operator.min_watermark_micros, ours=ours)
-        return cls(store, table, plan, ours)
+        plan = plan_read(table.config, files, operator.min_watermark_micros, managed=managed)
+        return cls(store, table, plan, managed)
 
     @property
     def config(self) -> ExpiringTimeKeyConfig:
@@ -160,19 +160,19 @@ class _Opened:
 
     @property
     def layout(self) -> RowLayout:
-        return RowLayout.of(self.config, self.table.memory_schema, ours=self.ours)
+        return RowLayout.of(self.config, self.table.memory_schema, managed=self.managed)
 
     def rows(self) -> pa.Table:
         """Every generation of every row."""
         plan = self.plan
-        if self.ours:
+        if self.managed:
             return self.table.load(plan.files, plan.keys, cutoff_micros=plan.cutoff_micros)
-        return pa.concat_tables([self.table.memory_schema.empty_table(), *self.pieces()])
+        return pa.concat_tables([self.table.memory_schema.empty_table(), *self.slices()])
 
-    def pieces(self) -> Iterator[pa.Table]:
+    def slices(self) -> Iterator[pa.Table]:
         """As `rows`, in pieces; the first has no rows, so that there is one."""
         yield self.table.memory_schema.empty_table()
-        if self.ours and any(part.deletes for part in self.stream(())):
+        if self.managed and any(part.deletes for part in self.stream(())):
             yield self.rows()
             return
         yield from map(self.fresh, self.stream(batches=True))

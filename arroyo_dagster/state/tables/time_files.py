@@ -29,12 +29,12 @@ WHOLE_BYTES = 1 << 18
 """A smaller file is read at once: a request more costs more than the bytes it saves."""
 _Made = TypeVar("_Made")
 _FILES_AHEAD = 4
-PIECE_ROWS = 1 << 15
+SLICE_ROWS = 1 << 15
 """How many rows a piece of a file has, at most; whole record batches of Arroyo's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ReadRequest:
     """What a read needs of each file.
 
     Attributes:
@@ -64,7 +64,7 @@ class TimeFileReader:
         self._changed_in = changed_in(config.schema)
         self._store = store
 
-    def read(self, files: Iterable[TimeFile], part: Part) -> list[StoredRows]:
+    def read(self, files: Iterable[TimeFile], part: ReadRequest) -> list[StoredRows]:
         """Read the part of `files` that lies in `part.keys`, in replay order.
 
         Raises:
@@ -72,8 +72,8 @@ class TimeFileReader:
         """
         return concurrently(lambda file: self._read_file(file, part), _wanted(files, part))
 
-    def stream(self, files: Iterable[TimeFile], part: Part) -> Iterator[StoredRows]:
-        """As `read`, in pieces of up to `PIECE_ROWS` rows, each from one row group of one file.
+    def stream(self, files: Iterable[TimeFile], part: ReadRequest) -> Iterator[StoredRows]:
+        """As `read`, in pieces of up to `SLICE_ROWS` rows, each from one row group of one file.
 
         Whatever the files hold, little more than a piece is in memory. Record batches are numbered
         within a piece, and none goes on in the next.
@@ -84,18 +84,18 @@ class TimeFileReader:
             with closing(data):
                 where = self._places(data, file, part)
                 for group in self._groups(data, file, part):
-                    for rows in data.pieces(where.places, group, PIECE_ROWS):
+                    for rows in data.slices(where.places, group, SLICE_ROWS):
                         batches = batch_numbers([rows.num_rows]) if part.batches else None
                         yield self._stored(rows, where, part, batches)
 
     def ahead(
-        self, files: Iterable[TimeFile], part: Part, then: Callable[[StoredRows], _Made]
+        self, files: Iterable[TimeFile], part: ReadRequest, then: Callable[[StoredRows], _Made]
     ) -> Iterator[_Made]:
         """As `read`, file by file: what `then` makes of each, made by threads, a few at once."""
         wanted = ((file, 1) for file in _wanted(files, part))
         return read_ahead(lambda file: then(self._read_file(file, part)), wanted, _FILES_AHEAD)
 
-    def _read_file(self, file: TimeFile, part: Part) -> StoredRows:
+    def _read_file(self, file: TimeFile, part: ReadRequest) -> StoredRows:
         with closing(self._open(file, part)) as data:
             where, groups = self._places(data, file, part), self._groups(data, file, part)
             batches = (
@@ -104,7 +104,7 @@ class TimeFileReader:
             rows = data.read(where.places, groups, repeating=(data.schema.names[-1],))
             return self._stored(rows, where, part, batches)
 
-    def _places(self, data: DataFile, file: TimeFile, part: Part) -> _Places:
+    def _places(self, data: DataFile, file: TimeFile, part: ReadRequest) -> _Places:
         sources = self._sources(data.schema, file)
         operation = len(data.schema) - 1
         covered = part.keys.covers(file.min_routing_key, file.max_routing_key)
@@ -122,7 +122,11 @@ class TimeFileReader:
         )
 
     def _stored(
-        self, rows: pa.Table, where: _Places, part: Part, batches: npt.NDArray[np.int64] | None
+        self,
+        rows: pa.Table,
+        where: _Places,
+        part: ReadRequest,
+        batches: npt.NDArray[np.int64] | None,
     ) -> StoredRows:
         if where.key_hash is not None:
             inside = in_range(rows.column(where.key_hash), part.keys)
@@ -174,12 +178,12 @@ class TimeFileReader:
             )
         yield from data.stream(batch_rows, dictionaries=True)
 
-    def _open(self, file: TimeFile, part: Part) -> DataFile:
+    def _open(self, file: TimeFile, part: ReadRequest) -> DataFile:
         if not self._may_skip(file, part):
             return DataFile(self._store.read(file.path), file.path)
         return open_data_file(self._store, file.path)
 
-    def _may_skip(self, file: TimeFile, part: Part) -> bool:
+    def _may_skip(self, file: TimeFile, part: ReadRequest) -> bool:
         """Whether a part of the file may do. A file has more than one row group, some of them
         perhaps older than the cutoff, hardly ever but once it is merged."""
         if not part.keys.covers(file.min_routing_key, file.max_routing_key):
@@ -187,7 +191,7 @@ class TimeFileReader:
         merged = part.cutoff_micros > 0 and file.compaction_generation > 0
         return merged or len(part.columns) < len(self._schema) - 2
 
-    def _groups(self, data: DataFile, file: TimeFile, part: Part) -> list[int]:
+    def _groups(self, data: DataFile, file: TimeFile, part: ReadRequest) -> list[int]:
         groups = list(range(len(data.row_groups)))
         if len(groups) < 2:
             return groups  # its bounds are those of the file, which is wanted
@@ -252,7 +256,7 @@ class _Places:
     operation: int
 
 
-def _wanted(files: Iterable[TimeFile], part: Part) -> list[TimeFile]:
+def _wanted(files: Iterable[TimeFile], part: ReadRequest) -> list[TimeFile]:
     keys = part.keys
     return [one for one in files if keys.intersects(one.min_routing_key, one.max_routing_key)]
 

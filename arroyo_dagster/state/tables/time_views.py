@@ -391,7 +391,7 @@ class UncachedKeyValueView(TimeView):
                 table=self._name,
                 next_step="register it with generational=True, or read it with get_all",
             )
-        layout = RowLayout.of(self._table.config, self.schema, ours=True)
+        layout = RowLayout.of(self._table.config, self.schema, managed=True)
         found = Newest(layout, _WAITING_ROWS)
         found.add(self.schema.empty_table())
 

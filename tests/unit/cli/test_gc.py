@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
-from arroyo_dagster.cli.gc_rendering import undelete_words
+from arroyo_dagster.cli.gc_rendering import format_undelete
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.garbage import UndeletePlan
 from arroyo_dagster.state.model.ids import Epoch
@@ -287,9 +287,9 @@ def test_the_journal_is_checked_and_the_fate_of_objects_is_told(
 
 def test_what_comes_back_together_and_what_cannot_is_said() -> None:
     plan = UndeletePlan(quarantines=("a", "b"), objects=(), incomplete=(Epoch(9), Epoch(10)))
-    first, together, lost = undelete_words(plan, [], done=False).splitlines()
+    first, together, lost = format_undelete(plan, [], done=False).splitlines()
     assert "nothing was changed" in first
     assert together.endswith(": a, b")
     assert "cannot come back: 9, 10;" in lost
     whole = UndeletePlan(quarantines=("a",), objects=())
-    assert undelete_words(whole, [], done=True).count("\n") == 0
+    assert format_undelete(whole, [], done=True).count("\n") == 0

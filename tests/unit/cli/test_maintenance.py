@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
-from arroyo_dagster.cli.compaction import progress_words
+from arroyo_dagster.cli.compaction import format_progress
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.operations.compaction.execute import Progress
 from arroyo_dagster.state.runtime.in_process import run_pipeline
@@ -126,9 +126,9 @@ def test_settings_out_of_range_are_a_wrong_command_line(
 
 def test_progress_is_told_in_words() -> None:
     progress = Progress(bytes_done=1 << 20, bytes_total=4 << 20, seconds=3.0)
-    assert progress_words(progress) == "25%, 1.0 MB of 4.2 MB, 9 s left"
+    assert format_progress(progress) == "25%, 1.0 MB of 4.2 MB, 9 s left"
     begun = Progress(bytes_done=0, bytes_total=4 << 20, seconds=0.1)
-    assert "left" not in progress_words(begun)
+    assert "left" not in format_progress(begun)
 
 
 def test_expire_shows_what_would_go_and_deletes_nothing_until_yes(

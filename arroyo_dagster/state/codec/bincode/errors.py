@@ -33,7 +33,7 @@ ENCODE_ERRORS = (InputError, TypeError, ValueError, AttributeError, KeyError)
 _encoder_again = lru_cache(maxsize=256)(encoder_of)
 
 
-class _Part(NamedTuple):
+class _Nested(NamedTuple):
     """A value within a value: how its path goes on, its type, and whether it is part of a key."""
 
     suffix: str
@@ -44,8 +44,8 @@ class _Part(NamedTuple):
 
 def locate(described: Type, value: Any, error: Exception) -> InputError:
     """Walk to the innermost value that cannot be encoded, and say where it is."""
-    path, part = "", _Part("", described, value, False)
-    while (step := _wrong_part(part)) is not None:
+    path, part = "", _Nested("", described, value, False)
+    while (step := _wrong_nested(part)) is not None:
         part, error = step
         path += part.suffix
     if isinstance(error, InputError):
@@ -60,7 +60,7 @@ def locate(described: Type, value: Any, error: Exception) -> InputError:
     )
 
 
-def _wrong_part(whole: _Part) -> tuple[_Part, Exception] | None:
+def _wrong_nested(whole: _Nested) -> tuple[_Nested, Exception] | None:
     try:
         for part in _inside(whole):
             try:
@@ -73,27 +73,27 @@ def _wrong_part(whole: _Part) -> tuple[_Part, Exception] | None:
     return None
 
 
-def _inside(whole: _Part) -> Iterator[_Part]:
+def _inside(whole: _Nested) -> Iterator[_Nested]:
     _, described, value, in_key = whole
     match described:
         case OptionOf(item=item) if value is not None:
-            yield _Part("", item, value, in_key)
+            yield _Nested("", item, value, in_key)
         case ListOf(item=item) | ArrayOf(item=item) if isinstance(value, list | tuple):
             for index, inner in enumerate(value):
-                yield _Part(f"[{index}]", item, inner, in_key)
+                yield _Nested(f"[{index}]", item, inner, in_key)
         case SetOf(item=item) if isinstance(value, set | frozenset):
             for inner in value:
-                yield _Part(f"[{inner!r:.40}]", item, inner, True)
+                yield _Nested(f"[{inner!r:.40}]", item, inner, True)
         case MapOf(key=key, value=item):
             for one, inner in key_pairs(value).items():
-                yield _Part(f"[key {one!r:.40}]", key, one, True)
-                yield _Part(f"[{one!r:.40}]", item, inner, in_key)
+                yield _Nested(f"[key {one!r:.40}]", key, one, True)
+                yield _Nested(f"[{one!r:.40}]", item, inner, in_key)
         case TupleOf(items=items) if isinstance(value, tuple):
             for index, (item, inner) in enumerate(zip(items, value, strict=True)):
-                yield _Part(f"[{index}]", item, inner, in_key)
+                yield _Nested(f"[{index}]", item, inner, in_key)
         case StructOf(fields=fields):
             for field, inner in zip(fields, struct_values(value, described), strict=True):
-                yield _Part(f".{field.name}", field.type, inner, in_key)
+                yield _Nested(f".{field.name}", field.type, inner, in_key)
         case EnumOf(variants=variants):
             index, payload = pick_variant(value, described)
-            yield _Part(f"<{variants[index].name}>", variants[index].payload, payload, in_key)
+            yield _Nested(f"<{variants[index].name}>", variants[index].payload, payload, in_key)

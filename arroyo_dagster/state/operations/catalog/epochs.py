@@ -22,7 +22,7 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout, parse_epoch_reco
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TableFiles
 from arroyo_dagster.state.operations.catalog.footers import Footers
 from arroyo_dagster.state.planning.restore.lineage import rolled_back
-from arroyo_dagster.state.planning.restore.reads import job_watermark_micros, shown_operators
+from arroyo_dagster.state.planning.restore.reads import job_watermark_micros, ordered_operators
 from arroyo_dagster.state.planning.verify.checks import StoredFile, figures
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -553,7 +553,7 @@ def _file_rows(paths: JobPaths, checkpoint: Checkpoint, known: _Known) -> list[F
             worker_generation=checkpoint.worker_generation,
             epoch=checkpoint.epoch,
         )
-        for operator in shown_operators(checkpoint)
+        for operator in ordered_operators(checkpoint)
         for table, files in sorted(operator.tables.items())
         for row in _table_rows(operator, table, files, known)
     ]

@@ -187,7 +187,7 @@ def newest_verdict(
         try:
             verdict = check(store, backend.load_checkpoint_metadata(epochs[-1]))
             # An epoch may list no file; its metadata was read.
-            verdict = replace(verdict, looked_at=max(1, verdict.looked_at))
+            verdict = replace(verdict, inspected=max(1, verdict.inspected))
         except StorageError:
             raise
         except ArroyoStateError as error:
@@ -209,7 +209,7 @@ def _nothing_to_check(store: ObjectStore, paths: JobPaths) -> Verdict:
             "bring its objects back; if it was removed on purpose, acknowledge that with "
             f"`arroyo-state forget {paths.root}`",
         )
-    return Verdict(findings=(finding,), looked_at=0)
+    return Verdict(findings=(finding,), inspected=0)
 
 
 def expired_meanwhile(store: ObjectStore, paths: JobPaths, next_step: str) -> ConflictError:

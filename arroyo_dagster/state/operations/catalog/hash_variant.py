@@ -17,7 +17,7 @@ from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
 )
-from arroyo_dagster.state.planning.restore.reads import shown_operators
+from arroyo_dagster.state.planning.restore.reads import ordered_operators
 from arroyo_dagster.state.storage.store import ObjectStore
 
 __all__ = ["HashEvidence", "find_hash_variant"]
@@ -92,7 +92,7 @@ def find_hash_variant(store: ObjectStore, checkpoint: Checkpoint) -> HashEvidenc
 
 
 def _hashed_files(checkpoint: Checkpoint) -> Iterator[tuple[StatePath, ExpiringTimeKeyConfig]]:
-    for operator in shown_operators(checkpoint):
+    for operator in ordered_operators(checkpoint):
         for name, files in sorted(operator.tables.items()):
             config = operator.configs[name].config if name in operator.configs else None
             if not isinstance(files, ExpiringTimeKeyFiles):

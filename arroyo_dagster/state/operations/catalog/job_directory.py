@@ -17,9 +17,9 @@ from arroyo_dagster.state.model.job_facts import (
     JobAnswer,
     JobCondition,
     JobFacts,
-    SourceWord,
+    SourceAnswer,
     condition_of,
-    merge_words,
+    merge_answers,
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.arroyo.api import ArroyoApi
@@ -33,7 +33,7 @@ class JobSource(Protocol):
     source: str
     """How this source is named where its words are shown."""
 
-    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
         """Give one word for each of `jobs`, in their order; asked anew every time."""
 
 
@@ -57,8 +57,10 @@ class JobDirectory:
         Args:
             checkpoints: ask for the epochs too, which may cost a request a job.
         """
-        heard = [_words(source, jobs, checkpoints) for source in self.sources]
-        return [merge_words(paths, [words[at] for words in heard]) for at, paths in enumerate(jobs)]
+        heard = [_answers(source, jobs, checkpoints) for source in self.sources]
+        return [
+            merge_answers(paths, [words[at] for words in heard]) for at, paths in enumerate(jobs)
+        ]
 
     def find(self, job: JobPaths, *, checkpoints: bool = True) -> JobAnswer:
         """Answer for one job; one that nobody knows has the condition UNKNOWN.
@@ -68,16 +70,16 @@ class JobDirectory:
                 doing, and this kept a source from answering.
         """
         answer = self.look_up([job], checkpoints=checkpoints)[0]
-        if not answer.facts.tells_state and answer.problems:
+        if not answer.facts.knows_state and answer.problems:
             raise answer.problems[0]
         return answer
 
 
-def _words(source: JobSource, jobs: Sequence[JobPaths], checkpoints: bool) -> list[SourceWord]:
+def _answers(source: JobSource, jobs: Sequence[JobPaths], checkpoints: bool) -> list[SourceAnswer]:
     try:
         return source.look_up(jobs, checkpoints=checkpoints)
     except ArroyoStateError as error:
-        return [SourceWord(source=source.source, problem=error) for _ in jobs]
+        return [SourceAnswer(source=source.source, problem=error) for _ in jobs]
 
 
 def open_directory(
@@ -96,7 +98,7 @@ def open_directory(
     Args:
         api: the address of Arroyo's REST API; token, limits: for it, as `JsonServer` takes them.
         database: a path or URL of `state.sqlite`, or `postgresql://…` of a Postgres.
-        said: what the user says, as `SaidJobs` takes it.
+        said: what the user says, as `AssumedJobs` takes it.
 
     Raises:
         InputError: one of them cannot be used; nothing was asked yet.
@@ -108,7 +110,7 @@ def open_directory(
         postgres = is_postgres(database)
         sources.append(ArroyoPostgres(database) if postgres else ArroyoDatabase(database))
     if said:
-        sources.append(SaidJobs(said))
+        sources.append(AssumedJobs(said))
     return JobDirectory(sources)
 
 
@@ -117,7 +119,7 @@ def open_directory(
 _WORDS = {condition.value: condition for condition in JobCondition}
 
 
-class SaidJobs:
+class AssumedJobs:
     """What the user says of jobs.
 
     Args:
@@ -132,20 +134,20 @@ class SaidJobs:
 
     def __init__(self, said: Mapping[str, object], *, source: str = "the user") -> None:
         self.source = source
-        self._said = {name: _said_facts(name, words, source) for name, words in said.items()}
+        self._said = {name: _assumed_facts(name, words, source) for name, words in said.items()}
 
-    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
         """Repeat what was said of each of `jobs`; `pipeline/job` counts before `job`."""
-        return [self._word(paths) for paths in jobs]
+        return [self._answer(paths) for paths in jobs]
 
-    def _word(self, paths: JobPaths) -> SourceWord:
+    def _answer(self, paths: JobPaths) -> SourceAnswer:
         facts = self._said.get(str(paths.root)) or self._said.get(paths.job)
         if facts is None:
-            return SourceWord(source=self.source, absence=Absence.UNSAID)
-        return SourceWord(source=self.source, facts=facts)
+            return SourceAnswer(source=self.source, absence=Absence.UNSAID)
+        return SourceAnswer(source=self.source, facts=facts)
 
 
-def read_said(path: str | Path) -> dict[str, object]:
+def read_assumed(path: str | Path) -> dict[str, object]:
     """Read what the user says of jobs from a JSON file.
 
     Raises:
@@ -164,7 +166,7 @@ def read_said(path: str | Path) -> dict[str, object]:
     return said
 
 
-def _said_facts(name: str, words: object, source: str) -> JobFacts:
+def _assumed_facts(name: str, words: object, source: str) -> JobFacts:
     given = words if isinstance(words, Mapping) else {"condition": words}
     unknown = [str(key) for key in given if key not in ("condition", "name", "run_id", "epoch")]
     if unknown:

@@ -20,7 +20,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.reader import as_checkpoint, bring_back_or_go_back
+from arroyo_dagster.state.metadata.reader import as_checkpoint, restore_or_roll_back
 from arroyo_dagster.state.model.checkpoints import (
     RECORD_VERSION,
     Checkpoint,
@@ -32,7 +32,7 @@ from arroyo_dagster.state.model.ids import (
     PipelineId,
     StatePath,
     WorkerGeneration,
-    path_problem,
+    path_error,
 )
 from arroyo_dagster.state.model.layout import (
     JobPaths,
@@ -99,7 +99,7 @@ def find_job(store: ObjectStore, name: str) -> JobPaths:
         NotFoundError: there is none; says which there are.
         InputError: the name is ambiguous, or not a name at all.
     """
-    problem = path_problem(name)
+    problem = path_error(name)
     if problem is not None:
         raise InputError(
             f"not the name of a job: {problem}",
@@ -160,7 +160,7 @@ def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
     loaded = _loaded(store, paths, epochs[-1])
     problem, newest = loaded.problem, loaded.checkpoint
     if newest is not None:
-        problem = _damage(paths, newest, (), loaded.lost_operators) or version_problem(newest)
+        problem = _damage(paths, newest, (), loaded.lost_operators) or version_error(newest)
     return JobSummary(
         paths=paths,
         epochs=len(epochs),
@@ -170,7 +170,7 @@ def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
     )
 
 
-def version_problem(checkpoint: Checkpoint) -> FormatError | None:
+def version_error(checkpoint: Checkpoint) -> FormatError | None:
     """What to say of records that another release wrote; None = nothing."""
     if checkpoint.record_version == RECORD_VERSION:
         return None
@@ -425,7 +425,7 @@ def _summary(
         state = CheckpointState.ROLLED_BACK
     if state is not CheckpointState.PARTIALLY_COLLECTED and checkpoint is not None:
         problem = problem or _damage(paths, checkpoint, missing, one.lost_operators)
-        problem = problem or version_problem(checkpoint)
+        problem = problem or version_error(checkpoint)
     new: list[StatePath] | None = None
     if checkpoint is not None and one.state is not None and one.state.canonical:
         earlier = before.checkpoint if before is not None else None
@@ -457,11 +457,11 @@ def _damage(
         return FormatError(
             f"the metadata of {len(lost)} operators is missing",
             path=lost[0],
-            next_step=bring_back_or_go_back(paths, checkpoint, "object"),
+            next_step=restore_or_roll_back(paths, checkpoint, "object"),
             **facts,
         )
     if missing:
-        step = bring_back_or_go_back(paths, checkpoint, "file")
+        step = restore_or_roll_back(paths, checkpoint, "file")
         if lies_at_the_bucket_root(checkpoint, missing):
             step = (
                 "all files of expiring tables are missing and no others: Arroyo before v0.12 wrote "

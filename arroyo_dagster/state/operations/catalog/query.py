@@ -36,7 +36,7 @@ from arroyo_dagster.state.model.tables import (
     TableFiles,
     TableKind,
 )
-from arroyo_dagster.state.planning.restore.reads import find_table, shown_operators
+from arroyo_dagster.state.planning.restore.reads import find_table, ordered_operators
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
@@ -171,7 +171,7 @@ def describe_epoch(
                 for name, files in sorted(operator.tables.items())
             ),
         )
-        for operator in shown_operators(checkpoint)
+        for operator in ordered_operators(checkpoint)
     )
     return EpochDescription(checkpoint=checkpoint, operators=operators)
 
@@ -264,8 +264,10 @@ def read_rows(
     try:
         if isinstance(files, GlobalKeyedFiles):
             return _entries(store, catalogue, checkpoint.epoch, found, config.table, limit)
-        ours = checkpoint.progress is not None
-        held = restored_rows(store, found, config.table, ours=ours, history=history, limit=limit)
+        managed = checkpoint.progress is not None
+        held = restored_rows(
+            store, found, config.table, managed=managed, history=history, limit=limit
+        )
     except NotFoundError as error:
         raise _missing(error, paths, checkpoint.epoch) from error
     return TableRows(
@@ -294,7 +296,7 @@ _LESS_UPSTREAM = (
 )
 
 # How many entries tell the forms of a table apart that several releases gave it.
-_TELLING = 1000
+_REPORT_ROWS = 1000
 
 
 def _entries(
@@ -311,7 +313,7 @@ def _entries(
         entries = GlobalKeyedTable(config, store).load_with_version(files.files)
         held = Entries(len(entries), entries)
     else:
-        held = first_entries(store, files.files, max(limit, _TELLING))
+        held = first_entries(store, files.files, max(limit, _REPORT_ROWS))
     form = catalogue.form_of(operator.operator, config, held.first)
     shown = list(itertools.islice(held.first.items(), limit))
     damaged: list[str] = []

@@ -52,7 +52,7 @@ def write_verdict(catalogue: ObjectStore, found: JobVerdict) -> None:
         "job": found.paths.root,
         "at_micros": found.at_micros,
         "epoch": found.epoch,
-        "looked_at": found.verdict.looked_at,
+        "looked_at": found.verdict.inspected,
         "findings": [
             {
                 "severity": one.severity.value,
@@ -106,6 +106,6 @@ def _decoded(data: bytes, path: StatePath, kind: str, paths: JobPaths) -> JobVer
                     )
                     for one in fields["findings"]
                 ),
-                looked_at=number_of(fields["looked_at"]),
+                inspected=number_of(fields["looked_at"]),
             ),
         )

@@ -16,7 +16,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.verify.checks import row_parity
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rows import OnBytes
-from arroyo_dagster.state.tables.merge.task import MergeTask, combined, parts, run_merge, run_part
+from arroyo_dagster.state.tables.merge.task import MergeTask, combined, parts, run_merge, run_shard
 
 RunMerges = Callable[[ObjectStore, Sequence[MergeTask], OnBytes], Iterable[MergeOutcome]]
 """Carries out merges, outcomes in the order of the tasks, and tells of every byte it has read."""
@@ -66,7 +66,7 @@ def _side_by_side(
 
     with ThreadPoolExecutor(workers, "arroyo-merge") as pool:
         begun = [
-            [pool.submit(_tried, lambda part: run_part(store, part, read), one) for one in piece]
+            [pool.submit(_tried, lambda part: run_shard(store, part, read), one) for one in piece]
             for piece in pieces
         ]
         try:

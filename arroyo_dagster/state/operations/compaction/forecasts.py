@@ -15,7 +15,7 @@ from typing import Any
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.model.compaction import MEBIBYTE
-from arroyo_dagster.state.model.rewrite import RewrittenPart
+from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import Scratch
@@ -65,7 +65,7 @@ def forecast_rewrites(
             table = replace(task.table, inputs=tuple(inputs[at] for at in chosen))
             found = run_rewrite(Scratch(store), replace(task, table=table))
             # What cannot be rewritten stays as it is.
-            return found.size_bytes_out if isinstance(found, RewrittenPart) else table.size_bytes
+            return found.size_bytes_out if isinstance(found, RewriteShard) else table.size_bytes
 
         return _scaled_up([one.size_bytes for one in inputs], share, rewritten)
 

@@ -16,7 +16,7 @@ from arroyo_dagster.errors import ConflictError, FormatError, InputError, Protoc
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import Leased, lease, wall_clock
-from arroyo_dagster.state.metadata.reader import bring_back_or_go_back
+from arroyo_dagster.state.metadata.reader import restore_or_roll_back
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, Manifest
 from arroyo_dagster.state.model.compaction import (
     CompactionPlan,
@@ -143,7 +143,7 @@ def _facts(store: ObjectStore, paths: JobPaths) -> _Facts:
             job=paths.root,
             epoch=checkpoint.epoch,
             path=missing[0],
-            next_step=f"{bring_back_or_go_back(paths, checkpoint, 'file')}; if the job runs, run "
+            next_step=f"{restore_or_roll_back(paths, checkpoint, 'file')}; if the job runs, run "
             "it again: this epoch may just have expired",
         )
     whole = [

@@ -379,7 +379,7 @@ class _Window:
             # Also where this process is told to end: that is no reason to leave the job stopped.
             started = self.start(facts.pipeline)
         if not started and rewrite is not None and rewrite.published:
-            started = undone = self.put_back_and_start(facts.pipeline)
+            started = undone = self.restore_metadata_and_start(facts.pipeline)
         if started:
             self.forget(held)
         return self.outcome(
@@ -504,7 +504,7 @@ class _Window:
             self.failed("not verified", error)
         except ArroyoStateError as error:
             self.failed("the rewritten epoch does not pass", error)
-            self.undone = self.put_back()
+            self.undone = self.restore_metadata()
 
     # ---- starting --------------------------------------------------------------------------------
 
@@ -548,7 +548,7 @@ class _Window:
         )
         return False
 
-    def put_back(self) -> bool:
+    def restore_metadata(self) -> bool:
         """Put the metadata back that the job had before."""
         try:
             undone = undo_rewrite(
@@ -566,7 +566,7 @@ class _Window:
         self.did(f"put {len(undone.objects)} metadata objects back as they were")
         return undone.done
 
-    def put_back_and_start(self, pipeline: PipelineId) -> bool:
+    def restore_metadata_and_start(self, pipeline: PipelineId) -> bool:
         """It failed from what was rewritten: once more from what was before."""
         if self.facts is None or self.facts.condition is not JobCondition.FAILED:
             return False
@@ -578,7 +578,7 @@ class _Window:
                 next_step="report it, with the job's logs",
             ),
         )
-        return self.put_back() and self.start(pipeline)
+        return self.restore_metadata() and self.start(pipeline)
 
 
 def _down_since(facts: JobFacts, left: WindowRecord | FormatError) -> int | None:

@@ -24,7 +24,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import (
     RewriteOutcome,
     RewritePlan,
-    RewrittenPart,
+    RewriteShard,
     TableRewrite,
 )
 from arroyo_dagster.state.model.tables import (
@@ -41,15 +41,15 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     check_may,
     check_not_cancelled,
     check_restorable,
-    look_at,
     table_facts,
+    take_snapshot,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_publish import publish
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey, plan_rewrite
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, run_rewrite
 
-RunRewrites = Callable[[ObjectStore, Sequence[RewriteTask]], Iterable[RewrittenPart | LeftOut]]
+RunRewrites = Callable[[ObjectStore, Sequence[RewriteTask]], Iterable[RewriteShard | LeftOut]]
 QUIET_SECONDS = 60.0
 _LONG_AGO = 10
 """A job that stopped so many quiet times ago is quiet, if its objects are the same in the end."""
@@ -57,7 +57,7 @@ _LONG_AGO = 10
 
 def rewrite_here(
     store: ObjectStore, tasks: Sequence[RewriteTask]
-) -> Iterable[RewrittenPart | LeftOut]:
+) -> Iterable[RewriteShard | LeftOut]:
     """Carry out the parts in this process, one after the other."""
     return (run_rewrite(store, task) for task in tasks)
 
@@ -87,7 +87,7 @@ def plan_rewrite_of(
         NotFoundError: the job has no checkpoint.
         FormatError: a file that it lists is missing.
     """
-    snapshot, settings = look_at(store, paths, directory), settings or CompactionSettings()
+    snapshot, settings = take_snapshot(store, paths, directory), settings or CompactionSettings()
     facts = table_facts(store, snapshot)
     plan = _plan(snapshot, facts, settings)
     return _sampled(store, paths, snapshot, facts, plan, settings) if sampled else plan
@@ -144,7 +144,7 @@ def rewrite_job(
     clock: Callable[[], int] = wall_clock,
     sleep: Callable[[float], None] = time.sleep,
     cancelled: Callable[[], bool] = lambda: False,
-    on_part: Callable[[RewrittenPart | LeftOut, int], None] = lambda part, left: None,
+    on_part: Callable[[RewriteShard | LeftOut, int], None] = lambda part, left: None,
     on_published: Callable[[RewriteOutcome], None] = lambda outcome: None,
 ) -> RewriteOutcome:
     """Rewrite what a stopped job of Arroyo's restores: fewer files, the same rows, in place.
@@ -177,7 +177,7 @@ def rewrite_job(
         NotFoundError, FormatError: the epoch, or a file of it, is missing or broken.
     """
     settings = settings or CompactionSettings()
-    snapshot = look_at(store, paths, directory)
+    snapshot = take_snapshot(store, paths, directory)
     facts = table_facts(store, snapshot)
     plan = _plan(snapshot, facts, settings)
     if dry_run or not plan.tables or (or_forecast and plan.why_not is not None):
@@ -189,7 +189,7 @@ def rewrite_job(
         store, paths, owner, wait_seconds=lease_wait_seconds, clock=clock, sleep=sleep
     ) as held:
         # Whoever held the lease before may have done some of it.
-        snapshot = look_at(held, paths, directory)
+        snapshot = take_snapshot(held, paths, directory)
         check_may(paths, snapshot)
         facts = table_facts(held, snapshot)
         plan = _plan(snapshot, facts, settings)
@@ -218,15 +218,15 @@ def _carried_out(
     plan: RewritePlan,
     run: RunRewrites,
     cancelled: Callable[[], bool],
-    on_part: Callable[[RewrittenPart | LeftOut, int], None],
-) -> tuple[list[RewrittenPart], list[LeftOut]]:
+    on_part: Callable[[RewriteShard | LeftOut, int], None],
+) -> tuple[list[RewriteShard], list[LeftOut]]:
     tasks = _tasks(paths, snapshot, plan)
-    parts: list[RewrittenPart] = []
+    parts: list[RewriteShard] = []
     left_out: list[LeftOut] = []
     for found in run(store, tasks):
-        (parts if isinstance(found, RewrittenPart) else left_out).append(found)  # type: ignore[arg-type]
+        (parts if isinstance(found, RewriteShard) else left_out).append(found)  # type: ignore[arg-type]
         on_part(found, len(tasks) - len(parts) - len(left_out))
-        if isinstance(found, RewrittenPart):
+        if isinstance(found, RewriteShard):
             check_same(paths, plan.epoch, found)
         check_not_cancelled(paths, cancelled)
     if len(parts) + len(left_out) != len(tasks):

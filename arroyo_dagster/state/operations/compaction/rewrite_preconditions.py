@@ -63,7 +63,7 @@ class JobSnapshot:
     why_not: str | None
 
 
-def look_at(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> JobSnapshot:
+def take_snapshot(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> JobSnapshot:
     """Gather what is known of a job of Arroyo's, and of the epoch that it would restore.
 
     Raises:
@@ -121,11 +121,11 @@ def changed_objects(
 
     What this package keeps for itself, and files that it has written for a rewrite, do not count.
     """
-    ours = f"{paths.root}/{OUR_DIRECTORY}/"
+    managed = f"{paths.root}/{OUR_DIRECTORY}/"
     return [
         path
         for path in dict.fromkeys((*before, *now))
-        if not path.startswith(ours)
+        if not path.startswith(managed)
         and before.get(path) != now.get(path)
         and not (path not in before and is_rewritten(path))
     ]
@@ -394,7 +394,7 @@ def overwrite(
         )
 
 
-def is_arroyos(store: ObjectStore, paths: JobPaths) -> bool:
+def is_arroyo_job(store: ObjectStore, paths: JobPaths) -> bool:
     """Whether a job is Arroyo's, by its newest epoch; False if it has none that can be read."""
     try:
         return ParquetBackend(store, paths).load().progress is None

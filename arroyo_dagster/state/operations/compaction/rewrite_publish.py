@@ -24,7 +24,7 @@ from arroyo_dagster.state.model.rewrite import (
     RewriteOutcome,
     RewritePlan,
     RewriteRecord,
-    RewrittenPart,
+    RewriteShard,
     TableRewrite,
 )
 from arroyo_dagster.state.model.tables import (
@@ -64,7 +64,7 @@ def publish(
     held: Leased,
     work: Unchanged,
     plan: RewritePlan,
-    parts: Sequence[RewrittenPart],
+    parts: Sequence[RewriteShard],
     left_out: Sequence[LeftOut],
     verify_level: int,
     now_micros: int,
@@ -99,13 +99,13 @@ def publish(
 
 
 def _new_files(
-    plan: RewritePlan, parts: Sequence[RewrittenPart], left_out: Sequence[LeftOut]
-) -> tuple[dict[TableKey, tuple[TableRewrite, list[TimeFile]]], list[RewrittenPart]]:
+    plan: RewritePlan, parts: Sequence[RewriteShard], left_out: Sequence[LeftOut]
+) -> tuple[dict[TableKey, tuple[TableRewrite, list[TimeFile]]], list[RewriteShard]]:
     """The tables that get new files. Both tables of an aggregate stay as they are, if one does."""
     stuck = {one.operator for one in left_out if _of_aggregate(plan, one)}
     stuck_tables = {(one.operator, one.table) for one in left_out}
     found: dict[TableKey, tuple[TableRewrite, list[TimeFile]]] = {}
-    taken: list[RewrittenPart] = []
+    taken: list[RewriteShard] = []
     for table in plan.tables:
         key = (table.operator, table.table)
         mine = [p for p in parts if (p.merged.operator, p.merged.table) == key]
@@ -130,7 +130,7 @@ def _left_out_once(left_out: Sequence[LeftOut]) -> list[LeftOut]:
     return list({(one.operator, one.table): one for one in reversed(left_out)}.values())
 
 
-def _outputs(part: RewrittenPart) -> tuple[TimeFile, ...]:
+def _outputs(part: RewriteShard) -> tuple[TimeFile, ...]:
     return tuple(file for file in part.merged.outputs if isinstance(file, TimeFile))
 
 

@@ -24,10 +24,10 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
     check_may,
-    look_at,
     overwrite,
+    take_snapshot,
 )
-from arroyo_dagster.state.operations.gc.pins import forget_rewrites, read_retained
+from arroyo_dagster.state.operations.gc.pins import forget_rewrites, read_pins
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -91,7 +91,7 @@ def _what_changed(
     store: ObjectStore, paths: JobPaths, directory: JobDirectory
 ) -> tuple[JobSnapshot, StatePath | None, dict[StatePath, tuple[bytes, bytes]]]:
     """The job, the record that undoes its last rewrite, and what that would put back."""
-    snapshot = look_at(store, paths, directory)
+    snapshot = take_snapshot(store, paths, directory)
     check_may(paths, snapshot)
     path = _newest_record(store, paths)
     if path is None:
@@ -103,7 +103,7 @@ def _what_changed(
 
 def _newest_record(store: ObjectStore, paths: JobPaths) -> StatePath | None:
     names = {info.path.name for info in store.list_dir(paths.rewrites).objects}
-    names.update(read_retained(store, paths).rewrites)
+    names.update(read_pins(store, paths).rewrites)
     return paths.rewrites / max(names) if names else None
 
 

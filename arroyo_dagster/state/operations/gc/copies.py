@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 from arroyo_dagster.state.model.garbage import DIGEST_BYTES
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage.store import PIECE_BYTES, ObjectStore, read_in_pieces
+from arroyo_dagster.state.storage.store import CHUNK_BYTES, ObjectStore, read_in_chunks
 
 _SMALL_BYTES = 1 << 20
 _LARGE_AT_ONCE = threading.BoundedSemaphore(8)
 """Of this process, whose memory it bounds: batches of objects are copied by many threads at once,
-each with up to `PIECE_BYTES` of its object."""
+each with up to `CHUNK_BYTES` of its object."""
 
 
 @contextlib.contextmanager
@@ -39,8 +39,8 @@ def digest_stored(store: ObjectStore, path: StatePath) -> tuple[str, int]:
     """
     hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
     size_bytes = 0
-    for piece in read_in_pieces(store, path, PIECE_BYTES):
+    for piece in read_in_chunks(store, path, CHUNK_BYTES):
         hashed.update(piece)
         size_bytes += len(piece)
-        del piece  # see `read_in_pieces`
+        del piece  # see `read_in_chunks`
     return hashed.hexdigest(), size_bytes

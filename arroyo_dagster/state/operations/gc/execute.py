@@ -25,7 +25,7 @@ from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import forget_released
 from arroyo_dagster.state.operations.gc.plan import Clock, GcRequest, check_allowed, plan_gc
 from arroyo_dagster.state.operations.gc.progress import heartbeat, no_progress
-from arroyo_dagster.state.operations.gc.quarantine import Aside
+from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter
 from arroyo_dagster.state.operations.gc.root_reader import Progress
 from arroyo_dagster.state.operations.gc.steps import Delete, GcProgress, Pace, Run, delete_here
 from arroyo_dagster.state.planning.gc.dead_jobs import check_way
@@ -172,7 +172,11 @@ def _run(
         if not chosen.objects:
             delete_all(held, [paths.removal] if chosen.kind is PlanKind.DEAD_JOB else [])
             return GcOutcome(plan=chosen, done=False, deleted=0, size_bytes=0, open_entries=opened)
-        moving = Aside.begin(held, chosen, owner, now, pace.sleep) if options.quarantine else None
+        moving = (
+            QuarantineWriter.begin(held, chosen, owner, now, pace.sleep)
+            if options.quarantine
+            else None
+        )
         name = None if moving is None else moving.name
         journal = Journal.of_plan(held, chosen, owner, now, name)
         if chosen.kind is PlanKind.DEAD_JOB:

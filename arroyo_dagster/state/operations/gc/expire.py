@@ -27,5 +27,5 @@ def expiry_backlog(store: ObjectStore, paths: JobPaths, keep_epochs: int) -> int
     newest = backend.load_checkpoint_metadata(epochs[-1])
     if newest.progress is None:
         return 0
-    pinned = backend.retained().pinned
+    pinned = backend.job_pins().pinned
     return sum(epoch not in pinned for epoch in epochs[: len(epochs) - keep_epochs])

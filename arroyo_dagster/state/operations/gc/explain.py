@@ -126,8 +126,8 @@ def explain_directory(
 
 def _judged(store: ObjectStore, paths: JobPaths, asked: GcRequest) -> tuple[list[Packed], _Judge]:
     inventory, roots = read_inventory(store, paths)
-    shelves = [inventory.metadata, inventory.files, inventory.ours, inventory.foreign]
-    answer = None if roots.ours else asked.answer(paths)
+    shelves = [inventory.metadata, inventory.files, inventory.maintenance, inventory.foreign]
+    answer = None if roots.managed else asked.answer(paths)
     try:
         standing = standing_of(
             roots,
@@ -150,7 +150,7 @@ def _by_references(roots: Roots) -> Callable[[Stored], Reason]:
     referenced = referenced_by(roots, (*roots.epochs, *roots.attempts))
     by_kind = {
         ObjectKind.FOREIGN: Reason.FOREIGN,
-        ObjectKind.OURS: Reason.OURS,
+        ObjectKind.MAINTENANCE: Reason.MAINTENANCE,
         ObjectKind.DATA: Reason.UNDECIDED,
         ObjectKind.SUBTASK: Reason.UNDECIDED,
         ObjectKind.STAGED: Reason.UNDECIDED,

@@ -59,13 +59,13 @@ class FateState(Enum):
     """What became of an object; the value says it in words."""
 
     PRESENT = "it is there"
-    BROUGHT_BACK = "it is there: it was brought back from quarantine"
+    UNDELETED = "it is there: it was brought back from quarantine"
     DELETED = "it was deleted"
     QUARANTINED = "it is in quarantine"
     PURGED = "it was moved to quarantine, and purged from there"
     IN_PROGRESS = "a run that has not ended was to delete it"
     LOST = "it is not there, and the journal does not say who deleted it"
-    NEVER_SEEN = "it is not there, and no run of gc has listed it"
+    NEVER_LISTED = "it is not there, and no run of gc has listed it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ def job_of_object(store: ObjectStore, path: str) -> JobPaths:
     if second:
         candidates.append(JobPaths(JobId(second), PipelineId(first)))
     for paths in candidates:
-        if store.list_dir(paths.ours).prefixes:
+        if store.list_dir(paths.maintenance).prefixes:
             return paths
     return job_of_path(list_jobs(store), path)
 
@@ -190,7 +190,7 @@ def fate_of_object(store: ObjectStore, paths: JobPaths, name: str, asked: GcRequ
     return Fate(
         path=path,
         paths=paths,
-        state=FateState.BROUGHT_BACK if back else FateState.PRESENT,
+        state=FateState.UNDELETED if back else FateState.PRESENT,
         events=found.events,
         info=info,
         explained=explained,
@@ -218,12 +218,12 @@ def _known(
     unreadable: tuple[StatePath, ...],
 ) -> Fate:
     """What the journal and the quarantine say of an object that is not there."""
-    state, last = FateState.NEVER_SEEN, events[-1] if events else None
+    state, last = FateState.NEVER_LISTED, events[-1] if events else None
     quarantine, copy, purged = None, None, None
     if last is not None:
         outcome = last.entry.outcome
         if last.quarantine is not None and outcome in (MOVED, GONE, UNKNOWN):
-            _, kept = Reader(store, paths).retained()
+            _, kept = Reader(store, paths).job_pins()
             quarantine = next((one for one in kept if one.name == last.quarantine), None)
             copy = None if quarantine is None else find_copy(store, paths, quarantine, path)
         if copy is not None:

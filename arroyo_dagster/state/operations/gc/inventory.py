@@ -79,7 +79,7 @@ class Inventory:
     Attributes:
         files: data files, subtask metadata and staged sink files: what may be an orphan.
         metadata: what describes epochs and generations.
-        ours: what maintenance keeps for itself.
+        maintenance: what maintenance keeps for itself.
         foreign: names that nobody here gives.
         newest: the newest epoch when the listing began.
         beside: how many files were listed elsewhere, and are not in `files`.
@@ -88,14 +88,14 @@ class Inventory:
     paths: JobPaths
     files: Packed
     metadata: Packed
-    ours: Packed
+    maintenance: Packed
     foreign: Packed
     newest: Epoch
     beside: int = 0
 
     @property
     def listed(self) -> int:
-        shelves = (self.files, self.metadata, self.ours, self.foreign)
+        shelves = (self.files, self.metadata, self.maintenance, self.foreign)
         return sum(map(len, shelves)) + self.beside
 
 
@@ -158,7 +158,12 @@ def list_job(
             symbolic link does.
     """
     sorted_out: dict[str, list[Packed]] = {}
-    waiting: dict[str, list[Stored]] = {"files": [], "metadata": [], "ours": [], "foreign": []}
+    waiting: dict[str, list[Stored]] = {
+        "files": [],
+        "metadata": [],
+        "maintenance": [],
+        "foreign": [],
+    }
     for count, info in enumerate(_newest_of_each(store.list(below or paths.root)), start=1):
         if info.is_link:
             raise refuse(
@@ -185,7 +190,7 @@ def list_job(
         newest=newest,
         files=shelf_of("files"),
         metadata=shelf_of("metadata"),
-        ours=shelf_of("ours"),
+        maintenance=shelf_of("maintenance"),
         foreign=shelf_of("foreign"),
     )
 
@@ -209,8 +214,8 @@ def _shelf(paths: JobPaths, path: StatePath, addressable: bool) -> str:
                 next_step="give each deployment a URL of its own; nothing was deleted",
             )
         return "foreign"
-    if kind in (ObjectKind.OURS, ObjectKind.STAGED):
-        name = path.removeprefix(f"{paths.ours}/").partition("/")[0]
+    if kind in (ObjectKind.MAINTENANCE, ObjectKind.STAGED):
+        name = path.removeprefix(f"{paths.maintenance}/").partition("/")[0]
         if name not in OUR_NAMES:
             raise refuse(
                 f"a newer release keeps something here: {name}",
@@ -218,8 +223,8 @@ def _shelf(paths: JobPaths, path: StatePath, addressable: bool) -> str:
                 path=path,
                 next_step="use a release of arroyo-dagster that knows it; nothing was deleted",
             )
-    if kind is ObjectKind.OURS:
-        return "ours"
+    if kind is ObjectKind.MAINTENANCE:
+        return "maintenance"
     orphans = (ObjectKind.DATA, ObjectKind.SUBTASK, ObjectKind.STAGED)
     return "files" if kind in orphans else "metadata"
 
@@ -298,7 +303,7 @@ def _attempt(reader: Reader, path: StatePath, newest: Epoch) -> EpochRoot | None
 
 def _compactions(store: ObjectStore, paths: JobPaths, found: Inventory) -> dict[StatePath, Packed]:
     """The files that waiting compactions touch. One that does not decode is refused."""
-    listed = [one.path for one in found.ours if one.path.parent == paths.compactions]
+    listed = [one.path for one in found.maintenance if one.path.parent == paths.compactions]
     reader = Reader(store, paths)
     read = concurrently(lambda p: reader.optional(p, records.decode_compaction_record), listed)
     touched: dict[StatePath, Packed] = {}
@@ -316,9 +321,9 @@ def _rewrites(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StateP
     """The files that putting back the rewrite of the newest epoch needs. A record that does not
     decode is refused; one of an epoch that was left behind puts back nothing any more."""
     directory = roots.paths.rewrites
-    listed = [one.path for one in found.ours if one.path.parent == directory]
+    listed = [one.path for one in found.maintenance if one.path.parent == directory]
     # A listing that is cut short hides none: those that undo anything are known by name.
-    named = [directory / name for name in roots.retained.rewrites]
+    named = [directory / name for name in roots.job_pins.rewrites]
     known = list(dict.fromkeys((*listed, *named)))
     reader = Reader(store, roots.paths)
     read = concurrently(lambda p: reader.optional(p, decode_rewrite_record), known)

@@ -17,9 +17,9 @@ from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.codec.gc import VERSION, known_fields, number_of
 from arroyo_dagster.state.codec.journal import Line, archived_runs
 from arroyo_dagster.state.codec.journal_chain import (
+    BatchSeal,
     Follows,
     Head,
-    PartSeal,
     encode_batch,
     follows_to_json,
     link_after,
@@ -136,7 +136,7 @@ class Journal:
         self._at = paths.journal / self.name
         self._link = digest_of(data)
         self._previous: dict[int, str] = {}
-        self._seals: dict[int, PartSeal] = {}
+        self._seals: dict[int, BatchSeal] = {}
         put_head(store, paths, Head(run=self.name, digest=self._link, ended=False))
 
     def _named(self, micros: int, plan: str, data: bytes) -> str:
@@ -191,7 +191,7 @@ class Journal:
 
     def _write(
         self, now: int, number: int, objects: Sequence[Stored], outcomes: Mapping[Any, str]
-    ) -> PartSeal:
+    ) -> BatchSeal:
         lines = [
             [str(one.path), one.size_bytes, one.etag, outcomes.get(one.path, UNKNOWN)]
             for one in objects

@@ -24,7 +24,7 @@ from arroyo_dagster.state.operations.gc.journal import ARCHIVE, archives_of
 from arroyo_dagster.state.operations.gc.journal_chain import (
     END,
     PLAN,
-    RUNS_LOOKED_AT,
+    RUNS_INSPECTED,
     batch_name,
     batches_by_name,
     decode_batch,
@@ -56,7 +56,7 @@ def archive_runs(held: ObjectStore, paths: JobPaths, listed: Listing) -> int:
     Raises:
         FormatError: an archive does not decode, or reads back different; nothing was removed.
     """
-    waiting = sorted(listed.prefixes)[:-RUNS_LOOKED_AT]
+    waiting = sorted(listed.prefixes)[:-RUNS_INSPECTED]
     if len(waiting) < ARCHIVE_AFTER:
         return 0
     archives = archives_of(info.path for info in listed.objects)

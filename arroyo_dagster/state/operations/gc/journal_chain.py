@@ -13,9 +13,9 @@ from arroyo_dagster.errors import FormatError, NotFoundError
 from arroyo_dagster.state.codec.gc import VERSION, known_fields, number_of
 from arroyo_dagster.state.codec.journal_chain import (
     PREVIOUS,
+    BatchSeal,
     Follows,
     Head,
-    PartSeal,
     decode_end,
     decode_head,
     encode_batch,
@@ -38,7 +38,7 @@ PLAN, END, HEAD = "plan.json", "end.json", "head.json"
 UNKNOWN = "unknown"
 GONE = "gone"
 DIED = "there: the run died before"
-RUNS_LOOKED_AT = 16
+RUNS_INSPECTED = 16
 """So many runs, the newest, may have died and wait for their outcome."""
 
 
@@ -84,7 +84,7 @@ def run_to_follow(store: ObjectStore, paths: JobPaths) -> Follows | None:
 
 
 def _newest_listed(store: ObjectStore, paths: JobPaths) -> Follows | None:
-    directories = sorted(store.list_dir(paths.journal).prefixes)[-RUNS_LOOKED_AT:]
+    directories = sorted(store.list_dir(paths.journal).prefixes)[-RUNS_INSPECTED:]
     for directory in reversed(directories):
         digest = _last_digest(store, directory)
         if digest is not None and _place(store, directory)[0]:
@@ -122,10 +122,10 @@ def finish_open_runs(store: ObjectStore, paths: JobPaths, directories: Iterable[
     Returns:
         How many objects had no outcome.
     """
-    newest = sorted(directories)[-RUNS_LOOKED_AT:]
-    looked_up = sum(finish_run(store, directory) for directory in newest)
+    newest = sorted(directories)[-RUNS_INSPECTED:]
+    resolve_variables = sum(finish_run(store, directory) for directory in newest)
     _advance_head(store, paths, newest)
-    return looked_up
+    return resolve_variables
 
 
 def finish_run(store: ObjectStore, directory: StatePath) -> int:
@@ -140,19 +140,19 @@ def finish_run(store: ObjectStore, directory: StatePath) -> int:
         return 0
     # Without one it is the rest of a run that went to an archive, or of one that was removed.
     plan = _read(store, directory / PLAN)
-    looked_up, link = 0, digest_of(plan or b"")
-    seals: list[PartSeal] = []
+    resolve_variables, link = 0, digest_of(plan or b"")
+    seals: list[BatchSeal] = []
     for number, data in batches_by_name(store, directory):
         path = directory / batch_name(number)
         at_micros, lines, previous = _decoded(data, path)
         link = link_after(previous or link, lines)
         found, data = _completed(store, path, at_micros, lines, previous, data)
         seals.append(seal_of(number, lines, data))
-        looked_up += found
+        resolve_variables += found
     if plan is not None:
         sealed = seals_to_json(seals, link) if _place(store, directory)[0] else {}
         store.put(directory / END, encode_json({"version": VERSION, "died": 1, **sealed}))
-    return looked_up
+    return resolve_variables
 
 
 def _decoded(data: bytes, path: StatePath) -> tuple[int, list[list[Any]], str | None]:
@@ -246,7 +246,7 @@ def _read(store: ObjectStore, path: StatePath) -> bytes | None:
         return None
 
 
-def seals_of(store: ObjectStore, directory: StatePath) -> tuple[PartSeal, ...] | None:
+def seals_of(store: ObjectStore, directory: StatePath) -> tuple[BatchSeal, ...] | None:
     """The batches that the end of a run lists; None if it has none, or has no digests."""
     try:
         found = decode_end(store.read(directory / END), directory / END)

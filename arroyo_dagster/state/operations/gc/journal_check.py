@@ -15,9 +15,9 @@ from arroyo_dagster.errors import FormatError, NotFoundError
 from arroyo_dagster.state.codec.gc import known_fields
 from arroyo_dagster.state.codec.journal import ArchivedRun, archived_runs
 from arroyo_dagster.state.codec.journal_chain import (
+    BatchSeal,
     Follows,
     Head,
-    PartSeal,
     decode_end,
     encode_batch,
     follows_of,
@@ -240,7 +240,7 @@ def _read_plan(run: _Run, data: bytes | None, path: StatePath) -> None:
 
 def _read_end(
     run: _Run, data: bytes | None, path: StatePath
-) -> tuple[str, tuple[PartSeal, ...]] | None:
+) -> tuple[str, tuple[BatchSeal, ...]] | None:
     if data is None:
         return None
     run.end_digest = digest_of(data)
@@ -282,7 +282,7 @@ class _Chain:
         self.before, self.number = path, number or self.number
 
 
-def _compare(chain: _Chain, seal: PartSeal, data: bytes | None) -> None:
+def _compare(chain: _Chain, seal: BatchSeal, data: bytes | None) -> None:
     """Compare a batch with what `end.json` says of it, and with the part before it."""
     path, run = chain.directory / batch_name(seal.number), chain.run
     problem, lines, previous = None, None, None

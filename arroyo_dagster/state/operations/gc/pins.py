@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
-from arroyo_dagster.state.codec.gc import encode_retained
+from arroyo_dagster.state.codec.gc import encode_pins
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, wall_clock
 from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.garbage import Pin, Retained
+from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.gc.plan import Clock
@@ -25,13 +25,13 @@ ANY = Epoch(0)
 """Whichever epoch."""
 
 
-def read_retained(store: ObjectStore, paths: JobPaths) -> Retained:
+def read_pins(store: ObjectStore, paths: JobPaths) -> JobPins:
     """What stays of a job besides its newest epochs.
 
     Raises:
         FormatError: it does not decode, so that nothing may be collected.
     """
-    return ParquetBackend(store, paths).retained()
+    return ParquetBackend(store, paths).job_pins()
 
 
 def pin_epoch(
@@ -43,7 +43,7 @@ def pin_epoch(
     owner: str = "arroyo-state pin",
     clock: Clock = wall_clock,
     sleep: Callable[[float], None] = time.sleep,
-) -> Retained:
+) -> JobPins:
     """Keep an epoch until it is unpinned, and prove that it is whole.
 
     One that a job of ours keeps no more may be going this very moment: then ten seconds pass, until
@@ -59,11 +59,11 @@ def pin_epoch(
     _check_own(backend.load_checkpoint_metadata(epoch), paths)
     pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=reason)
 
-    def add(found: Retained) -> Retained:
+    def add(found: JobPins) -> JobPins:
         others = (one for one in found.pins if one.epoch != epoch)
         return replace(found, pins=tuple(sorted((*others, pin), key=lambda one: one.epoch)))
 
-    found = change_retained(store, paths, add, owner=owner, clock=clock)
+    found = change_pins(store, paths, add, owner=owner, clock=clock)
     try:
         backend.prepare_checkpoint_load(epoch)
         if may_be_going(store, paths, epoch):
@@ -104,7 +104,7 @@ def may_be_going(store: ObjectStore, paths: JobPaths, epoch: Epoch = ANY) -> boo
         return True
     if newest is None:
         return False
-    return newest.ours and 1 < newest.min_epoch and epoch <= newest.min_epoch
+    return newest.managed and 1 < newest.min_epoch and epoch <= newest.min_epoch
 
 
 def unpin_epochs(
@@ -114,7 +114,7 @@ def unpin_epochs(
     *,
     owner: str = "arroyo-state unpin",
     clock: Clock = wall_clock,
-) -> Retained:
+) -> JobPins:
     """Let epochs go with the others. The next expiry takes them if they are old enough.
 
     Raises:
@@ -123,7 +123,7 @@ def unpin_epochs(
     """
     wanted = frozenset(epochs)
 
-    def remove(found: Retained) -> Retained:
+    def remove(found: JobPins) -> JobPins:
         unknown = sorted(wanted - found.pinned)
         if unknown:
             raise NotFoundError(
@@ -132,40 +132,39 @@ def unpin_epochs(
                 epoch=unknown[0],
                 next_step="list the pinned ones with `arroyo-state pins`; nothing was changed",
             )
-        return replace(
-            found,
-            pins=tuple(
-                replace(one, released=True) if one.epoch in wanted else one for one in found.pins
-            ),
-        )
+        return release(found, epochs=wanted)
 
-    return change_retained(store, paths, remove, owner=owner, clock=clock)
+    return change_pins(store, paths, remove, owner=owner, clock=clock)
 
 
-def change_retained(
+def release(kept: JobPins, *, epochs: Collection[Epoch]) -> JobPins:
+    """The pins with these lifted: they go on explaining the gap that their epochs leave."""
+    pins = (replace(pin, released=True) if pin.epoch in epochs else pin for pin in kept.pins)
+    return replace(kept, pins=tuple(pins))
+
+
+def change_pins(
     store: ObjectStore,
     paths: JobPaths,
-    change: Callable[[Retained], Retained],
+    change: Callable[[JobPins], JobPins],
     *,
     owner: str,
     clock: Clock = wall_clock,
-) -> Retained:
+) -> JobPins:
     """Change what stays, under the lease of the job: two changes never lose one another."""
     with lease(store, paths, owner, clock=clock) as held:
-        return put_retained(held, paths, change)
+        return put_pins(held, paths, change)
 
 
-def put_retained(
-    held: ObjectStore, paths: JobPaths, change: Callable[[Retained], Retained]
-) -> Retained:
+def put_pins(held: ObjectStore, paths: JobPaths, change: Callable[[JobPins], JobPins]) -> JobPins:
     """Change what stays; the caller holds the lease, and `held` is the store it gave."""
-    found = change(read_retained(held, paths))
-    held.put(paths.retained, encode_retained(found))
-    if read_retained(held, paths) != found:
+    found = change(read_pins(held, paths))
+    held.put(paths.job_pins, encode_pins(found))
+    if read_pins(held, paths) != found:
         raise ConflictError(
             "what stays reads back different from what was written",
             job=paths.root,
-            path=paths.retained,
+            path=paths.job_pins,
             next_step="see who else writes there, then try again; nothing was deleted",
         )
     return found
@@ -180,14 +179,14 @@ def forget_released(
         held: the store, under the lease.
         still_there: epochs before it that have not gone: the gap behind them must stay explained.
     """
-    found = read_retained(held, paths)
+    found = read_pins(held, paths)
     stays = tuple(
         one
         for one in found.pins
         if not one.released or one.epoch >= before or one.epoch in still_there
     )
     if stays != found.pins:
-        put_retained(held, paths, lambda kept: replace(kept, pins=stays))
+        put_pins(held, paths, lambda kept: replace(kept, pins=stays))
 
 
 def keep_rewrite(held: ObjectStore, paths: JobPaths, name: str) -> None:
@@ -197,7 +196,7 @@ def keep_rewrite(held: ObjectStore, paths: JobPaths, name: str) -> None:
         held: the store, under the lease.
         name: of the record.
     """
-    put_retained(held, paths, lambda kept: replace(kept, rewrites=(*kept.rewrites, name)))
+    put_pins(held, paths, lambda kept: replace(kept, rewrites=(*kept.rewrites, name)))
 
 
 def forget_rewrites(held: ObjectStore, paths: JobPaths, done: Callable[[str], bool]) -> None:
@@ -207,9 +206,9 @@ def forget_rewrites(held: ObjectStore, paths: JobPaths, done: Callable[[str], bo
         held: the store, under the lease.
         done: whether the record of this name is one.
     """
-    named = read_retained(held, paths).rewrites
+    named = read_pins(held, paths).rewrites
     stays = tuple(name for name in named if not done(name))
     if stays != named:
-        put_retained(held, paths, lambda kept: replace(kept, rewrites=stays))
+        put_pins(held, paths, lambda kept: replace(kept, rewrites=stays))
     listed = [info.path.name for info in held.list_dir(paths.rewrites).objects]
     delete_all(held, [paths.rewrites / name for name in {*listed, *named} if done(name)])

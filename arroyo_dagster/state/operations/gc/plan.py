@@ -84,7 +84,7 @@ def check_allowed(store: ObjectStore, paths: JobPaths, asked: GcRequest) -> None
     if asked.kind is PlanKind.DEAD_JOB:
         return
     head = newest_root(store, paths)
-    if head is not None and not head.ours:
+    if head is not None and not head.managed:
         # Which generation it is of is looked at with the rest.
         at_rest(Roots(paths=paths, worker_generation=None, epochs=(head,)), asked.answer(paths))
 
@@ -143,7 +143,9 @@ def plan_gc(
     plan = plan_expiry(
         roots, request.retention, now_micros=now, answer=answer, listed_from=inventory.newest
     )
-    return measured(plan, inventory.files, inventory.metadata, inventory.ours, inventory.foreign)
+    return measured(
+        plan, inventory.files, inventory.metadata, inventory.maintenance, inventory.foreign
+    )
 
 
 plan_collection = plan_gc
@@ -159,7 +161,7 @@ def needed_answer(asked: GcRequest, roots: Roots, before: JobAnswer | None) -> J
     Raises:
         ConflictError: something else is known now.
     """
-    if roots.ours:
+    if roots.managed:
         return None
     answer = asked.answer(roots.paths)
     check_still(roots.paths, before, answer)
@@ -192,22 +194,22 @@ def _begun_removal(store: ObjectStore, paths: JobPaths) -> GcPlan | None:
 
 
 def _rest_of(store: ObjectStore, asked: GcRequest, begun: GcPlan, now: int) -> GcPlan:
-    _dead(store, asked, begun.paths, ours=bool(begun.rule.get("ours")))
-    retained, quarantined = Reader(store, begun.paths).retained()
+    _dead(store, asked, begun.paths, managed=bool(begun.rule.get("ours")))
+    job_pins, quarantined = Reader(store, begun.paths).job_pins()
     found = list_job(store, begun.paths, Epoch(0))
     return what_is_left_of(
         begun,
         found.files,
         found.metadata,
         found.foreign,
-        retained=retained,
+        job_pins=job_pins,
         quarantined=quarantined,
         now_micros=now,
     )
 
 
 def _dead(
-    store: ObjectStore, asked: GcRequest, paths: JobPaths, *, ours: bool
+    store: ObjectStore, asked: GcRequest, paths: JobPaths, *, managed: bool
 ) -> tuple[str, JobAnswer, list[JobPaths]]:
     """How it is known that a job is dead, what is known of it, and the other jobs of the URL that
     are not said to be gone themselves.
@@ -215,7 +217,7 @@ def _dead(
     listed = _known_jobs(store) if asked.others is None else asked.others
     others = [one for one in listed if one != paths]
     answer, *known = asked.directory.look_up([paths, *others])
-    why = why_dead(paths, answer, known, ours=ours)
+    why = why_dead(paths, answer, known, managed=managed)
     said = zip(others, known, strict=True)
     alive = [one for one, its in said if its.facts.condition is not JobCondition.GONE]
     return why, answer, alive
@@ -237,7 +239,7 @@ def _unreadable_job(
     Args:
         evidence: why it cannot.
     """
-    retained, quarantined = Reader(store, paths).retained()
+    job_pins, quarantined = Reader(store, paths).job_pins()
     found = list_job(store, paths, Epoch(0))
     if not found.listed:
         raise refuse("the listing is empty", paths)
@@ -245,7 +247,7 @@ def _unreadable_job(
         paths=paths,
         worker_generation=None,
         epochs=(),
-        retained=retained,
+        job_pins=job_pins,
         quarantined=quarantined,
     )
     return _dead_job(store, asked, found, roots, now, evidence)
@@ -261,8 +263,8 @@ def _dead_job(
 ) -> GcPlan:
     paths = roots.paths
     # Of one that cannot be read nobody knows whose it is: the user's word counts alone.
-    ours = unreadable is not None or roots.ours
-    why, answer, others = _dead(store, asked, paths, ours=ours)
+    managed = unreadable is not None or roots.managed
+    why, answer, others = _dead(store, asked, paths, managed=managed)
     heads = concurrently(lambda other: newest_root(store, other), others)
     needed = [
         (other, path)

@@ -33,7 +33,7 @@ from arroyo_dagster.state.model.objects import NOTHING, ObjectKind, Packed, Stor
 from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
-from arroyo_dagster.state.operations.gc.pins import may_be_going, put_retained
+from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
 from arroyo_dagster.state.operations.gc.plan import Clock
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
@@ -45,7 +45,7 @@ INDEX = "index.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class QuarantineWriter:
     """Moves the objects of one run aside."""
 
     store: ObjectStore
@@ -60,7 +60,7 @@ class Aside:
         owner: str,
         now_micros: int,
         sleep: Callable[[float], None],
-    ) -> Aside:
+    ) -> QuarantineWriter:
         """Begin a quarantine: from here on what it needs stays.
 
         Args:
@@ -79,7 +79,7 @@ class Aside:
         )
         path = plan.paths.quarantine / name / INDEX
         held.put(path, encode_quarantined(found, owner))
-        put_retained(
+        put_pins(
             held,
             plan.paths,
             lambda kept: replace(kept, quarantines=(*kept.quarantines, name)),
@@ -100,7 +100,7 @@ class Aside:
             range(len(batch)),
         )
         moved = [one for one in found if one is not None]
-        self.store.put(directory / _part(number), encode_moved(moved))
+        self.store.put(directory / _index_part(number), encode_moved(moved))
         return [one.path for one, copy in zip(batch, found, strict=True) if copy is None]
 
     def _copied(self, one: Stored, target: StatePath) -> Moved | None:
@@ -149,24 +149,26 @@ def list_quarantines(store: ObjectStore, paths: JobPaths) -> list[tuple[Quaranti
     Raises:
         ProtocolError, FormatError: an index is missing or does not decode.
     """
-    _, found = Reader(store, paths).retained()
+    _, found = Reader(store, paths).job_pins()
     return [(one, all_moved(store, paths, one)) for one in found]
 
 
-def _part(number: int) -> str:
+def _index_part(number: int) -> str:
     return f"part-{number:06}.json"
 
 
 def all_moved(store: ObjectStore, paths: JobPaths, one: Quarantined) -> list[Moved]:
     """The objects in one quarantine."""
-    return [moved for part in _parts(store, paths, one).values() for moved in part]
+    return [moved for part in _index_parts(store, paths, one).values() for moved in part]
 
 
-def _parts(store: ObjectStore, paths: JobPaths, one: Quarantined) -> dict[StatePath, list[Moved]]:
+def _index_parts(
+    store: ObjectStore, paths: JobPaths, one: Quarantined
+) -> dict[StatePath, list[Moved]]:
     """The parts of the index of one quarantine, all of them, whatever a listing shows."""
     directory = paths.quarantine / one.name
     listed = {info.path for info in store.list_dir(directory).objects}
-    named = {directory / _part(number) for number in range(1, one.parts + 1)}
+    named = {directory / _index_part(number) for number in range(1, one.parts + 1)}
     known = sorted(path for path in listed | named if path.name.startswith("part-"))
     found = concurrently(lambda path: _moved_in(store, paths, path), known)
     return {path: part for path, part in zip(known, found, strict=True) if part is not None}
@@ -177,7 +179,7 @@ def find_copy(
 ) -> Moved | None:
     """The copy of one object in a quarantine; None if there is none. Reads a part at a time."""
     directory = paths.quarantine / one.name
-    names = [directory / _part(number) for number in range(1, one.parts + 1)]
+    names = [directory / _index_part(number) for number in range(1, one.parts + 1)]
     if not names:
         listed = store.list_dir(directory).objects
         names = [info.path for info in listed if info.path.name.startswith("part-")]
@@ -257,7 +259,7 @@ def purge(
 
 
 def _old(store: ObjectStore, paths: JobPaths, before_micros: int) -> list[Quarantined]:
-    _, found = Reader(store, paths).retained()
+    _, found = Reader(store, paths).job_pins()
     return [one for one in found if one.moved_at_micros <= before_micros]
 
 
@@ -268,7 +270,7 @@ def _purge_one(
     directory = paths.quarantine / one.name
     listed = [info for info in held.list(directory) if info.path.name != INDEX]
     going = {i.path: Stored(i.path, i.size_bytes, i.modified_micros, i.etag) for i in listed}
-    for part, moved in _parts(held, paths, one).items():
+    for part, moved in _index_parts(held, paths, one).items():
         going.setdefault(part, Stored(part, None))
         for copy in moved:
             going.setdefault(copy.copy, Stored(copy.copy, copy.size_bytes))
@@ -289,7 +291,7 @@ def _purge_one(
         journal.write([(number, batch)], {})
         delete_all(held, [stored.path for stored in batch])
         journal.write([(number, batch)], dict.fromkeys((b.path for b in batch), "deleted"))
-    put_retained(
+    put_pins(
         held,
         paths,
         lambda kept: replace(

@@ -10,7 +10,7 @@ from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.state.codec import gc as codec
 from arroyo_dagster.state.metadata.objects import decode_by_name
 from arroyo_dagster.state.model.checkpoints import RECORD_VERSION
-from arroyo_dagster.state.model.garbage import Quarantined, Retained, Root, digest_of
+from arroyo_dagster.state.model.garbage import JobPins, Quarantined, Root, digest_of
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.gc.reachability import refuse
@@ -95,9 +95,9 @@ class Reader:
         """What was read of these paths, in their order; no longer part of what is left."""
         return tuple(self.roots.pop(path) for path in found if path in self.roots)
 
-    def retained(self) -> tuple[Retained, tuple[Quarantined, ...]]:
+    def job_pins(self) -> tuple[JobPins, tuple[Quarantined, ...]]:
         """Pins, and what lies in quarantine."""
-        found = self.optional(self.paths.retained, codec.decode_retained) or Retained()
+        found = self.optional(self.paths.job_pins, codec.decode_pins) or JobPins()
         names = found.quarantines
         aside = concurrently(
             lambda name: self.required(

@@ -39,7 +39,7 @@ state, gaps are as long as it has run."""
 def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
     """The roots of a job of the legacy layout; None: it changed meanwhile, look again."""
     backend = ParquetBackend(reader.store, reader.paths)
-    retained, aside = reader.retained()
+    job_pins, aside = reader.job_pins()
     numbers = sorted(backend.checkpoint_dirs(), reverse=True)
     newest = newest_legacy(reader, numbers)
     if newest is None:
@@ -65,7 +65,7 @@ def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
         paths=reader.paths,
         worker_generation=None,
         epochs=tuple(found),
-        retained=retained,
+        job_pins=job_pins,
         quarantined=aside,
         more=tuple(reader.roots.values()),
     )
@@ -134,8 +134,8 @@ def _check_unlisted(reader: Reader, numbers: Sequence[Epoch]) -> None:
     """
     gaps = [range(below + 1, above) for above, below in itertools.pairwise(numbers)]
     gaps.append(range(max(0, numbers[-1] - PROBE_COUNT), numbers[-1]))
-    looked_at = {n for gap in gaps for n in (*gap[:BESIDE_A_GAP], *gap[-BESIDE_A_GAP:])}
-    missing = [Epoch(n) for n in sorted(looked_at)]
+    inspected = {n for gap in gaps for n in (*gap[:BESIDE_A_GAP], *gap[-BESIDE_A_GAP:])}
+    missing = [Epoch(n) for n in sorted(inspected)]
     heads = concurrently(lambda n: reader.store.head(reader.paths.legacy_metadata(n)), missing)
     found = zip(missing, heads, strict=True)
     _refuse_hidden(reader.paths, [n for n, head in found if head is not None])

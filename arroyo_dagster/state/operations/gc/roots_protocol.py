@@ -33,7 +33,7 @@ def protocol_roots(reader: Reader, progress: Progress) -> Roots | None:
     """The roots of a job of the protocol layout; None: it changed meanwhile, look again."""
     paths = reader.paths
     fence = reader.required(paths.current_generation, records.decode_current_generation)
-    retained, aside = reader.retained()
+    job_pins, aside = reader.job_pins()
     found = newest_head(reader, fence)
     if found is None:
         raise refuse(NO_EPOCH, paths, path=paths.current_generation)
@@ -49,10 +49,10 @@ def protocol_roots(reader: Reader, progress: Progress) -> Roots | None:
         if again is not None and again[0].ref == head.ref:
             raise refuse("the parent of the newest epoch is missing", paths, path=head.parent_ref)
         return None
-    for pin in sorted(retained.ever_pinned, reverse=True):
+    for pin in sorted(job_pins.ever_pinned, reverse=True):
         if pin < epochs[-1].epoch:
             epochs += _pinned(reader, pin)
-    epochs = with_rolled_back(reader, epochs, retained.ever_pinned)
+    epochs = with_rolled_back(reader, epochs, job_pins.ever_pinned)
     data = reader.store.read(paths.current_generation)
     if records.decode_current_generation(data, paths.current_generation) != fence:
         return None
@@ -67,7 +67,7 @@ def protocol_roots(reader: Reader, progress: Progress) -> Roots | None:
         restored=own.base_ref if own else None,
         epochs=tuple(epochs),
         attempts=_unowned(reader, epochs),
-        retained=retained,
+        job_pins=job_pins,
         quarantined=aside,
         generations=tuple(numbers),
         more=tuple(reader.roots.values()),

@@ -116,6 +116,6 @@ def _unreadable(
 
 def known_roots(reader: Reader, found: Sequence[StatePath]) -> tuple[Root, ...]:
     """Remember objects that do not decode by their bytes; what is ours alone lists nothing."""
-    metadata = [path for path in found if not path.startswith(f"{reader.paths.ours}/")]
+    metadata = [path for path in found if not path.startswith(f"{reader.paths.maintenance}/")]
     there = [path for path in metadata if path in reader.roots or reader.raw(path)]
     return reader.taken(there)

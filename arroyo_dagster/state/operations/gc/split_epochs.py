@@ -30,7 +30,7 @@ Copies = Mapping[StatePath, Moved]
 """What lies in a quarantine, by where it was."""
 
 
-def come_back_together(
+def linked_quarantines(
     store: ObjectStore, paths: JobPaths, known: Sequence[Quarantined], name: str
 ) -> dict[str, list[Moved]]:
     """What lies in a quarantine, and in those that hold an epoch or a start together with it.

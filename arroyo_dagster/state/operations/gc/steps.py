@@ -20,7 +20,7 @@ from arroyo_dagster.state.model.objects import BATCH, ObjectKind, Packed, Stored
 from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.journal_chain import GONE
 from arroyo_dagster.state.operations.gc.plan import GcRequest
-from arroyo_dagster.state.operations.gc.quarantine import Aside
+from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.planning.gc.reachability import refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -80,7 +80,7 @@ class Run:
     plan: GcPlan
     asked: GcRequest
     journal: Journal
-    aside: Aside | None
+    aside: QuarantineWriter | None
     delete: Delete
     pace: Pace
     progress: Callable[[GcProgress], None]

@@ -4,6 +4,7 @@ all that it needs is there.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,11 +17,11 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, wall_clock
 from arroyo_dagster.state.model.garbage import (
+    JobPins,
     Moved,
     Pin,
     Quarantined,
     References,
-    Retained,
     UndeletePlan,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -29,10 +30,15 @@ from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, objec
 from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
-from arroyo_dagster.state.operations.gc.pins import may_be_going, put_retained
+from arroyo_dagster.state.operations.gc.pins import (
+    may_be_going,
+    put_pins,
+    read_pins,
+    release,
+)
 from arroyo_dagster.state.operations.gc.plan import Clock
 from arroyo_dagster.state.operations.gc.root_reader import Reader
-from arroyo_dagster.state.operations.gc.split_epochs import come_back_together
+from arroyo_dagster.state.operations.gc.split_epochs import linked_quarantines
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -43,7 +49,7 @@ def plan_undelete(store: ObjectStore, paths: JobPaths, name: str) -> UndeletePla
     Raises:
         NotFoundError: there is no such quarantine.
     """
-    found = come_back_together(store, paths, _known(store, paths, name), name)
+    found = linked_quarantines(store, paths, _known(store, paths, name), name)
     return _that_are_whole(store, paths, found, name)
 
 
@@ -80,9 +86,8 @@ def undelete(
         return list(plan_undelete(store, paths, name).objects)
     _known(store, paths, name)
     with lease(store, paths, owner, clock=clock) as held:
-        moved = plan_undelete(held, paths, name).objects
+        moved = _pinned_plan(held, paths, name, owner=owner, clock=clock, sleep=sleep).objects
         there = concurrently(lambda one: _lies_there(held, one), moved)
-        now = clock()
         size = sum(one.size_bytes for one in moved)
         finish_open_runs(held, paths, held.list_dir(paths.journal).prefixes)
         journal = Journal(
@@ -91,15 +96,11 @@ def undelete(
             kind="undelete",
             plan=name,
             owner=owner,
-            now_micros=now,
+            now_micros=clock(),
             objects=len(moved),
             size_bytes=size,
             quarantine=name,
         )
-        pins = sorted({epoch for one in moved if (epoch := _epoch_of(paths, one)) is not None})
-        put_retained(held, paths, lambda kept: _pinned(kept, pins, owner, now))
-        if pins and may_be_going(held, paths, pins[0]):
-            sleep(IN_FLIGHT_GRACE_SECONDS)
         missing = [one for one, is_there in zip(moved, there, strict=True) if not is_there]
         for group in _groups(paths, missing):
             concurrently(lambda one: _bring_back(held, one), group)
@@ -108,9 +109,43 @@ def undelete(
         for number, batch in enumerate(Packed(objects).batches(), start=1):
             journal.write([(number, batch)], dict.fromkeys((one.path for one in batch), "back"))
         journal.end({"back": len(moved)})
-    for epoch in pins:
+    for epoch in sorted(_epochs_of(paths, moved)):
         ParquetBackend(store, paths).prepare_checkpoint_load(epoch)
     return list(moved)
+
+
+def _pinned_plan(
+    held: ObjectStore,
+    paths: JobPaths,
+    name: str,
+    *,
+    owner: str,
+    clock: Clock,
+    sleep: Callable[[float], None],
+) -> UndeletePlan:
+    """What may come back, decided while its epochs are pinned.
+
+    A writer may delete what an epoch needs, and what lies in place, until it has read the pins. So
+    the plan is made again behind them; epochs that are not whole any more are unpinned.
+    """
+    before = read_pins(held, paths).pinned
+    pins: set[Epoch] = set()
+    plan = plan_undelete(held, paths, name)
+    while more := sorted(_epochs_of(paths, plan.objects) - pins):
+        pins.update(more)
+        put_pins(held, paths, functools.partial(_pin, epochs=more, owner=owner, now=clock()))
+        if may_be_going(held, paths, more[0]):
+            sleep(IN_FLIGHT_GRACE_SECONDS)
+        plan = plan_undelete(held, paths, name)
+    lost = pins - _epochs_of(paths, plan.objects) - before
+    if lost:
+        put_pins(held, paths, functools.partial(release, epochs=lost))
+    return plan
+
+
+def _epochs_of(paths: JobPaths, moved: Iterable[Moved]) -> set[Epoch]:
+    """The epochs that objects make visible."""
+    return {epoch for one in moved if (epoch := _epoch_of(paths, one)) is not None}
 
 
 _OF_AN_EPOCH = frozenset(
@@ -195,7 +230,7 @@ def _is_whole(
 
 def _known(store: ObjectStore, paths: JobPaths, name: str) -> Sequence[Quarantined]:
     """The quarantines of the job, of which this is one."""
-    _, known = Reader(store, paths).retained()
+    _, known = Reader(store, paths).job_pins()
     if name not in (one.name for one in known):
         raise NotFoundError(
             "there is no such quarantine",
@@ -245,9 +280,9 @@ def _epoch_of(paths: JobPaths, one: Moved) -> Epoch | None:
     return name.epoch if name.kind in (ObjectKind.RECORD, ObjectKind.CHECKPOINT) else None
 
 
-def _pinned(kept: Retained, epochs: Sequence[Epoch], owner: str, now_micros: int) -> Retained:
+def _pin(kept: JobPins, *, epochs: Sequence[Epoch], owner: str, now: int) -> JobPins:
     more = (
-        Pin(epoch=epoch, owner=owner, pinned_at_micros=now_micros, reason="brought back")
+        Pin(epoch=epoch, owner=owner, pinned_at_micros=now, reason="brought back")
         for epoch in epochs
         if epoch not in kept.pinned
     )

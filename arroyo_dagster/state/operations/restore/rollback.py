@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.checkpoints import (
     Manifest,
     OperatorCheckpoint,
 )
-from arroyo_dagster.state.model.garbage import Pin, Retained
+from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.rollback import (
@@ -41,7 +41,7 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     list_epochs,
     newest_generation,
 )
-from arroyo_dagster.state.operations.gc.pins import may_be_going, put_retained
+from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
 from arroyo_dagster.state.operations.gc.plan import Clock
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
@@ -170,7 +170,7 @@ def _siblings(store: ObjectStore, paths: JobPaths) -> tuple[JobId, ...]:
 
 
 def _keeps_records(store: ObjectStore, paths: JobPaths) -> bool:
-    below = {path.name for path in store.list_dir(paths.ours).prefixes}
+    below = {path.name for path in store.list_dir(paths.maintenance).prefixes}
     return not below.isdisjoint({"topics", "stdin", "landed"})
 
 
@@ -275,25 +275,25 @@ def _kept(
     sleep: Callable[[float], None],
 ) -> Iterator[None]:
     """Keep an epoch while this lasts: a run that is still alive may be about to let it expire."""
-    before = ParquetBackend(held, paths).retained()
+    before = ParquetBackend(held, paths).job_pins()
     if epoch not in before.pinned:
         pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=REASON)
-        put_retained(held, paths, lambda kept: _with(kept, pin))
+        put_pins(held, paths, lambda kept: _with(kept, pin))
         if may_be_going(held, paths, epoch):
             sleep(IN_FLIGHT_GRACE_SECONDS)
     try:
         yield
     finally:
         with contextlib.suppress(ConflictError, StorageError):
-            put_retained(held, paths, _released)
+            put_pins(held, paths, _released)
 
 
-def _with(kept: Retained, pin: Pin) -> Retained:
+def _with(kept: JobPins, pin: Pin) -> JobPins:
     others = (one for one in kept.pins if one.epoch != pin.epoch)
     return replace(kept, pins=tuple(sorted((*others, pin), key=lambda one: one.epoch)))
 
 
-def _released(kept: Retained) -> Retained:
+def _released(kept: JobPins) -> JobPins:
     """Without the pins of rollbacks: under the lease no other one is under way, only dead ones."""
     pins = (replace(one, released=True) if one.reason == REASON else one for one in kept.pins)
     return replace(kept, pins=tuple(pins))

@@ -15,7 +15,12 @@ from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig, Tab
 from arroyo_dagster.state.operations.catalog.jobs import stored_sizes
 from arroyo_dagster.state.operations.verify.keys import find_variant
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata
-from arroyo_dagster.state.operations.verify.rows import MAX_LEVEL, FileToRead, Look, read_file_facts
+from arroyo_dagster.state.operations.verify.rows import (
+    MAX_LEVEL,
+    CheckDepth,
+    FileToRead,
+    read_file_facts,
+)
 from arroyo_dagster.state.operations.verify.values import value_findings
 from arroyo_dagster.state.planning.restore.reads import RestorePlan, TableRead, restore_plan
 from arroyo_dagster.state.planning.verify.checks import config_findings
@@ -48,11 +53,11 @@ class DataFindings:
 
     findings: tuple[Finding, ...] = ()
     restore: tuple[SubtaskRestore, ...] = ()
-    looked_at: int = 0
+    inspected: int = 0
 
 
 def data_findings(
-    store: ObjectStore, paths: JobPaths, found: JobMetadata, look: Look
+    store: ObjectStore, paths: JobPaths, found: JobMetadata, look: CheckDepth
 ) -> DataFindings:
     """Look at what the epoch lists, as closely as `look` asks.
 
@@ -74,12 +79,12 @@ def data_findings(
     findings += _waiting(store, paths, checkpoint)
     findings += value_findings(store, checkpoint, tables.files, files, look)
     if look.level < MAX_LEVEL:
-        return DataFindings(findings=tuple(findings), looked_at=len(files))
+        return DataFindings(findings=tuple(findings), inspected=len(files))
     told = {one.object for one in (*found.findings, *findings)}
     findings += owner_findings(plan, files, told)
     findings += unkeyed_findings(checkpoint, files)
     restore = subtask_restores(plan, files)
-    return DataFindings(findings=tuple(findings), restore=restore, looked_at=len(files))
+    return DataFindings(findings=tuple(findings), restore=restore, inspected=len(files))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,20 +135,20 @@ def _listed_files(
             forms=forms,
             bounds=bounds.get(path),
             opened=path in opened,
-            ours=checkpoint.progress is not None,
+            managed=checkpoint.progress is not None,
         )
         for path in files.paths
     ]
 
 
 def _read(
-    store: ObjectStore, listed: Mapping[StatePath, ListedFile], plan: RestorePlan, look: Look
+    store: ObjectStore, listed: Mapping[StatePath, ListedFile], plan: RestorePlan, look: CheckDepth
 ) -> dict[StatePath, FileFacts]:
     if look.level == 0:
         sizes = stored_sizes(store, listed)
         return {path: FileFacts(size_bytes=size) for path, size in sizes.items()}
     if look.level == MAX_LEVEL:
-        look = Look(
+        look = CheckDepth(
             level=look.level,
             parallelism=look.parallelism,
             catalogue=look.catalogue,

@@ -17,7 +17,7 @@ from arroyo_dagster.state.operations.catalog.footers import expired_meanwhile
 from arroyo_dagster.state.operations.catalog.query import chosen_epoch
 from arroyo_dagster.state.operations.verify.data import DataFindings, data_findings
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata, read_job_metadata
-from arroyo_dagster.state.operations.verify.rows import MAX_LEVEL, Look
+from arroyo_dagster.state.operations.verify.rows import MAX_LEVEL, CheckDepth
 from arroyo_dagster.state.planning.verify.findings import Verdict
 from arroyo_dagster.state.planning.verify.restore import SubtaskRestore
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -38,7 +38,7 @@ class JobVerdict:
     Attributes:
         level: how closely it was looked at.
         parallelism: of the restore that was simulated; None = each operator's own.
-        verdict: `looked_at` counts data files and metadata objects.
+        verdict: `inspected` counts data files and metadata objects.
         restore: what each subtask opens and keeps; empty below level 4.
         epochs: those looked at for what happened between them, ascending.
     """
@@ -88,7 +88,9 @@ def verify_job(
         StorageError: the store failed.
     """
     _check(level, parallelism, history)
-    look = Look(level=level, parallelism=parallelism, catalogue=catalogue or default_catalogue())
+    look = CheckDepth(
+        level=level, parallelism=parallelism, catalogue=catalogue or default_catalogue()
+    )
     for _ in range(_ATTEMPTS):
         epochs = ParquetBackend(store, paths).epochs()
         wanted = chosen_epoch(store, paths, epochs, epoch)
@@ -111,7 +113,7 @@ def _check(level: int, parallelism: int | None, history: int) -> None:
         key_range_size(parallelism)
 
 
-def _judge(store: ObjectStore, paths: JobPaths, found: JobMetadata, look: Look) -> JobVerdict:
+def _judge(store: ObjectStore, paths: JobPaths, found: JobMetadata, look: CheckDepth) -> JobVerdict:
     data = DataFindings() if found.checkpoint is None else data_findings(store, paths, found, look)
     return JobVerdict(
         paths=paths,
@@ -119,7 +121,7 @@ def _judge(store: ObjectStore, paths: JobPaths, found: JobMetadata, look: Look) 
         level=look.level,
         parallelism=look.parallelism,
         verdict=Verdict(
-            findings=(*found.findings, *data.findings), looked_at=found.objects + data.looked_at
+            findings=(*found.findings, *data.findings), inspected=found.objects + data.inspected
         ),
         restore=data.restore,
         epochs=tuple(one.epoch for one in found.history),

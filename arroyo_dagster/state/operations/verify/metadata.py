@@ -77,19 +77,19 @@ def read_job_metadata(
     Raises:
         StorageError: the store failed.
     """
-    looked_at = tuple(one for one in epochs if one <= epoch)[-history - 1 :]
-    if any(later - earlier > 1 for earlier, later in itertools.pairwise(looked_at)):
-        looked_at = _without_pinned(store, paths, looked_at)
+    inspected = tuple(one for one in epochs if one <= epoch)[-history - 1 :]
+    if any(later - earlier > 1 for earlier, later in itertools.pairwise(inspected)):
+        inspected = _without_pinned(store, paths, inspected)
     reader = _Reader(store, paths)
     if paths.layout is Layout.LEGACY:
-        reader.read(map(paths.legacy_metadata, looked_at), metadata.decode_legacy_checkpoint)
+        reader.read(map(paths.legacy_metadata, inspected), metadata.decode_legacy_checkpoint)
     else:
-        records_of = [paths.epoch_record(one) for one in looked_at]
+        records_of = [paths.epoch_record(one) for one in inspected]
         reader.read(records_of, records.decode_epoch_record)
         _read_manifests(reader, records_of)
-    rollbacks = _rollbacks(reader, looked_at)
-    left = rolled_back(looked_at[-1], looked_at, rollbacks)
-    lineage = tuple(one for one in looked_at if one not in left)
+    rollbacks = _rollbacks(reader, inspected)
+    left = rolled_back(inspected[-1], inspected, rollbacks)
+    lineage = tuple(one for one in inspected if one not in left)
     rollbacks = {one: to for one, to in rollbacks.items() if one not in left}
     judge = _legacy if paths.layout is Layout.LEGACY else _protocol
     return judge(reader, lineage, newest=epochs[-1], rollbacks=rollbacks)
@@ -123,7 +123,7 @@ def _without_pinned(
 ) -> tuple[Epoch, ...]:
     """The epochs since the last one whose follower expired while it was pinned."""
     try:
-        pinned = ParquetBackend(store, paths).retained().ever_pinned
+        pinned = ParquetBackend(store, paths).job_pins().ever_pinned
     except FormatError:
         return epochs  # a gap that nothing explains is told as one
     return behind_pinned(epochs, pinned)
@@ -163,28 +163,28 @@ class _Reader:
 
 
 def _protocol(
-    reader: _Reader, looked_at: tuple[Epoch, ...], newest: Epoch, rollbacks: Mapping[Epoch, Epoch]
+    reader: _Reader, inspected: tuple[Epoch, ...], newest: Epoch, rollbacks: Mapping[Epoch, Epoch]
 ) -> JobMetadata:
-    paths, epoch = reader.paths, looked_at[-1]
+    paths, epoch = reader.paths, inspected[-1]
     generations = _read_generations(reader)
     facts = ProtocolFacts(
         paths=paths,
         epoch=epoch,
         newest=epoch == newest,
-        epochs=looked_at,
+        epochs=inspected,
         objects=reader.objects,
-        ours=False,
+        managed=False,
         rollbacks=rollbacks,
         generations=generations,
     )
     head = head_of(facts)
     if head is not None and head[1].parent_ref is not None:
         _read_parent(reader, head[1].parent_ref)
-    ours = head is not None and head[1].progress is not None
-    facts = replace(facts, ours=ours)
+    managed = head is not None and head[1].progress is not None
+    facts = replace(facts, managed=managed)
     if facts.newest:
         facts = replace(facts, next_start=_next_start(reader, facts))
-    states = [_protocol_checkpoint(facts, one) for one in looked_at]
+    states = [_protocol_checkpoint(facts, one) for one in inspected]
     return _judged(facts, paths.epoch_record(epoch), states, protocol_findings(facts))
 
 
@@ -236,7 +236,7 @@ def _next_start(reader: _Reader, facts: ProtocolFacts) -> NextStart | str | None
     while True:
         try:
             found = recovery.resolve(
-                reader.paths, starting, known, now_micros=0, as_arroyo=not facts.ours
+                reader.paths, starting, known, now_micros=0, as_arroyo=not facts.managed
             )
         except ArroyoStateError as error:
             return error.message
@@ -289,22 +289,22 @@ def _judged(
 
 
 def _legacy(
-    reader: _Reader, looked_at: tuple[Epoch, ...], newest: Epoch, rollbacks: Mapping[Epoch, Epoch]
+    reader: _Reader, inspected: tuple[Epoch, ...], newest: Epoch, rollbacks: Mapping[Epoch, Epoch]
 ) -> JobMetadata:
-    paths, epoch = reader.paths, looked_at[-1]
+    paths, epoch = reader.paths, inspected[-1]
     reader.read([paths.legacy_metadata(newest)], metadata.decode_legacy_checkpoint)
     head = reader.get(paths.legacy_metadata(epoch), LegacyCheckpoint)
     last = reader.get(paths.legacy_metadata(newest), LegacyCheckpoint)
     min_epoch = Epoch(0) if last is None else last.min_epoch
-    _read_operators(reader, looked_at, head, min_epoch)
-    states = [_legacy_checkpoint(reader, one) for one in looked_at]
+    _read_operators(reader, inspected, head, min_epoch)
+    states = [_legacy_checkpoint(reader, one) for one in inspected]
     facts = LegacyFacts(
         paths=paths,
         epoch=epoch,
         newest=epoch == newest,
-        epochs=looked_at,
+        epochs=inspected,
         objects=reader.objects,
-        ours=head is not None and head.progress is not None,
+        managed=head is not None and head.progress is not None,
         rollbacks=rollbacks,
         min_epoch=min_epoch,
         unfinished=_unfinished(reader, newest) if epoch == newest else (),
@@ -315,13 +315,13 @@ def _legacy(
 
 def _read_operators(
     reader: _Reader,
-    looked_at: Iterable[Epoch],
+    inspected: Iterable[Epoch],
     head: LegacyCheckpoint | None,
     min_epoch: Epoch,
 ) -> None:
     """The operators of every epoch looked at, and of those that Arroyo's cleanup will read."""
     names = () if head is None else head.operators
-    wanted = {one: _operators_of(reader, one) or names for one in looked_at}
+    wanted = {one: _operators_of(reader, one) or names for one in inspected}
     if head is not None:
         oldest = max(head.epoch - LEGACY_EPOCHS_BEFORE_NEWEST, min_epoch, 1)
         for number in range(oldest, head.epoch):

@@ -39,7 +39,7 @@ _NANOS_PER_MICRO = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class CheckDepth:
     """How closely files are looked at.
 
     Attributes:
@@ -68,7 +68,7 @@ class FileToRead:
     cutoff_micros: int
 
 
-def read_file_facts(store: ObjectStore, file: FileToRead, look: Look) -> FileFacts | None:
+def read_file_facts(store: ObjectStore, file: FileToRead, look: CheckDepth) -> FileFacts | None:
     """Read what `look` asks of a data file; None if it is not there.
 
     Raises:
@@ -92,7 +92,7 @@ def read_file_facts(store: ObjectStore, file: FileToRead, look: Look) -> FileFac
         return None
 
 
-def _facts(source: BinaryIO, size: int, file: FileToRead, look: Look) -> FileFacts:
+def _facts(source: BinaryIO, size: int, file: FileToRead, look: CheckDepth) -> FileFacts:
     path = file.listed.path
     facts = read_facts(source, path, bounds=look.level > 1)
     footer = _footer(facts)
@@ -121,7 +121,11 @@ def _footer(facts: FooterFacts) -> Footer:
 
 
 def _scanned(
-    source: BinaryIO, file: FileToRead, look: Look, sources: Sequence[int | None], version: int
+    source: BinaryIO,
+    file: FileToRead,
+    look: CheckDepth,
+    sources: Sequence[int | None],
+    version: int,
 ) -> RowScan:
     config = file.listed.config.config
     scan: _RowsScan | _PairsScan
@@ -144,12 +148,12 @@ class _RowsScan:
     def __init__(
         self,
         file: FileToRead,
-        look: Look,
+        look: CheckDepth,
         config: ExpiringTimeKeyConfig,
         sources: Sequence[int | None],
     ) -> None:
         self._look = look
-        self._ours = file.listed.ours
+        self._ours = file.listed.managed
         self._cutoff_nanos = file.cutoff_micros * _NANOS_PER_MICRO
         self._parallelism = file.parallelism
         self._time = sources[config.schema.timestamp_index]
@@ -241,7 +245,7 @@ def _is_operation(data: bytes) -> bool:
 class _PairsScan:
     """What the rows of a file of a global keyed table say, a batch after the other."""
 
-    def __init__(self, file: FileToRead, look: Look, version: int) -> None:
+    def __init__(self, file: FileToRead, look: CheckDepth, version: int) -> None:
         self._look = look
         self._listed = file.listed
         self._version = version
@@ -265,23 +269,23 @@ class _PairsScan:
         if batch.schema.names[1] == "value":
             self._decode(keys, seconds)
         else:
-            self._undecodable = self._undecodable or _removal_problem(seconds)
+            self._undecodable = self._undecodable or _removal_error(seconds)
 
     def _decode(self, keys: list[bytes], values: list[bytes]) -> None:
         config = self._listed.config
         if config.key_type is not None and config.value_type is not None:
             stored = self._version == config.state_version
-            self._undecodable = self._undecodable or _typed_problem(config, keys, values, stored)
+            self._undecodable = self._undecodable or _typed_error(config, keys, values, stored)
             return
         known = self._look.catalogue.find(self._listed.operator, config)
-        problem = self._form_problem(keys, values)
+        problem = self._form_error(keys, values)
         # Of a version that nobody knows nothing can be said; one that is known must decode.
         if any(one.has_version(self._version) for one in known):
             self._undecodable = self._undecodable or problem
         else:
             self._unknown = self._unknown or problem
 
-    def _form_problem(self, keys: list[bytes], values: list[bytes]) -> str | None:
+    def _form_error(self, keys: list[bytes], values: list[bytes]) -> str | None:
         versioned = {key: (self._version, value) for key, value in zip(keys, values, strict=True)}
         operator, config = self._listed.operator, self._listed.config
         return self._look.catalogue.form_of(operator, config, versioned).problem
@@ -296,17 +300,17 @@ class _PairsScan:
         )
 
 
-def _typed_problem(
+def _typed_error(
     config: TableConfig, keys: list[bytes], values: list[bytes], current: bool
 ) -> str | None:
     """Why pairs do not decode by the types that the job stored; values of older versions have
     other types, which are not stored."""
     assert config.key_type is not None
     assert config.value_type is not None
-    return _pairs_problem(config.key_type, config.value_type, keys, values if current else [])
+    return _pairs_error(config.key_type, config.value_type, keys, values if current else [])
 
 
-def _pairs_problem(
+def _pairs_error(
     key_type: Type, value_type: Type, keys: list[bytes], values: list[bytes]
 ) -> str | None:
     for what, described, found in (("key", key_type, keys), ("value", value_type, values)):
@@ -317,6 +321,6 @@ def _pairs_problem(
     return None
 
 
-def _removal_problem(operations: Iterable[bytes]) -> str | None:
+def _removal_error(operations: Iterable[bytes]) -> str | None:
     strange = next((one for one in set(operations) if not _is_operation(one)), None)
     return None if strange is None else f"{strange.hex()} is no operation on a key"

@@ -8,7 +8,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.operations.verify.keys import find_shared_keys
-from arroyo_dagster.state.operations.verify.rows import Look
+from arroyo_dagster.state.operations.verify.rows import CheckDepth
 from arroyo_dagster.state.planning.verify.files import FileFacts, ListedFile
 from arroyo_dagster.state.planning.verify.findings import KEEP_AND_REPORT, Finding, error
 from arroyo_dagster.state.planning.verify.restore import shared_key_findings, unknown_table_findings
@@ -21,7 +21,7 @@ def value_findings(
     checkpoint: Checkpoint,
     listed: Mapping[StatePath, ListedFile],
     files: Mapping[StatePath, FileFacts],
-    look: Look,
+    look: CheckDepth,
 ) -> Iterator[Finding]:
     """Tell tables nobody knows, keys of several subtasks, and commit data that does not decode.
 
@@ -46,7 +46,7 @@ def value_findings(
                 continue
             readable = [path for path in tables.files if path in files and files[path].rows]
             shared = find_shared_keys(store, operator.operator, config, readable)
-            yield from shared_key_findings(shared, ours=checkpoint.progress is not None)
+            yield from shared_key_findings(shared, managed=checkpoint.progress is not None)
     if checkpoint.progress is None:
         yield from _commit_data(checkpoint, look.catalogue)
 

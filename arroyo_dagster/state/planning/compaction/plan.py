@@ -87,21 +87,21 @@ def plan_compaction(
     """
     waiting = [merged for record in pending for merged in record.merged]
     operators = apply_merges(checkpoint.operators, waiting).operators
-    ours = checkpoint.progress is not None
+    managed = checkpoint.progress is not None
     merges: list[Merge] = []
     left_out: list[LeftOut] = []
-    if not ours and not arroyo:
+    if not managed and not arroyo:
         operators = ()
         left_out.append(LeftOut(reason=NOT_OURS))
     for operator in operators:
         for name, files in operator.tables.items():
             _check_sizes(files.paths, sizes, checkpoint)
-            found = _plan_table(_Table(operator, name, ours), files, sizes, settings)
+            found = _plan_table(_Table(operator, name, managed), files, sizes, settings)
             merges.extend(found.merges)
             left_out.extend(found.left_out)
     merges, too_much = within_budget(settings.budget, merges, gain)
     left_out.extend(too_much)
-    looked_at = replace(checkpoint, operators=operators)
+    inspected = replace(checkpoint, operators=operators)
     after = replace(checkpoint, operators=_forecast(operators, merges))
     known = {**sizes, **_forecast_sizes(merges, merged_bytes)}
     stamps = stamps or {}
@@ -118,7 +118,7 @@ def plan_compaction(
         ),
         left_out=tuple(left_out),
         pending=len(pending),
-        before=forecast(looked_at, sizes, settings.parallelism),
+        before=forecast(inspected, sizes, settings.parallelism),
         after=forecast(after, known, settings.parallelism),
         parallelism=settings.parallelism,
     )
@@ -194,7 +194,7 @@ class _Table:
 
     operator: OperatorCheckpoint
     name: TableName
-    ours: bool
+    managed: bool
 
     def left(self, reason: str, files: Iterable[StatePath] = ()) -> LeftOut:
         return LeftOut(
@@ -216,7 +216,7 @@ def _plan_table(
 ) -> _Found:
     if isinstance(files, ExpiringTimeKeyFiles):
         return _plan_rows(table, files, sizes, settings)
-    if not table.ours:
+    if not table.managed:
         return _Found(left_out=[table.left(SNAPSHOTS)])
     candidates = [_candidate(path, sizes) for path in files.files]
     runs, left = _split(table, candidates, settings, None)
@@ -276,12 +276,12 @@ def _plan_rows(
 ) -> _Found:
     config = table.operator.configs[table.name].config
     assert isinstance(config, ExpiringTimeKeyConfig)
-    if config.generational and not table.ours and not config.schema.hashed_indices:
+    if config.generational and not table.managed and not config.schema.hashed_indices:
         return _Found(left_out=[table.left(UNKEYED)])
     parallelism = settings.parallelism or table.operator.parallelism
     rule = _RowsRule.of(table, config, settings, parallelism)
     live = [file for file in files.files if file.max_timestamp_micros >= rule.expired_micros]
-    if not table.ours:
+    if not table.managed:
         live.sort(key=lambda file: file.epoch)  # the order in which Arroyo reads them
     kept = {file.path for file in live}
     gone = [file.path for file in files.files if file.path not in kept]
@@ -334,9 +334,9 @@ class _RowsRule:
             parallelism=parallelism,
             expired_micros=cutoff,
             # Arroyo reads its generational tables without looking at the retention.
-            cutoff_micros=0 if config.generational and not table.ours else cutoff,
+            cutoff_micros=0 if config.generational and not table.managed else cutoff,
             window_micros=max(1, window),
-            generations=_generations(config, settings, ours=table.ours),
+            generations=_generations(config, settings, managed=table.managed),
             form=OutputForm(
                 sort=_sort(config, settings),
                 file_bytes=2 * settings.target_bytes,
@@ -379,11 +379,11 @@ class _RowsRule:
 
 
 def _generations(
-    config: ExpiringTimeKeyConfig, settings: CompactionSettings, *, ours: bool
+    config: ExpiringTimeKeyConfig, settings: CompactionSettings, *, managed: bool
 ) -> Generations:
     if not config.generational or not settings.deduplicate:
         return Generations.ALL
-    return Generations.NEWEST_AT_ANY_CUTOFF if ours else Generations.NEWEST
+    return Generations.NEWEST_AT_ANY_CUTOFF if managed else Generations.NEWEST
 
 
 def _sort(config: ExpiringTimeKeyConfig, settings: CompactionSettings) -> SortOrder:

@@ -193,8 +193,8 @@ def plan_rewrite(
     for one in tables:
         key = one.operator, one.table
         even = [one.size_bytes // len(one.parts)] * len(one.parts)
-        looked_at = (part_bytes or {}).get(key, even)
-        sizes |= zip((file.path for file in expected[key]), looked_at, strict=True)
+        inspected = (part_bytes or {}).get(key, even)
+        sizes |= zip((file.path for file in expected[key]), inspected, strict=True)
     return RewritePlan(
         pipeline=checkpoint.pipeline,
         job=checkpoint.job,
@@ -299,7 +299,7 @@ class _Chooser:
         if reason is not None and not lost:
             return reason
         # Generations are read without a look at the retention.
-        cutoff = plan_read(config.config, files, operator.min_watermark_micros, ours=False)
+        cutoff = plan_read(config.config, files, operator.min_watermark_micros, managed=False)
         return TableRewrite(
             operator=operator.operator,
             table=config.table,

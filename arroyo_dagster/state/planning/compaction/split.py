@@ -16,7 +16,7 @@ from arroyo_dagster.state.model.compaction import (
 from arroyo_dagster.state.model.keys import KeyRange
 
 
-def parts_of(merge: Merge, part_bytes: int, *, divisible: bool) -> list[Merge]:
+def shards_of(merge: Merge, part_bytes: int, *, divisible: bool) -> list[Merge]:
     """Part a merge of an expiring table, so that several may carry it out.
 
     Where rows only move, each part takes neighbours of the inputs. Where all rows of a key are
@@ -38,7 +38,7 @@ def parts_of(merge: Merge, part_bytes: int, *, divisible: bool) -> list[Merge]:
     ranges = list(merge.ranges)
     if divisible and wanted > len(ranges):
         each = -(-wanted // len(ranges))
-        ranges = [piece for one in ranges for piece in pieces(one, each)]
+        ranges = [piece for one in ranges for piece in subranges(one, each)]
     groups = min(wanted, len(ranges))
     edges = [at * len(ranges) // groups for at in range(groups + 1)]
     return [
@@ -65,7 +65,7 @@ def _by_inputs(merge: RowsMerge, part_bytes: int) -> Iterator[RowsMerge]:
         start = end
 
 
-def pieces(keys: KeyRange, count: int) -> list[KeyRange]:
+def subranges(keys: KeyRange, count: int) -> list[KeyRange]:
     """Part a key range into `count` that touch without overlap, or fewer where it is short."""
     width = keys.end - keys.start + 1
     count = min(count, width)

@@ -10,10 +10,10 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.garbage import (
     EpochRoot,
     GcPlan,
+    JobPins,
     PathsDigest,
     PlanKind,
     Quarantined,
-    Retained,
     Roots,
     checked_grace,
 )
@@ -21,7 +21,7 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
-from arroyo_dagster.state.planning.gc.orphans import FOREIGN_SHOWN
+from arroyo_dagster.state.planning.gc.orphans import FOREIGN_LISTED
 from arroyo_dagster.state.planning.gc.reachability import prove, refuse
 
 _LAST = (ObjectKind.GENERATION, ObjectKind.FENCE)
@@ -90,7 +90,7 @@ def plan_dead_job(
     rule = {
         "why": why,
         "grace_micros": grace_micros,
-        "ours": unreadable is not None or roots.ours,
+        "ours": unreadable is not None or roots.managed,
         **({} if unreadable is None else {UNREADABLE: unreadable}),
     }
     return GcPlan(
@@ -105,7 +105,7 @@ def plan_dead_job(
         records=Packed(one for one in known if kinds[one.path] in _RECORDS),
         metadata=Packed(_oldest_first(roots, known)),
         stays={reason: (count, 0) for reason, count in sorted(stays.items()) if count},
-        foreign=tuple(names[:FOREIGN_SHOWN]),
+        foreign=tuple(names[:FOREIGN_LISTED]),
     )
 
 
@@ -115,7 +115,7 @@ def what_is_left_of(
     metadata: Packed,
     foreign: Iterable[Stored],
     *,
-    retained: Retained,
+    job_pins: JobPins,
     quarantined: Iterable[Quarantined],
     now_micros: int,
 ) -> GcPlan:
@@ -124,12 +124,12 @@ def what_is_left_of(
     Args:
         begun: the plan it began with.
         files, metadata, foreign: the objects below the job, as listed now.
-        retained, quarantined: what stays of it, read now.
+        job_pins, quarantined: what stays of it, read now.
 
     Raises:
         ProtocolError: something was written, or pinned, since.
     """
-    _check_unpinned(begun.paths, retained)
+    _check_unpinned(begun.paths, job_pins)
     kept = _kept_for(quarantined)
     known = PathsDigest(
         f"{one.path}\0{one.etag or ''}"
@@ -155,7 +155,7 @@ def what_is_left_of(
         data=data,
         records=records,
         metadata=left,
-        foreign=tuple(one.path for one in foreign)[:FOREIGN_SHOWN],
+        foreign=tuple(one.path for one in foreign)[:FOREIGN_LISTED],
     )
 
 
@@ -196,13 +196,13 @@ def _check_unneeded(roots: Roots, needed: Iterable[tuple[JobPaths, StatePath]]) 
             roots.paths,
             path=path,
         )
-    _check_unpinned(roots.paths, roots.retained)
+    _check_unpinned(roots.paths, roots.job_pins)
 
 
-def _check_unpinned(paths: JobPaths, retained: Retained) -> None:
-    if retained.pinned:
+def _check_unpinned(paths: JobPaths, job_pins: JobPins) -> None:
+    if job_pins.pinned:
         raise refuse(
-            f"epoch {min(retained.pinned)} is pinned",
+            f"epoch {min(job_pins.pinned)} is pinned",
             paths,
             next_step="`arroyo-state unpin` it first; nothing was deleted",
         )

@@ -39,7 +39,7 @@ def epoch_root(
         finish_time_micros=found.finish_time_micros,
         needs_commit=found.needs_commit,
         operators=_shared(found.operators),
-        ours=found.ours,
+        managed=found.managed,
         files=Packed.of_paths(found.files),
         outside=next((path for path in found.files if not path.startswith(root)), None),
         gone=gone,
@@ -76,7 +76,7 @@ def legacy_root(
         operators=tuple(
             (name, known[name].operators[0][1] if name in known else 0) for name in operators
         ),
-        ours=head.progress is not None,
+        managed=head.progress is not None,
         rolled_back_to=None if head.progress is None else head.progress.rolled_back_to,
         files=tuple(dict.fromkeys(path for found in known.values() for path in found.files)),
     )
@@ -147,7 +147,7 @@ def unreadable_root(
         finish_time_micros=finish_time_micros,
         needs_commit=False,
         operators=(),
-        ours=True,
+        managed=True,
         files=NOTHING,
         rolled_back=True,
         unreadable=reason,

@@ -61,7 +61,7 @@ def plan_expiry(
     Raises:
         ProtocolError: it is not known, or not allowed; says why, with the evidence.
     """
-    if not roots.ours and not at_rest(roots, answer):
+    if not roots.managed and not at_rest(roots, answer):
         raise refuse(
             "Arroyo itself expires the epochs of a job of its own that runs",
             roots.paths,
@@ -148,7 +148,7 @@ def epochs_that_stay(
     keep_from = oldest_staying(roots, retention, newest=newest, now_micros=now_micros)
     if listed_from is not None:
         keep_from = min(keep_from, listed_from)
-    pinned = roots.retained.pinned
+    pinned = roots.job_pins.pinned
     recovery = {one.ref for one in _needed_by_recovery(roots, newest)}
     stays = [
         one
@@ -206,7 +206,7 @@ def oldest_staying(
         keeping += [epoch for epoch in readable if epoch >= lowest]
     if retention.keep_micros is not None:
         since = now_micros - retention.keep_micros
-        pinned = roots.retained.pinned
+        pinned = roots.job_pins.pinned
         keeping += [
             one.epoch
             for one in roots.epochs
@@ -236,7 +236,7 @@ def _needed_by_recovery(roots: Roots, newest: Epoch) -> Sequence[EpochRoot]:
 
 def _parents_of_pinned(roots: Roots) -> frozenset[StatePath]:
     """The parents of all pinned epochs, young ones too: they grow old, and then it is too late."""
-    pinned = roots.retained.pinned
+    pinned = roots.job_pins.pinned
     return frozenset(
         one.parent_ref for one in roots.epochs if one.epoch in pinned and one.parent_ref is not None
     )

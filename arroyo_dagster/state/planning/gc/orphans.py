@@ -29,7 +29,7 @@ from arroyo_dagster.state.model.objects import ObjectKind, ObjectName, Packed, S
 from arroyo_dagster.state.planning.gc.reachability import check_readable, prove, referenced_by
 from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_clock
 
-FOREIGN_SHOWN = 1000
+FOREIGN_LISTED = 1000
 
 
 class Reason(enum.Enum):
@@ -37,7 +37,7 @@ class Reason(enum.Enum):
 
     REFERENCED = "an epoch that stays lists it"
     METADATA = "it describes epochs or generations that stay"
-    OURS = "maintenance keeps it"
+    MAINTENANCE = "maintenance keeps it"
     ALIAS = "its name differs from a referenced one only by case, Unicode form or trailing dots"
     FOREIGN = "nobody here gives such names"
     NO_TIME = "the store does not say when it was written"
@@ -136,7 +136,7 @@ def _may_go(
     """Whether a manifest that owns no epoch is of no use to anybody any more."""
     if not modified_micros or modified_micros > old or one.worker_generation is None:
         return False
-    if live and not roots.ours:
+    if live and not roots.managed:
         return False  # metadata of a running Arroyo is its own
     read_by_a_start = any(root.path == one.ref for root in roots.more)
     past = one.epoch <= roots.head.epoch and not read_by_a_start
@@ -158,7 +158,7 @@ def _may_begin_again(roots: Roots, answer: JobAnswer | None) -> bool:
 
     Then nobody names an old epoch as ready any more. A database may be one epoch behind the store.
     """
-    if roots.paths.layout is not Layout.LEGACY or roots.ours:
+    if roots.paths.layout is not Layout.LEGACY or roots.managed:
         return False
     newest = None if answer is None else answer.facts.newest_ready_epoch
     return newest is None or newest not in [one.epoch for one in roots.epochs[:2]]
@@ -181,8 +181,8 @@ def reason_of(standing: Standing, one: Stored, name: ObjectName) -> Reason:
     if name.kind is ObjectKind.FOREIGN:
         # Files of an operator whose id holds a slash are known by metadata alone.
         return Reason.REFERENCED if one.path in standing.referenced else Reason.FOREIGN
-    if name.kind is ObjectKind.OURS:
-        return Reason.OURS
+    if name.kind is ObjectKind.MAINTENANCE:
+        return Reason.MAINTENANCE
     if name.kind is ObjectKind.DATA and one.path in standing.referenced:
         return Reason.REFERENCED
     if name.kind in (ObjectKind.DATA, ObjectKind.SUBTASK):
@@ -263,7 +263,7 @@ def _reason_of_generation(standing: Standing, one: Stored, name: ObjectName) -> 
     assert name.worker_generation is not None
     if oldest is None or name.worker_generation >= oldest:
         return Reason.METADATA
-    if standing.live and not standing.roots.ours:
+    if standing.live and not standing.roots.managed:
         return Reason.METADATA
     return _young(standing, one) or Reason.OLD_GENERATION
 
@@ -352,7 +352,7 @@ def plan_orphans(
         records=Packed.joined(part.records for part in parts),
         metadata=Packed(going),
         stays=stays.counts(),
-        foreign=tuple(names[:FOREIGN_SHOWN]),
+        foreign=tuple(names[:FOREIGN_LISTED]),
     )
 
 

@@ -42,7 +42,7 @@ def check_roots(roots: Roots) -> None:
     """
     if not roots.epochs:
         raise refuse("the job has no epoch, so nothing says what is needed", roots.paths)
-    missing = sorted(roots.retained.pinned - _numbers(roots))
+    missing = sorted(roots.job_pins.pinned - _numbers(roots))
     if missing:
         raise refuse(
             f"the pinned epoch {missing[0]} is not there",
@@ -81,13 +81,13 @@ def _numbers(roots: Roots) -> frozenset[Epoch]:
 
 def _may_follow_a_gap(roots: Roots, epoch: Epoch, newer: Epoch) -> bool:
     """Whether what lay between this epoch and the next newer one may have gone by right."""
-    if roots.paths.layout is Layout.LEGACY and not roots.ours:
+    if roots.paths.layout is Layout.LEGACY and not roots.managed:
         # A run that ignored the state leaves what is older as it is (arroyo-state.md 9.6): then
         # nothing at all is between them, which was seen by looking, not by a listing alone. What a
         # cleanup that died leaves of an epoch below its `min_epoch` counts as nothing; it stays.
         kept = max(epoch + 1, roots.head.min_epoch)
         return not any(kept <= one.epoch < newer for one in roots.attempts)
-    pinned = roots.retained.ever_pinned
+    pinned = roots.job_pins.ever_pinned
     # Below a pinned epoch lies its parent's metadata, and what a collection has not finished.
     return any(pin >= epoch for pin in pinned)
 
@@ -213,13 +213,13 @@ def records_of(paths: JobPaths, one: EpochRoot) -> Iterator[StatePath]:
     if one.unreadable is not None:
         return
     for name, parallelism in one.operators:
-        for index in range(parallelism if one.ours else 0):
+        for index in range(parallelism if one.managed else 0):
             yield paths.subtask_metadata(name, index, one.epoch, one.worker_generation)
     if paths.layout is Layout.PROTOCOL:
         if one.needs_commit:
             yield marker_path(one.ref)
         yield paths.epoch_record(one.epoch)
-    elif one.ours and one.needs_commit:
+    elif one.managed and one.needs_commit:
         yield paths.commit_note(one.epoch)
 
 

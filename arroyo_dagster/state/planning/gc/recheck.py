@@ -79,18 +79,18 @@ def _stale(plan: GcPlan, reason: str, **facts: object) -> ConflictError:
 
 
 def measured(
-    plan: GcPlan, files: Packed, metadata: Packed, ours: Packed, foreign: Packed = NOTHING
+    plan: GcPlan, files: Packed, metadata: Packed, maintenance: Packed, foreign: Packed = NOTHING
 ) -> GcPlan:
     """A plan with sizes, times and etags as listed, without what is not there any more.
 
     Args:
-        files, metadata, ours: the objects below the job, as listed.
+        files, metadata, maintenance: the objects below the job, as listed.
         foreign: the others: those of an operator whose id holds a slash are known by metadata
             alone.
     """
     wanted = PathsDigest(plan.data.paths)
     files = Packed.joined([files, foreign])
-    small = {one.path: one for shelf in (metadata, ours) for one in shelf}
+    small = {one.path: one for shelf in (metadata, maintenance) for one in shelf}
     named = {*plan.records.paths, *plan.metadata.paths}
     small |= {one.path: one for one in files if one.path in named}
     return replace(

@@ -28,7 +28,7 @@ def at_rest(roots: Roots, answer: JobAnswer | None) -> bool:
         ProtocolError: a job of Arroyo's of which nobody knows what it is doing, of which two say
             different things, or that is about to change.
     """
-    if roots.ours:
+    if roots.managed:
         return False
     facts = _known(roots.paths, answer)
     if facts.condition is JobCondition.GONE:
@@ -97,8 +97,8 @@ def newest_restorable(roots: Roots, answer: JobAnswer | None) -> Epoch:
     Raises:
         ProtocolError: a commit is not finished, or somebody knows of epochs that are not there.
     """
-    if roots.ours or roots.worker_generation is not None:
-        if not roots.ours and roots.head.state is not CheckpointState.READY:
+    if roots.managed or roots.worker_generation is not None:
+        if not roots.managed and roots.head.state is not CheckpointState.READY:
             raise refuse(
                 "the commit of the newest epoch is not finished", roots.paths, path=roots.head.ref
             )
@@ -197,13 +197,15 @@ def check_store_clock(paths: JobPaths, store_micros: int | None, here_micros: in
 _PROVEN = (Absence.NO_JOB, Absence.NO_PIPELINE)
 
 
-def why_dead(paths: JobPaths, answer: JobAnswer, others: Sequence[JobAnswer], *, ours: bool) -> str:
+def why_dead(
+    paths: JobPaths, answer: JobAnswer, others: Sequence[JobAnswer], *, managed: bool
+) -> str:
     """Say how it is known that a job will never run again.
 
     Args:
         answer: what is known of it.
         others: what is known of the other jobs below the same URL.
-        ours: whether a job of ours wrote its epochs: Arroyo never knew it.
+        managed: whether a job of ours wrote its epochs: Arroyo never knew it.
 
     Raises:
         ProtocolError: it is not known.
@@ -224,7 +226,7 @@ def why_dead(paths: JobPaths, answer: JobAnswer, others: Sequence[JobAnswer], *,
         raise refuse(
             f"somebody could not answer: {answer.problems[0]}", paths, next_step=PASS_SOURCE
         )
-    if ours:
+    if managed:
         raise refuse(
             "a job of ours is known to no server of Arroyo's",
             paths,
@@ -257,7 +259,7 @@ def _how_to_prove(paths: JobPaths) -> str:
 def _knows_another(source: str, others: Sequence[JobAnswer]) -> bool:
     """Whether a source knows another job of this URL: a server of another cluster knows none."""
     return any(
-        word.source == source and word.facts is not None and word.facts.tells_state
+        word.source == source and word.facts is not None and word.facts.knows_state
         for other in others
         for word in other.words
     )

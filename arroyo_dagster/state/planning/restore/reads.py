@@ -192,7 +192,7 @@ def job_watermark_micros(checkpoint: Checkpoint) -> int | None:
     return min((mark for mark in marks if mark is not None), default=None)
 
 
-def shown_operators(checkpoint: Checkpoint) -> tuple[OperatorCheckpoint, ...]:
+def ordered_operators(checkpoint: Checkpoint) -> tuple[OperatorCheckpoint, ...]:
     """Give the operators from source to sink.
 
     Our metadata lists them so. Arroyo's lists them in random order, but most ids end in the
@@ -243,7 +243,7 @@ def plan_read(
     watermark_micros: int | None,
     keys: KeyRange = ALL_KEYS,
     *,
-    ours: bool = True,
+    managed: bool = True,
 ) -> ReadPlan:
     """Choose what a restore at this watermark would load of an expiring table.
 
@@ -255,10 +255,10 @@ def plan_read(
 
     Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs (arroyo-state.md 5.4).
     """
-    unbounded = config.generational and not ours
+    unbounded = config.generational and not managed
     cutoff = 0 if unbounded else cutoff_micros(watermark_micros, config.retention_micros)
     wanted = files_to_carry(files.files, cutoff, keys)
-    if ours:
+    if managed:
         return ReadPlan(wanted, keys, cutoff)
     in_order = tuple(sorted(wanted, key=lambda file: file.epoch))
     return ReadPlan(in_order, keys, cutoff, whole_batches=_of_updating_join(config))
@@ -338,7 +338,7 @@ def restore_plan(
                 files,
                 parallelism or operator.parallelism,
                 sizes or {},
-                ours=checkpoint.progress is not None,
+                managed=checkpoint.progress is not None,
             )
         )
     )
@@ -351,7 +351,7 @@ def _table_reads(
     parallelism: int,
     sizes: Mapping[StatePath, int],
     *,
-    ours: bool,
+    managed: bool,
 ) -> Iterator[TableRead]:
     for subtask in range(parallelism):
         # Every subtask reads a global keyed table in full.
@@ -360,7 +360,7 @@ def _table_reads(
             assert isinstance(config.config, ExpiringTimeKeyConfig)
             keys = range_for_server(subtask, parallelism)
             watermark = operator.min_watermark_micros
-            plan = plan_read(config.config, files, watermark, keys, ours=ours)
+            plan = plan_read(config.config, files, watermark, keys, managed=managed)
             cutoff, paths = plan.cutoff_micros, tuple(file.path for file in plan.files)
         yield TableRead(
             operator=operator.operator,

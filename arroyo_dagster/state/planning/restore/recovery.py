@@ -136,8 +136,8 @@ def legacy_state(
     Source: crates/arroyo-controller/queries/controller_queries.sql: which epochs are ready and
         which committing is in Arroyo's database alone, so its epochs with metadata count as ready.
     """
-    ours = head.progress is not None
-    if ours and not committed and any(operator.needs_commit for operator in operators):
+    managed = head.progress is not None
+    if managed and not committed and any(operator.needs_commit for operator in operators):
         return CheckpointState.COMMITTING
     return CheckpointState.READY
 

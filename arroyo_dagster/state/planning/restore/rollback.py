@@ -116,7 +116,7 @@ def make_plan(facts: RollbackFacts, epoch: Epoch) -> RollbackPlan:
         InputError: the epoch is the newest one, or the job is Arroyo's.
         ProtocolError: its commit is not finished, or other services depend on the job.
     """
-    _check_ours(facts, epoch)
+    _check_managed(facts, epoch)
     target = _target(facts, epoch)
     offsets = _offsets(target)
     assert offsets is not None
@@ -130,7 +130,7 @@ def make_plan(facts: RollbackFacts, epoch: Epoch) -> RollbackPlan:
         ref=target.ref,
         newest=_current(facts),
         publishes=Epoch(facts.newest_number + 1),
-        given_up=tuple(map(_shown, given_up)),
+        given_up=tuple(map(_given_up_epoch, given_up)),
         committed=(),
         offsets_now=_offsets(newest),
         offsets_then=offsets,
@@ -185,7 +185,7 @@ def _current(facts: RollbackFacts) -> Epoch:
     return max((one.epoch for one in facts.epochs if one.owns), default=Epoch(0))
 
 
-def _check_ours(facts: RollbackFacts, epoch: Epoch) -> None:
+def _check_managed(facts: RollbackFacts, epoch: Epoch) -> None:
     readable = [one.checkpoint for one in facts.epochs if one.owns and one.checkpoint]
     if readable and all(one.progress is None for one in readable):
         raise InputError(
@@ -297,7 +297,7 @@ def _restored(facts: RollbackFacts) -> dict[Epoch, Epoch]:
     }
 
 
-def _shown(one: EpochFacts) -> GivenUpEpoch:
+def _given_up_epoch(one: EpochFacts) -> GivenUpEpoch:
     return GivenUpEpoch(
         epoch=one.epoch,
         state=one.state.value if one.state else UNREADABLE,

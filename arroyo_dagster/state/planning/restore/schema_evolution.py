@@ -115,7 +115,7 @@ def evolution(before: ExpiringTimeKeyConfig, now: ExpiringTimeKeyConfig) -> Evol
     may `_timestamp`, a key column, which columns are keys, or the row generation.
     """
     old, new = columns_in(before.schema.arrow_schema), columns_in(now.schema.arrow_schema)
-    problems = list(_fixed_problems(before, now, old, new))
+    problems = list(_fixed_errors(before, now, old, new))
     changes: list[str] = []
     places = _places(old, new)
     for column, place in zip(new, places, strict=True):
@@ -168,7 +168,7 @@ def _not_widened(source: TableColumn, column: TableColumn) -> list[str]:
     return problems
 
 
-def _fixed_problems(
+def _fixed_errors(
     before: ExpiringTimeKeyConfig,
     now: ExpiringTimeKeyConfig,
     old: Sequence[TableColumn],

@@ -87,7 +87,7 @@ def fits(before: Any, now: Any) -> bool:
     if isinstance(now, str):
         return False
     ((later, parts),) = now.items()
-    return _parts_fit(kind, inner, later, parts)
+    return _parameters_fit(kind, inner, later, parts)
 
 
 def _number_fits(before: str, now: str) -> bool:
@@ -103,7 +103,7 @@ def _number_fits(before: str, now: str) -> bool:
     return False
 
 
-def _parts_fit(kind: str, inner: Any, later: str, parts: Any) -> bool:
+def _parameters_fit(kind: str, inner: Any, later: str, parts: Any) -> bool:
     if kind.startswith("Decimal") and later.startswith("Decimal"):
         (precision, scale), (wider, finer) = inner, parts
         return kind <= later and scale <= finer and precision - scale <= wider - finer

@@ -26,8 +26,8 @@ from arroyo_dagster.state.planning.restore.schema_evolution import (
     how_to_read,
 )
 from arroyo_dagster.state.planning.verify.findings import (
-    BRING_BACK,
     KEEP_AND_REPORT,
+    RESTORE_OBJECT,
     Finding,
     Severity,
     Verdict,
@@ -75,10 +75,10 @@ def files_exist(checkpoint: Checkpoint, present: Mapping[StatePath, int]) -> Ver
         size = present.get(path)
         if size is None:
             evidence = f"listed by operator {operator} at epoch {checkpoint.epoch}, but not there"
-            findings.append(error("file-missing", path, evidence, BRING_BACK))
+            findings.append(error("file-missing", path, evidence, RESTORE_OBJECT))
         elif size == 0:
-            findings.append(error("file-empty", path, "holds no bytes", BRING_BACK))
-    return Verdict(findings=tuple(findings), looked_at=len(listed))
+            findings.append(error("file-empty", path, "holds no bytes", RESTORE_OBJECT))
+    return Verdict(findings=tuple(findings), inspected=len(listed))
 
 
 def _listed(checkpoint: Checkpoint) -> dict[StatePath, OperatorId]:
@@ -182,12 +182,12 @@ def restorable(
         stored = files.get(path)
         if stored is None:
             evidence = f"a restore of epoch {checkpoint.epoch} opens it for {operator}.{table}"
-            findings.append(error("file-missing", path, f"{evidence}; not there", BRING_BACK))
+            findings.append(error("file-missing", path, f"{evidence}; not there", RESTORE_OBJECT))
             continue
         form = expected[operator, table]
         config = configs[operator, table]
         findings.extend(_file_findings(path, stored, config, form, bounds.get(path)))
-    return Verdict(findings=tuple(findings), looked_at=len(opened))
+    return Verdict(findings=tuple(findings), inspected=len(opened))
 
 
 def _state_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -316,7 +316,7 @@ def effective(plan: CompactionPlan | RewritePlan, after: Forecast | None) -> Ver
         after: what a restore reads now; None where nothing was changed.
     """
     if after is None:
-        return Verdict(findings=(), looked_at=0)
+        return Verdict(findings=(), inspected=0)
     figures = {
         "files": (plan.before.files, plan.after.files, after.files),
         "files opened by a subtask": tuple(
@@ -334,7 +334,7 @@ def effective(plan: CompactionPlan | RewritePlan, after: Forecast | None) -> Ver
         if found > forecast
     ]
     done = plan.tables if isinstance(plan, RewritePlan) else plan.merges
-    return Verdict(findings=tuple(findings), looked_at=len(done))
+    return Verdict(findings=tuple(findings), inspected=len(done))
 
 
 def row_parity(merges: Sequence[MergeOutcome]) -> Verdict:
@@ -357,4 +357,4 @@ def row_parity(merges: Sequence[MergeOutcome]) -> Verdict:
         for outcome in merges
         if not outcome.same
     ]
-    return Verdict(findings=tuple(findings), looked_at=len(merges))
+    return Verdict(findings=tuple(findings), inspected=len(merges))

@@ -19,8 +19,8 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.planning.restore.schema_evolution import FileReading
 from arroyo_dagster.state.planning.verify.checks import Columns, reading_of
 from arroyo_dagster.state.planning.verify.findings import (
-    BRING_BACK,
     KEEP_AND_REPORT,
+    RESTORE_OBJECT,
     Finding,
     either,
     error,
@@ -122,7 +122,7 @@ class ListedFile:
     forms: Sequence[Columns]
     bounds: TimeFile | None
     opened: bool
-    ours: bool
+    managed: bool
 
     def reading(self, footer: Footer) -> FileReading:
         """How the file gives rows of its table."""
@@ -175,9 +175,9 @@ def file_findings(listed: ListedFile, found: FileFacts | None) -> Iterator[Findi
         evidence = f"listed by {listed.operator}.{listed.config.table}, but not there"
         if not listed.opened:
             evidence += "; it has expired, so no restore opens it"
-        yield either(listed.opened, "file-missing", listed.path, evidence, BRING_BACK)
+        yield either(listed.opened, "file-missing", listed.path, evidence, RESTORE_OBJECT)
     elif found.size_bytes == 0:
-        yield error("file-empty", listed.path, "holds no bytes", BRING_BACK)
+        yield error("file-empty", listed.path, "holds no bytes", RESTORE_OBJECT)
     elif found.problem is not None:
         yield error("file-broken", listed.path, found.problem, KEEP_AND_REPORT)
     elif found.footer is not None:
@@ -204,7 +204,7 @@ def _version_findings(listed: ListedFile, footer: Footer) -> Iterator[Finding]:
     if not isinstance(listed.config.config, GlobalKeyedConfig) or wanted == 0:
         return  # a plain view ignores the version
     # Arroyo takes one step, jobs of ours as many as it needs; neither goes back.
-    oldest = 0 if listed.ours else wanted - 1
+    oldest = 0 if listed.managed else wanted - 1
     if footer.rows and not oldest <= found <= wanted:
         evidence = f"its values are of state version {found}; the operator reads {wanted}"
         step = "run the release that wrote it once, or restore an epoch before the change"
@@ -281,7 +281,7 @@ def _statistics(path: StatePath, footer: Footer, rows: RowScan) -> Iterator[Find
 def _value_findings(listed: ListedFile, rows: RowScan) -> Iterator[Finding]:
     if rows.strange_operations:
         evidence = f"{rows.strange_operations} rows are no operation that their readers know"
-        if not listed.ours:
+        if not listed.managed:
             evidence += ": Arroyo would take them for inserts"
         yield error("operation-unknown", listed.path, evidence, KEEP_AND_REPORT)
     if rows.unordered:

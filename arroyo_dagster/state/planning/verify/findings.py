@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-BRING_BACK = "bring the object back, or restore an epoch that does not list it"
+RESTORE_OBJECT = "bring the object back, or restore an epoch that does not list it"
 KEEP_AND_REPORT = "keep the object and report it; restore an epoch that does not list it"
 ANOTHER_EPOCH = "choose another epoch; `arroyo-state epochs` lists them"
 
@@ -55,11 +55,11 @@ class Verdict:
 
     Attributes:
         findings: in the order of what was looked at, of every severity.
-        looked_at: how many files, or jobs, were looked at: a pass over nothing is no proof.
+        inspected: how many files, or jobs, were looked at: a pass over nothing is no proof.
     """
 
     findings: tuple[Finding, ...] = ()
-    looked_at: int = 0
+    inspected: int = 0
 
     @property
     def passed(self) -> bool:
@@ -77,14 +77,14 @@ def merged(verdicts: Iterable[Verdict]) -> Verdict:
     all_of_them = list(verdicts)
     return Verdict(
         findings=tuple(finding for verdict in all_of_them for finding in verdict.findings),
-        looked_at=sum(verdict.looked_at for verdict in all_of_them),
+        inspected=sum(verdict.inspected for verdict in all_of_them),
     )
 
 
 def unreadable(at: str, problem: str) -> Verdict:
     """The verdict on what cannot even be read."""
     return Verdict(
-        findings=(error("metadata-unreadable", at, problem, ANOTHER_EPOCH),), looked_at=1
+        findings=(error("metadata-unreadable", at, problem, ANOTHER_EPOCH),), inspected=1
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.planning.verify.findings import Finding, Severity, Verdict, error, warning
 
-_OFFENDERS_IN_WORDS = 3
+_OFFENDERS_NAMED = 3
 _PARAGRAPH = "\n\n"
 _RESTING = {
     JobCondition.STOPPED: "stopped",
@@ -129,7 +129,7 @@ class FleetVerdict:
         """The same as findings: passed only if some job was looked at."""
         found = [self.trouble, *(line.finding for line in self.lines)]
         findings = tuple(one for one in found if one is not None)
-        return Verdict(findings=findings, looked_at=len(self.lines))
+        return Verdict(findings=findings, inspected=len(self.lines))
 
     def __str__(self) -> str:
         jobs = f"{len(self.lines)} job{'' if len(self.lines) == 1 else 's'}"
@@ -139,10 +139,10 @@ class FleetVerdict:
             return f"{jobs}, all passed"
         told = [
             f"{line.job}: {_beside(line.job, line.finding)}"
-            for line in self.offenders[:_OFFENDERS_IN_WORDS]
+            for line in self.offenders[:_OFFENDERS_NAMED]
             if line.finding is not None
         ]
-        rest = [line.job for line in self.offenders[_OFFENDERS_IN_WORDS:]]
+        rest = [line.job for line in self.offenders[_OFFENDERS_NAMED:]]
         if rest:
             shown = ", ".join(rest[:10]) + (", …" if len(rest) > 10 else "")
             told.append(f"{len(rest)} more: {shown}")
@@ -224,7 +224,7 @@ def every_job_recent(jobs: Sequence[JobAge], *, now_micros: int, limit_micros: i
     directory says that it failed, these are warnings.
     """
     found = [_recency(job, job.age_micros(now_micros), limit_micros)[1] for job in jobs]
-    return Verdict(findings=tuple(one for one in found if one is not None), looked_at=len(jobs))
+    return Verdict(findings=tuple(one for one in found if one is not None), inspected=len(jobs))
 
 
 def _recency(job: JobAge, age_micros: int | None, limit_micros: int) -> tuple[str, Finding | None]:

@@ -123,7 +123,7 @@ def _trap(facts: LegacyFacts, epoch: Epoch, lost: list[StatePath]) -> Finding:
         f"{facts.epoch}, reads it when it cleans up, and never checkpoints again without it"
     )
     step = f"bring the objects back, or copy those of epoch {epoch + 1} in their place"
-    return either(not facts.ours, "cleanup-trap", lost[0], evidence, step)
+    return either(not facts.managed, "cleanup-trap", lost[0], evidence, step)
 
 
 def _hole_findings(facts: LegacyFacts, epoch: Epoch) -> Iterator[Finding]:

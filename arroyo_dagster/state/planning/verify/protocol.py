@@ -89,8 +89,8 @@ def _parent_epoch(facts: JobFacts) -> Epoch | None:
         return None
     address = parse_manifest_path(head[1].parent_ref)
     agreed = record.parent_ref == head[1].parent_ref
-    ours = address is not None and address.paths == facts.paths and agreed
-    return address.epoch if address is not None and ours else None
+    managed = address is not None and address.paths == facts.paths and agreed
+    return address.epoch if address is not None and managed else None
 
 
 def _expected_epochs(facts: JobFacts, parent: Epoch | None) -> list[Epoch]:
@@ -200,7 +200,7 @@ def _commit_findings(
 ) -> Iterator[Finding]:
     tables = merged_needs_commit({one.operator: one for one in manifest.operators})
     # An epoch of our compactor has nothing to commit, though its tables are such as commit.
-    if tables != manifest.needs_commit and not facts.ours:
+    if tables != manifest.needs_commit and not facts.managed:
         evidence = f"says needs_commit = {manifest.needs_commit}, its tables say {tables}"
         yield either(critical, "commit-flag", ref, evidence, KEEP_AND_REPORT)
     if not manifest.needs_commit:

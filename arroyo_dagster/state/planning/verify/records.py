@@ -71,7 +71,7 @@ class JobFacts:
     newest: bool
     epochs: tuple[Epoch, ...]
     objects: Objects
-    ours: bool
+    managed: bool
     rollbacks: Mapping[Epoch, Epoch] = field(default_factory=dict)
 
     def rolled_back(self, epoch: Epoch) -> bool:

@@ -155,17 +155,17 @@ class SharedKeys:
     subtasks: tuple[int, ...]
 
 
-def shared_key_findings(shared: Collection[SharedKeys], *, ours: bool) -> Iterator[Finding]:
+def shared_key_findings(shared: Collection[SharedKeys], *, managed: bool) -> Iterator[Finding]:
     """Tell keys of global keyed tables that several subtasks wrote in one epoch.
 
     Some connectors of Arroyo's write one key from every subtask: only other values do harm there.
     """
-    wins = "the later in the replay order wins" if ours else "which one wins is random"
+    wins = "the later in the replay order wins" if managed else "which one wins is random"
     step = "key the operator's input so that one subtask owns each key, or prefix the keys"
-    if not ours:
+    if not managed:
         step = "run the operator with parallelism 1, or expect the value of any of the subtasks"
     for one in shared:
-        if not ours and not one.differ:
+        if not managed and not one.differ:
             continue
         evidence = (
             f"subtasks {', '.join(map(str, one.subtasks))} wrote {one.keys} keys of "

@@ -22,7 +22,7 @@ from arroyo_dagster.state.model.job_facts import (
     Absence,
     CheckpointFacts,
     JobFacts,
-    SourceWord,
+    SourceAnswer,
     condition_of,
     newest_ready,
 )
@@ -57,7 +57,7 @@ class ArroyoApi:
 
     # ---- one job or all --------------------------------------------------------------------------
 
-    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
         """Say what the server knows of each of `jobs`, in their order.
 
         The lists of a server leave out previews, so a job that is not listed is asked for through
@@ -71,25 +71,25 @@ class ArroyoApi:
                 What concerns one job only is the problem of its word.
         """
         listed = self.jobs()
-        return concurrently(lambda paths: self._word(listed, paths, checkpoints), jobs)
+        return concurrently(lambda paths: self._answer(listed, paths, checkpoints), jobs)
 
-    def _word(
+    def _answer(
         self, listed: Mapping[JobId, JobFacts], paths: JobPaths, checkpoints: bool
-    ) -> SourceWord:
+    ) -> SourceAnswer:
         facts: JobFacts | None = listed.get(paths.job)
         try:
             if facts is None or not facts.concerns(paths):
                 facts = None
                 found = self._unlisted(paths)
                 if isinstance(found, Absence):
-                    return SourceWord(source=self.source, absence=found)
+                    return SourceAnswer(source=self.source, absence=found)
                 facts = found
             facts = self._named(facts)
             facts = self._with_epochs(facts) if checkpoints else facts
         except ArroyoStateError as error:
             # What is known already stays: a name that cannot be had does not hide that a job runs.
-            return SourceWord(source=self.source, facts=facts, problem=error)
-        return SourceWord(source=self.source, facts=facts)
+            return SourceAnswer(source=self.source, facts=facts, problem=error)
+        return SourceAnswer(source=self.source, facts=facts)
 
     def _unlisted(self, paths: JobPaths) -> JobFacts | Absence:
         if paths.pipeline is None:

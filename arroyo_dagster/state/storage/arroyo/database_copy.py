@@ -36,7 +36,7 @@ def copy_database(location: str, directory: Path, *, max_bytes: int) -> Path:
         StorageError: it cannot be read, or did not stay the same while it was copied.
     """
     register_url(location)
-    with translated(shown_location(location)):
+    with translated(redacted_location(location)):
         local = _local_path(location)
         if local is None:
             return _fetched(location, directory, max_bytes)
@@ -50,12 +50,12 @@ def copy_database(location: str, directory: Path, *, max_bytes: int) -> Path:
             time.sleep(_PAUSE_SECONDS)
     raise StorageError(
         "the database changes faster than it can be copied",
-        path=shown_location(str(local)),
+        path=redacted_location(str(local)),
         next_step="try again when its controller is less busy, or name a backup of it",
     )
 
 
-def shown_location(location: str) -> str:
+def redacted_location(location: str) -> str:
     """The location as it may be shown: without user info and query."""
     return redact_url(location)
 
@@ -90,11 +90,11 @@ def _signature(source: Path, max_bytes: int) -> tuple[object, ...]:
     if not stat.S_ISREG(found.st_mode):
         raise InputError(
             "this is no file, so it is no SQLite database",
-            path=shown_location(str(source)),
+            path=redacted_location(str(source)),
             next_step="name the file; Arroyo's setting is database.sqlite.path",
         )
     if found.st_size > max_bytes:
-        raise _too_large(shown_location(str(source)), found.st_size, max_bytes)
+        raise _too_large(redacted_location(str(source)), found.st_size, max_bytes)
     journal = Path(f"{source}-journal")
     rollback = (journal.stat().st_size, journal.stat().st_mtime_ns) if journal.exists() else None
     return (
@@ -117,7 +117,7 @@ def _fetched(location: str, directory: Path, max_bytes: int) -> Path:
     if redact_url(location) != location:
         raise InputError(
             "the URL of a database holds no user, password or query",
-            url=shown_location(location),
+            url=redacted_location(location),
             next_step="give credentials in the environment, as for the checkpoint URL",
         )
     parent, _, name = location.rpartition("/")
@@ -129,12 +129,12 @@ def _fetched(location: str, directory: Path, max_bytes: int) -> Path:
             if not suffix:
                 raise NotFoundError(
                     "there is no such database",
-                    url=shown_location(location),
+                    url=redacted_location(location),
                     next_step="check the name; `arroyo run` keeps state.sqlite beside its state",
                 )
             continue
         if info.size_bytes > max_bytes:
-            raise _too_large(shown_location(location), info.size_bytes, max_bytes)
+            raise _too_large(redacted_location(location), info.size_bytes, max_bytes)
         (directory / f"copy.sqlite{suffix}").write_bytes(store.read(path))
     return directory / "copy.sqlite"
 

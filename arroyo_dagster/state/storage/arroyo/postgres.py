@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError, StorageError
 from arroyo_dagster.redaction import redact_text, redact_url, redacted_cause, register_url
 from arroyo_dagster.state.model.ids import JobId
-from arroyo_dagster.state.model.job_facts import JobFacts, SourceWord
+from arroyo_dagster.state.model.job_facts import JobFacts, SourceAnswer
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.arroyo.rows import (
     NEEDED,
     TABLES,
     JobsAndPipelines,
     Row,
+    answers_of,
     facts_of,
-    words_of,
 )
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ArroyoPostgres:
                 next_step="install it: pip install 'arroyo-dagster[postgres]'",
             ) from error
 
-    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
         """Say what the database knows of each of `jobs`, in their order, previews included.
 
         Args:
@@ -78,7 +78,7 @@ class ArroyoPostgres:
             FormatError: it is not the database of an Arroyo.
             StorageError: it does not answer.
         """
-        return words_of(self._read(), jobs, self.source)
+        return answers_of(self._read(), jobs, self.source)
 
     def jobs(self) -> dict[JobId, JobFacts]:
         """Every job that the database has. Errors as `look_up`."""

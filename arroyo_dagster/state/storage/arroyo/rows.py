@@ -18,7 +18,7 @@ from arroyo_dagster.state.model.job_facts import (
     Absence,
     CheckpointFacts,
     JobFacts,
-    SourceWord,
+    SourceAnswer,
     condition_of,
     newest_ready,
 )
@@ -66,18 +66,20 @@ def facts_of(rows: Mapping[str, Sequence[Row]], source: str) -> JobsAndPipelines
         raise
 
 
-def words_of(found: JobsAndPipelines, jobs: Sequence[JobPaths], source: str) -> list[SourceWord]:
+def answers_of(
+    found: JobsAndPipelines, jobs: Sequence[JobPaths], source: str
+) -> list[SourceAnswer]:
     """What a database says of each of `jobs`, in their order."""
     known, pipelines = found
     words = []
     for paths in jobs:
         facts = known.get(paths.job)
         if facts is not None and facts.concerns(paths):
-            words.append(SourceWord(source=source, facts=facts))
+            words.append(SourceAnswer(source=source, facts=facts))
         else:
             lost = paths.pipeline is not None and paths.pipeline not in pipelines
             absence = Absence.NO_PIPELINE if lost else Absence.NO_JOB
-            words.append(SourceWord(source=source, absence=absence))
+            words.append(SourceAnswer(source=source, absence=absence))
     return words
 
 

@@ -18,16 +18,16 @@ from pathlib import Path
 from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.state.model.ids import JobId
-from arroyo_dagster.state.model.job_facts import JobFacts, SourceWord
+from arroyo_dagster.state.model.job_facts import JobFacts, SourceAnswer
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.storage.arroyo.database_copy import copy_database, shown_location
+from arroyo_dagster.state.storage.arroyo.database_copy import copy_database, redacted_location
 from arroyo_dagster.state.storage.arroyo.rows import (
     NEEDED,
     TABLES,
     JobsAndPipelines,
     Row,
+    answers_of,
     facts_of,
-    words_of,
 )
 
 
@@ -40,11 +40,11 @@ class ArroyoDatabase:
     """
 
     def __init__(self, location: str, *, max_bytes: int = 4 << 30) -> None:
-        self.source = shown_location(location)
+        self.source = redacted_location(location)
         self._location = location
         self._max_bytes = max_bytes
 
-    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
         """Say what the database knows of each of `jobs`, in their order, previews included.
 
         Args:
@@ -55,7 +55,7 @@ class ArroyoDatabase:
             FormatError: it is no database, a damaged one, or not Arroyo's.
             StorageError: it cannot be read, or changed all the time while it was copied.
         """
-        return words_of(self._read(), jobs, self.source)
+        return answers_of(self._read(), jobs, self.source)
 
     def jobs(self) -> dict[JobId, JobFacts]:
         """Every job that the database has. Errors as `look_up`."""

@@ -29,7 +29,7 @@ from arroyo_dagster.state.storage.names import (
     stored_start,
 )
 from arroyo_dagster.state.storage.store import (
-    PIECE_BYTES,
+    CHUNK_BYTES,
     DeleteOutcome,
     Listing,
     ObjectInfo,
@@ -181,7 +181,7 @@ class FsspecStore:
             except FileNotFoundError as error:
                 raise root_missing(self.url) from error
             except Exception as error:
-                if self._says_exists(error):
+                if self._means_exists(error):
                     return False
                 if understood(error).status == 501:
                     raise no_conditional_create(self.url, path) from error
@@ -251,9 +251,7 @@ class FsspecStore:
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
         """Delete objects, many at once; see `ObjectStore.delete_many`."""
         keys = {path: self._key(path) for path in paths}
-        problems = dict(
-            zip(keys, concurrently(self._problem_of_delete, keys.values()), strict=True)
-        )
+        problems = dict(zip(keys, concurrently(self._delete_error, keys.values()), strict=True))
         return DeleteOutcome(
             deleted=tuple(path for path in keys if problems[path] is None),
             failed={path: said for path, said in problems.items() if said is not None},
@@ -261,7 +259,7 @@ class FsspecStore:
 
     def _create_copy(self, source: StatePath, target: StatePath) -> bool:
         size_bytes = self._size(source)
-        if size_bytes <= PIECE_BYTES:
+        if size_bytes <= CHUNK_BYTES:
             return self.create(target, self.read_range(source, 0, size_bytes))
         if self.head(target) is not None:
             return False
@@ -276,7 +274,7 @@ class FsspecStore:
             next_step="open the URL through obstore: leave out the option client=fsspec",
         )
 
-    def _problem_of_delete(self, key: str) -> str | None:
+    def _delete_error(self, key: str) -> str | None:
         try:
             self.filesystem.rm_file(key)
         except FileNotFoundError:
@@ -295,7 +293,7 @@ class FsspecStore:
         """Whether a range may have been refused because it begins beyond the end."""
         return True
 
-    def _says_exists(self, error: Exception) -> bool:
+    def _means_exists(self, error: Exception) -> bool:
         return isinstance(error, FileExistsError)
 
     def _size(self, path: StatePath) -> int:

@@ -25,9 +25,9 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.conditional_create import prove_once
 from arroyo_dagster.state.storage.failures import (
     explained,
+    means_no_bucket,
     no_conditional_create,
     root_missing,
-    says_no_bucket,
     translated,
     understood,
 )
@@ -300,7 +300,7 @@ class ObstoreStore:
         failed: dict[StatePath, str] = {}
         waiting = iter(keys)
         while batch := [*itertools.islice(waiting, _KEYS_PER_DELETE)]:
-            failed.update(self._problems_of_delete({path: keys[path] for path in batch}))
+            failed.update(self._delete_errors({path: keys[path] for path in batch}))
         return DeleteOutcome(
             deleted=tuple(path for path in keys if path not in failed),
             failed={path: failed[path] for path in keys if path in failed},
@@ -407,14 +407,14 @@ class ObstoreStore:
             ) from missing
         return twin
 
-    def _problems_of_delete(self, keys: Mapping[StatePath, str]) -> Mapping[StatePath, str]:
+    def _delete_errors(self, keys: Mapping[StatePath, str]) -> Mapping[StatePath, str]:
         """Delete up to 1000 objects; give those that may be left, with the reason."""
         try:
             obstore.delete(self._remote(), [*keys.values()])
             if not self._stopped_early(keys):
                 return {}
         except Exception as error:
-            return self._problems_after(error, keys)
+            return self._errors_after(error, keys)
         return self.through_fsspec.delete_many(keys).failed
 
     def _stopped_early(self, keys: Mapping[StatePath, str]) -> bool:
@@ -426,7 +426,7 @@ class ObstoreStore:
         in_bulk = self._parsed.backend in ("s3", "r2") and len(keys) > 1
         return in_bulk and self.head([*keys][-1]) is not None
 
-    def _problems_after(
+    def _errors_after(
         self, error: Exception, keys: Mapping[StatePath, str]
     ) -> Mapping[StatePath, str]:
         """Find out which objects a failed delete may have left: obstore tells one failure only."""
@@ -436,12 +436,12 @@ class ObstoreStore:
             if failure.code is None or failure.status is not None:
                 return dict.fromkeys(keys, failure.reason)
             return self.through_fsspec.delete_many(keys).failed
-        if says_no_bucket(error) or (failure.retryable and len(keys) > 1):
+        if means_no_bucket(error) or (failure.retryable and len(keys) > 1):
             return dict.fromkeys(keys, failure.reason)
-        problems = concurrently(self._problem_of_one, keys.values())
+        problems = concurrently(self._error_of_one, keys.values())
         return {path: said for path, said in zip(keys, problems, strict=True) if said}
 
-    def _problem_of_one(self, key: str) -> str | None:
+    def _error_of_one(self, key: str) -> str | None:
         try:
             obstore.delete(self._remote(), key)
         except FileNotFoundError:

@@ -21,11 +21,11 @@ from arroyo_dagster.state.storage.names import listed_path, stored_prefix, store
 from arroyo_dagster.state.storage.remote.fsspec_options import s3fs_options, tries_of_s3fs
 from arroyo_dagster.state.storage.remote.fsspec_store import FsspecStore, info_of
 from arroyo_dagster.state.storage.store import (
-    PIECE_BYTES,
+    CHUNK_BYTES,
     DeleteOutcome,
     Listing,
     ObjectInfo,
-    read_in_pieces,
+    read_in_chunks,
 )
 from arroyo_dagster.state.storage.urls import CheckpointUrl
 
@@ -131,9 +131,9 @@ class S3Store(FsspecStore):
     def _uploaded_parts(
         self, where: Mapping[str, str], source: StatePath, size_bytes: int
     ) -> Sequence[Mapping[str, Any]]:
-        part_bytes = max(PIECE_BYTES, -(-size_bytes // _PARTS))
+        part_bytes = max(CHUNK_BYTES, -(-size_bytes // _PARTS))
         parts = []
-        for number, data in enumerate(read_in_pieces(self, source, part_bytes), start=1):
+        for number, data in enumerate(read_in_chunks(self, source, part_bytes), start=1):
             sent = self.filesystem.call_s3("upload_part", **where, PartNumber=number, Body=data)
             parts.append({"PartNumber": number, "ETag": sent["ETag"]})
         return parts
@@ -151,7 +151,7 @@ class S3Store(FsspecStore):
         except Exception as error:
             # A repeated request finds no upload where the first one succeeded unheard.
             ended = isinstance(error, FileNotFoundError) or understood(error).code == "NoSuchUpload"
-            if self._says_exists(error) or (ended and self.head(target) is not None):
+            if self._means_exists(error) or (ended and self.head(target) is not None):
                 return False
             raise
         return True
@@ -226,7 +226,7 @@ class S3Store(FsspecStore):
         failure = understood(error)
         return failure.status == 416 or failure.code == "InvalidRange"
 
-    def _says_exists(self, error: Exception) -> bool:
+    def _means_exists(self, error: Exception) -> bool:
         # Only AWS names the failed condition, by which s3fs knows a FileExistsError.
         answer = getattr(error.__cause__, "response", None) or {}
         code = answer.get("Error", {}).get("Code")

@@ -41,10 +41,10 @@ def routes(rows: pa.Table, ranges: Sequence[KeyRange]) -> list[Route]:
             return [(at, rows)]
     owners = np.searchsorted(starts, hashes, side="right") - 1
     owners[(owners < 0) | (hashes > ends[owners])] = -1
-    return _parted(rows, owners, len(ranges))
+    return _split_by_owner(rows, owners, len(ranges))
 
 
-def _parted(rows: pa.Table, owners: npt.NDArray[np.int64], count: int) -> list[Route]:
+def _split_by_owner(rows: pa.Table, owners: npt.NDArray[np.int64], count: int) -> list[Route]:
     order = np.argsort(owners, kind="stable")
     edges = np.searchsorted(owners[order], np.arange(count + 1))
     taken = rows.take(pa.array(order[edges[0] :]))

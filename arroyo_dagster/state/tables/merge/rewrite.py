@@ -33,7 +33,7 @@ from arroyo_dagster.state.model.compaction import LeftOut, MergedRows, RowsDiges
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.keys import KeyRange, server_for_hash
 from arroyo_dagster.state.model.layout import JobPaths, rewritten_attempt
-from arroyo_dagster.state.model.rewrite import RewriteRule, RewrittenPart, TableRewrite
+from arroyo_dagster.state.model.rewrite import RewriteRule, RewriteShard, TableRewrite
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.generational import (
@@ -114,7 +114,7 @@ def unwritable(config: ExpiringTimeKeyConfig) -> str | None:
     return None
 
 
-def run_rewrite(store: ObjectStore, task: RewriteTask) -> RewrittenPart | LeftOut:
+def run_rewrite(store: ObjectStore, task: RewriteTask) -> RewriteShard | LeftOut:
     """Write one part of a table anew and read it back.
 
     Returns:
@@ -187,8 +187,8 @@ class _Rows:
         self.schema = file_schema(task.config)
         self.time_at = task.config.schema.timestamp_index
         self.cutoff_micros = task.table.cutoff_micros
-        self.role = role_of(task.config, ours=False)
-        self.layout = RowLayout.of(task.config, memory, ours=False)
+        self.role = role_of(task.config, managed=False)
+        self.layout = RowLayout.of(task.config, memory, managed=False)
 
     def together(self, parts: Sequence[pa.Table]) -> pa.Table:
         """Rows of several files, in their order."""
@@ -278,7 +278,7 @@ def _led(order: npt.NDArray[np.int64], fresh: npt.NDArray[np.bool_]) -> npt.NDAr
 
 def _written(
     store: ObjectStore, task: RewriteTask, rows: _Rows, found: Sequence[StoredRows]
-) -> RewrittenPart:
+) -> RewriteShard:
     kept = rows.kept(found)
     outputs: tuple[TimeFile, ...] = ()
     size = 0
@@ -287,7 +287,7 @@ def _written(
         file, size = _write(store, task, rows, rows.arranged(written), found)
         outputs = (file,)
     again = [_read_back(store, file, rows.schema, task.keys) for file in outputs]
-    return RewrittenPart(
+    return RewriteShard(
         merged=MergedRows(
             operator=task.table.operator,
             table=task.table.table,

@@ -32,7 +32,7 @@ from arroyo_dagster.state.model.compaction import (
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.keys import KeyRange
 from arroyo_dagster.state.model.tables import TimeFile
-from arroyo_dagster.state.planning.compaction.split import pieces
+from arroyo_dagster.state.planning.compaction.split import subranges
 from arroyo_dagster.state.storage.concurrency import in_background, read_ahead
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
@@ -50,7 +50,7 @@ _LITTLE_BYTES = 1 << 18
 _UNPACKED = 3
 """How many bytes of rows a byte of a file is at a first guess."""
 
-_MOST_PIECES = 16
+_MAX_RANGES = 16
 """As a first guess; those that turn out too big are parted further."""
 
 OnBytes = Callable[[int], None]
@@ -132,7 +132,7 @@ class _RowsMerging:
                 self._tally = _Tally()
                 at_once = False
         if not at_once:
-            self._by_pieces()
+            self._by_ranges()
         outputs = self._files.close()
         after = self._read_back(outputs)
         tally = self._tally
@@ -216,13 +216,13 @@ class _RowsMerging:
 
     # ---- by pieces -------------------------------------------------------------------------------
 
-    def _by_pieces(self) -> None:
+    def _by_ranges(self) -> None:
         count = 1
         if self._table.is_divisible:
             bytes_of_range = self._merge.size_bytes * _UNPACKED // len(self._merge.ranges)
-            count = min(_MOST_PIECES, 1 + bytes_of_range // self._merge.form.memory_bytes)
+            count = min(_MAX_RANGES, 1 + bytes_of_range // self._merge.form.memory_bytes)
         for at, keys in enumerate(self._merge.ranges):
-            left = list(reversed(pieces(keys, count)))
+            left = list(reversed(subranges(keys, count)))
             while left:
                 piece = left.pop()
                 held = self._hold(piece)
@@ -246,7 +246,7 @@ class _RowsMerging:
                     held.append(StoredRows(rows, rows.column(rows.num_columns - 1)))
                     size += rows.nbytes
                 if divisible and size > self._merge.form.memory_bytes:
-                    return _TooMuch(_parted(piece, held))
+                    return _TooMuch(_split_range(piece, held))
         self._tally.read.update(read)
         self._tally.rows_in += sum(part.rows.num_rows for part in held)
         return held
@@ -276,7 +276,7 @@ class _RowsMerging:
         generations = self._merge.generations
         if generations is Generations.ALL:
             return rows
-        layout = RowLayout.of(self._table.config, self._table.memory_schema, ours=True)
+        layout = RowLayout.of(self._table.config, self._table.memory_schema, managed=True)
         if generations is Generations.NEWEST:
             return newest(rows, layout)
         return newest_at_any_cutoff(rows, layout)
@@ -320,7 +320,7 @@ def _inserts_only(rows: pa.Table) -> bool:
     return not pc.any(pc.not_equal(operations, INSERT), min_count=0).as_py()
 
 
-def _parted(piece: KeyRange, held: Sequence[StoredRows]) -> list[KeyRange]:
+def _split_range(piece: KeyRange, held: Sequence[StoredRows]) -> list[KeyRange]:
     """Two ranges of about as many of these rows, or three around a key that has most of them."""
     hash_at = held[0].rows.num_columns - 2
     hashes = np.concatenate([part.rows.column(hash_at).to_numpy() for part in held])

@@ -24,7 +24,7 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.keys import KeyRange, server_for_hash
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
-from arroyo_dagster.state.planning.compaction.split import parts_of
+from arroyo_dagster.state.planning.compaction.split import shards_of
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.merge.pairs import merge_pairs
@@ -77,10 +77,10 @@ def run_merge(
         FormatError: an input is broken, or has other columns than its table.
         NotFoundError: an input is gone; the job has let it expire since.
     """
-    return combined(task, [run_part(store, task, on_bytes)])
+    return combined(task, [run_shard(store, task, on_bytes)])
 
 
-def run_part(
+def run_shard(
     store: ObjectStore, task: MergeTask, on_bytes: OnBytes = lambda count: None
 ) -> MergeOutcome:
     """As `run_merge`, of one of the tasks that `parts` gave: its rows are not all there are."""
@@ -101,7 +101,7 @@ def parts(task: MergeTask) -> list[MergeTask]:
     divisible = isinstance(config, ExpiringTimeKeyConfig) and set(
         config.schema.hashed_indices
     ) <= set(config.schema.key_indices or ())
-    found = parts_of(task.merge, task.part_bytes, divisible=divisible)
+    found = shards_of(task.merge, task.part_bytes, divisible=divisible)
     return [replace(task, merge=merge) for merge in found]
 
 

@@ -298,7 +298,7 @@ def test_lines_read_in_parts_are_those_read_at_once(
         file = Path(folder, "words.jsonl")
         file.write_bytes(((end or "\n").join(texts) + end).encode())
         whole = found()
-        patch.setattr(lines, "PART_BYTES", part_bytes)
+        patch.setattr(lines, "MIN_SPLIT_BYTES", part_bytes)
         patch.setattr(lines, "_PROBE_BYTES", 2)
         assert found() == whole
         end_of_file = file.stat().st_size
@@ -316,7 +316,7 @@ def test_rows_of_text_read_in_parts_are_those_read_one_by_one(
     one_by_one = source(tmp_path, ParquetRows(shape.from_row))
     end = one_by_one.latest_offset({})
     expected = records(one_by_one, {}, end)
-    monkeypatch.setattr(rows, "PART_ROWS", 5)
+    monkeypatch.setattr(rows, "MIN_SPLIT_ROWS", 5)
     in_parts = source(tmp_path, ParquetRows(shape.from_row, raw=raw))
     assert len(in_parts.partitions({}, end)) == 8
     assert records(in_parts, {}, end) == expected

@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.state.codec.gc import encode_retained
+from arroyo_dagster.state.codec.gc import encode_pins
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.garbage import Pin, Retained
+from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.storage import MemoryStore
@@ -37,7 +37,7 @@ def _written(layout: Layout) -> MemoryStore:
 
 def _pinned(store: MemoryStore, paths: JobPaths, pins: frozenset[int]) -> None:
     kept = tuple(Pin(epoch=Epoch(n), owner="me", pinned_at_micros=1) for n in sorted(pins))
-    store.put(paths.retained, encode_retained(Retained(pins=kept)))
+    store.put(paths.job_pins, encode_pins(JobPins(pins=kept)))
 
 
 @LAYOUTS
@@ -79,13 +79,13 @@ class _Purged(Wrapper):
 
     def read(self, path: StatePath) -> bytes:
         if path.name == "index.json":
-            self.inner.put(self._paths.retained, encode_retained(Retained()))
+            self.inner.put(self._paths.job_pins, encode_pins(JobPins()))
         return self.inner.read(path)
 
 
 def test_a_quarantine_that_is_purged_meanwhile_stops_no_cleaning_up() -> None:
     paths, store = JOBS[Layout.PROTOCOL], copied(_written(Layout.PROTOCOL))
-    store.put(paths.retained, encode_retained(Retained(quarantines=("01-a",))))
+    store.put(paths.job_pins, encode_pins(JobPins(quarantines=("01-a",))))
     with pytest.raises(NotFoundError, match="refers to is missing"):
         ParquetBackend(store, paths).cleanup_checkpoint(Epoch(KEPT))
     assert ParquetBackend(store, paths).epochs() == list(EPOCHS)

@@ -115,7 +115,7 @@ def test_newest_lease_is_the_record_of_the_last_holder() -> None:
         assert (found.path, found.token) == (PATHS.leases / "0000000003.json", 3)
         assert (found.owner, found.nonce) == (held.lease.owner, held.lease.nonce)
         assert (found.description, found.duration_micros) == ("gc", 300_000_000)
-        assert not found.given_back
+        assert not found.released
 
 
 def test_of_many_at_once_one_gets_it() -> None:

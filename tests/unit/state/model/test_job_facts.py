@@ -13,9 +13,9 @@ from arroyo_dagster.state.model.job_facts import (
     CheckpointFacts,
     JobCondition,
     JobFacts,
-    SourceWord,
+    SourceAnswer,
     condition_of,
-    merge_words,
+    merge_answers,
     newest_ready,
 )
 from arroyo_dagster.state.model.layout import JobPaths
@@ -24,11 +24,11 @@ JOB = JobId("job_1")
 PATHS = JobPaths(JOB)
 
 
-def word(source: str, **facts: Any) -> SourceWord:
-    return SourceWord(source=source, facts=JobFacts(job=JOB, source=source, **facts))
+def word(source: str, **facts: Any) -> SourceAnswer:
+    return SourceAnswer(source=source, facts=JobFacts(job=JOB, source=source, **facts))
 
 
-def state(source: str, name: str, **facts: Any) -> SourceWord:
+def state(source: str, name: str, **facts: Any) -> SourceAnswer:
     return word(source, state=name, condition=condition_of(name), **facts)
 
 
@@ -54,7 +54,7 @@ def test_what_arroyo_s_words_mean(name: str | None, condition: JobCondition, at_
 
 def test_the_first_source_that_knows_wins_and_the_others_fill_its_gaps() -> None:
     epochs = (CheckpointFacts(epoch=Epoch(7), ready=True),)
-    answer = merge_words(
+    answer = merge_answers(
         PATHS,
         [
             word("user", name="orders"),
@@ -70,7 +70,7 @@ def test_the_first_source_that_knows_wins_and_the_others_fill_its_gaps() -> None
 
 
 def test_a_state_is_never_pieced_together_from_two_sources() -> None:
-    answer = merge_words(
+    answer = merge_answers(
         PATHS,
         [word("user", condition=JobCondition.STOPPED), state("db", "Stopped", run_id=9)],
     )
@@ -78,7 +78,7 @@ def test_a_state_is_never_pieced_together_from_two_sources() -> None:
 
 
 def test_disagreements_are_shown_in_the_order_asked() -> None:
-    answer = merge_words(
+    answer = merge_answers(
         PATHS,
         [state("api", "Running", run_id=4), state("db", "Stopped", run_id=3), word("user")],
     )
@@ -90,7 +90,7 @@ def test_disagreements_are_shown_in_the_order_asked() -> None:
 
 
 def test_a_state_that_is_not_understood_is_not_overruled_by_an_older_source() -> None:
-    answer = merge_words(PATHS, [state("api", "Draining", run_id=4), state("db", "Stopped")])
+    answer = merge_answers(PATHS, [state("api", "Draining", run_id=4), state("db", "Stopped")])
     assert answer.facts.condition is JobCondition.UNKNOWN
     assert (answer.facts.source, answer.facts.state) == ("api", "Draining")
     assert answer.reason is not None
@@ -99,11 +99,11 @@ def test_a_state_that_is_not_understood_is_not_overruled_by_an_older_source() ->
 
 def test_unknown_has_the_reason_of_every_source() -> None:
     problem = StorageError("the server did not answer: refused")
-    answer = merge_words(
+    answer = merge_answers(
         PATHS,
         [
-            SourceWord(source="api", problem=problem),
-            SourceWord(source="db", absence=Absence.NO_JOB),
+            SourceAnswer(source="api", problem=problem),
+            SourceAnswer(source="db", absence=Absence.NO_JOB),
             word("user", name="orders"),
         ],
     )
@@ -134,5 +134,5 @@ def test_the_newest_ready_epoch_is_not_the_newest() -> None:
 
 def test_the_pipeline_is_the_one_on_the_store_where_nobody_says() -> None:
     paths = JobPaths(JOB, PipelineId("pl_1"))
-    assert merge_words(paths, []).facts.pipeline == "pl_1"
-    assert merge_words(paths, []).reason == "nobody was asked"
+    assert merge_answers(paths, []).facts.pipeline == "pl_1"
+    assert merge_answers(paths, []).reason == "nobody was asked"

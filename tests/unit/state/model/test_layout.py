@@ -27,25 +27,25 @@ from arroyo_dagster.state.model.layout import (
 )
 from tests.compat.arroyo import DATA
 
-OURS = JobPaths(JobId("job"), PipelineId("pipe"))
+MAINTENANCE = JobPaths(JobId("job"), PipelineId("pipe"))
 LEGACY = JobPaths(JobId("job"))
 E, G, O = Epoch(12), WorkerGeneration(3), OperatorId("op_1")
 
 
 def test_protocol_paths_are_those_of_the_specification() -> None:
     at = "pipe/job/generations/3/checkpoints/checkpoint-0000012"
-    assert OURS.layout is Layout.PROTOCOL
-    assert OURS.current_generation == "pipe/job/current-generation.json"
-    assert OURS.generation_manifest(G) == "pipe/job/generations/3/generation-manifest.json"
-    assert OURS.manifest(G, E) == f"{at}/checkpoint-manifest.pb"
-    assert OURS.committed(G, E) == f"{at}/committed.json"
-    assert OURS.epoch_record(E) == "pipe/job/epochs/epoch-0000012.record"
-    assert OURS.data_file(O, TableName("t"), 7, E, G, attempt="x") == (
+    assert MAINTENANCE.layout is Layout.PROTOCOL
+    assert MAINTENANCE.current_generation == "pipe/job/current-generation.json"
+    assert MAINTENANCE.generation_manifest(G) == "pipe/job/generations/3/generation-manifest.json"
+    assert MAINTENANCE.manifest(G, E) == f"{at}/checkpoint-manifest.pb"
+    assert MAINTENANCE.committed(G, E) == f"{at}/committed.json"
+    assert MAINTENANCE.epoch_record(E) == "pipe/job/epochs/epoch-0000012.record"
+    assert MAINTENANCE.data_file(O, TableName("t"), 7, E, G, attempt="x") == (
         f"{at}/operator-op_1/table-t-007-x"
     )
-    assert OURS.subtask_metadata(O, 7, E, G) == f"{at}/operator-op_1-7.metadata"
-    assert OURS.operator_metadata(O, E, G) == f"{at}/operator-op_1/metadata"
-    assert OURS.stop_request == "pipe/job/_arroyo_dagster/stop-request.json"
+    assert MAINTENANCE.subtask_metadata(O, 7, E, G) == f"{at}/operator-op_1-7.metadata"
+    assert MAINTENANCE.operator_metadata(O, E, G) == f"{at}/operator-op_1/metadata"
+    assert MAINTENANCE.stop_request == "pipe/job/_arroyo_dagster/stop-request.json"
 
 
 def test_legacy_paths_are_those_of_the_specification() -> None:
@@ -60,7 +60,7 @@ def test_legacy_paths_are_those_of_the_specification() -> None:
 
 
 def test_numbers_are_padded_but_never_cut() -> None:
-    assert OURS.epoch_record(Epoch(123_456_789)).name == "epoch-123456789.record"
+    assert MAINTENANCE.epoch_record(Epoch(123_456_789)).name == "epoch-123456789.record"
     assert parse_epoch_record("epoch-123456789.record") == 123_456_789
     assert parse_checkpoint_dir("checkpoint-12345678") == 12_345_678
 
@@ -78,9 +78,9 @@ def test_other_names_are_no_checkpoint_directories(name: str) -> None:
 
 
 def test_the_path_of_a_manifest_says_whose_it_is() -> None:
-    address = parse_manifest_path(OURS.manifest(G, E))
+    address = parse_manifest_path(MAINTENANCE.manifest(G, E))
     assert address is not None
-    assert (address.paths, address.worker_generation, address.epoch) == (OURS, G, E)
+    assert (address.paths, address.worker_generation, address.epoch) == (MAINTENANCE, G, E)
 
 
 @pytest.mark.parametrize(

@@ -114,11 +114,11 @@ def operator(table: TableConfig, *files: TimeFile, watermark: int | None) -> Ope
 
 
 def restored(
-    table: TableConfig, times: Sequence[int], *, ours: bool, watermark: int | None = WATERMARK
+    table: TableConfig, times: Sequence[int], *, managed: bool, watermark: int | None = WATERMARK
 ) -> list[int]:
     store = MemoryStore()
     file = store_file(store, table, times)
-    found = restored_rows(store, operator(table, file, watermark=watermark), T, ours=ours)
+    found = restored_rows(store, operator(table, file, watermark=watermark), T, managed=managed)
     return times_of(found.rows)
 
 
@@ -171,53 +171,53 @@ def test_a_file_is_carried_on_while_its_floored_time_reaches_the_cutoff(
 # ---- restored ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_a_restore_keeps_rows_from_the_cutoff_on(ours: bool) -> None:
-    assert restored(config(), EDGE, ours=ours) == EDGE[1:]
+@pytest.mark.parametrize("managed", [True, False])
+def test_a_restore_keeps_rows_from_the_cutoff_on(managed: bool) -> None:
+    assert restored(config(), EDGE, managed=managed) == EDGE[1:]
 
 
 @pytest.mark.parametrize("watermark", [None, 0, RETENTION - 1, RETENTION])
-@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("managed", [True, False])
 def test_without_a_watermark_beyond_the_retention_all_rows_are_restored(
-    ours: bool, watermark: int | None
+    managed: bool, watermark: int | None
 ) -> None:
-    assert restored(config(), [0, 1, 2], ours=ours, watermark=watermark) == [0, 1, 2]
+    assert restored(config(), [0, 1, 2], managed=managed, watermark=watermark) == [0, 1, 2]
 
 
 def test_of_an_updating_join_arroyo_keeps_record_batches_whole() -> None:
     joined = config("left join data")
-    assert restored(joined, [0, 1, CUTOFF_NANOS], ours=False) == [0, 1, CUTOFF_NANOS]
-    assert restored(joined, [0, 1, CUTOFF_NANOS], ours=True) == [CUTOFF_NANOS]
+    assert restored(joined, [0, 1, CUTOFF_NANOS], managed=False) == [0, 1, CUTOFF_NANOS]
+    assert restored(joined, [0, 1, CUTOFF_NANOS], managed=True) == [CUTOFF_NANOS]
     old, edge = [0] * 1024, [0] * 1023 + [CUTOFF_NANOS]
-    assert restored(joined, old + edge, ours=False) == edge
-    assert restored(joined, edge + old, ours=False) == edge
+    assert restored(joined, old + edge, managed=False) == edge
+    assert restored(joined, edge + old, managed=False) == edge
     late = [0] * 1023 + [CUTOFF_NANOS - 1]
-    assert restored(joined, [*late, CUTOFF_NANOS + 1], ours=False) == [CUTOFF_NANOS + 1]
+    assert restored(joined, [*late, CUTOFF_NANOS + 1], managed=False) == [CUTOFF_NANOS + 1]
 
 
 def test_record_batches_do_not_reach_from_one_row_group_into_the_next() -> None:
     joined, store = config("right join data"), MemoryStore()
     times = [0, 1, CUTOFF_NANOS, 2, 3, CUTOFF_NANOS - 1, 4]
     file = store_file(store, joined, times, row_group_rows=3)
-    found = restored_rows(store, operator(joined, file, watermark=WATERMARK), T, ours=False)
+    found = restored_rows(store, operator(joined, file, watermark=WATERMARK), T, managed=False)
     assert times_of(found.rows) == [0, 1, CUTOFF_NANOS]
 
 
 def test_a_windowed_join_has_no_retention_and_keeps_rows_one_by_one() -> None:
     windowed = config("left join data", retention=0)
     times = [WATERMARK * 1000 - 1, WATERMARK * 1000]
-    assert restored(windowed, times, ours=False) == times[1:]
+    assert restored(windowed, times, managed=False) == times[1:]
 
 
 def test_generational_tables_have_no_cutoff_with_arroyo_and_one_with_us() -> None:
     updating, store = config("accumulator_state", generational=True), MemoryStore()
     file = store_file(store, updating, EDGE)
     at = operator(updating, file, watermark=WATERMARK)
-    whole = restored_rows(store, at, T, ours=False, history=True)
+    whole = restored_rows(store, at, T, managed=False, history=True)
     assert times_of(whole.rows) == EDGE
-    assert times_of(restored_rows(store, at, T, ours=True, history=True).rows) == EDGE[1:]
+    assert times_of(restored_rows(store, at, T, managed=True, history=True).rows) == EDGE[1:]
     old = operator(updating, store_file(store, updating, [1]), watermark=WATERMARK)
-    assert times_of(restored_rows(store, old, T, ours=False).rows) == [1]
+    assert times_of(restored_rows(store, old, T, managed=False).rows) == [1]
 
 
 def test_arroyo_reads_files_in_the_order_of_their_epochs_and_we_in_that_of_the_list() -> None:
@@ -225,8 +225,8 @@ def test_arroyo_reads_files_in_the_order_of_their_epochs_and_we_in_that_of_the_l
     second = store_file(store, table, [6_000], name="b", epoch=2)
     first = store_file(store, table, [7_000], name="a", epoch=1)
     at = operator(table, second, first, watermark=None)
-    assert times_of(restored_rows(store, at, T, ours=False).rows) == [7_000, 6_000]
-    assert times_of(restored_rows(store, at, T, ours=True).rows) == [6_000, 7_000]
+    assert times_of(restored_rows(store, at, T, managed=False).rows) == [7_000, 6_000]
+    assert times_of(restored_rows(store, at, T, managed=True).rows) == [6_000, 7_000]
 
 
 def test_arroyo_goes_on_from_less_of_an_aggregate_without_keys_and_that_is_told() -> None:
@@ -249,7 +249,7 @@ def test_arroyo_goes_on_from_less_of_an_aggregate_without_keys_and_that_is_told(
             max_routing_key=0,
             max_timestamp_micros=0,
         )
-        found = restored_rows(store, operator(unkeyed, file, watermark=None), T, ours=False)
+        found = restored_rows(store, operator(unkeyed, file, watermark=None), T, managed=False)
         assert found.rows.column("n").to_pylist() == [30]
         if upstream is None:
             assert found.upstream is None
@@ -284,4 +284,4 @@ def test_row_groups_that_are_too_old_are_not_read_and_the_edge_is() -> None:
     (part,) = ExpiringTimeKeyTable(table, store).read([file], ALL_KEYS, cutoff_micros=5)
     assert times_of(part.rows) == times[2:]
     at = operator(table, file, watermark=WATERMARK)
-    assert times_of(restored_rows(store, at, T, ours=True).rows) == EDGE[1:]
+    assert times_of(restored_rows(store, at, T, managed=True).rows) == EDGE[1:]

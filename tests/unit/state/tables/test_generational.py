@@ -211,7 +211,7 @@ def test_merging_any_neighbours_changes_nothing_that_is_restored(
 
 
 @pytest.mark.parametrize(
-    ("description", "ours", "role"),
+    ("description", "managed", "role"),
     [
         ("accumulator_state", False, Role.ACCUMULATORS),
         ("batch_state", False, Role.TUPLES),
@@ -220,7 +220,7 @@ def test_merging_any_neighbours_changes_nothing_that_is_restored(
     ],
 )
 def test_the_role_of_a_table_is_told_by_its_description(
-    description: str, ours: bool, role: Role
+    description: str, managed: bool, role: Role
 ) -> None:
     schema = pa.schema(
         [
@@ -233,7 +233,7 @@ def test_the_role_of_a_table_is_told_by_its_description(
         "t", description, retention_micros=1, schema=schema, keys=["k"], generational=True
     ).config
     assert not hasattr(config, "uses_two_phase_commit")
-    assert role_of(config, ours=ours) is role  # type: ignore[arg-type]
-    layout = RowLayout.of(config, schema.append(GENERATION), ours=ours)  # type: ignore[arg-type]
+    assert role_of(config, managed=managed) is role  # type: ignore[arg-type]
+    layout = RowLayout.of(config, schema.append(GENERATION), managed=managed)  # type: ignore[arg-type]
     assert layout.count == (1 if role is Role.TUPLES else None)
     assert (layout.keys, layout.timestamp, layout.generation) == ((0,), 2, 3)

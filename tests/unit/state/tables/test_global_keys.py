@@ -93,7 +93,7 @@ def test_keys_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_large_file_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(global_keys, "PIECE_ROWS", 7)
+    monkeypatch.setattr(global_keys, "SLICE_ROWS", 7)
     monkeypatch.setattr(time_files, "WHOLE_BYTES", 1)
     store = MemoryStore()
     pairs = {f"{number:04}".encode(): bytes([number % 256]) for number in range(100)}

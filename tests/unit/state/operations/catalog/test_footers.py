@@ -51,7 +51,7 @@ def test_a_job_of_ours_passes_both_checks(store: MemoryStore) -> None:
     for check in (check_files_exist, check_restorable):
         verdict = check(protected, checkpoint)
         assert verdict.findings == ()
-        assert verdict.looked_at > 0
+        assert verdict.inspected > 0
 
 
 @pytest.mark.parametrize("archive", ARCHIVES)
@@ -61,7 +61,7 @@ def test_jobs_of_a_real_arroyo_pass_both_checks(archive: str, tmp_path) -> None:
         for check in (check_files_exist, check_restorable):
             verdict = check_newest(store, paths, check)
             assert verdict.findings == ()
-            assert verdict.looked_at > 0
+            assert verdict.inspected > 0
 
 
 def test_the_bounds_in_a_footer_are_those_metadata_lists(store: MemoryStore) -> None:
@@ -111,10 +111,10 @@ def test_an_unreadable_newest_epoch_is_a_finding(store: MemoryStore) -> None:
 def test_a_job_without_an_epoch_or_none_at_all_was_not_looked_at() -> None:
     store = MemoryStore()
     young = check_newest(store, Written(store, protocol_job("p")).paths, check_files_exist)
-    assert (codes(young), young.looked_at, young.passed) == (["no-epoch"], 0, True)
+    assert (codes(young), young.inspected, young.passed) == (["no-epoch"], 0, True)
     for paths in (protocol_job("q"), legacy_job("r")):
         none = check_newest(store, paths, check_restorable)
-        assert (codes(none), none.looked_at, none.passed) == (["job-missing"], 0, False)
+        assert (codes(none), none.inspected, none.passed) == (["job-missing"], 0, False)
 
 
 def test_an_epoch_without_files_was_looked_at() -> None:
@@ -122,7 +122,7 @@ def test_an_epoch_without_files_was_looked_at() -> None:
     job = Written(store, protocol_job("p"), keep=0)
     job.epochs(1)
     verdict = check_newest(store, job.paths, lambda *_: Verdict())
-    assert (verdict.findings, verdict.looked_at) == ((), 1)
+    assert (verdict.findings, verdict.inspected) == ((), 1)
 
 
 def test_an_epoch_that_expires_while_it_is_looked_at_is_no_finding() -> None:
@@ -134,7 +134,7 @@ def test_an_epoch_that_expires_while_it_is_looked_at_is_no_finding() -> None:
     def check(store: ObjectStore, checkpoint: Checkpoint) -> Verdict:
         seen.append(checkpoint.epoch)
         if len(seen) > 1:
-            return Verdict(looked_at=1)
+            return Verdict(inspected=1)
         job.epochs(2)
         job.expire(range(1, 4))
         return unreadable("x", "gone")

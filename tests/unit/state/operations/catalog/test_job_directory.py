@@ -11,13 +11,13 @@ import pytest
 
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.state.model.ids import JobId, PipelineId
-from arroyo_dagster.state.model.job_facts import Absence, JobCondition, SourceWord
+from arroyo_dagster.state.model.job_facts import Absence, JobCondition, SourceAnswer
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.job_directory import (
+    AssumedJobs,
     JobDirectory,
-    SaidJobs,
     open_directory,
-    read_said,
+    read_assumed,
 )
 from tests.compat.arroyo import DATA
 from tests.loopback import Reply, replaying, serving
@@ -29,12 +29,12 @@ OTHER = JobPaths(JobId("main"), PipelineId("words"))
 class Broken:
     source = "broken"
 
-    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
         raise StorageError("the server did not answer: refused", url="http://x")
 
 
 def test_a_source_that_fails_is_a_problem_of_many_and_an_error_of_one() -> None:
-    directory = JobDirectory([Broken(), SaidJobs({"main": "stopped"})])
+    directory = JobDirectory([Broken(), AssumedJobs({"main": "stopped"})])
     first, second = directory.look_up([JOINS, OTHER])
     assert (first.facts.condition, len(first.problems)) == (JobCondition.UNKNOWN, 1)
     assert (second.facts.condition, len(second.problems)) == (JobCondition.STOPPED, 1)
@@ -112,13 +112,13 @@ def test_a_wrong_address_is_an_error_at_once() -> None:
     ],
 )
 def test_the_user_may_say_it_in_several_ways(said: Any, condition: JobCondition) -> None:
-    (word,) = SaidJobs({"words/main": said}).look_up([OTHER])
+    (word,) = AssumedJobs({"words/main": said}).look_up([OTHER])
     assert word.facts is not None
     assert (word.facts.condition, word.facts.pipeline) == (condition, "words")
 
 
 def test_a_whole_path_counts_before_a_job_s_id() -> None:
-    said = SaidJobs({"main": "running", "words/main": "stopped"})
+    said = AssumedJobs({"main": "running", "words/main": "stopped"})
     words = said.look_up([OTHER, JobPaths(JobId("main"), PipelineId("w")), JOINS])
     assert [word.facts and word.facts.condition for word in words] == [
         JobCondition.STOPPED,
@@ -144,19 +144,19 @@ def test_a_whole_path_counts_before_a_job_s_id() -> None:
 )
 def test_what_cannot_be_said_is_refused(said: Any) -> None:
     with pytest.raises(InputError) as caught:
-        SaidJobs({"main": said})
+        AssumedJobs({"main": said})
     assert caught.value.facts["job"] == "main"
 
 
 def test_a_file_of_words(tmp_path: Path) -> None:
     path = tmp_path / "said.json"
     path.write_text(json.dumps({"main": "stopped"}))
-    assert read_said(path) == {"main": "stopped"}
+    assert read_assumed(path) == {"main": "stopped"}
     for text in ("", "[1]", "{", "\x00"):
         path.write_text(text)
         with pytest.raises(InputError):
-            read_said(path)
+            read_assumed(path)
     with pytest.raises(InputError):
-        read_said(tmp_path / "missing")
+        read_assumed(tmp_path / "missing")
     with pytest.raises(InputError):
-        read_said(tmp_path)
+        read_assumed(tmp_path)

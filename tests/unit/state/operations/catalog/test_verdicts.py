@@ -28,7 +28,7 @@ from tests.fleets import Written, legacy_job, protocol_job
 
 JOBS = [*(protocol_job(f"p{at}") for at in range(48)), legacy_job("broken"), legacy_job("old")]
 BROKEN = JOBS[48]
-NONE = Verdict(looked_at=1)
+NONE = Verdict(inspected=1)
 RED = Verdict(findings=(error("file-missing", "broken/x", "not there", "bring it back"),))
 
 
@@ -42,11 +42,11 @@ def found(paths: JobPaths, verdict: Verdict = NONE, kind: str = "restorable") ->
 def test_a_verdict_is_read_as_it_was_written() -> None:
     catalogue = MemoryStore()
     verdict = Verdict(
-        findings=(warning("w", "a", "b", "c"), error("e", "ü/x", "d", "e")), looked_at=7
+        findings=(warning("w", "a", "b", "c"), error("e", "ü/x", "d", "e")), inspected=7
     )
     write_verdict(catalogue, found(BROKEN, verdict))
     (read,) = read_verdicts(catalogue, "restorable", JOBS).values()
-    assert (read.epoch, read.at_micros, read.verdict.looked_at) == (3, 1_700_000_000_000_000, 7)
+    assert (read.epoch, read.at_micros, read.verdict.inspected) == (3, 1_700_000_000_000_000, 7)
     assert set(read.verdict.findings) == set(verdict.findings)
     assert read_verdicts(catalogue, "files_exist", JOBS) == {}
 

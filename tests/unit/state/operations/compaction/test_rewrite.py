@@ -23,10 +23,10 @@ from arroyo_dagster.state.model.compaction import (
     RowsDigest,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.job_facts import JobCondition, SourceWord
+from arroyo_dagster.state.model.job_facts import JobCondition, SourceAnswer
 from arroyo_dagster.state.model.layout import JobPaths, Layout, is_rewritten
 from arroyo_dagster.state.model.leases import LeaseRecord
-from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewriteRecord, RewrittenPart
+from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewriteRecord, RewriteShard
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite import (
     plan_rewrite_of,
@@ -60,7 +60,7 @@ from tests.arroyo_jobs import (
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 NOW = 1_900_000_000 * SECOND
-Parts = Iterable[RewrittenPart | LeftOut]
+Parts = Iterable[RewriteShard | LeftOut]
 
 
 def rewrite(store: ObjectStore, job: ArroyoJob, **options: Any) -> RewriteOutcome:
@@ -257,13 +257,13 @@ def test_where_every_part_is_left_out_nothing_is_published(layout: Layout) -> No
 
 def test_every_part_is_reported_with_how_many_are_left() -> None:
     job = begun(Layout.LEGACY, epochs=2)
-    seen: list[tuple[RewrittenPart | LeftOut, int]] = []
+    seen: list[tuple[RewriteShard | LeftOut, int]] = []
     outcome = rewrite(
         job.store, job, run=leaving("t"), on_part=lambda part, left: seen.append((part, left))
     )
     parts = sum(len(one.parts) for one in outcome.plan.tables)
     assert [left for _, left in seen] == list(range(parts - 1, -1, -1))
-    assert {type(part) for part, _ in seen} == {RewrittenPart, LeftOut}
+    assert {type(part) for part, _ in seen} == {RewriteShard, LeftOut}
 
 
 @LAYOUTS
@@ -288,7 +288,7 @@ def test_a_part_with_other_rows_is_reported_before_it_is_refused() -> None:
 
     def lose_a_row(store: ObjectStore, tasks: Sequence[RewriteTask]) -> Parts:
         for part in rewrite_here(store, tasks):
-            assert isinstance(part, RewrittenPart)
+            assert isinstance(part, RewriteShard)
             yield replace(part, after=RowsDigest(part.after.rows - 1, 7))
 
     with pytest.raises(ProtocolError) as caught:
@@ -606,7 +606,7 @@ class Acting(Telling):
         super().__init__(facts_of(job.paths, JobCondition.STOPPED))
         self.act, self.at = act, at
 
-    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceWord]:
+    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
         if self.asked + 1 == self.at:
             self.act()
         return super().look_up(jobs, checkpoints=checkpoints)

@@ -86,7 +86,7 @@ def test_quarantined_brought_back_and_purged_objects() -> None:
     assert store.read(found.copy.copy) == b"lost"
     undelete(store, PATHS, done.quarantine, yes=True, clock=clock, sleep=lambda _: None)
     back = fate(store)
-    assert back.state is FateState.BROUGHT_BACK
+    assert back.state is FateState.UNDELETED
     assert [event.entry.outcome for event in back.events] == ["moved", "back"]
     store.delete_many([LOST])
     assert fate(store).state is FateState.LOST
@@ -106,7 +106,7 @@ def test_object_that_no_run_has_listed_was_never_seen() -> None:
     store, clock = job()
     run_orphans(store, clock)
     found = fate(store, DIRECTORY / "table-y-000-other")
-    assert (found.state, found.events) == (FateState.NEVER_SEEN, ())
+    assert (found.state, found.events) == (FateState.NEVER_LISTED, ())
 
 
 def test_run_that_has_not_ended_is_in_progress_and_afterwards_gone() -> None:

@@ -79,7 +79,7 @@ def without_digests(store: ObjectStore, number: int) -> None:
     store.put(directory / "end.json", b'{"version":1,"deleted":1}')
 
 
-def parts_of(store: ObjectStore) -> list[StatePath]:
+def shards_of(store: ObjectStore) -> list[StatePath]:
     return [info.path for info in store.list(PATHS.journal)]
 
 
@@ -108,7 +108,7 @@ def damages(data: bytes) -> Iterator[bytes | None]:
 
 def test_every_part_changed_truncated_or_removed_is_the_first_that_is_named() -> None:
     start = journal_of(5)
-    parts = [path for path in parts_of(start) if path.name != "head.json"]
+    parts = [path for path in shards_of(start) if path.name != "head.json"]
     for path in parts:
         for data in damages(start.read(path)):
             store = copied(start)
@@ -136,7 +136,7 @@ def test_head_of_another_run_is_found() -> None:
 def test_a_run_that_was_removed_is_named(at: int) -> None:
     store = journal_of(5)
     name = list_runs(store, PATHS)[at].name
-    store.delete_many([path for path in parts_of(store) if f"/{name}/" in path])
+    store.delete_many([path for path in shards_of(store) if f"/{name}/" in path])
     assert first(check_journal(store, PATHS)) == name
 
 
@@ -155,7 +155,7 @@ def test_inserted_parts_and_runs_are_named() -> None:
     between = f"{names[2]}x"
     for source in (names[2], names[4], names[0]):
         store = copied(start)
-        for path in parts_of(start):
+        for path in shards_of(start):
             if f"/{source}/" in path:
                 store.put(PATHS.journal / between / path.name, start.read(path))
         found = check_journal(store, PATHS)
@@ -172,7 +172,7 @@ def test_a_chain_goes_through_archives(monkeypatch: pytest.MonkeyPatch) -> None:
     before = check_journal(store, PATHS)
     assert archive_runs(store, PATHS, store.list_dir(PATHS.journal)) == 14
     assert check_journal(store, PATHS) == before
-    (path,) = (path for path in parts_of(store) if path.endswith(".parquet"))
+    (path,) = (path for path in shards_of(store) if path.endswith(".parquet"))
     runs = decode_archive(store.read(path), path)
     changed = (*runs[5].lines[0][:4], "there: x")
     edits: dict[str, list[Any]] = {

@@ -14,10 +14,10 @@ from arroyo_dagster.state.model.garbage import (
     SKEW_MICROS,
     EpochRoot,
     GcPlan,
+    JobPins,
     Pin,
     PlanKind,
     Quarantined,
-    Retained,
     Retention,
     Roots,
 )
@@ -51,11 +51,13 @@ def job(
         parent = epochs[0].ref if epochs and paths is PROTOCOL else None
         names = ("start_time", "finish_time", "written_at", "oldest_object")
         times = {f"{name}_micros": time for name in names}
-        ours = more.get("ours", True)
-        one = epoch_root(paths, number, data(paths, number), parent_ref=parent, ours=ours, **times)
+        managed = more.get("managed", True)
+        one = epoch_root(
+            paths, number, data(paths, number), parent_ref=parent, managed=managed, **times
+        )
         epochs.insert(0, one)
     pinned = tuple(Pin(epoch=Epoch(one), owner="o", pinned_at_micros=1) for one in pins)
-    return replace(roots_of(paths, **more), epochs=tuple(epochs), retained=Retained(pins=pinned))
+    return replace(roots_of(paths, **more), epochs=tuple(epochs), job_pins=JobPins(pins=pinned))
 
 
 def expired(roots: Roots, **asked: Any) -> list[int]:
@@ -169,7 +171,7 @@ def test_the_newest_and_its_parent_stay_whatever_is_asked() -> None:
 
 def test_what_a_stopped_job_of_arroyo_s_will_be_restored_from_stays_with_its_parent() -> None:
     """Its server may name an epoch before the newest."""
-    roots = job(20, LEGACY, ours=False)
+    roots = job(20, LEGACY, managed=False)
     said = answer(JobCondition.STOPPED, LEGACY, newest_ready_epoch=Epoch(20))
     assert expired(roots, keep=2, answer=said) == [*range(1, 10)]
     said = answer(JobCondition.STOPPED, LEGACY, newest_ready_epoch=Epoch(18))
@@ -200,7 +202,7 @@ def test_pinned_epochs_stay_and_the_metadata_of_their_parents() -> None:
 
 
 def test_a_running_job_of_arroyo_s_is_refused() -> None:
-    roots = job(20, ours=False)
+    roots = job(20, managed=False)
     with pytest.raises(ProtocolError, match="Arroyo itself expires"):
         planned(roots, keep=2, answer=answer(JobCondition.RUNNING))
     with pytest.raises(ProtocolError, match="unknown"):
@@ -308,7 +310,7 @@ def test_records_are_listed_where_the_epoch_has_them() -> None:
     for changes, protocol, in_legacy in (
         ({}, [subtask, record], [legacy]),
         ({"needs_commit": True}, [subtask, marker, record], [legacy, note]),
-        ({"ours": False, "needs_commit": True}, [marker, record], []),
+        ({"managed": False, "needs_commit": True}, [marker, record], []),
     ):
         for paths, newest, expected in ((PROTOCOL, 3, protocol), (LEGACY, 12, in_legacy)):
             roots = job(newest, paths)

@@ -34,8 +34,8 @@ from arroyo_dagster.state.model.job_facts import (
     JobAnswer,
     JobCondition,
     JobFacts,
-    SourceWord,
-    merge_words,
+    SourceAnswer,
+    merge_answers,
 )
 from arroyo_dagster.state.model.layout import JobPaths, staged_name
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
@@ -85,7 +85,7 @@ def epoch_root(paths: JobPaths, epoch: int, *files: StatePath, **changes: Any) -
         oldest_object_micros=HEAD_BEGAN + 10,
         needs_commit=False,
         operators=((OperatorId("o"), 1),),
-        ours=True,
+        managed=True,
         files=Packed.of_paths(files),
     )
     return replace(found, **changes)
@@ -93,9 +93,9 @@ def epoch_root(paths: JobPaths, epoch: int, *files: StatePath, **changes: Any) -
 
 def roots_of(paths: JobPaths, **changes: Any) -> Roots:
     """A job at epoch 9 of generation 2, which went on from epoch 5 of generation 1."""
-    ours = changes.pop("ours", True)
+    managed = changes.pop("managed", True)
     epochs = tuple(
-        epoch_root(paths, number, data(paths, number), ours=ours) for number in (9, 8, 7)
+        epoch_root(paths, number, data(paths, number), managed=managed) for number in (9, 8, 7)
     )
     found = Roots(
         paths=paths,
@@ -109,7 +109,7 @@ def roots_of(paths: JobPaths, **changes: Any) -> Roots:
 
 def answer(condition: JobCondition, paths: JobPaths = PROTOCOL, **known: Any) -> JobAnswer:
     facts = JobFacts(job=paths.job, source="s", condition=condition, **known)
-    return merge_words(paths, [SourceWord(source="s", facts=facts)])
+    return merge_answers(paths, [SourceAnswer(source="s", facts=facts)])
 
 
 def reason(roots: Roots, path: StatePath, modified: int | None = OLD, **said: Any) -> Reason:
@@ -184,7 +184,7 @@ def test_in_the_legacy_layout_names_may_be_written_again_where_the_newest_epoch_
 
 def test_of_a_run_that_may_have_ignored_the_state_and_published_nothing_everything_stays() -> None:
     """Then nobody names the epochs of before as ready any more."""
-    roots = roots_of(LEGACY, ours=False)
+    roots = roots_of(LEGACY, managed=False)
     for newest, expected in (
         (Epoch(9), Reason.ORPHAN),
         (Epoch(8), Reason.ORPHAN),  # a database may be one behind
@@ -199,7 +199,7 @@ def test_of_a_run_that_may_have_ignored_the_state_and_published_nothing_everythi
 
 
 def test_of_a_stopped_job_of_arroyo_s_what_is_unlisted_goes_but_never_what_is_young() -> None:
-    roots = roots_of(PROTOCOL, ours=False)
+    roots = roots_of(PROTOCOL, managed=False)
     said = {"answer": answer(JobCondition.STOPPED), "grace": 3_600_000_000}
     assert reason(roots, data(PROTOCOL, 9, name="001-y"), **dict(said)) is Reason.ORPHAN
     assert reason(roots, data(PROTOCOL, 6), HEAD_BEGAN + 7, **dict(said)) is Reason.ORPHAN
@@ -220,8 +220,8 @@ def test_of_a_stopped_job_of_arroyo_s_what_is_unlisted_goes_but_never_what_is_yo
         ("generations/2/checkpoints/checkpoint-0000003/committed.json", Reason.METADATA),
         ("epochs/epoch-0000001.record", Reason.METADATA),
         ("current-generation.json", Reason.METADATA),
-        ("_arroyo_dagster/leases/0000000001.json", Reason.OURS),
-        ("_arroyo_dagster/quarantine/x/000001-0000", Reason.OURS),
+        ("_arroyo_dagster/leases/0000000001.json", Reason.MAINTENANCE),
+        ("_arroyo_dagster/quarantine/x/000001-0000", Reason.MAINTENANCE),
         ("generations/1/checkpoints/checkpoint-0000003/operator-o/table-t-000.tmp", Reason.FOREIGN),
         ("generations/1/checkpoints/checkpoint-0000003/operator-o/tables", Reason.FOREIGN),
         ("generations/1/checkpoints/checkpoint-3/operator-o/table-t-000", Reason.FOREIGN),
@@ -304,14 +304,14 @@ def test_manifests_that_lost_go_and_one_that_may_still_win_stays() -> None:
     assert data(PROTOCOL, 10, 1) in standing.referenced
     young = [Stored(one.ref, 1, NOW - 5) for one in (lost, ahead)]
     assert not standing_of(roots, young, now_micros=NOW, grace_micros=GRACE_MICROS).lost
-    arroyo = roots_of(PROTOCOL, ours=False, attempts=(lost,))
+    arroyo = roots_of(PROTOCOL, managed=False, attempts=(lost,))
     running = answer(JobCondition.RUNNING)
     kept = standing_of(arroyo, old, now_micros=NOW, grace_micros=GRACE_MICROS, answer=running)
     assert not kept.lost, "metadata of a running Arroyo is its own"
 
 
 @pytest.mark.parametrize(
-    ("ours", "condition", "generation", "goes"),
+    ("managed", "condition", "generation", "goes"),
     [
         (True, None, 1, True),  # no writer of a fenced generation can publish it any more
         (True, None, 2, False),  # its writer may be at work, and is not fenced
@@ -321,7 +321,7 @@ def test_manifests_that_lost_go_and_one_that_may_still_win_stays() -> None:
     ids=["fenced", "at work", "at rest", "at rest and fenced"],
 )
 def test_manifest_that_lost_goes_only_if_its_writer_is_fenced_or_at_rest(
-    ours: bool, condition: JobCondition | None, generation: int, goes: bool
+    managed: bool, condition: JobCondition | None, generation: int, goes: bool
 ) -> None:
     lost = epoch_root(
         PROTOCOL,
@@ -330,7 +330,7 @@ def test_manifest_that_lost_goes_only_if_its_writer_is_fenced_or_at_rest(
         generation=generation,
         state=CheckpointState.ORPHANED,
     )
-    roots = roots_of(PROTOCOL, ours=ours, attempts=(lost,))
+    roots = roots_of(PROTOCOL, managed=managed, attempts=(lost,))
     standing = standing_of(
         roots,
         [Stored(lost.ref, 1, OLD)],
@@ -343,7 +343,7 @@ def test_manifest_that_lost_goes_only_if_its_writer_is_fenced_or_at_rest(
 
 def test_next_names_of_a_stopped_legacy_job_stay() -> None:
     """It may be started at any moment, and writes into the directory after the newest epoch's."""
-    roots = roots_of(LEGACY, ours=False)
+    roots = roots_of(LEGACY, managed=False)
     said = answer(JobCondition.STOPPED, LEGACY)
     for epoch, expected in (
         (8, Reason.ORPHAN),
@@ -354,7 +354,7 @@ def test_next_names_of_a_stopped_legacy_job_stay() -> None:
         assert reason(roots, data(LEGACY, epoch, name="001-y"), answer=said) is expected, epoch
     # Every generation of the other layout has directories of its own.
     said = answer(JobCondition.STOPPED)
-    protocol = roots_of(PROTOCOL, ours=False)
+    protocol = roots_of(PROTOCOL, managed=False)
     assert reason(protocol, data(PROTOCOL, 10, name="001-y"), answer=said) is Reason.ORPHAN
 
 
@@ -437,14 +437,14 @@ def test_head_that_took_long_began_as_long_before_the_store_wrote_it() -> None:
 
 def test_directories_that_the_newest_legacy_epoch_wrote_are_told_from_those_of_before() -> None:
     """After ignore_state epoch 9 may have written the directory of epoch 3."""
-    head = epoch_root(LEGACY, 9, data(LEGACY, 3), data(LEGACY, 8), ours=False)
-    before = epoch_root(LEGACY, 8, data(LEGACY, 8), ours=False)
+    head = epoch_root(LEGACY, 9, data(LEGACY, 3), data(LEGACY, 8), managed=False)
+    before = epoch_root(LEGACY, 8, data(LEGACY, 8), managed=False)
     stopped = answer(JobCondition.STOPPED, LEGACY)
     for epochs in ((head, before), (head, before, before)):
-        roots = roots_of(LEGACY, ours=False, epochs=epochs)
+        roots = roots_of(LEGACY, managed=False, epochs=epochs)
         assert reason(roots, data(LEGACY, 3, name="001-y"), answer=stopped) is Reason.ORPHAN
         assert reason(roots, data(LEGACY, 4, name="001-y"), answer=stopped) is Reason.MAY_COME_AGAIN
-    alone = roots_of(LEGACY, ours=False, epochs=(head,))
+    alone = roots_of(LEGACY, managed=False, epochs=(head,))
     assert reason(alone, data(LEGACY, 8, name="001-y"), answer=stopped) is Reason.ORPHAN
     assert reason(alone, data(LEGACY, 9, name="001-y"), answer=stopped) is Reason.MAY_COME_AGAIN
 
@@ -511,7 +511,7 @@ def test_plan_takes_what_goes_and_counts_what_stays() -> None:
 
 
 def test_plan_says_who_said_what_the_job_does() -> None:
-    roots, said = roots_of(PROTOCOL, ours=False), answer(JobCondition.STOPPED)
+    roots, said = roots_of(PROTOCOL, managed=False), answer(JobCondition.STOPPED)
     standing = standing_of(roots, [], now_micros=NOW, grace_micros=GRACE_MICROS, answer=said)
     plan = plan_orphans(standing, [judge(standing, [])], [], [], listed=1, answer=said)
     assert plan.proof.condition == "stopped (s)"  # asked again before each step
@@ -534,65 +534,65 @@ def test_manifest_is_lost_or_metadata() -> None:
 # ---- dead jobs -----------------------------------------------------------------------------------
 
 
-def words(*said: SourceWord, job: str = "j") -> JobAnswer:
-    return merge_words(JobPaths(JobId(job)), list(said))
+def words(*said: SourceAnswer, job: str = "j") -> JobAnswer:
+    return merge_answers(JobPaths(JobId(job)), list(said))
 
 
 def knows(source: str, job: str = "other") -> JobAnswer:
     facts = JobFacts(job=JobId(job), source=source, condition=JobCondition.RUNNING, state="Running")
-    return words(SourceWord(source=source, facts=facts), job=job)
+    return words(SourceAnswer(source=source, facts=facts), job=job)
 
 
 def test_a_server_s_no_counts_if_it_knows_another_job_of_the_url() -> None:
-    denies = words(SourceWord(source="api", absence=Absence.NO_JOB))
-    assert why_dead(LEGACY, denies, [knows("api")], ours=False) == "no such job, says api"
+    denies = words(SourceAnswer(source="api", absence=Absence.NO_JOB))
+    assert why_dead(LEGACY, denies, [knows("api")], managed=False) == "no such job, says api"
     for others in ([], [knows("another")]):
         with pytest.raises(ProtocolError, match="nothing proves"):
-            why_dead(LEGACY, denies, others, ours=False)
+            why_dead(LEGACY, denies, others, managed=False)
     with pytest.raises(ProtocolError, match="known to no server"):
-        why_dead(LEGACY, denies, [knows("api")], ours=True)
+        why_dead(LEGACY, denies, [knows("api")], managed=True)
 
 
 @pytest.mark.parametrize("absence", [Absence.NOT_LISTED, Absence.UNSAID])
 def test_less_than_a_no_proves_nothing(absence: Absence) -> None:
-    said = words(SourceWord(source="api", absence=absence))
+    said = words(SourceAnswer(source="api", absence=absence))
     with pytest.raises(ProtocolError, match="nothing proves"):
-        why_dead(LEGACY, said, [knows("api")], ours=False)
+        why_dead(LEGACY, said, [knows("api")], managed=False)
 
 
 @pytest.mark.parametrize(("paths", "names"), [(LEGACY, "--arroyo-db"), (PROTOCOL, "the server")])
 def test_an_unproven_dead_job_names_the_source_that_can_prove_it(
     paths: JobPaths, names: str
 ) -> None:
-    said = words(SourceWord(source="api", absence=Absence.NOT_LISTED))
+    said = words(SourceAnswer(source="api", absence=Absence.NOT_LISTED))
     with pytest.raises(ProtocolError) as caught:
-        why_dead(paths, said, [knows("api")], ours=False)
+        why_dead(paths, said, [knows("api")], managed=False)
     assert names in str(caught.value.next_step)
 
 
 def test_one_who_could_not_answer_might_have_known_better() -> None:
     said = words(
-        SourceWord(source="api", problem=ProtocolError("timed out")),
-        SourceWord(source="database", absence=Absence.NO_JOB),
+        SourceAnswer(source="api", problem=ProtocolError("timed out")),
+        SourceAnswer(source="database", absence=Absence.NO_JOB),
     )
     with pytest.raises(ProtocolError, match="could not answer"):
-        why_dead(LEGACY, said, [knows("database")], ours=False)
+        why_dead(LEGACY, said, [knows("database")], managed=False)
 
 
 def test_the_user_s_word_counts_unless_somebody_says_otherwise() -> None:
-    gone = SourceWord(
+    gone = SourceAnswer(
         source="the user",
         facts=JobFacts(job=JobId("j"), source="the user", condition=JobCondition.GONE),
     )
-    assert why_dead(LEGACY, words(gone), [], ours=True) == "gone, says the user"
-    running = SourceWord(
+    assert why_dead(LEGACY, words(gone), [], managed=True) == "gone, says the user"
+    running = SourceAnswer(
         source="api",
         facts=JobFacts(
             job=JobId("j"), source="api", condition=JobCondition.RUNNING, state="Running"
         ),
     )
     with pytest.raises(ProtocolError, match="the job is there"):
-        why_dead(LEGACY, words(running, gone), [], ours=False)
+        why_dead(LEGACY, words(running, gone), [], managed=False)
 
 
 # ---- expiry over every history -------------------------------------------------------------------
@@ -614,7 +614,7 @@ def test_whatever_is_asked_every_epoch_that_stays_keeps_all_it_needs(
     pins: set[int],
     legacy: bool,
 ) -> None:
-    from arroyo_dagster.state.model.garbage import Pin, Retained
+    from arroyo_dagster.state.model.garbage import JobPins, Pin
 
     if keep is None and young is None:
         keep = 2
@@ -631,7 +631,7 @@ def test_whatever_is_asked_every_epoch_that_stays_keeps_all_it_needs(
         for one in sorted(pins)
         if one <= len(epochs)
     )
-    roots = replace(roots_of(paths), epochs=tuple(epochs), retained=Retained(pins=pinned))
+    roots = replace(roots_of(paths), epochs=tuple(epochs), job_pins=JobPins(pins=pinned))
     age = None if young is None else 100 - (len(epochs) - young)
     plan = plan_expiry(roots, Retention(keep_epochs=keep, keep_micros=age), now_micros=NOW)
     stays = [one for one in epochs if one.epoch not in plan.epochs]

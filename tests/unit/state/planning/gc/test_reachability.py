@@ -8,7 +8,7 @@ import pytest
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.garbage import Pin, Quarantined, Retained, Root, Roots
+from arroyo_dagster.state.model.garbage import JobPins, Pin, Quarantined, Root, Roots
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
@@ -32,10 +32,12 @@ from tests.unit.state.planning.gc.test_orphans import (
 )
 
 
-def chain(paths: JobPaths, *numbers: int, pins: tuple[int, ...] = (), ours: bool = True) -> Roots:
+def chain(
+    paths: JobPaths, *numbers: int, pins: tuple[int, ...] = (), managed: bool = True
+) -> Roots:
     pinned = tuple(Pin(epoch=Epoch(one), owner="o", pinned_at_micros=1) for one in pins)
-    epochs = tuple(epoch_root(paths, number, ours=ours) for number in numbers)
-    return roots_of(paths, ours=ours, epochs=epochs, retained=Retained(pins=pinned))
+    epochs = tuple(epoch_root(paths, number, managed=managed) for number in numbers)
+    return roots_of(paths, managed=managed, epochs=epochs, job_pins=JobPins(pins=pinned))
 
 
 def refused(roots: Roots, why: str) -> None:
@@ -57,24 +59,24 @@ def test_gap_is_explained_by_a_pin_behind_it_only() -> None:
     check_roots(chain(PROTOCOL, 9, 8, 5, 4, pins=(5,)))
     refused(chain(PROTOCOL, 9, 8, 6, pins=(5,)), "the pinned epoch 5 is not there")
     released = Pin(epoch=Epoch(4), owner="o", pinned_at_micros=1, released=True)
-    roots = replace(chain(PROTOCOL, 9, 8, 5), retained=Retained(pins=(released,)))
+    roots = replace(chain(PROTOCOL, 9, 8, 5), job_pins=JobPins(pins=(released,)))
     refused(roots, "a gap")
-    refused(chain(PROTOCOL, 9, 8, 5, ours=False), "a gap")
+    refused(chain(PROTOCOL, 9, 8, 5, managed=False), "a gap")
 
 
 def test_gap_of_an_arroyo_legacy_job_is_one_only_where_nothing_lies_between() -> None:
-    roots = chain(LEGACY, 9, 8, 5, ours=False)
+    roots = chain(LEGACY, 9, 8, 5, managed=False)
     check_roots(roots)
     for number, whole in ((5, True), (6, False), (7, False), (8, True)):
-        left = epoch_root(LEGACY, number, state=CheckpointState.UNCLAIMED, ours=False)
+        left = epoch_root(LEGACY, number, state=CheckpointState.UNCLAIMED, managed=False)
         between = replace(roots, attempts=(left,))
         if whole:
             check_roots(between)
         else:
             refused(between, "a gap")
     # What lies below the `min_epoch` of the newest epoch was left by a cleanup that died.
-    head = epoch_root(LEGACY, 9, min_epoch=Epoch(7), ours=False)
-    left = epoch_root(LEGACY, 6, state=CheckpointState.UNCLAIMED, ours=False)
+    head = epoch_root(LEGACY, 9, min_epoch=Epoch(7), managed=False)
+    left = epoch_root(LEGACY, 6, state=CheckpointState.UNCLAIMED, managed=False)
     check_roots(replace(roots, epochs=(head, *roots.epochs[1:]), attempts=(left,)))
 
 
@@ -125,7 +127,7 @@ def test_objects_of_an_epoch_by_name() -> None:
     ends = [f"{base}/committed.json", "p/j/epochs/epoch-0000003.record"]
     assert list(records_of(PROTOCOL, one)) == [*subtasks, *ends]
     assert list(metadata_of(PROTOCOL, one)) == [f"{base}/checkpoint-manifest.pb"]
-    arroyo = replace(one, ours=False, needs_commit=False)
+    arroyo = replace(one, managed=False, needs_commit=False)
     assert list(records_of(PROTOCOL, arroyo)) == ends[1:]
     old = epoch_root(LEGACY, 3, operators=operators, needs_commit=True)
     base = "j/checkpoints/checkpoint-0000003"
@@ -133,7 +135,7 @@ def test_objects_of_an_epoch_by_name() -> None:
     note = "j/_arroyo_dagster/commits/epoch-0000003.json"
     assert list(records_of(LEGACY, old)) == [*subtasks, note]
     assert list(records_of(LEGACY, replace(old, needs_commit=False))) == subtasks
-    assert list(records_of(LEGACY, replace(old, ours=False))) == []
+    assert list(records_of(LEGACY, replace(old, managed=False))) == []
     metadata = [f"{base}/operator-a/metadata", f"{base}/operator-b/metadata", f"{base}/metadata"]
     assert list(metadata_of(LEGACY, old)) == metadata
 

@@ -19,8 +19,8 @@ from arroyo_dagster.state.model.job_facts import (
     JobAnswer,
     JobCondition,
     JobFacts,
-    SourceWord,
-    merge_words,
+    SourceAnswer,
+    merge_answers,
 )
 from arroyo_dagster.state.planning.gc.safety_checks import (
     at_rest,
@@ -40,15 +40,15 @@ from tests.unit.state.planning.gc.test_orphans import (
     words,
 )
 
-THEIRS = roots_of(PROTOCOL, ours=False)
-LEGACYS = roots_of(LEGACY, ours=False)
+THEIRS = roots_of(PROTOCOL, managed=False)
+LEGACYS = roots_of(LEGACY, managed=False)
 AT_REST = [one for one in JobCondition if one.at_rest]
 JOBS = pytest.mark.parametrize("roots", [THEIRS, LEGACYS], ids=["protocol", "legacy"])
 
 
-def said(source: str, condition: JobCondition, **known: Any) -> SourceWord:
+def said(source: str, condition: JobCondition, **known: Any) -> SourceAnswer:
     facts = JobFacts(job=JobId("j"), source=source, condition=condition, **known)
-    return SourceWord(source=source, facts=facts)
+    return SourceAnswer(source=source, facts=facts)
 
 
 # ---- what the job is doing -----------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_a_job_that_nobody_knows_is_refused(roots: Roots) -> None:
         at_rest(roots, None)
     assert caught.value.facts["job"] == roots.paths.root
     assert "--assume" in str(caught.value.next_step)
-    silent = words(SourceWord(source="api", problem=ProtocolError("timed out")))
+    silent = words(SourceAnswer(source="api", problem=ProtocolError("timed out")))
     with pytest.raises(ProtocolError, match="unknown: api: timed out"):
         at_rest(roots, silent)
     strange = words(said("api", JobCondition.UNKNOWN, state="Draining"))
@@ -102,9 +102,9 @@ def test_sources_that_disagree_on_the_condition_or_the_run_are_not_believed(root
             at_rest(roots, words(stopped, other))
     # Two names of a pipeline are no danger.
     named = (replace(stopped.facts, name=name) for name in ("a", "b"))  # type: ignore[type-var]
-    both = [SourceWord(source=str(at), facts=facts) for at, facts in enumerate(named)]
-    assert merge_words(roots.paths, both).disagreements
-    assert at_rest(roots, merge_words(roots.paths, both)) is True
+    both = [SourceAnswer(source=str(at), facts=facts) for at, facts in enumerate(named)]
+    assert merge_answers(roots.paths, both).disagreements
+    assert at_rest(roots, merge_answers(roots.paths, both)) is True
 
 
 @JOBS
@@ -165,9 +165,9 @@ def test_the_store_alone_names_the_epoch_of_the_protocol_layout() -> None:
         assert newest_restorable(replace(roots, restorable=Epoch(7)), None) == 7
         assert newest_restorable(replace(roots, restorable=Epoch(12)), None) == 9
     # A managed job of the legacy layout decides by the store, too.
-    ours = roots_of(LEGACY)
-    assert newest_restorable(ours, None) == 9
-    assert newest_restorable(ours, answer(JobCondition.STOPPED, newest_ready_epoch=7)) == 9
+    managed = roots_of(LEGACY)
+    assert newest_restorable(managed, None) == 9
+    assert newest_restorable(managed, answer(JobCondition.STOPPED, newest_ready_epoch=7)) == 9
 
 
 def test_an_unfinished_commit_of_the_newest_epoch_is_refused() -> None:
@@ -306,21 +306,21 @@ def test_the_stores_clock_counts_if_it_agrees_with_the_one_here() -> None:
 
 def test_a_job_that_somebody_knows_to_be_gone_is_dead_unless_another_knows_better() -> None:
     gone = said("the user", JobCondition.GONE)
-    assert why_dead(PROTOCOL, words(gone), [], ours=False) == "gone, says the user"
+    assert why_dead(PROTOCOL, words(gone), [], managed=False) == "gone, says the user"
     # Sources that differ in what else they say do not contradict that.
     other = said("the sheet", JobCondition.GONE, run_id=3, name="b")
     both = words(replace(gone, facts=replace(gone.facts, run_id=2, name="a")), other)  # type: ignore[type-var]
-    assert why_dead(PROTOCOL, both, [], ours=False) == "gone, says the user"
+    assert why_dead(PROTOCOL, both, [], managed=False) == "gone, says the user"
     with pytest.raises(ProtocolError, match="sources disagree on condition") as caught:
-        why_dead(PROTOCOL, words(gone, said("api", JobCondition.STOPPED)), [], ours=False)
+        why_dead(PROTOCOL, words(gone, said("api", JobCondition.STOPPED)), [], managed=False)
     assert caught.value.facts["job"] == PROTOCOL.root
 
 
 @pytest.mark.parametrize("condition", [JobCondition.RUNNING, JobCondition.CHANGING, *AT_REST])
 def test_a_job_that_a_source_has_is_not_dead(condition: JobCondition) -> None:
-    known = words(said("api", condition), SourceWord(source="database", absence=Absence.NO_JOB))
+    known = words(said("api", condition), SourceAnswer(source="database", absence=Absence.NO_JOB))
     with pytest.raises(ProtocolError, match=f"the job is there: {condition.value}, says api"):
-        why_dead(PROTOCOL, known, [knows("database")], ours=False)
+        why_dead(PROTOCOL, known, [knows("database")], managed=False)
 
 
 @pytest.mark.parametrize("absence", [Absence.NO_JOB, Absence.NO_PIPELINE])
@@ -328,37 +328,37 @@ def test_only_a_source_that_knows_another_job_proves_that_this_one_is_gone(
     absence: Absence,
 ) -> None:
     """A server of another cluster knows none of the jobs of this URL."""
-    denies = SourceWord(source="api", absence=absence)
-    silent = SourceWord(source="database", absence=Absence.NOT_LISTED)
+    denies = SourceAnswer(source="api", absence=absence)
+    silent = SourceAnswer(source="database", absence=Absence.NOT_LISTED)
     dead = f"{absence.value}, says api"
-    assert why_dead(PROTOCOL, words(silent, denies), [knows("api")], ours=False) == dead
-    assert why_dead(PROTOCOL, words(denies), [knows("x"), knows("api")], ours=False) == dead
-    empty = words(SourceWord(source="api", absence=Absence.NO_JOB), job="other")
+    assert why_dead(PROTOCOL, words(silent, denies), [knows("api")], managed=False) == dead
+    assert why_dead(PROTOCOL, words(denies), [knows("x"), knows("api")], managed=False) == dead
+    empty = words(SourceAnswer(source="api", absence=Absence.NO_JOB), job="other")
     stateless = words(said("api", JobCondition.UNKNOWN), job="other")
     for others in ([], [knows("database")], [empty], [stateless]):
         with pytest.raises(ProtocolError, match="nothing proves") as caught:
-            why_dead(PROTOCOL, words(silent, denies), others, ours=False)
+            why_dead(PROTOCOL, words(silent, denies), others, managed=False)
         assert caught.value.facts["job"] == PROTOCOL.root
     # A word for its state that nobody here knows shows a server that has jobs of this URL.
     strange = words(said("api", JobCondition.UNKNOWN, state="Draining"), job="other")
-    assert why_dead(PROTOCOL, words(denies), [strange], ours=False) == dead
+    assert why_dead(PROTOCOL, words(denies), [strange], managed=False) == dead
     with pytest.raises(ProtocolError, match="a job of ours"):
-        why_dead(PROTOCOL, words(denies), [knows("api")], ours=True)
+        why_dead(PROTOCOL, words(denies), [knows("api")], managed=True)
 
 
 def test_one_source_that_could_not_answer_keeps_a_job_alive() -> None:
-    failed = SourceWord(source="database", problem=ProtocolError("timed out"))
-    denies = SourceWord(source="api", absence=Absence.NO_JOB)
+    failed = SourceAnswer(source="database", problem=ProtocolError("timed out"))
+    denies = SourceAnswer(source="api", absence=Absence.NO_JOB)
     with pytest.raises(ProtocolError, match="could not answer: timed out"):
-        why_dead(PROTOCOL, words(denies, failed), [knows("api")], ours=False)
+        why_dead(PROTOCOL, words(denies, failed), [knows("api")], managed=False)
 
 
 def test_the_layout_decides_which_source_is_named() -> None:
-    said_nothing = words(SourceWord(source="api", absence=Absence.NOT_LISTED))
+    said_nothing = words(SourceAnswer(source="api", absence=Absence.NOT_LISTED))
     steps = []
     for paths in (LEGACY, PROTOCOL):
         with pytest.raises(ProtocolError) as caught:
-            why_dead(paths, said_nothing, [], ours=False)
+            why_dead(paths, said_nothing, [], managed=False)
         steps.append(str(caught.value.next_step))
     assert "--arroyo-db" in steps[0]
     assert "--arroyo-db" not in steps[1]

@@ -41,9 +41,9 @@ from arroyo_dagster.state.planning.restore.reads import (
     is_at_rest,
     job_watermark_micros,
     jobs_in,
+    ordered_operators,
     plan_read,
     restore_plan,
-    shown_operators,
     unfinished_attempts,
 )
 
@@ -234,7 +234,7 @@ def test_a_job_is_at_rest_when_its_last_run_ended_and_none_was_started_since() -
 
 def test_operators_of_arroyo_are_shown_in_the_order_of_its_plan() -> None:
     ids = ["sink_out_10", "SessionWindow<4s>", "value_2", "source_x_0"]
-    found = shown_operators(checkpoint(*map(operator, ids)))
+    found = ordered_operators(checkpoint(*map(operator, ids)))
     assert [one.operator for one in found] == [
         "source_x_0",
         "value_2",
@@ -244,7 +244,7 @@ def test_operators_of_arroyo_are_shown_in_the_order_of_its_plan() -> None:
 
 
 def test_operators_of_ours_are_shown_as_metadata_lists_them() -> None:
-    found = shown_operators(checkpoint(operator("z_9"), operator("a_1"), final=False))
+    found = ordered_operators(checkpoint(operator("z_9"), operator("a_1"), final=False))
     assert [one.operator for one in found] == ["z_9", "a_1"]
 
 
@@ -289,7 +289,7 @@ def test_without_a_watermark_nothing_has_expired() -> None:
 
 
 def test_arroyo_reads_generational_tables_whole_and_we_do_not() -> None:
-    assert len(plan_read(config(generational=True), FILES, 100, ours=False).files) == 3
+    assert len(plan_read(config(generational=True), FILES, 100, managed=False).files) == 3
     assert plan_read(config(generational=True), FILES, 100).files == ()
 
 

@@ -274,8 +274,10 @@ def test_an_object_of_the_wrong_kind_is_an_error(world: World) -> None:
         standing(PATHS, ref, {ref: marker(ref, 1)})
 
 
-@pytest.mark.parametrize("ours", [True, False], ids=["managed", "arroyo"])
-def test_legacy_epoch_is_committing_only_if_it_is_ours_and_its_note_is_missing(ours: bool) -> None:
+@pytest.mark.parametrize("managed", [True, False], ids=["managed", "arroyo"])
+def test_legacy_epoch_is_committing_only_if_it_is_ours_and_its_note_is_missing(
+    managed: bool,
+) -> None:
     def operator(name: str, commits: bool) -> OperatorCheckpoint:
         config = GlobalKeyedConfig(table=TableName("t"), uses_two_phase_commit=commits)
         return OperatorCheckpoint(
@@ -294,10 +296,10 @@ def test_legacy_epoch_is_committing_only_if_it_is_ours_and_its_note_is_missing(o
         start_time_micros=0,
         finish_time_micros=0,
         operators=(OperatorId("count"), OperatorId("sink")),
-        progress=StreamProgress(query_id="q", batch_id=1, offsets="") if ours else None,
+        progress=StreamProgress(query_id="q", batch_id=1, offsets="") if managed else None,
     )
     count, sink = operator("count", False), operator("sink", True)
-    waits = CheckpointState.COMMITTING if ours else CheckpointState.READY
+    waits = CheckpointState.COMMITTING if managed else CheckpointState.READY
     assert legacy_state(head, [count, sink], committed=False) is waits
     assert legacy_state(head, [count, sink], committed=True) is CheckpointState.READY
     assert legacy_state(head, [count], committed=False) is CheckpointState.READY

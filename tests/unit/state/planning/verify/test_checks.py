@@ -108,7 +108,7 @@ def verdict_on(
 
 
 def test_all_files_there_is_a_pass_that_says_how_many() -> None:
-    assert files_exist(checkpoint(), {GLOBAL: 1, TIMED: 1}) == Verdict(looked_at=2)
+    assert files_exist(checkpoint(), {GLOBAL: 1, TIMED: 1}) == Verdict(inspected=2)
 
 
 def test_a_missing_file_and_an_empty_one_are_errors_that_name_them() -> None:
@@ -186,7 +186,7 @@ def test_verdicts_add_up_and_one_error_fails_them_all() -> None:
     good = files_exist(checkpoint(), {GLOBAL: 1, TIMED: 1})
     bad = unreadable("j", "broken")
     assert merged([good, good]).passed
-    assert merged([good, bad, good]).looked_at == 5
+    assert merged([good, bad, good]).inspected == 5
     assert not merged([good, bad]).passed
     assert merged([]) == Verdict()
 
@@ -217,7 +217,7 @@ def test_everything_in_the_first_epoch_is_new() -> None:
 
 def recent(*jobs: JobAge) -> list[tuple[str, Severity]]:
     verdict = every_job_recent(jobs, now_micros=100 * SECOND, limit_micros=10 * SECOND)
-    assert verdict.looked_at == len(jobs)
+    assert verdict.inspected == len(jobs)
     return [(finding.code, finding.severity) for finding in verdict.findings]
 
 

@@ -87,10 +87,10 @@ def test_offenders_come_first_and_the_first_three_in_words() -> None:
     checked = {
         name: CheckedJob(job=name, at_micros=1, epoch=2, verdict=verdict)
         for name, verdict in {
-            "a": Verdict(looked_at=3),
-            "b": Verdict(findings=(warning("w", "b", "slow", "look"),), looked_at=1),
+            "a": Verdict(inspected=3),
+            "b": Verdict(findings=(warning("w", "b", "slow", "look"),), inspected=1),
             **{
-                f"z{at}": Verdict(findings=(error("e", f"z{at}/f", "lost", "bring"),), looked_at=1)
+                f"z{at}": Verdict(findings=(error("e", f"z{at}/f", "lost", "bring"),), inspected=1)
                 for at in range(4)
             },
         }.items()

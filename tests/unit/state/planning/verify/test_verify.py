@@ -82,7 +82,7 @@ def listed(config: TableConfig = TIMED, **changes: Any) -> ListedFile:
         forms=(ROW,),
         bounds=entry() if config is TIMED else None,
         opened=True,
-        ours=False,
+        managed=False,
     )
     return replace(file, **changes)
 
@@ -154,23 +154,23 @@ def test_a_file_that_no_restore_opens_may_be_gone() -> None:
 
 
 def test_arroyo_migrates_one_step_and_we_any_number() -> None:
-    def of(version: int, *, ours: bool) -> list[str]:
+    def of(version: int, *, managed: bool) -> list[str]:
         found = facts({"state_version": version})
-        return codes(file_findings(listed(PAIRS, ours=ours), found))
+        return codes(file_findings(listed(PAIRS, managed=managed), found))
 
-    assert [of(version, ours=False) for version in (1, 2, 3, 4)] == [
+    assert [of(version, managed=False) for version in (1, 2, 3, 4)] == [
         ["error state-version"],
         [],
         [],
         ["error state-version"],
     ]
-    assert [of(version, ours=True) for version in (0, 3, 4)] == [[], [], ["error state-version"]]
+    assert [of(version, managed=True) for version in (0, 3, 4)] == [[], [], ["error state-version"]]
 
 
 # ---- a restore -----------------------------------------------------------------------------------
 
 
-def checkpoint(epoch: int = 3, ours: bool = False, **files: Any) -> Checkpoint:
+def checkpoint(epoch: int = 3, managed: bool = False, **files: Any) -> Checkpoint:
     """An epoch with one operator and the tables given, by name."""
     tables = {TableName(name): value for name, value in files.items()}
     configs = {
@@ -200,7 +200,7 @@ def checkpoint(epoch: int = 3, ours: bool = False, **files: Any) -> Checkpoint:
         state=CheckpointState.READY,
         operators=(operator,),
         ref=StatePath(f"j/checkpoints/checkpoint-{epoch:07}/metadata"),
-        progress=StreamProgress(query_id="q", batch_id=epoch, offsets="{}") if ours else None,
+        progress=StreamProgress(query_id="q", batch_id=epoch, offsets="{}") if managed else None,
     )
 
 
@@ -279,8 +279,8 @@ def test_a_job_of_ours_carries_files_on_and_arroyo_writes_them_anew() -> None:
     fewer = GlobalKeyedFiles(files=(StatePath("j/p2"),))
     merged = GlobalKeyedFiles(files=(StatePath("j/p-compacted"),))
     for now, expected in ((fewer, [("file-lost", "j/p1")]), (merged, []), (pairs, [])):
-        before = checkpoint(2, ours=True, pairs=pairs)
-        assert lost(before, checkpoint(3, ours=True, pairs=now)) == expected
+        before = checkpoint(2, managed=True, pairs=pairs)
+        assert lost(before, checkpoint(3, managed=True, pairs=now)) == expected
         assert lost(checkpoint(2, pairs=pairs), checkpoint(3, pairs=now)) == []
     gone = across_findings([checkpoint(2, pairs=pairs), checkpoint(3)])
     assert {one.object for one in gone} == {checkpoint(3).ref}
@@ -343,7 +343,7 @@ def protocol(**changes: Any) -> ProtocolFacts:
         newest=True,
         epochs=(Epoch(1), Epoch(2)),
         objects=objects,
-        ours=False,
+        managed=False,
         generations=(),
     )
     return replace(found, **changes)

@@ -114,7 +114,7 @@ def test_a_state_nobody_has_heard_of_is_unknown_and_kept() -> None:
     ) as server:
         facts = ArroyoApi(server.url).jobs()[JOINS.job]
     assert (facts.condition, facts.state) == (JobCondition.UNKNOWN, "Draining")
-    assert facts.tells_state
+    assert facts.knows_state
 
 
 def test_a_job_that_is_not_listed_is_asked_for_through_its_pipeline() -> None:

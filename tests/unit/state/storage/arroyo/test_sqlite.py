@@ -321,7 +321,7 @@ def test_previews_failures_and_thresholds_are_told(database: Path) -> None:
 def test_a_job_without_a_status_is_known_by_name_only(database: Path) -> None:
     edit(database, f"DELETE FROM job_statuses WHERE id = '{JOINS}'")
     facts = ArroyoDatabase(str(database)).jobs()[JOINS]
-    assert (facts.name, facts.condition, facts.tells_state) == (
+    assert (facts.name, facts.condition, facts.knows_state) == (
         "joins",
         JobCondition.UNKNOWN,
         False,
