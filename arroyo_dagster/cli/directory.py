@@ -90,18 +90,18 @@ def directory_of(
             assumed[job] = condition
         else:
             raise click.UsageError(f"--assume {text}: expected JOB=STATUS or @FILE.json")
-    return open_directory(api=api or None, token=token or None, database=database, said=assumed)
+    return open_directory(api=api or None, token=token or None, database=database, assumed=assumed)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JobAnswers:
     """The answers of a directory for what a command shows, in its order."""
 
     answers: tuple[JobAnswer, ...]
     anybody: bool
 
     @property
-    def problems(self) -> list[ArroyoStateError]:
+    def errors(self) -> list[ArroyoStateError]:
         """Why sources could not answer, each once."""
         found: dict[str, ArroyoStateError] = {}
         for answer in self.answers:
@@ -110,13 +110,15 @@ class Asked:
         return list(found.values())
 
 
-def ask(directory: JobDirectory, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> Asked:
-    """Ask about `jobs`; who does not answer is a problem of `Asked`, not an error."""
+def ask(
+    directory: JobDirectory, jobs: Sequence[JobPaths], *, checkpoints: bool = False
+) -> JobAnswers:
+    """Ask about `jobs`; who does not answer is a problem of `JobAnswers`, not an error."""
     answers = directory.look_up(jobs, checkpoints=checkpoints)
-    return Asked(tuple(answers), bool(directory.sources))
+    return JobAnswers(tuple(answers), bool(directory.sources))
 
 
-def answer_json(answer: JobAnswer, asked: Asked) -> dict[str, Any]:
+def answer_json(answer: JobAnswer, asked: JobAnswers) -> dict[str, Any]:
     """The keys that an answer adds to the JSON form of a job; `arroyo` is null if nobody was
     asked.
     """
@@ -140,7 +142,7 @@ def answer_json(answer: JobAnswer, asked: Asked) -> dict[str, Any]:
     }
 
 
-def about(asked: Asked) -> list[str]:
+def about(asked: JobAnswers) -> list[str]:
     """A line for people about each job: its pipeline and what it is doing; none if nobody was
     asked.
     """
@@ -160,7 +162,7 @@ def _about(answer: JobAnswer) -> str:
     return "  ".join(words)
 
 
-def notes(asked: Asked) -> list[str]:
+def notes(asked: JobAnswers) -> list[str]:
     """Lines for people: what sources say differently."""
     return [
         f"{answer.paths.root}: sources disagree on {one}"

@@ -13,7 +13,7 @@ from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, PlanKind, UndeletePlan
 from arroyo_dagster.state.operations.gc.execute import GcOutcome
 from arroyo_dagster.state.operations.gc.explain import Reasons
-from arroyo_dagster.state.operations.gc.journal import Entry
+from arroyo_dagster.state.operations.gc.journal import JournalEntry
 from arroyo_dagster.state.operations.gc.journal_check import JournalCheck
 from arroyo_dagster.state.operations.gc.steps import GcProgress
 
@@ -122,7 +122,7 @@ def print_reasons(reasons: Reasons) -> None:
         click.echo(f"not decided: {reasons.undecided}")
 
 
-def entry_json(entry: Entry) -> dict[str, Any]:
+def entry_json(entry: JournalEntry) -> dict[str, Any]:
     return {
         "run": entry.run,
         "owner": entry.owner,

@@ -11,7 +11,7 @@ import click
 from arroyo_dagster.cli.common import main, open_to_read, store_options
 from arroyo_dagster.cli.directory import (
     TOKEN_VARIABLE,
-    Asked,
+    JobAnswers,
     about,
     answer_json,
     ask,
@@ -70,10 +70,10 @@ def jobs(
         print_table(columns, [_job_cells(job, answer, asked) for job, answer in pairs])
         for note in notes(asked):
             click.echo(note)
-    report([*(job.problem for job in found), *asked.problems])
+    report([*(job.problem for job in found), *asked.errors])
 
 
-def _job_json(job: JobSummary, answer: JobAnswer, asked: Asked) -> dict[str, Any]:
+def _job_json(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> dict[str, Any]:
     newest = job.newest
     return {
         "job": job.paths.job,
@@ -89,7 +89,7 @@ def _job_json(job: JobSummary, answer: JobAnswer, asked: Asked) -> dict[str, Any
     }
 
 
-def _job_cells(job: JobSummary, answer: JobAnswer, asked: Asked) -> list[object]:
+def _job_cells(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> list[object]:
     newest = job.newest
     facts = answer.facts
     return [
@@ -196,7 +196,7 @@ def show(
         print_json(_description_json(found) | hashing | answer_json(asked.answers[0], asked))
     else:
         _print_description(found, hashed, asked)
-    report([*asked.problems, version_error(found.checkpoint), damage])
+    report([*asked.errors, version_error(found.checkpoint), damage])
 
 
 def _hashing(
@@ -209,7 +209,9 @@ def _hashing(
         return HashEvidence(possible=tuple(HashVariant)), error
 
 
-def _print_description(found: query.EpochDescription, hashed: HashEvidence, asked: Asked) -> None:
+def _print_description(
+    found: query.EpochDescription, hashed: HashEvidence, asked: JobAnswers
+) -> None:
     checkpoint = found.checkpoint
     click.echo(
         f"{checkpoint.job}  epoch {checkpoint.epoch}  {checkpoint.state.value}  "
@@ -217,7 +219,7 @@ def _print_description(found: query.EpochDescription, hashed: HashEvidence, aske
     )
     for line in [*about(asked), *notes(asked)]:
         click.echo(line)
-    click.echo(f"routing keys: {hashed.said}")
+    click.echo(f"routing keys: {hashed.summary}")
     columns = ["operator", "subtasks", "watermark", "table", "kind", "files", "rows", "bytes", "of"]
     print_table(columns, [row for one in found.operators for row in _operator_cells(one)])
 

@@ -16,7 +16,7 @@ from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf import sdf
 from arroyo_dagster.cli.sdf_files import allow_functions, load_dataflow, loading_options
 from arroyo_dagster.dataflow.definition.definition import Dataflow
-from arroyo_dagster.dataflow.in_process import DataflowOutcome, OnEpoch, run_dataflow
+from arroyo_dagster.dataflow.in_process import DataflowOutcome, OnPipelineEpoch, run_dataflow
 from arroyo_dagster.dataflow.runtime.service import RunOptions, build_dataflow
 from arroyo_dagster.dataflow.topics.bindings import (
     BindingsText,
@@ -308,7 +308,7 @@ def _stopping() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _epoch_printer() -> OnEpoch:
+def _epoch_printer() -> OnPipelineEpoch:
     def on_epoch(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
         click.echo(f"{pipeline.job}: epoch {checkpoint.epoch}", err=True)
 

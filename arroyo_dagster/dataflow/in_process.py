@@ -18,7 +18,7 @@ from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage.store import ObjectStore
 
-OnEpoch = Callable[[Pipeline, Checkpoint], None]
+OnPipelineEpoch = Callable[[Pipeline, Checkpoint], None]
 
 _STOP_POLL_SECONDS = 0.05
 """How often a pause looks whether the run is to stop."""
@@ -49,7 +49,7 @@ def run_dataflow(
     idle_seconds: float = 0.2,
     interval_seconds: float = 0.0,
     stop: Callable[[], bool] = lambda: False,
-    on_epoch: OnEpoch | None = None,
+    on_epoch: OnPipelineEpoch | None = None,
 ) -> DataflowOutcome:
     """Run the services of a dataflow, each from its newest checkpoint on.
 
@@ -82,7 +82,9 @@ def run_dataflow(
         return rounds.run(max_rounds, until_idle, idle_seconds, interval_seconds)
 
 
-def _notes_between(between: Sequence[SegmentSource], on_epoch: OnEpoch | None) -> OnEpoch:
+def _notes_between(
+    between: Sequence[SegmentSource], on_epoch: OnPipelineEpoch | None
+) -> OnPipelineEpoch:
     """Tell topics between services what was read of them, then whoever asked."""
 
     def note_epoch(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
@@ -115,7 +117,7 @@ class _Running:
         pipeline: Pipeline,
         store: ObjectStore,
         held: contextlib.ExitStack,
-        on_epoch: OnEpoch,
+        on_epoch: OnPipelineEpoch,
     ) -> None:
         self.pipeline = pipeline
         self._run = LocalRun(pipeline, store)

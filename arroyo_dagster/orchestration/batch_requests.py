@@ -101,7 +101,7 @@ def chosen(
 
 
 @dataclass(frozen=True)
-class Asked:
+class EarlierBatches:
     """What runs of Dagster say of earlier batches of a kind.
 
     Attributes:
@@ -115,7 +115,9 @@ class Asked:
     seconds_ago: Mapping[str, float]
 
 
-def inspect_runs(instance: dg.DagsterInstance, kind: BatchKind, root: str, now: float) -> Asked:
+def inspect_runs(
+    instance: dg.DagsterInstance, kind: BatchKind, root: str, now: float
+) -> EarlierBatches:
     """Find out what was asked already.
 
     A batch that has been running for twice as long as it may has died with its process: where
@@ -142,7 +144,7 @@ def inspect_runs(instance: dg.DagsterInstance, kind: BatchKind, root: str, now: 
         dg.RunsFilter(job_name=kind.single, statuses=list(_UNFINISHED))
     )
     partitions = (record.dagster_run.tags.get("dagster/partition") for record in singles)
-    return Asked(unfinished, frozenset(key for key in partitions if key), ago)
+    return EarlierBatches(unfinished, frozenset(key for key in partitions if key), ago)
 
 
 def _jobs_of(run: dg.DagsterRun, kind: BatchKind) -> Iterable[str]:
@@ -154,7 +156,7 @@ def _jobs_of(run: dg.DagsterRun, kind: BatchKind) -> Iterable[str]:
 
 def decide(
     kind: BatchKind,
-    asked: Asked,
+    asked: EarlierBatches,
     backlog: Mapping[str, int],
     partitions: Collection[str],
     most_jobs: int = MOST_JOBS,

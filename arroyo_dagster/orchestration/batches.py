@@ -103,7 +103,7 @@ def asset_events(
 
 
 @dataclass
-class _Done:
+class _BatchResults:
     """What became of the jobs of a batch, by key."""
 
     failed: dict[str, str] = field(default_factory=dict)
@@ -133,7 +133,7 @@ def build_batch_job(kind: BatchKind) -> dg.JobDefinition:
     ):
         tools = Tools(arroyo_store, arroyo_runner, arroyo_directory)
         given: Any = config
-        keys, done = given.jobs or _neediest(kind, arroyo_store), _Done()
+        keys, done = given.jobs or _neediest(kind, arroyo_store), _BatchResults()
         # One by one: what was done is on record, whatever becomes of the run.
         yield from _serve(context, kind, keys, given, tools, done)
         if done.failed:
@@ -169,7 +169,7 @@ def _serve(
     keys: Sequence[str],
     config: Any,
     tools: Tools,
-    done: _Done,
+    done: _BatchResults,
 ) -> Iterator[Any]:
     begun = time.monotonic()
     for at, key in enumerate(keys):
@@ -221,7 +221,7 @@ def _reason(error: BaseException) -> str:
     return redact_text(" ".join(str(words).split()))
 
 
-def _failure(done: _Done, total: int) -> dg.Failure:
+def _failure(done: _BatchResults, total: int) -> dg.Failure:
     key, reason = next(iter(done.failed.items()))
     return dg.Failure(
         f"{len(done.failed)} of {total} jobs failed; the first is {key}: {reason}",

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 
 class ArroyoDirectory(NamedSecrets):
-    """Arroyo's REST API, its database, or your word; what is not said here the store may say.
+    """Where to ask what Arroyo's jobs are doing: its REST API, its database, or your assumptions.
 
-    Without any of them none of Arroyo's jobs is rewritten.
+    What is not set here is taken from the store resource. Without any source no Arroyo job is
+    rewritten.
     """
 
-    plain_fields = frozenset({"said"})
+    plain_fields = frozenset({"assume", "said"})
 
     api_url: str | None = Field(
         default=None, description="Arroyo's REST API, http://HOST:5115; outranks the others."
@@ -32,9 +33,13 @@ class ArroyoDirectory(NamedSecrets):
     database: str | None = Field(
         default=None, description="The controller's state.sqlite, a path or URL; only read."
     )
+    assume: dict[str, Any] = Field(
+        default_factory=dict,
+        description="What to assume by job or pipeline/job: stopped, running…; it counts last.",
+    )
     said: dict[str, Any] = Field(
         default_factory=dict,
-        description="Your own word, by job or pipeline/job: stopped, running…; it counts last.",
+        description="The old name of `assume`; release 0.3 removes it.",
     )
 
     def directory(self, store: ArroyoStateStore) -> "JobDirectory":
@@ -45,10 +50,11 @@ class ArroyoDirectory(NamedSecrets):
         """
         from arroyo_dagster.state.operations.catalog.job_directory import open_directory
 
+        assumed = {**self.said, **self.assume}
         if self.api_url is None and self.database is None:
-            return store.directory(self.said)
+            return store.directory(assumed)
         return open_directory(
-            api=self.api_url, token=self.api_token, database=self.database, said=self.said
+            api=self.api_url, token=self.api_token, database=self.database, assumed=assumed
         )
 
     def control(self, store: ArroyoStateStore) -> "ArroyoControl":

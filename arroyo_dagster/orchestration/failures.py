@@ -25,7 +25,7 @@ _DAGSTER_FIELDS: Mapping[str, str] = {
     "(--arroyo-api, --arroyo-db)": (
         "in `arroyo_api_url` or `arroyo_database` (of the component, or of ArroyoStateStore)"
     ),
-    "--assume JOB=stopped": "`said` of the resource arroyo_directory",
+    "--assume JOB=stopped": "`assume` of the resource arroyo_directory",
     "pass --arroyo-db with": "set `arroyo_database` to",
     "--assume JOB=gone": "`gone: true` in the run's configuration",
     "run it with --quarantine": "run it with `quarantine: true`",

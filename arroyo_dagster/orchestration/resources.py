@@ -97,7 +97,7 @@ class ArroyoStateStore(NamedSecrets):
 
         return WriteProtected(self.writable())
 
-    def directory(self, said: dict[str, str] | None) -> "JobDirectory":
+    def directory(self, assumed: dict[str, str] | None) -> "JobDirectory":
         """Who is asked what jobs are doing.
 
         Args:
@@ -109,7 +109,7 @@ class ArroyoStateStore(NamedSecrets):
             api=self.arroyo_api_url,
             token=self.arroyo_api_token or os.environ.get("ARROYO_API_TOKEN"),
             database=self.arroyo_database,
-            said=said or {},
+            assumed=assumed or {},
         )
 
     def catalogue(self) -> "ObjectStore":
@@ -261,7 +261,7 @@ class SparkSessionResource(NamedSecrets):
         default=True, description="Stop the session at the end of a step that started it."
     )
     _session: Any = PrivateAttr(default=None)
-    _ours: bool = PrivateAttr(default=False)
+    _created: bool = PrivateAttr(default=False)
 
     @property
     def session(self) -> "SparkSession":
@@ -272,7 +272,7 @@ class SparkSessionResource(NamedSecrets):
         """
         if self._session is None:
             register_settings({**self.conf, "remote_url": self.remote_url})
-            self._session, self._ours = self._started()
+            self._session, self._created = self._started()
         session: SparkSession = self._session
         return session
 
@@ -297,6 +297,6 @@ class SparkSessionResource(NamedSecrets):
         try:
             yield self
         finally:
-            if self._session is not None and self._ours and self.stop_on_teardown:
+            if self._session is not None and self._created and self.stop_on_teardown:
                 self._session.stop()
             self._session = None

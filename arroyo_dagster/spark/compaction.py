@@ -12,7 +12,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.compaction.execute import merge_here
 from arroyo_dagster.state.operations.compaction.job import CompactionOutcome, compact_job
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.merge.task import MergeTask, combined, parts, run_shard
+from arroyo_dagster.state.tables.merge.task import MergeTask, combined, run_shard, split_task
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,9 +56,9 @@ def compact_job_on_spark(
 def _on_spark(
     session: SparkSession, store: ObjectStore, tasks: Sequence[MergeTask], on_bytes: OnBytes
 ) -> Iterator[MergeOutcome]:
-    pieces = [parts(task) for task in tasks]
-    items = [part for piece in pieces for part in piece]
+    shards = [split_task(task) for task in tasks]
+    items = [part for piece in shards for part in piece]
     weights = [one.merge.size_bytes + len(one.merge.paths) * _BYTES_OF_A_FILE for one in items]
     found = iter(run_items(session, partial(run_shard, store), items, weights, on_bytes))
-    for task, piece in zip(tasks, pieces, strict=True):
+    for task, piece in zip(tasks, shards, strict=True):
         yield combined(task, [next(found) for _ in piece])

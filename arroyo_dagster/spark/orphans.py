@@ -27,8 +27,8 @@ from arroyo_dagster.state.operations.gc.plan import GcRequest, needed_answer
 from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH, Progress, no_root_progress
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.planning.gc.orphans import (
-    Judged,
-    Standing,
+    ClassifiedObjects,
+    OrphanRules,
     judge_below,
     plan_orphans,
     standing_of,
@@ -140,6 +140,6 @@ def _joined(parts: list[Inventory]) -> Inventory:
     )
 
 
-def _judged(place: _Place, standing: Standing, directory: StatePath) -> Judged:
+def _judged(place: _Place, standing: OrphanRules, directory: StatePath) -> ClassifiedObjects:
     found = list_job(place.store, place.paths, place.newest, below=directory)
     return judge_below(standing, f"{directory}/", found.files)

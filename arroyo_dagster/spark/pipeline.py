@@ -41,7 +41,7 @@ from arroyo_dagster.state.planning.restore.batch_identity import (
     carried_progress,
 )
 from arroyo_dagster.state.runtime.coordinator import JobRun, finished
-from arroyo_dagster.state.runtime.exchange import WATERMARK, Chunk
+from arroyo_dagster.state.runtime.exchange import WATERMARK, ExchangeChunk
 from arroyo_dagster.state.runtime.in_process import IN_PROCESS, OnEpoch, RunOutcome
 from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -324,7 +324,7 @@ class SparkRun:
         )
 
 
-def _nudges(pipeline: Pipeline) -> Iterator[Chunk]:
+def _nudges(pipeline: Pipeline) -> Iterator[ExchangeChunk]:
     for level in range(1, pipeline.levels + 1):
         for subtask in range(pipeline.parallelism):
-            yield Chunk(level, subtask, WATERMARK, 0, b"")
+            yield ExchangeChunk(level, subtask, WATERMARK, 0, b"")

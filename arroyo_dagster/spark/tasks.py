@@ -40,7 +40,7 @@ _CANCEL_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Done(Generic[R]):
+class _TaskResult(Generic[R]):
     result: R
 
 
@@ -76,7 +76,7 @@ def run_items(
         found = _attempt(session, function, wanted, weights, on_weight)
         failures = {i: error for i, error in found.items() if isinstance(error, ArroyoStateError)}
         for index, done in found.items():
-            if isinstance(done, _Done):
+            if isinstance(done, _TaskResult):
                 results[index] = done.result
         for index in sorted(failures):
             if attempt == ATTEMPTS or not failures[index].retryable:
@@ -90,7 +90,7 @@ def _attempt(
     items: dict[int, I],
     weights: Sequence[int],
     on_weight: Callable[[int], None],
-) -> dict[int, _Done[R] | ArroyoStateError]:
+) -> dict[int, _TaskResult[R] | ArroyoStateError]:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -234,9 +234,9 @@ def _worker(function: Callable[[I], R]) -> Callable[[Iterator[pa.RecordBatch]], 
     return run
 
 
-def _carried_out(function: Callable[[I], R], payload: bytes) -> _Done[R] | ArroyoStateError:
+def _carried_out(function: Callable[[I], R], payload: bytes) -> _TaskResult[R] | ArroyoStateError:
     try:
-        return _Done(function(pickle.loads(payload)))
+        return _TaskResult(function(pickle.loads(payload)))
     except ArroyoStateError as error:
         return error
     except Exception as error:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.runtime.exchange import Chunk, arrived, read_split, source_chunks
+from arroyo_dagster.state.runtime.exchange import ExchangeChunk, arrived, read_split, source_chunks
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.task import EpochPlan, LevelTask
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -131,9 +131,9 @@ _PIPELINES: dict[str, Pipeline] = {}
 _TASKS: dict[tuple[RunId, int, int], LevelTask] = {}
 
 
-def chunk_batches(chunks: Iterable[Chunk]) -> Iterator[pa.RecordBatch]:
+def chunk_batches(chunks: Iterable[ExchangeChunk]) -> Iterator[pa.RecordBatch]:
     """Chunks as Arrow batches, some at a time."""
-    waiting: list[Chunk] = []
+    waiting: list[ExchangeChunk] = []
     for chunk in chunks:
         waiting.append(chunk)
         if len(waiting) == _ROWS_PER_BATCH:
@@ -143,7 +143,7 @@ def chunk_batches(chunks: Iterable[Chunk]) -> Iterator[pa.RecordBatch]:
         yield _batch(waiting)
 
 
-def _batch(chunks: list[Chunk]) -> pa.RecordBatch:
+def _batch(chunks: list[ExchangeChunk]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [
             pa.array([chunk.level for chunk in chunks], pa.int32()),
@@ -192,16 +192,16 @@ class LevelRunner:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pass on what is for later levels, run this one, report."""
-        mine: list[Chunk] = []
+        mine: list[ExchangeChunk] = []
         for batch in batches:
-            later: list[Chunk] = []
+            later: list[ExchangeChunk] = []
             for chunk in _chunks(batch):
                 (mine if chunk.level == self.level else later).append(chunk)
             yield from chunk_batches(later)
         if mine:
             yield from chunk_batches(self._level(mine))
 
-    def _level(self, chunks: list[Chunk]) -> Iterator[Chunk]:
+    def _level(self, chunks: list[ExchangeChunk]) -> Iterator[ExchangeChunk]:
         index = chunks[0].subtask
         pipeline = self.packed.unpack()
         for known in [key for key in _TASKS if key[0].application != self.run_id.application]:
@@ -215,16 +215,16 @@ class LevelRunner:
             return
         _TASKS[key] = task
         report = TaskReport(self.level, index, task.reports, task.watermarks_micros)
-        yield Chunk(0, index, REPORT, self.level, pickle.dumps(report))
+        yield ExchangeChunk(0, index, REPORT, self.level, pickle.dumps(report))
 
 
-def _failure(error: ArroyoStateError, subtask: int) -> Chunk:
+def _failure(error: ArroyoStateError, subtask: int) -> ExchangeChunk:
     if error.retryable:
         raise error  # Spark tries the task again, in this process or another
-    return Chunk(0, subtask, FAILURE, 0, pickle.dumps(error))
+    return ExchangeChunk(0, subtask, FAILURE, 0, pickle.dumps(error))
 
 
-def _chunks(batch: pa.RecordBatch) -> Iterator[Chunk]:
+def _chunks(batch: pa.RecordBatch) -> Iterator[ExchangeChunk]:
     columns = [batch.column(index).to_pylist() for index in range(batch.num_columns)]
     for level, subtask, edge, order, payload in zip(*columns, strict=True):
-        yield Chunk(level, subtask, edge, order, payload)
+        yield ExchangeChunk(level, subtask, edge, order, payload)

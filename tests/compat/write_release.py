@@ -26,7 +26,7 @@ from arroyo_dagster.state.operations.catalog import epochs as history
 from arroyo_dagster.state.operations.catalog import known_jobs
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
 from arroyo_dagster.state.operations.catalog.owner import claim_catalogue
-from arroyo_dagster.state.operations.catalog.verdicts import JobVerdict, write_verdict
+from arroyo_dagster.state.operations.catalog.verdicts import StoredVerdict, write_verdict
 from arroyo_dagster.state.planning.verify.findings import Verdict, error
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -136,7 +136,7 @@ def write_catalogue(base: Path) -> None:
     for paths in list_jobs(store):
         history.refresh(store, catalogue, paths)
         findings = (error("missing", "a/file", "it is not there", "bring it back"),)
-        found = JobVerdict(
+        found = StoredVerdict(
             paths, "restorable", now, Epoch(24), Verdict(findings=findings, inspected=3)
         )
         write_verdict(catalogue, found)

@@ -14,7 +14,7 @@ from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage import ObjectStore
 from arroyo_dagster.state.storage.remote.obstore_store import ObstoreStore
-from arroyo_dagster.state.storage.store import PIECE_BYTES
+from arroyo_dagster.state.storage.store import CHUNK_BYTES
 from tests.contract.conftest import open_s3
 from tests.contract.faulty import (
     Answer,
@@ -267,7 +267,7 @@ class TestBrokenConnections:
     def test_a_copy_whose_last_answer_was_lost_is_known_by_reading(
         self, server: Faulty, store: ObjectStore, again: tuple[int, str]
     ) -> None:
-        data, there = bytes(PIECE_BYTES + 1), {"/bucket/key/from"}
+        data, there = bytes(CHUNK_BYTES + 1), {"/bucket/key/from"}
         upload = (
             b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
         )

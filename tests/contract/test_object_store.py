@@ -35,7 +35,7 @@ from arroyo_dagster.state.storage import (
     read_many,
 )
 from arroyo_dagster.state.storage.remote.obstore_store import ObstoreStore
-from arroyo_dagster.state.storage.store import PIECE_BYTES, read_in_chunks
+from arroyo_dagster.state.storage.store import CHUNK_BYTES, read_in_chunks
 from tests.contract import servers
 from tests.contract.conftest import BUCKET, MOTO_BACKENDS, open_s3
 
@@ -307,7 +307,7 @@ class TestCreate:
 
 class TestCopy:
     @pytest.mark.parametrize("create", [False, True])
-    @pytest.mark.parametrize("size", [0, 1, 100_000, PIECE_BYTES, PIECE_BYTES + 1])
+    @pytest.mark.parametrize("size", [0, 1, 100_000, CHUNK_BYTES, CHUNK_BYTES + 1])
     def test_a_copy_has_the_same_bytes(self, store: ObjectStore, size: int, create: bool) -> None:
         data = os.urandom(min(size, 1000)) * (size // 1000 + 1)
         store.put(P("from/a"), data[:size])
@@ -333,7 +333,7 @@ class TestCopy:
         assert old is not None and new is not None  # noqa: PT018
         assert (old.modified_micros or 0) < (new.modified_micros or 1)
 
-    @pytest.mark.parametrize("size", [1, PIECE_BYTES + 1])
+    @pytest.mark.parametrize("size", [1, CHUNK_BYTES + 1])
     def test_a_copy_that_is_to_create_leaves_what_is_there(
         self, store: ObjectStore, size: int
     ) -> None:

@@ -99,14 +99,14 @@ def _without_quarantine(self: roots_read.Reader) -> Any:
     return self.optional(self.paths.job_pins, codec.decode_pins) or JobPins(), ()
 
 
-def _newest_first(self: collecting_steps.Run) -> None:
+def _newest_first(self: collecting_steps.GcRun) -> None:
     plan = self.plan
     self._step("data", plan.data, self.delete)
     self._step("records", plan.records, collecting_steps.delete_here)
     self._step("metadata", Packed(reversed(list(plan.metadata))), collecting_steps.delete_here)
 
 
-def _metadata_first(self: collecting_steps.Run) -> None:
+def _metadata_first(self: collecting_steps.GcRun) -> None:
     plan = self.plan
     for name in ("metadata", "records", "data"):
         self._step(name, getattr(plan, name), collecting_steps.delete_here)
@@ -152,13 +152,15 @@ MUTANTS: dict[str, Callable[[], Any]] = {
     "what epochs in quarantine need is ignored": _instead(
         roots_read.Reader, "job_pins", _without_quarantine
     ),
-    "newer epochs go before older ones": _instead(collecting_steps.Run, "carry_out", _newest_first),
-    "metadata goes before data": _instead(collecting_steps.Run, "carry_out", _metadata_first),
+    "newer epochs go before older ones": _instead(
+        collecting_steps.GcRun, "carry_out", _newest_first
+    ),
+    "metadata goes before data": _instead(collecting_steps.GcRun, "carry_out", _metadata_first),
     "a stored plan is carried out as it is": _instead(
         collecting, "_checked", lambda held, plan, fresh: plan
     ),
     "the directory of jobs is not asked again": _instead(
-        collecting_steps.Run, "_ask_again", lambda self: None
+        collecting_steps.GcRun, "_ask_again", lambda self: None
     ),
     "pins of a job that is gone are ignored": _instead(
         dead_jobs, "_check_unneeded", lambda roots, needed: None

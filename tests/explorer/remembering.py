@@ -76,10 +76,10 @@ class _Packed:
         return self._packed(tuple(paths))  # type: ignore[no-any-return]
 
 
-def _unpacked(pack: tuple[Any, ...]) -> list[objects.Stored]:
+def _unpacked(pack: tuple[Any, ...]) -> list[objects.StoredObject]:
     paths, *others = pack
     nothing = [None] * len(paths)
-    return [*map(objects.Stored, paths, *(column or nothing for column in others))]
+    return [*map(objects.StoredObject, paths, *(column or nothing for column in others))]
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.compaction.execute import merge_here
 from arroyo_dagster.state.operations.compaction.job import compact_job, plan_job
-from arroyo_dagster.state.planning.compaction.plan import NOT_OURS
+from arroyo_dagster.state.planning.compaction.plan import ARROYO_JOB
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.remote.open import open_store
@@ -282,5 +282,5 @@ def test_jobs_of_arroyo_are_left_alone_and_that_is_said(archive: str, tmp_path: 
     for paths in list_jobs(store):
         plan = plan_job(WriteProtected(store), paths, FULL)
         assert not plan.merges
-        assert [one.reason for one in plan.left_out] == [NOT_OURS]
+        assert [one.reason for one in plan.left_out] == [ARROYO_JOB]
         assert not compact_job(WriteProtected(store), paths, FULL).changed

@@ -24,10 +24,10 @@ from arroyo_dagster.errors import StorageError
 from arroyo_dagster.orchestration.batch_requests import (
     MOST_JOBS,
     ROOT_TAG,
-    Asked,
     BatchConfig,
     BatchKind,
     BatchRequests,
+    EarlierBatches,
     build_batch_schedule,
     chosen,
     decide,
@@ -355,7 +355,7 @@ class Day:
         """What the daemon does; it may die behind the request, and then does it again."""
         for _ in range(2 if self.chance.random() < 0.05 else 1):
             busy = [*self.queue, *([self.running[1]] if self.running else [])]
-            asked = Asked(
+            asked = EarlierBatches(
                 unfinished="run x is queued" if busy else None,
                 busy=frozenset(),
                 seconds_ago={job: (now - at) * 60 for job, at in self.served.items()},

@@ -185,7 +185,7 @@ def test_what_is_no_secret_is_not_refused() -> None:
         "spark.hadoop.fs.s3a.access.key": dg.EnvVar("KEY"),
     }
     SparkSessionResource(master="k8s://https://host:443", conf=conf).get_resource_definition()
-    ArroyoDirectory(said={"pipeline/token_orders": "stopped"}).get_resource_definition()
+    ArroyoDirectory(assume={"pipeline/token_orders": "stopped"}).get_resource_definition()
 
 
 def test_a_refusal_names_the_variable_that_holds_the_value(monkeypatch: pytest.MonkeyPatch) -> None:

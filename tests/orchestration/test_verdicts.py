@@ -28,7 +28,7 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog import known_jobs
-from arroyo_dagster.state.operations.catalog.verdicts import JobVerdict, read_verdicts
+from arroyo_dagster.state.operations.catalog.verdicts import StoredVerdict, read_verdicts
 from arroyo_dagster.state.storage import open_store
 from arroyo_dagster.state.storage.memory import MemoryStore
 from tests.fleets import SECOND, Written, legacy_job, protocol_job
@@ -94,7 +94,7 @@ def test_what_a_compaction_and_a_gc_find_is_the_last_verdict(deployed: Any) -> N
         assert after[kind].verdict.passed
 
 
-def verdicts_of(deployed: Any, paths: JobPaths) -> dict[str, JobVerdict]:
+def verdicts_of(deployed: Any, paths: JobPaths) -> dict[str, StoredVerdict]:
     kinds = ("files_exist", "restorable")
     return {kind: read_verdicts(deployed.catalogue, kind, [paths])[paths] for kind in kinds}
 
@@ -203,7 +203,7 @@ def test_two_refreshes_at_once_keep_both_verdicts(deployed: Any) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     from arroyo_dagster.state.operations.catalog.verdicts import (
-        JobVerdict,
+        StoredVerdict,
         read_verdicts,
         write_verdict,
     )
@@ -215,7 +215,7 @@ def test_two_refreshes_at_once_keep_both_verdicts(deployed: Any) -> None:
             pool.map(
                 lambda paths: write_verdict(
                     deployed.catalogue,
-                    JobVerdict(paths, "restorable", 7, None, Verdict(inspected=1)),
+                    StoredVerdict(paths, "restorable", 7, None, Verdict(inspected=1)),
                 ),
                 jobs,
             )
@@ -301,7 +301,7 @@ def test_your_own_word_that_a_job_is_gone_acknowledges_it(deployed: Any) -> None
     deployed.tick()
     job.vanish()
     assert not fleet(deployed)[EVERY_JOB_RECENT].passed
-    deployed.build(directory=ArroyoDirectory(said={"old": "gone"}))
+    deployed.build(directory=ArroyoDirectory(assume={"old": "gone"}))
     assert fleet(deployed)[EVERY_JOB_RECENT].passed
 
 
@@ -516,7 +516,7 @@ def test_of_fifty_jobs_the_broken_one_stays_red_in_any_order(deployed: Any) -> N
     job_of(deployed, protocol_job("broken"), epochs=1)
     gone = job_of(deployed, protocol_job("gone"), epochs=1)
     job_of(deployed, OLD_JOB, epochs=1, start=NOW)
-    deployed.build(directory=ArroyoDirectory(said={"old": "stopped"}))
+    deployed.build(directory=ArroyoDirectory(assume={"old": "stopped"}))
     deployed.tick()
     path = break_job(deployed, protocol_job("broken"))
     for key in ("broken/main", "old", "gone/main"):

@@ -74,7 +74,7 @@ def materialized(result: Any) -> list[Any]:
 
 def test_a_stopped_job_is_rewritten_and_its_asset_says_how(deployed: Deployment) -> None:
     job = written(deployed)
-    known(deployed, directory=ArroyoDirectory(said={"job_x": "stopped"}))
+    known(deployed, directory=ArroyoDirectory(assume={"job_x": "stopped"}))
     before = content(job.store, job.paths)
     result = compacted(deployed)
     assert result.success
@@ -129,7 +129,7 @@ def test_a_job_that_nobody_may_rewrite_fails_the_run_with_the_forecast_and_what_
 
 def test_a_dry_run_of_a_job_that_runs_shows_the_forecast(deployed: Deployment) -> None:
     written(deployed)
-    known(deployed, directory=ArroyoDirectory(said={"job_x": "running"}))
+    known(deployed, directory=ArroyoDirectory(assume={"job_x": "running"}))
     deployed.wrap(WriteProtected)
     result = compacted(deployed, dry_run=True)
     assert result.success
@@ -211,7 +211,7 @@ def test_outside_of_the_window_no_job_is_stopped(deployed: Deployment, model: Mo
 def test_a_window_without_an_api_fails_before_anything_is_touched(
     deployed: Deployment, model: ModelArroyo
 ) -> None:
-    known(deployed, directory=ArroyoDirectory(said={"job_x": "stopped"}))
+    known(deployed, directory=ArroyoDirectory(assume={"job_x": "stopped"}))
     assert not open_window(deployed).success
     assert model.log == []
 

@@ -36,15 +36,15 @@ _SKIPPED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class ParsedBody:
     """What was found: the function's name, and a problem with the number of its mistake."""
 
     language: str | None
     name: str | None
-    problems: tuple[tuple[str, str], ...] = ()
+    errors: tuple[tuple[str, str], ...] = ()
 
 
-def inspect_body(source: str, language: str | None, operator: str) -> Body:
+def inspect_body(source: str, language: str | None, operator: str) -> ParsedBody:
     """Read an inline body.
 
     Args:
@@ -57,7 +57,9 @@ def inspect_body(source: str, language: str | None, operator: str) -> Body:
         language = "rust" if _RUST_START.match(source, start) else language
     if language not in LANGUAGES:
         said = "the language cannot be told" if language is None else f"unknown lang `{language}`"
-        return Body(None, None, (("E25", f"{said}; known languages: {', '.join(LANGUAGES)}"),))
+        return ParsedBody(
+            None, None, (("E25", f"{said}; known languages: {', '.join(LANGUAGES)}"),)
+        )
     return _python(source, operator) if language == "python" else _rust(source[start:], operator)
 
 
@@ -80,7 +82,7 @@ def _arity_error(operator: str, name: str, count: int) -> list[tuple[str, str]]:
 # ---- Python --------------------------------------------------------------------------------------
 
 
-def _python(source: str, operator: str) -> Body:
+def _python(source: str, operator: str) -> ParsedBody:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's code, to be told when it is run
@@ -88,14 +90,16 @@ def _python(source: str, operator: str) -> Body:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         at = f" in line {error.lineno} of it" if isinstance(error, SyntaxError) else ""
         said = error.msg if isinstance(error, SyntaxError) else type(error).__name__
-        return Body("python", None, (("E27", f"the body does not parse: {said}{at}"),))
+        return ParsedBody("python", None, (("E27", f"the body does not parse: {said}{at}"),))
     others = [one for one in tree.body if not isinstance(one, ast.Import | ast.ImportFrom)]
     functions = [one for one in others if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
     if len(functions) != 1 or len(others) != 1:
         found = f"{len(functions)} functions and {len(others) - len(functions)} other statements"
-        return Body("python", None, (("E27", f"expected imports and one `def`; found {found}"),))
+        return ParsedBody(
+            "python", None, (("E27", f"expected imports and one `def`; found {found}"),)
+        )
     function = functions[0]
-    return Body("python", function.name, tuple(_function_errors(function, operator)))
+    return ParsedBody("python", function.name, tuple(_function_errors(function, operator)))
 
 
 def _function_errors(
@@ -106,10 +110,10 @@ def _function_errors(
         return [("E27", f"function `{name}` is async; expected a plain `def`")]
     if args.vararg or args.kwarg or args.kwonlyargs:
         return [("E27", f"function `{name}` takes `*` arguments; expected positional ones only")]
-    problems = _arity_error(operator, name, len(args.posonlyargs) + len(args.args))
+    errors = _arity_error(operator, name, len(args.posonlyargs) + len(args.args))
     if operator != "flat-map" and _yields(function):
-        problems.append(("E27", f"{operator} function `{name}` is a generator; return instead"))
-    return problems
+        errors.append(("E27", f"{operator} function `{name}` is a generator; return instead"))
+    return errors
 
 
 def _yields(function: ast.FunctionDef) -> bool:
@@ -130,18 +134,18 @@ _FN = re.compile(r"\bfn\s+([A-Za-z_][A-Za-z0-9_]*)\s*\(")
 _SURE = re.compile(r"(?:String|bool|char|[iu](?:8|16|32|64|128|size)|f32|f64|\(\)|Vec<.*>)\Z", re.S)
 
 
-def _rust(source: str, operator: str) -> Body:
+def _rust(source: str, operator: str) -> ParsedBody:
     found = _FN.search(source)
     if found is None:
-        return Body("rust", None, (("E27", "the body has no function `fn name(…)`"),))
+        return ParsedBody("rust", None, (("E27", "the body has no function `fn name(…)`"),))
     name = found.group(1)
     end = _closing(source, found.end())
     if end is None:
-        return Body("rust", name, (("E27", f"the arguments of `{name}` do not end"),))
-    problems = _arity_error(operator, name, _count_arguments(source[found.end() : end]))
+        return ParsedBody("rust", name, (("E27", f"the arguments of `{name}` do not end"),))
+    errors = _arity_error(operator, name, _count_arguments(source[found.end() : end]))
     result = re.match(r"\s*->\s*([^{;]+)", source[end + 1 :])
-    problems += _result_errors(operator, name, result.group(1).strip() if result else "")
-    return Body("rust", name, tuple(problems))
+    errors += _result_errors(operator, name, result.group(1).strip() if result else "")
+    return ParsedBody("rust", name, tuple(errors))
 
 
 def _closing(source: str, at: int) -> int | None:

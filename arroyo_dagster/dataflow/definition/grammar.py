@@ -9,13 +9,13 @@ from arroyo_dagster.dataflow.definition.durations import DURATION_PATTERN
 from arroyo_dagster.dataflow.definition.shapes import (
     Anything,
     ByName,
+    CustomShape,
     Either,
-    Field,
+    FieldShape,
     Flag,
-    Judged,
     Many,
+    MappingShape,
     Named,
-    Record,
     Shape,
     Text,
     Variants,
@@ -37,37 +37,39 @@ OPERATORS = (*TRANSFORMS, "assign-key", "assign-timestamp", "update-state", "agg
 PACKAGE_ID = r"^[^/@\s]+/[^/@\s]+@[^/@\s]+$"
 
 _TEXT = Text()
-_OPTIONAL = Field(shape=_TEXT)
-_FILLED = Field(shape=Text(pattern=r"\S"), required=True)
-_KEPT = Field(shape=Anything())
-_NAMES = Field(shape=Many(Record(fields={"name": _FILLED})))
+_OPTIONAL = FieldShape(shape=_TEXT)
+_FILLED = FieldShape(shape=Text(pattern=r"\S"), required=True)
+_KEPT = FieldShape(shape=Anything())
+_NAMES = FieldShape(shape=Many(MappingShape(fields={"name": _FILLED})))
 _DURATION = Text(pattern=DURATION_PATTERN)
-_STEPS = Field(shape=Many(Named("transform")))
-_TYPE = Field(shape=_TEXT, required=True)
+_STEPS = FieldShape(shape=Many(Named("transform")))
+_TYPE = FieldShape(shape=_TEXT, required=True)
 
 
-def _typed(**fields: Field) -> Record:
-    return Record(fields={"type": _TYPE, **fields})
+def _typed(**fields: FieldShape) -> MappingShape:
+    return MappingShape(fields={"type": _TYPE, **fields})
 
 
-def _member(shape: Shape) -> Field:
-    return Field(shape=shape, required=True)
+def _member(shape: Shape) -> FieldShape:
+    return FieldShape(shape=shape, required=True)
 
 
 # ---- types and states: their readers check them, with numbers of their own -----------------------
 
-COLUMN = Record(fields={"type": Field(shape=Text(choices=tuple(COLUMN_TYPES)), required=True)})
+COLUMN = MappingShape(
+    fields={"type": FieldShape(shape=Text(choices=tuple(COLUMN_TYPES)), required=True)}
+)
 COLUMN_NAME = r"^(?!_key$|_updated_at$|_window)(?=[\s\S]*\S)"
-ROW = _typed(properties=_member(ByName(COLUMN, names=COLUMN_NAME)), ttl=Field(shape=_DURATION))
+ROW = _typed(properties=_member(ByName(COLUMN, names=COLUMN_NAME)), ttl=FieldShape(shape=_DURATION))
 PRIMITIVE = _typed(
     properties=_member(
-        Record(
+        MappingShape(
             fields={
                 "value": _member(
                     Either(
                         (
                             Text(choices=tuple(SCALARS)),
-                            Record(fields={"type": _member(Text(choices=tuple(SCALARS)))}),
+                            MappingShape(fields={"type": _member(Text(choices=tuple(SCALARS)))}),
                         )
                     )
                 )
@@ -76,38 +78,40 @@ PRIMITIVE = _typed(
     )
 )
 NOT_KEYS = tuple(sorted((BUILT_IN - {"timestamp"}) - set(KEY_TYPES)))
-KEY = Record(fields={"type": Field(shape=Text(never=NOT_KEYS), required=True)})
-PLAIN = Record(
+KEY = MappingShape(fields={"type": FieldShape(shape=Text(never=NOT_KEYS), required=True)})
+PLAIN = MappingShape(
     fields={
-        "type": Field(
+        "type": FieldShape(
             shape=Text(never=(*UNSUPPORTED_VALUES, "keyed-state", "timestamp")), required=True
         )
     }
 )
 VALUE = Variants(by_type={"arrow-row": ROW, "primitive": PRIMITIVE}, otherwise=PLAIN)
 KEYED = _typed(
-    properties=_member(Record(fields={"key": _member(KEY), "value": _member(VALUE)})),
+    properties=_member(MappingShape(fields={"key": _member(KEY), "value": _member(VALUE)})),
 )
-REFERENCE = Record(fields={"from": _member(Text(pattern=r"^[^.]+\.[^.]+$")), "name": _OPTIONAL})
-SYSTEM = Record(fields={"system": _FILLED, "name": _OPTIONAL})
+REFERENCE = MappingShape(
+    fields={"from": _member(Text(pattern=r"^[^.]+\.[^.]+$")), "name": _OPTIONAL}
+)
+SYSTEM = MappingShape(fields={"system": _FILLED, "name": _OPTIONAL})
 _NO_STATE = tuple(sorted(BUILT_IN - {"keyed-state", "timestamp"}))
-NAMED_STATE = Record(
-    fields={"type": Field(shape=Text(never=_NO_STATE), required=True), "name": _OPTIONAL}
+NAMED_STATE = MappingShape(
+    fields={"type": FieldShape(shape=Text(never=_NO_STATE), required=True), "name": _OPTIONAL}
 )
 TYPED = Variants(by_type={"keyed-state": KEYED, "key-value": KEYED}, otherwise=NAMED_STATE)
 
-_RENAME = Field(shape=Record(fields={"rename": _OPTIONAL}))
-_NESTED = {"type-name": _OPTIONAL, "optional": Field(shape=Flag())}
+_RENAME = FieldShape(shape=MappingShape(fields={"rename": _OPTIONAL}))
+_NESTED = {"type-name": _OPTIONAL, "optional": FieldShape(shape=Flag())}
 MEMBER_FIELDS = {**_NESTED, "serialize": _RENAME, "deserialize": _RENAME, "converter": _OPTIONAL}
 _INNER = _member(Named("type"))
 OBJECT = _typed(properties=_member(ByName(Named("type"))))
 ENUM = _typed(
     oneOf=_member(ByName(Named("type"))),
-    tagging=Field(shape=Text(choices=("externally-tagged", "untagged"))),
+    tagging=FieldShape(shape=Text(choices=("externally-tagged", "untagged"))),
 )
 LIST = _typed(items=_INNER)
 OPTION = _typed(value=_INNER)
-KEY_VALUE = _typed(properties=_member(Record(fields={"key": _INNER, "value": _INNER})))
+KEY_VALUE = _typed(properties=_member(MappingShape(fields={"key": _INNER, "value": _INNER})))
 COMPOSITE_SHAPES = {
     "object": OBJECT,
     "enum": ENUM,
@@ -115,7 +119,9 @@ COMPOSITE_SHAPES = {
     "option": OPTION,
     "key-value": KEY_VALUE,
 }
-_ANY_TYPE = Record(fields={"type": Field(shape=Text(nullable=True), required=True)}, open=True)
+_ANY_TYPE = MappingShape(
+    fields={"type": FieldShape(shape=Text(nullable=True), required=True)}, open=True
+)
 TYPE = Variants(
     by_type={**COMPOSITE_SHAPES, "keyed-state": KEYED, "arrow-row": ROW, "primitive": PRIMITIVE},
     otherwise=_ANY_TYPE,
@@ -123,13 +129,13 @@ TYPE = Variants(
 
 # ---- steps, partitions, windows ------------------------------------------------------------------
 
-PARAMETER = Record(
+PARAMETER = MappingShape(
     fields={
         "name": _OPTIONAL,
         "type": _TYPE,
-        "kind": Field(shape=Text(choices=("key", "value"))),
-        "optional": Field(shape=Flag()),
-        "list": Field(shape=Flag()),
+        "kind": FieldShape(shape=Text(choices=("key", "value"))),
+        "optional": FieldShape(shape=Flag()),
+        "list": FieldShape(shape=Flag()),
     },
     open=True,
 )
@@ -137,46 +143,48 @@ _STEP_FIELDS = {
     "run": _OPTIONAL,
     "uses": _OPTIONAL,
     "lang": _OPTIONAL,
-    "dependencies": Field(shape=Many(Anything())),
+    "dependencies": FieldShape(shape=Many(Anything())),
     "states": _NAMES,
-    "inputs": Field(shape=Many(PARAMETER)),
-    "output": Field(shape=PARAMETER),
+    "inputs": FieldShape(shape=Many(PARAMETER)),
+    "output": FieldShape(shape=PARAMETER),
     "with": _KEPT,
 }
-STEP = Record(fields=_STEP_FIELDS, one_of=("run", "uses"))
-TRANSFORM = Record(
-    fields={"operator": Field(shape=Text(choices=TRANSFORMS), required=True), **_STEP_FIELDS},
+STEP = MappingShape(fields=_STEP_FIELDS, one_of=("run", "uses"))
+TRANSFORM = MappingShape(
+    fields={"operator": FieldShape(shape=Text(choices=TRANSFORMS), required=True), **_STEP_FIELDS},
     one_of=("run", "uses"),
 )
 _STEP = Named("step")
-PARTITION = Record(
+PARTITION = MappingShape(
     fields={
-        "assign-key": Field(shape=_STEP, required=True, also="assign_key"),
+        "assign-key": FieldShape(shape=_STEP, required=True, also="assign_key"),
         "transforms": _STEPS,
-        "update-state": Field(shape=_STEP, also="update_state"),
+        "update-state": FieldShape(shape=_STEP, also="update_state"),
     }
 )
-_TIME = Field(shape=_DURATION, number="E37")
-_REQUIRED_TIME = Field(shape=_DURATION, required=True, number="E37")
-TUMBLING = Record(fields={"duration": _REQUIRED_TIME, "offset": _TIME})
-SLIDING = Record(fields={"duration": _REQUIRED_TIME, "slide": _REQUIRED_TIME, "offset": _TIME})
-WATERMARK = Record(
+_TIME = FieldShape(shape=_DURATION, number="E37")
+_REQUIRED_TIME = FieldShape(shape=_DURATION, required=True, number="E37")
+TUMBLING = MappingShape(fields={"duration": _REQUIRED_TIME, "offset": _TIME})
+SLIDING = MappingShape(
+    fields={"duration": _REQUIRED_TIME, "slide": _REQUIRED_TIME, "offset": _TIME}
+)
+WATERMARK = MappingShape(
     fields={
         "idleness": _TIME,
-        "grace-period": Field(shape=_DURATION, number="E37", also="grace_period"),
+        "grace-period": FieldShape(shape=_DURATION, number="E37", also="grace_period"),
     }
 )
-WINDOW = Record(
+WINDOW = MappingShape(
     fields={
-        "tumbling": Field(shape=TUMBLING, number="E37"),
-        "sliding": Field(shape=SLIDING, number="E37"),
-        "assign-timestamp": Field(
+        "tumbling": FieldShape(shape=TUMBLING, number="E37"),
+        "sliding": FieldShape(shape=SLIDING, number="E37"),
+        "assign-timestamp": FieldShape(
             shape=_STEP, required=True, also="assign_timestamp", number="E37"
         ),
-        "watermark": Field(shape=WATERMARK, number="E37"),
+        "watermark": FieldShape(shape=WATERMARK, number="E37"),
         "transforms": _STEPS,
-        "partition": Field(shape=PARTITION),
-        "flush": Field(shape=_STEP),
+        "partition": FieldShape(shape=PARTITION),
+        "flush": FieldShape(shape=_STEP),
     },
     apart=("tumbling", "sliding"),
     needed=True,
@@ -185,38 +193,38 @@ WINDOW = Record(
 # ---- services, topics, packages ------------------------------------------------------------------
 
 
-def _endpoint(*kinds: str) -> Record:
-    return Record(
+def _endpoint(*kinds: str) -> MappingShape:
+    return MappingShape(
         fields={
-            "type": Field(shape=Text(choices=kinds), required=True),
+            "type": FieldShape(shape=Text(choices=kinds), required=True),
             "id": _OPTIONAL,
             "transforms": _STEPS,
         }
     )
 
 
-SERVICE = Record(
+SERVICE = MappingShape(
     fields={
-        "sources": Field(
+        "sources": FieldShape(
             shape=Many(_endpoint("topic", "schedule"), least=1), required=True, number="E39"
         ),
-        "sinks": Field(shape=Many(_endpoint("topic", "no-target"))),
-        "states": Field(shape=Judged(Named("states"))),
+        "sinks": FieldShape(shape=Many(_endpoint("topic", "no-target"))),
+        "states": FieldShape(shape=CustomShape(Named("states"))),
         "transforms": _STEPS,
-        "partition": Field(shape=PARTITION),
-        "window": Field(shape=WINDOW),
+        "partition": FieldShape(shape=PARTITION),
+        "window": FieldShape(shape=WINDOW),
     },
     apart=("partition", "window"),
 )
 _STATE_ENTRY = Either((TYPED, REFERENCE, SYSTEM))
-TOPIC = Record(
+TOPIC = MappingShape(
     fields={
         "name": _OPTIONAL,
-        "schema": Field(
-            shape=Record(
+        "schema": FieldShape(
+            shape=MappingShape(
                 fields={
-                    "key": Field(shape=Judged(Named("type"))),
-                    "value": Field(shape=Judged(Named("type"))),
+                    "key": FieldShape(shape=CustomShape(Named("type"))),
+                    "value": FieldShape(shape=CustomShape(Named("type"))),
                 },
                 open=True,
             )
@@ -224,31 +232,33 @@ TOPIC = Record(
     },
     open=True,
 )
-IMPORT = Record(
+IMPORT = MappingShape(
     fields={
-        "pkg": Field(shape=Text(pattern=PACKAGE_ID), required=True),
+        "pkg": FieldShape(shape=Text(pattern=PACKAGE_ID), required=True),
         "path": _OPTIONAL,
         "types": _NAMES,
         "states": _NAMES,
-        "functions": Field(shape=Many(Record(fields={"name": _FILLED, "alias": _OPTIONAL}))),
+        "functions": FieldShape(
+            shape=Many(MappingShape(fields={"name": _FILLED, "alias": _OPTIONAL}))
+        ),
     }
 )
-META = Record(fields={"name": _FILLED, "version": _FILLED, "namespace": _FILLED})
-FUNCTION = Record(
+META = MappingShape(fields={"name": _FILLED, "version": _FILLED, "namespace": _FILLED})
+FUNCTION = MappingShape(
     fields={
-        "operator": Field(shape=Text(choices=OPERATORS), required=True),
+        "operator": FieldShape(shape=Text(choices=OPERATORS), required=True),
         **{name: one for name, one in _STEP_FIELDS.items() if name not in ("uses", "with")},
     }
 )
 
 
-def _root(versions: tuple[str, ...], **fields: Field) -> Record:
-    return Record(
+def _root(versions: tuple[str, ...], **fields: FieldShape) -> MappingShape:
+    return MappingShape(
         fields={
-            "apiVersion": Field(shape=Judged(Text(choices=versions)), required=True),
-            "meta": Field(shape=META, required=True),
-            "imports": Field(shape=Many(IMPORT)),
-            "types": Field(shape=ByName(Judged(Named("type")))),
+            "apiVersion": FieldShape(shape=CustomShape(Text(choices=versions)), required=True),
+            "meta": FieldShape(shape=META, required=True),
+            "imports": FieldShape(shape=Many(IMPORT)),
+            "types": FieldShape(shape=ByName(CustomShape(Named("type")))),
             **fields,
         }
     )
@@ -258,14 +268,14 @@ KEPT_BY_DATAFLOWS = ("config", "dev", "schedule", "packages")
 KEPT_BY_PACKAGES = ("config", "dev", "tests")
 DATAFLOW = _root(
     DATAFLOW_VERSIONS,
-    services=Field(shape=ByName(SERVICE), required=True),
-    topics=Field(shape=ByName(TOPIC)),
+    services=FieldShape(shape=ByName(SERVICE), required=True),
+    topics=FieldShape(shape=ByName(TOPIC)),
     **dict.fromkeys(KEPT_BY_DATAFLOWS, _KEPT),
 )
 PACKAGE = _root(
     PACKAGE_VERSIONS,
-    states=Field(shape=Judged(ByName(TYPED))),
-    functions=Field(shape=ByName(FUNCTION)),
+    states=FieldShape(shape=CustomShape(ByName(TYPED))),
+    functions=FieldShape(shape=ByName(FUNCTION)),
     **dict.fromkeys(KEPT_BY_PACKAGES, _KEPT),
 )
 

@@ -13,12 +13,12 @@ from typing import Any
 from arroyo_dagster.dataflow.definition import grammar
 from arroyo_dagster.dataflow.definition.shapes import (
     ByName,
+    CustomShape,
     Either,
     Flag,
-    Judged,
     Many,
+    MappingShape,
     Named,
-    Record,
     Shape,
     Text,
     Variants,
@@ -57,7 +57,7 @@ def json_schema(kind: str) -> dict[str, Any]:
 
 
 def _of(shape: Shape) -> dict[str, Any]:
-    if isinstance(shape, Judged):
+    if isinstance(shape, CustomShape):
         return _of(shape.shape)
     if isinstance(shape, Named):
         return {"$ref": f"#/definitions/{shape.name}"}
@@ -71,7 +71,7 @@ def _of(shape: Shape) -> dict[str, Any]:
     if isinstance(shape, ByName):
         names = {"propertyNames": {"pattern": shape.names}} if shape.names else {}
         return {"type": "object", "additionalProperties": _of(shape.of), **names}
-    if isinstance(shape, Record):
+    if isinstance(shape, MappingShape):
         return _record(shape)
     if isinstance(shape, Variants):
         return _variants(shape)
@@ -89,7 +89,7 @@ def _text(shape: Text) -> dict[str, Any]:
     return found
 
 
-def _record(shape: Record) -> dict[str, Any]:
+def _record(shape: MappingShape) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     required: list[str] = []
     either: list[dict[str, Any]] = []

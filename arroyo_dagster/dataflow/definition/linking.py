@@ -18,7 +18,7 @@ class States:
     """The states of all services: those that are whole, and the names of all.
 
     Attributes:
-        imported_states: those that imported functions bring to a service besides; None where a package was
+        imported_states: those of imported functions, by service; None where a package was
             not loaded, so that nobody knows.
     """
 

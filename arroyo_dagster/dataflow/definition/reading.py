@@ -65,7 +65,7 @@ def parse_document(
     Raises:
         InvalidDefinition: with every mistake.
     """
-    return _Reader(text, legacy=legacy, extended=extended, packages=packages).document()
+    return _DefinitionReader(text, legacy=legacy, extended=extended, packages=packages).document()
 
 
 def read_states(text: str) -> tuple[StateDef, ...]:
@@ -76,7 +76,7 @@ def read_states(text: str) -> tuple[StateDef, ...]:
     Raises:
         InvalidDefinition: the text is no YAML, or a states block has mistakes.
     """
-    reader = _Reader(text, legacy=True, extended=True, packages=None, only_states=True)
+    reader = _DefinitionReader(text, legacy=True, extended=True, packages=None, only_states=True)
     document = reader.document()
     if isinstance(document, Dataflow):
         return document.states
@@ -92,7 +92,7 @@ class _Shared:
     scope: Scope
 
 
-class _Reader:
+class _DefinitionReader:
     def __init__(
         self,
         text: str,

@@ -9,13 +9,13 @@ from arroyo_dagster.dataflow.definition import grammar
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.durations import ACCEPTED, parse_duration_ms
 from arroyo_dagster.dataflow.definition.names import column_attribute, mangled
-from arroyo_dagster.dataflow.definition.shapes import Conformity, Record, text_of
+from arroyo_dagster.dataflow.definition.shapes import Conformity, MappingShape, text_of
 from arroyo_dagster.dataflow.definition.types import COLUMN_TYPES, Column, RowType
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 RESERVED_COLUMNS = ("_key", "_updated_at")
 
-_KNOWN = Record(fields={**grammar.ROW.fields, **grammar.MEMBER_FIELDS})
+_KNOWN = MappingShape(fields={**grammar.ROW.fields, **grammar.MEMBER_FIELDS})
 
 
 class RowReader:

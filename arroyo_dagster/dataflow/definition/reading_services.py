@@ -59,7 +59,7 @@ class StepReader:
         if run.text is None:
             return None
         body = inspect_body(run.text, text_of(node, "lang"), operator)
-        for number, message in body.problems:
+        for number, message in body.errors:
             self._mistakes.add(run.diagnostic_at(number, message))
         if body.name is None:
             return None

@@ -13,7 +13,13 @@ from collections.abc import Callable
 from arroyo_dagster.dataflow.definition import grammar
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.reading_rows import RowReader
-from arroyo_dagster.dataflow.definition.shapes import Anything, Conformity, Field, Record, text_of
+from arroyo_dagster.dataflow.definition.shapes import (
+    Anything,
+    Conformity,
+    FieldShape,
+    MappingShape,
+    text_of,
+)
 from arroyo_dagster.dataflow.definition.types import (
     BUILT_IN,
     COLUMN_TYPES,
@@ -102,7 +108,7 @@ class TypeReader:
 
     def _composite(self, node: Node, kind: str, members: list[Member | None]) -> TypeDef | None:
         shape = grammar.COMPOSITE_SHAPES[kind]
-        known = Record(
+        known = MappingShape(
             fields={**shape.fields, **grammar.MEMBER_FIELDS}, open="kind" in node.members
         )
         self._shapes.unknown_keys(node, known)
@@ -256,12 +262,12 @@ class TypeReader:
         return declared if declared is ScalarType.U32 else PrimitiveType(type=declared)
 
 
-def _with_ttl(shape: Record, *more: str) -> Record:
+def _with_ttl(shape: MappingShape, *more: str) -> MappingShape:
     """The shape with keys that are judged where they are read."""
-    return Record(fields={**shape.fields, **dict.fromkeys(("ttl", *more), _ANY)})
+    return MappingShape(fields={**shape.fields, **dict.fromkeys(("ttl", *more), _ANY)})
 
 
-_ANY = Field(shape=Anything())
+_ANY = FieldShape(shape=Anything())
 
 
 def unsupported_value(word: str) -> str:

@@ -53,7 +53,7 @@ class ByName:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class FieldShape:
     """A key of a mapping.
 
     Attributes:
@@ -68,7 +68,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class MappingShape:
     """A mapping with known keys; unknown ones are ignored with a warning.
 
     Attributes:
@@ -78,7 +78,7 @@ class Record:
         open: other keys have a meaning too, which we need not know.
     """
 
-    fields: Mapping[str, Field]
+    fields: Mapping[str, FieldShape]
     one_of: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
     needed: bool = False
@@ -89,8 +89,8 @@ class Record:
 class Variants:
     """A mapping whose `type` says which shape it has; `otherwise` for every other type."""
 
-    by_type: Mapping[str, Record]
-    otherwise: Record
+    by_type: Mapping[str, MappingShape]
+    otherwise: MappingShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +108,15 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class CustomShape:
     """A shape that a reader of its own checks, whose mistakes have numbers of their own."""
 
     shape: Shape
 
 
 Shape: TypeAlias = (
-    "Text | Flag | Anything | Many | ByName | Record | Variants | Either | Named | Judged"
+    "Text | Flag | Anything | Many | ByName | MappingShape | Variants | Either | Named"
+    " | CustomShape"
 )
 
 
@@ -139,7 +140,7 @@ class Conformity:
             self._many(node, shape, number)
         elif isinstance(shape, ByName):
             self._by_name(node, shape, number)
-        elif isinstance(shape, Record):
+        elif isinstance(shape, MappingShape):
             self._record(node, shape, number)
 
     def _expected(self, node: Node, expected: str, number: str) -> None:
@@ -169,7 +170,7 @@ class Conformity:
         for member in node.members.values():
             self.check(member, shape.of)
 
-    def _record(self, node: Node, shape: Record, number: str) -> None:
+    def _record(self, node: Node, shape: MappingShape, number: str) -> None:
         if not isinstance(node.value, dict):
             self._expected(node, "a mapping", number)
             return
@@ -180,7 +181,7 @@ class Conformity:
             self.diagnostics.add(node.diagnostic_at("E04", f"missing {keys}"))
         self.unknown_keys(node, shape)
 
-    def _field(self, node: Node, name: str, one: Field) -> None:
+    def _field(self, node: Node, name: str, one: FieldShape) -> None:
         found, other = node.get(name), node.get(one.also) if one.also else None
         if found is not None and other is not None:
             message = f"duplicate key `{name}`, also given as `{one.also}`"
@@ -188,10 +189,10 @@ class Conformity:
         present = found or other
         if present is not None:
             self.check(present, one.shape, one.number)
-        elif one.required and not isinstance(one.shape, Judged):
+        elif one.required and not isinstance(one.shape, CustomShape):
             self.diagnostics.add(node.diagnostic_at(one.number, f"missing `{name}`", key=name))
 
-    def unknown_keys(self, node: Node, shape: Record) -> None:
+    def unknown_keys(self, node: Node, shape: MappingShape) -> None:
         """Warn of the keys that the shape does not know, once a path."""
         if shape.open or node.path in self._warned:
             return

@@ -17,7 +17,7 @@ from arroyo_dagster.dataflow.definition.types import CompositeType, NamedType, s
 from arroyo_dagster.dataflow.errors import OperatorError, UnboundOperatorError
 from arroyo_dagster.user_modules import INLINE, import_named
 
-Body = Callable[..., Any]
+FunctionBody = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class FunctionPlan:
     name: str
     operator: str
     source: str | None = None
-    target: str | Body | None = None
+    target: str | FunctionBody | None = None
     gives_pair: bool = False
     states: tuple[str, ...] | None = None
     path: str
@@ -53,7 +53,7 @@ class Function:
     """
 
     plan: FunctionPlan
-    body: Body
+    body: FunctionBody
     takes_key: bool
     gives_pair: bool
 
@@ -63,7 +63,7 @@ class Library:
     """What steps may use: bindings, and the functions of imported packages."""
 
     dataflow: Dataflow
-    functions: Mapping[str, Body | str] = field(default_factory=dict)
+    functions: Mapping[str, FunctionBody | str] = field(default_factory=dict)
     packages: Mapping[str, Package] = field(default_factory=dict)
 
     def plan(self, service: str, step: StepDef) -> FunctionPlan:
@@ -100,7 +100,7 @@ class Library:
             next_step=f"bind one: `--bind {step.name.replace('_', '-')}=module:function`",
         )
 
-    def _bound(self, name: str | None) -> Body | str | None:
+    def _bound(self, name: str | None) -> FunctionBody | str | None:
         if name is None:
             return None
         known = {same_name(one): body for one, body in self.functions.items()}
@@ -140,21 +140,21 @@ def load(plan: FunctionPlan, scope: Mapping[str, Any]) -> Function:
     return Function(plan, body, count > min(ARITIES[plan.operator]), pair)
 
 
-def _compiled(plan: FunctionPlan, scope: Mapping[str, Any]) -> Body:
+def _compiled(plan: FunctionPlan, scope: Mapping[str, Any]) -> FunctionBody:
     assert plan.source is not None
     found = inspect_body(plan.source, "python", plan.operator)
-    if found.problems or found.name is None:
-        raise _misfit(plan, "; ".join(message for _, message in found.problems))
+    if found.errors or found.name is None:
+        raise _misfit(plan, "; ".join(message for _, message in found.errors))
     names: dict[str, Any] = {**scope, "__name__": f"{INLINE}{plan.name}"}
     try:
         exec(compile(plan.source, f"<{plan.path}>", "exec", dont_inherit=True), names)
     except Exception as error:
         raise _misfit(plan, f"it cannot be loaded: {type(error).__name__}: {error}") from error
-    body: Body = names[found.name]
+    body: FunctionBody = names[found.name]
     return body
 
 
-def _imported(plan: FunctionPlan) -> Body:
+def _imported(plan: FunctionPlan) -> FunctionBody:
     if callable(plan.target):
         return plan.target
     module, _, name = str(plan.target).partition(":")
@@ -167,10 +167,10 @@ def _imported(plan: FunctionPlan) -> Body:
         raise _misfit(plan, said) from error
     if not callable(found):
         raise _misfit(plan, f"{plan.target} is no function")
-    return typing.cast(Body, found)
+    return typing.cast(FunctionBody, found)
 
 
-def _arity(plan: FunctionPlan, body: Body) -> int:
+def _arity(plan: FunctionPlan, body: FunctionBody) -> int:
     expected = " or ".join(str(count) for count in ARITIES[plan.operator])
     if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
         raise _misfit(plan, "it is async; expected a plain `def`")
@@ -189,7 +189,7 @@ def _arity(plan: FunctionPlan, body: Body) -> int:
     return len(needed)
 
 
-def _annotated_pair(body: Body) -> bool:
+def _annotated_pair(body: FunctionBody) -> bool:
     annotation = getattr(body, "__annotations__", {}).get("return")
     if isinstance(annotation, str):
         return annotation.startswith(("tuple[", "Tuple[", "typing.Tuple["))

@@ -21,7 +21,7 @@ from arroyo_dagster.dataflow.errors import StateAccessError, access_error, unkno
 from arroyo_dagster.dataflow.runtime.context import Invocation
 from arroyo_dagster.dataflow.storage.values import check_of, value_error
 
-Stored = dict[str, Any]
+StoredEntries = dict[str, Any]
 """Entries by the text of their key: a scalar, or the values of a row and when it was updated."""
 
 DELETED: tuple[Any, ...] = ("deleted",)
@@ -48,8 +48,8 @@ class Slot:
 
     def __init__(self, state: StateDef) -> None:
         self.state = state
-        self.stored: Stored = {}
-        self.fresh: Stored = {}
+        self.stored: StoredEntries = {}
+        self.fresh: StoredEntries = {}
         self.now_ms = 0
         self._wrote = -1
         self._before: Any = None

@@ -25,7 +25,7 @@ from arroyo_dagster.dataflow.runtime.record_batches import (
     KIND,
     MARK,
     PICKLED,
-    Arrived,
+    ReceivedRecords,
     Travel,
     check_travels,
     column,
@@ -144,7 +144,7 @@ class StatesOperator(ServiceOperator):
         for store in self._stores:
             store.prefetch(column(batch, KEY))
         key_types = self.plan.key_types
-        arrived = Arrived(batch, self.plan.topics, key_types[0] if key_types else None)
+        arrived = ReceivedRecords(batch, self.plan.topics, key_types[0] if key_types else None)
         with self._place.entered(), collected_later():
             if self._windowed or self._steps or self._update is None:
                 self._fold(arrived, collector)
@@ -162,7 +162,7 @@ class StatesOperator(ServiceOperator):
             batch = batch.filter(pc.invert(is_mark))
         return batch
 
-    def _fold_fast_path(self, arrived: Arrived, update: Function) -> None:
+    def _fold_fast_path(self, arrived: ReceivedRecords, update: Function) -> None:
         """Records straight into update-state, as most builders have it."""
         place, takes_key, failed = self._place, update.takes_key, 0
         body = update.body
@@ -181,7 +181,7 @@ class StatesOperator(ServiceOperator):
                 self._failed(update.plan.name, error, value, arrived, at)
         self.metrics.count(update.plan.name, succeeded=len(arrived.keys) - failed)
 
-    def _fold(self, arrived: Arrived, collector: Collector) -> None:
+    def _fold(self, arrived: ReceivedRecords, collector: Collector) -> None:
         """Records through the partition's transforms, then into update-state, one by one."""
         place = self._place
         put_out: list[tuple[int, Any, Any]] = []
@@ -214,7 +214,12 @@ class StatesOperator(ServiceOperator):
                 store.enter(window)
 
     def _step(
-        self, step: Step, pair: tuple[Any, Any], at: int, arrived: Arrived, counts: dict[str, int]
+        self,
+        step: Step,
+        pair: tuple[Any, Any],
+        at: int,
+        arrived: ReceivedRecords,
+        counts: dict[str, int],
     ) -> list[tuple[Any, Any]]:
         self._place.serial += 1
         try:
@@ -232,7 +237,7 @@ class StatesOperator(ServiceOperator):
         update: Function,
         pair: tuple[Any, Any],
         at: int,
-        arrived: Arrived,
+        arrived: ReceivedRecords,
         counts: dict[str, int],
     ) -> None:
         self._place.serial += 1
@@ -245,13 +250,15 @@ class StatesOperator(ServiceOperator):
         else:
             counts[update.plan.name] = counts.get(update.plan.name, 0) + 1
 
-    def _failed(self, name: str, error: Exception, value: Any, arrived: Arrived, at: int) -> None:
+    def _failed(
+        self, name: str, error: Exception, value: Any, arrived: ReceivedRecords, at: int
+    ) -> None:
         for slot in self._slots:
             slot.discard()
         self.failures.note(name, error, value, arrived.place(at))
 
     def _put_out(
-        self, arrived: Arrived, found: list[tuple[int, Any, Any]], collector: Collector
+        self, arrived: ReceivedRecords, found: list[tuple[int, Any, Any]], collector: Collector
     ) -> None:
         at = [one[0] for one in found]
         columns = {

@@ -160,7 +160,7 @@ def column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 @dataclass
-class Arrived:
+class ReceivedRecords:
     """A batch of keyed records as Python values, each column when it is first asked for."""
 
     batch: pa.RecordBatch

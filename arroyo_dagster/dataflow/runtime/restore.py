@@ -17,11 +17,11 @@ from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.state_tables import entry_values, updated_at_ms
 from arroyo_dagster.state.tables.key_index import KeyIndex
 
-Places = npt.NDArray[np.int64]
-Entry = tuple[Any, ...]
+RowIndexes = npt.NDArray[np.int64]
+StateEntry = tuple[Any, ...]
 
 
-class RestoredRows:
+class UnreadRows:
     """The rows of an un-windowed arrow-row state that nobody has written since they were read.
 
     Args:
@@ -35,13 +35,13 @@ class RestoredRows:
         self._index = index
         self._left = np.ones(rows.num_rows, bool)
         self._any_left = rows.num_rows > 0
-        self._updated_ms: Places | None = None
+        self._updated_ms: RowIndexes | None = None
         if state.ttl_ms is not None:  # what expires is counted: once a key
             self._left[:] = False
             self._left[index.newest()] = True
             self._updated_ms = updated_at_ms(state, rows).to_numpy()
 
-    def find(self, keys: pa.Array) -> tuple[Places, dict[str, Entry]]:
+    def find(self, keys: pa.Array) -> tuple[RowIndexes, dict[str, StateEntry]]:
         """The rows of those of `keys` that are left, as entries; and their places, in order."""
         if not self._any_left:
             return np.zeros(0, np.int64), {}
@@ -52,7 +52,7 @@ class RestoredRows:
         found = zip(rows.column(KEY).to_pylist(), entry_values(self._state, rows), strict=True)
         return places, dict(found)
 
-    def drop(self, places: Places) -> None:
+    def drop(self, places: RowIndexes) -> None:
         """Forget rows: others have taken their place."""
         self._left[places] = False
         self._any_left = bool(self._left.any())

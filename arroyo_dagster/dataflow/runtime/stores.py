@@ -15,7 +15,7 @@ import pyarrow as pa
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.runtime.handles import DELETED, CellSlot, RowSlot, Slot
-from arroyo_dagster.dataflow.runtime.restore import RestoredRows
+from arroyo_dagster.dataflow.runtime.restore import UnreadRows
 from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.state_tables import VALUE, WindowKey, entries_of, rows_of
 from arroyo_dagster.dataflow.storage.values import arrow_type, bincode_type
@@ -139,7 +139,7 @@ class RowStore(Store):
         self._rows = slot
         self._view = ctx.table_manager.get_uncached_key_value_view(self.state.name)
         window = self.state.window
-        self._restored = RestoredRows(self.state, *self._view.indexed()) if window is None else None
+        self._restored = UnreadRows(self.state, *self._view.indexed()) if window is None else None
         self._prefetched: dict[str, int] = {}
         if window is not None:
             for known, entries in entries_of(self.state, self._view.get_newest()).items():

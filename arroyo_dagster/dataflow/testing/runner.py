@@ -29,7 +29,7 @@ from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW
 from arroyo_dagster.dataflow.errors import OperatorResultError, UnboundOperatorError
 from arroyo_dagster.dataflow.runtime.context import CONTEXT, Accessor, Invocation
 from arroyo_dagster.dataflow.runtime.converters import Converter
-from arroyo_dagster.dataflow.runtime.functions import Body, Function, FunctionPlan, load
+from arroyo_dagster.dataflow.runtime.functions import Function, FunctionBody, FunctionPlan, load
 from arroyo_dagster.dataflow.runtime.handles import Slot, slot_for
 from arroyo_dagster.dataflow.runtime.steps import Step
 from arroyo_dagster.dataflow.storage.state_tables import rows_of
@@ -64,7 +64,7 @@ class Trial:
         self,
         package: Package,
         *,
-        functions: Mapping[str, Body | str] | None = None,
+        functions: Mapping[str, FunctionBody | str] | None = None,
         packages: Mapping[str, Package] | None = None,
         env: Mapping[str, str] | None = None,
         clock: Clock = now_ms,

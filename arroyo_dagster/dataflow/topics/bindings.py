@@ -219,7 +219,9 @@ def read_bindings(path: str | Path) -> BindingsText:
         raise InputError(f"the bindings file cannot be read ({error})", path=str(file)) from error
     diagnostics = Diagnostics()
     root = read_tree(text, diagnostics)
-    found = _Reading(diagnostics, file.parent).read(root) if root is not None else BindingsText()
+    found = (
+        _BindingsReader(diagnostics, file.parent).read(root) if root is not None else BindingsText()
+    )
     diagnostics.raise_if_any("bindings", str(file))
     return found
 
@@ -227,7 +229,7 @@ def read_bindings(path: str | Path) -> BindingsText:
 _SECTIONS = ("sources", "sinks", "functions", "env")
 
 
-class _Reading:
+class _BindingsReader:
     def __init__(self, diagnostics: Diagnostics, folder: Path) -> None:
         self._mistakes = diagnostics
         self._folder = folder

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from arroyo_dagster.dataflow.topics.folders import Entry, Folder, refuse_compressed
+from arroyo_dagster.dataflow.topics.folders import Folder, FolderEntry, refuse_compressed
 from arroyo_dagster.dataflow.topics.records import RECORDS
 from arroyo_dagster.errors import ArroyoStateError, InputError, ProtocolError
 from arroyo_dagster.state.runtime.operators import Offset, Source
@@ -20,24 +20,24 @@ FILE = "file:"
 """What begins the members of an offset that are files. Others are of what the topic was bound to
 before, and stay: bound to it again, it goes on where it was."""
 
-Progress = tuple[int, int, int]
+FileProgress = tuple[int, int, int]
 """How far a file was read, what tells it from another, and its number: which was seen when."""
 
 
 class Format(Protocol):
     """How a file holds records; `Lines` says what each method promises."""
 
-    def length(self, folder: Folder, entry: Entry) -> int:
+    def length(self, folder: Folder, entry: FolderEntry) -> int:
         """The position at which nothing is left."""
 
-    def check(self, folder: Folder, entry: Entry, position: int, fingerprint: int) -> None:
+    def check(self, folder: Folder, entry: FolderEntry, position: int, fingerprint: int) -> None:
         """Prove that the file is the one that was read up to `position`."""
 
-    def fingerprint(self, folder: Folder, entry: Entry, position: int) -> int:
+    def fingerprint(self, folder: Folder, entry: FolderEntry, position: int) -> int:
         """What tells the file from another, once it was read up to `position`."""
 
     def extent(
-        self, folder: Folder, entry: Entry, start: int, room: int, *, final: bool
+        self, folder: Folder, entry: FolderEntry, start: int, room: int, *, final: bool
     ) -> tuple[int, int]:
         """How far one epoch may read, and how many records that are."""
 
@@ -100,7 +100,7 @@ class FileSource(Source):
         self._rows_per_epoch = rows_per_epoch
         self._entries()
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[FolderEntry]:
         try:
             found = self._folder.entries()
             for entry in found:
@@ -144,12 +144,12 @@ class FileSource(Source):
         return end
 
     @staticmethod
-    def _progress(offset: Offset, name: str) -> Progress:
+    def _progress(offset: Offset, name: str) -> FileProgress:
         seen = sum(member.startswith(FILE) for member in offset)
         position, fingerprint, number = offset.get(FILE + name, (0, 0, seen))
         return position, fingerprint, number
 
-    def _shorter(self, entry: Entry, position: int, length: int) -> ProtocolError:
+    def _shorter(self, entry: FolderEntry, position: int, length: int) -> ProtocolError:
         return ProtocolError(
             "a file is shorter than what was read of it",
             topic=self._topic,

@@ -13,7 +13,7 @@ from arroyo_dagster.state.storage.store import ObjectStore, open_by_ranges
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Entry:
+class FolderEntry:
     """A file that holds records."""
 
     name: str
@@ -27,7 +27,7 @@ class Folder(Protocol):
     def where(self) -> str:
         """The path or URL, for messages."""
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[FolderEntry]:
         """All files, in order of name.
 
         Raises:
@@ -63,14 +63,14 @@ class LocalFolder:
 
     where: str
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[FolderEntry]:
         """See `Folder.entries`; directories below are left alone."""
         try:
             if not os.path.isdir(self.where):
-                return [Entry(os.path.basename(self.where), os.stat(self.where).st_size)]
+                return [FolderEntry(os.path.basename(self.where), os.stat(self.where).st_size)]
             with os.scandir(self.where) as found:
                 return sorted(
-                    Entry(one.name, one.stat().st_size)
+                    FolderEntry(one.name, one.stat().st_size)
                     for one in found
                     if one.is_file() and not hidden(one.name)
                 )
@@ -121,11 +121,11 @@ class StoreFolder:
             self._opened = open_store(self.where)
         return self._opened
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[FolderEntry]:
         """See `Folder.entries`; directories below are left alone."""
         found = self._store.list_dir().objects
         return sorted(
-            Entry(one.path, one.size_bytes)
+            FolderEntry(one.path, one.size_bytes)
             for one in found
             if one.addressable and not hidden(one.path)
         )

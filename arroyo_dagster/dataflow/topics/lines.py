@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from arroyo_dagster.dataflow.topics.folders import Entry, Folder
+from arroyo_dagster.dataflow.topics.folders import Folder, FolderEntry
 from arroyo_dagster.dataflow.topics.records import MAX_SPLITS, Found, record_batches
 from arroyo_dagster.errors import FormatError, ProtocolError
 
@@ -48,11 +48,11 @@ def record_ends(data: bytes, *, quoted: bool) -> np.ndarray:
 class Lines:
     """A record a line; blank lines are none. The bytes of the line are the value."""
 
-    def length(self, folder: Folder, entry: Entry) -> int:
+    def length(self, folder: Folder, entry: FolderEntry) -> int:
         """The position behind the last byte."""
         return entry.size_bytes
 
-    def check(self, folder: Folder, entry: Entry, position: int, fingerprint: int) -> None:
+    def check(self, folder: Folder, entry: FolderEntry, position: int, fingerprint: int) -> None:
         """Prove that the file is the one that was read up to `position`, only longer.
 
         Raises:
@@ -73,12 +73,12 @@ class Lines:
                 **facts,
             )
 
-    def fingerprint(self, folder: Folder, entry: Entry, position: int) -> int:
+    def fingerprint(self, folder: Folder, entry: FolderEntry, position: int) -> int:
         """What tells the file from another, once it was read up to `position`."""
         return zlib.crc32(folder.read(entry.name, 0, min(position, HEAD_BYTES)))
 
     def extent(
-        self, folder: Folder, entry: Entry, start: int, room: int, *, final: bool
+        self, folder: Folder, entry: FolderEntry, start: int, room: int, *, final: bool
     ) -> tuple[int, int]:
         """How far one epoch may read.
 
@@ -207,7 +207,7 @@ class CsvRows(Lines):
             yield Found(at, self.encode(dict(zip(header, cells, strict=True))))
 
     def _header(self, folder: Folder, name: str) -> list[str]:
-        end, _ = self.extent(folder, Entry(name, LONGEST_BYTES), 0, 1, final=True)
+        end, _ = self.extent(folder, FolderEntry(name, LONGEST_BYTES), 0, 1, final=True)
         for _, line in self._lines(folder, name, 0, end):
             return _cells(line, folder, name, 0)
         return []

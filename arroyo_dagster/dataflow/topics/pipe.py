@@ -26,7 +26,7 @@ _SEGMENT_BITS = 24
 _LINES = pa.schema([pa.field("line", pa.binary(), nullable=False)])
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """Where bytes come from."""
 
     def read(self, size: int, /) -> bytes | None:
@@ -66,7 +66,7 @@ class PipeSource(Source):
         topic: str,
         store: ObjectStore,
         directory: StatePath,
-        stream: Stream,
+        stream: ByteStream,
         *,
         rows_per_epoch: int,
     ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arroyo_dagster.dataflow.topics.folders import Entry, Folder
+from arroyo_dagster.dataflow.topics.folders import Folder, FolderEntry
 from arroyo_dagster.dataflow.topics.records import MAX_SPLITS, Found, record_batches, text_batch
 from arroyo_dagster.errors import FormatError, ProtocolError
 
@@ -36,7 +36,7 @@ class ParquetRows:
     raw: bool = False
     _lengths: dict[tuple[str, int], int] = field(default_factory=dict, compare=False, repr=False)
 
-    def length(self, folder: Folder, entry: Entry) -> int:
+    def length(self, folder: Folder, entry: FolderEntry) -> int:
         """How many rows it has."""
         known = self._lengths.get((entry.name, entry.size_bytes))
         if known is None:
@@ -44,7 +44,7 @@ class ParquetRows:
                 known = self._lengths[entry.name, entry.size_bytes] = file.metadata.num_rows
         return known
 
-    def check(self, folder: Folder, entry: Entry, position: int, fingerprint: int) -> None:
+    def check(self, folder: Folder, entry: FolderEntry, position: int, fingerprint: int) -> None:
         """Prove that the file is the one whose first `position` rows were read.
 
         Raises:
@@ -59,13 +59,13 @@ class ParquetRows:
                 next_step="give a file of other records another name; nothing was written",
             )
 
-    def fingerprint(self, folder: Folder, entry: Entry, position: int) -> int:
+    def fingerprint(self, folder: Folder, entry: FolderEntry, position: int) -> int:
         """What tells the file from another: the end of its footer."""
         start = max(0, entry.size_bytes - _FOOTER_BYTES)
         return zlib.crc32(folder.read(entry.name, start, _FOOTER_BYTES))
 
     def extent(
-        self, folder: Folder, entry: Entry, start: int, room: int, *, final: bool
+        self, folder: Folder, entry: FolderEntry, start: int, room: int, *, final: bool
     ) -> tuple[int, int]:
         """How far one epoch may read: `room` rows at most. See `Lines.extent`."""
         end = min(self.length(folder, entry), start + room)
@@ -94,7 +94,7 @@ class ParquetRows:
         """The rows of each row group that has some of them, behind the place of the first."""
         first = 0
         sizes = {entry.name: entry for entry in folder.entries()}
-        with _opened(folder, sizes.get(name, Entry(name, 0))) as file:
+        with _opened(folder, sizes.get(name, FolderEntry(name, 0))) as file:
             columns = [column for column in file.schema_arrow.names if self.wants(column)]
             for group in range(file.metadata.num_row_groups):
                 count = file.metadata.row_group(group).num_rows
@@ -149,7 +149,7 @@ def _inside(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> 
 
 
 @contextlib.contextmanager
-def _opened(folder: Folder, entry: Entry) -> Iterator[pq.ParquetFile]:
+def _opened(folder: Folder, entry: FolderEntry) -> Iterator[pq.ParquetFile]:
     try:
         with folder.open(entry.name, entry.size_bytes) as file:
             yield pq.ParquetFile(file)

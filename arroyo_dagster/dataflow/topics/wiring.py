@@ -20,7 +20,7 @@ from arroyo_dagster.dataflow.topics.cells import CsvLines, JsonLines, Shape, sha
 from arroyo_dagster.dataflow.topics.files import ROWS_PER_EPOCH, FileSource, Format
 from arroyo_dagster.dataflow.topics.folders import folder_at
 from arroyo_dagster.dataflow.topics.lines import CsvRows, Lines
-from arroyo_dagster.dataflow.topics.pipe import PipeSource, Stream
+from arroyo_dagster.dataflow.topics.pipe import ByteStream, PipeSource
 from arroyo_dagster.dataflow.topics.rate import RateSource
 from arroyo_dagster.dataflow.topics.rows import ParquetRows
 from arroyo_dagster.dataflow.topics.segments import SegmentSource
@@ -76,7 +76,7 @@ def wire(
     store: ObjectStore,
     *,
     packages: Mapping[str, Package] | None = None,
-    stdin: Stream | None = None,
+    stdin: ByteStream | None = None,
     outside: Outside | None = None,
 ) -> Wired:
     """Open what the topics of a dataflow are bound to.
@@ -106,7 +106,7 @@ class _Wiring:
         given: BindingsText,
         store: ObjectStore,
         packages: Mapping[str, Package],
-        stdin: Stream | None,
+        stdin: ByteStream | None,
         outside: Outside | None,
     ) -> None:
         self._dataflow = dataflow

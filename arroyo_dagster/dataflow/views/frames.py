@@ -43,7 +43,7 @@ class ColumnInfo:
     type: str
 
 
-Asked = ColumnInfo | str
+RequestedColumn = ColumnInfo | str
 """A column as getters take it."""
 
 
@@ -238,55 +238,55 @@ class Rows:
         self._at = min(self._at + count, self._frame.height)
         return self._at < self._frame.height
 
-    def str(self, column: Asked, default: Any = _MISSING) -> str:
+    def str(self, column: RequestedColumn, default: Any = _MISSING) -> str:
         """A text. `default`: given in place of a null, as in every getter."""
         return self._read("str", column, default, ("string",))  # type: ignore[no-any-return]
 
-    def bool(self, column: Asked, default: Any = _MISSING) -> bool:
+    def bool(self, column: RequestedColumn, default: Any = _MISSING) -> bool:
         """A truth value."""
         return self._read("bool", column, default, ("bool",))  # type: ignore[no-any-return]
 
-    def i8(self, column: Asked, default: Any = _MISSING) -> int:
+    def i8(self, column: RequestedColumn, default: Any = _MISSING) -> int:
         """An integer that fits; every integer column is one to start with."""
         return self._integer("i8", column, default)
 
-    def i16(self, column: Asked, default: Any = _MISSING) -> int:
+    def i16(self, column: RequestedColumn, default: Any = _MISSING) -> int:
         """As `i8`."""
         return self._integer("i16", column, default)
 
-    def i32(self, column: Asked, default: Any = _MISSING) -> int:
+    def i32(self, column: RequestedColumn, default: Any = _MISSING) -> int:
         """As `i8`."""
         return self._integer("i32", column, default)
 
-    def i64(self, column: Asked, default: Any = _MISSING) -> int:
+    def i64(self, column: RequestedColumn, default: Any = _MISSING) -> int:
         """As `i8`."""
         return self._integer("i64", column, default)
 
-    def u8(self, column: Asked, default: Any = _MISSING) -> int:
+    def u8(self, column: RequestedColumn, default: Any = _MISSING) -> int:
         """As `i8`."""
         return self._integer("u8", column, default)
 
-    def u16(self, column: Asked, default: Any = _MISSING) -> int:
+    def u16(self, column: RequestedColumn, default: Any = _MISSING) -> int:
         """As `i8`."""
         return self._integer("u16", column, default)
 
-    def u32(self, column: Asked, default: Any = _MISSING) -> int:
+    def u32(self, column: RequestedColumn, default: Any = _MISSING) -> int:
         """As `i8`."""
         return self._integer("u32", column, default)
 
-    def u64(self, column: Asked, default: Any = _MISSING) -> int:
+    def u64(self, column: RequestedColumn, default: Any = _MISSING) -> int:
         """As `i8`."""
         return self._integer("u64", column, default)
 
-    def f32(self, column: Asked, default: Any = _MISSING) -> float:
+    def f32(self, column: RequestedColumn, default: Any = _MISSING) -> float:
         """A float of either width."""
         return self._read("f32", column, default, ("f32", "f64"))  # type: ignore[no-any-return]
 
-    def f64(self, column: Asked, default: Any = _MISSING) -> float:
+    def f64(self, column: RequestedColumn, default: Any = _MISSING) -> float:
         """A float of either width."""
         return self._read("f64", column, default, ("f32", "f64"))  # type: ignore[no-any-return]
 
-    def _integer(self, getter: Any, column: Asked, default: Any) -> int:
+    def _integer(self, getter: Any, column: RequestedColumn, default: Any) -> int:
         value = self._read(getter, column, default, _INTEGERS)
         low, high = ScalarType(getter).bounds or (0, 0)
         if isinstance(value, int) and not low <= value <= high:
@@ -295,7 +295,7 @@ class Rows:
             )
         return value  # type: ignore[no-any-return]
 
-    def _read(self, getter: Any, column: Asked, default: Any, types: Any) -> Any:
+    def _read(self, getter: Any, column: RequestedColumn, default: Any, types: Any) -> Any:
         name = _name_of(column)
         if not 0 <= self._at < self._frame.height:
             where = "before `next()`" if self._at < 0 else "behind the last row"

@@ -15,7 +15,7 @@ from arroyo_dagster.state.planning.verify.findings import Finding, Verdict, erro
 if TYPE_CHECKING:
     from arroyo_dagster.orchestration.resources import ArroyoStateStore
     from arroyo_dagster.state.model.checkpoints import Checkpoint
-    from arroyo_dagster.state.operations.catalog.verdicts import JobVerdict
+    from arroyo_dagster.state.operations.catalog.verdicts import StoredVerdict
     from arroyo_dagster.state.storage.store import ObjectStore
 
 FILES_EXIST = "files_exist"
@@ -57,10 +57,10 @@ def kept_verdict(name: str, resource: "ArroyoStateStore", paths: JobPaths) -> Ve
     return found.verdict
 
 
-def job_verdict(name: str, store: "ObjectStore", paths: JobPaths) -> "JobVerdict":
+def job_verdict(name: str, store: "ObjectStore", paths: JobPaths) -> "StoredVerdict":
     """The verdict of one of these checks over the newest epoch of a job; errors likewise."""
     from arroyo_dagster.state.operations.catalog import footers as health
-    from arroyo_dagster.state.operations.catalog.verdicts import JobVerdict
+    from arroyo_dagster.state.operations.catalog.verdicts import StoredVerdict
 
     check: Callable[[ObjectStore, Checkpoint], Verdict] = {
         FILES_EXIST: health.check_files_exist,
@@ -68,7 +68,7 @@ def job_verdict(name: str, store: "ObjectStore", paths: JobPaths) -> "JobVerdict
     }[name]
     at_micros = time.time_ns() // 1000
     epoch, verdict = health.newest_verdict(store, paths, check)
-    return JobVerdict(paths, name, at_micros, epoch, verdict)
+    return StoredVerdict(paths, name, at_micros, epoch, verdict)
 
 
 def not_checked(paths: JobPaths, problem: ArroyoStateError) -> Verdict:

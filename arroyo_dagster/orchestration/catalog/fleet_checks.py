@@ -260,7 +260,7 @@ def _as_result(found: FleetVerdict, name: str, asset: dg.AssetKey) -> dg.AssetCh
         description=str(found),
         metadata={
             "arroyo/jobs_passed": len(found.lines) - len(found.offenders),
-            "arroyo/jobs_vanished": sum(line.word == "vanished" for line in found.lines),
+            "arroyo/jobs_vanished": sum(line.label == "vanished" for line in found.lines),
             "arroyo/found": None,  # what is said of the offenders
             "offenders": _offenders(found),
             "jobs": table(_line(one, when) for one in found.lines),
@@ -273,7 +273,7 @@ def _line(line: JobLine, when: str) -> dict[str, Any]:
     description above it as wide as the page."""
     return {
         "job": line.job,
-        "verdict": line.word,
+        "verdict": line.label,
         "epoch": line.epoch,
         when: time_of_day(line.at_micros),
     }
@@ -282,7 +282,7 @@ def _line(line: JobLine, when: str) -> dict[str, Any]:
 def _offenders(found: FleetVerdict) -> Any:
     """Of up to 50 jobs what was found, and what to do; None for none."""
     told = [
-        f"- **{line.job}** ({line.word}): {line.finding}" for line in found.offenders[:TABLE_ROWS]
+        f"- **{line.job}** ({line.label}): {line.finding}" for line in found.offenders[:TABLE_ROWS]
     ]
     return dg.MetadataValue.md("\n".join(told)) if told else None
 

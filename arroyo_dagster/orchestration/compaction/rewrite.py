@@ -60,7 +60,7 @@ def rewritten_events(
     parts: list[RewriteShard] = []
     published: list[RewriteOutcome] = []
 
-    def on_part(found: RewriteShard | LeftOut, left: int) -> None:
+    def on_shard(found: RewriteShard | LeftOut, left: int) -> None:
         if isinstance(found, RewriteShard):
             parts.append(found)
             merged = found.merged
@@ -92,7 +92,7 @@ def rewritten_events(
             dry_run=dry_run,
             or_forecast=True,
             sampled=True,
-            on_part=on_part,
+            on_shard=on_shard,
             on_published=published.append,
         )
     except ArroyoStateError:
@@ -137,7 +137,7 @@ def _not_now(paths: JobPaths, asked: "JobDirectory", outcome: RewriteOutcome) ->
     elif plan.condition is JobCondition.UNKNOWN:
         step = (
             "see that `arroyo_api_url` and `arroyo_database` name the cluster that runs this job, "
-            "or say what it does in `said` of the resource arroyo_directory"
+            "or set `assume` of the resource arroyo_directory"
         )
     elif plan.condition is JobCondition.RUNNING:
         step = (

@@ -95,34 +95,34 @@ class DeadJobsConfig(OrphansConfig):
 
     def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
         """The question of the removal of a job."""
-        said = {str(paths.root): "gone"} if self.gone else {}
+        assumed = {str(paths.root): "gone"} if self.gone else {}
         return _asked(
             PlanKind.DEAD_JOB,
             store,
-            said,
+            assumed,
             grace_micros=int(self.older_than_days * DAY_MICROS),
         )
 
 
 def _asked(
-    kind: PlanKind, store: ArroyoStateStore, said: dict[str, str] | None = None, **options: Any
+    kind: PlanKind, store: ArroyoStateStore, assumed: dict[str, str] | None = None, **options: Any
 ) -> "GcRequest":
     from arroyo_dagster.state.operations.gc.plan import GcRequest
 
-    return GcRequest(kind=kind, directory=store.directory(said), **options)
+    return GcRequest(kind=kind, directory=store.directory(assumed), **options)
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _AssetKind:
     table: str
     config: type[CollectConfig]
     deps: tuple[str, ...]
 
 
 _KINDS = {
-    PlanKind.EXPIRE: _Kind(RETAINED_EPOCHS, GcConfig, (COMPACTED_STATE,)),
-    PlanKind.ORPHANS: _Kind(ORPHANS, OrphansConfig, ()),
-    PlanKind.DEAD_JOB: _Kind(DEAD_JOBS, DeadJobsConfig, ()),
+    PlanKind.EXPIRE: _AssetKind(RETAINED_EPOCHS, GcConfig, (COMPACTED_STATE,)),
+    PlanKind.ORPHANS: _AssetKind(ORPHANS, OrphansConfig, ()),
+    PlanKind.DEAD_JOB: _AssetKind(DEAD_JOBS, DeadJobsConfig, ()),
 }
 
 

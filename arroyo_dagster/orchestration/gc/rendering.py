@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.state.model.garbage import GcPlan, PlanKind
-from arroyo_dagster.state.model.objects import Stored
+from arroyo_dagster.state.model.objects import StoredObject
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.gc.execute import GcOutcome
-    from arroyo_dagster.state.operations.gc.journal import Entry, Run
+    from arroyo_dagster.state.operations.gc.journal import JournalEntry, JournalRun
 
 
 def format_plan(plan: GcPlan) -> str:
@@ -43,7 +43,7 @@ def plan_metadata(plan: GcPlan) -> dict[str, Any]:
     )
 
 
-def _objects(objects: Iterable[Stored]) -> Iterable[Mapping[str, Any]]:
+def _objects(objects: Iterable[StoredObject]) -> Iterable[Mapping[str, Any]]:
     return (
         {"object": str(one.path), "bytes": one.size_bytes, "etag": one.etag}
         for one in islice(objects, shown.TABLE_ROWS)
@@ -92,7 +92,9 @@ def outcome_metadata(outcome: "GcOutcome") -> dict[str, Any]:
     )
 
 
-def journal_metadata(runs: Sequence["Run"], entries: Sequence["Entry"]) -> dict[str, Any]:
+def journal_metadata(
+    runs: Sequence["JournalRun"], entries: Sequence["JournalEntry"]
+) -> dict[str, Any]:
     """What was ever deleted of a job, run by run, and what the newest run did."""
     return shown.known(
         {
@@ -106,7 +108,7 @@ def journal_metadata(runs: Sequence["Run"], entries: Sequence["Entry"]) -> dict[
     )
 
 
-def _run(run: "Run") -> Mapping[str, Any]:
+def _run(run: "JournalRun") -> Mapping[str, Any]:
     return {
         "run": run.name,
         "who": run.owner,
@@ -119,7 +121,7 @@ def _run(run: "Run") -> Mapping[str, Any]:
     }
 
 
-def _entry(entry: "Entry") -> Mapping[str, Any]:
+def _entry(entry: "JournalEntry") -> Mapping[str, Any]:
     return {
         "object": str(entry.path),
         "bytes": entry.size_bytes,

@@ -66,7 +66,7 @@ def state_frame(
     found = seen.state(state)
     head = seen.head(found.owner)
     ranges = session.sparkContext.defaultParallelism if found.value_kind is ValueKind.ROW else 1
-    reading = _Reading(
+    reading = _RangeReader(
         store=store,
         paths=service_paths(dataflow, found.owner),
         state=found,
@@ -99,7 +99,7 @@ def register_states(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
+class _RangeReader:
     """Reads the ranges of one state at one epoch, in Spark's workers."""
 
     store: ObjectStore

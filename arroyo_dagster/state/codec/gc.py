@@ -24,7 +24,7 @@ from arroyo_dagster.state.model.ids import (
     StatePath,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.objects import Packed, Stored
+from arroyo_dagster.state.model.objects import Packed, StoredObject
 
 VERSION = 1
 
@@ -212,15 +212,15 @@ def _proof(fields: Mapping[str, Any]) -> Proof:
 # ---- objects -------------------------------------------------------------------------------------
 
 
-def stored_to_json(objects: Iterable[Stored]) -> list[list[object]]:
+def stored_to_json(objects: Iterable[StoredObject]) -> list[list[object]]:
     """Objects as lists of path, size, time and etag."""
     return [[str(o.path), o.size_bytes, o.modified_micros, o.etag] for o in objects]
 
 
-def stored_from_json(lists: Iterable[Sequence[Any]]) -> Iterable[Stored]:
+def stored_from_json(lists: Iterable[Sequence[Any]]) -> Iterable[StoredObject]:
     """The same back. Raises TypeError, ValueError: they are none."""
     for path, size, modified, etag in lists:
-        yield Stored(StatePath(path), optional_number(size), optional_number(modified), etag)
+        yield StoredObject(StatePath(path), optional_number(size), optional_number(modified), etag)
 
 
 # ---- fields --------------------------------------------------------------------------------------

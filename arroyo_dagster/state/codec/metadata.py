@@ -16,7 +16,7 @@ from arroyo_dagster.state.codec.wire import (
     decoded,
     encoded,
     fitting,
-    part,
+    parse_message,
     unknown_of,
     with_unknown,
 )
@@ -209,7 +209,7 @@ def _config(name: str, message: pb.TableConfig) -> TableConfig:
     kind = table_kind(name, message.table_type)
     config: GlobalKeyedConfig | ExpiringTimeKeyConfig
     if kind is TableKind.GLOBAL_KEYED:
-        glob = part(pb.GlobalKeyedTableConfig, message.config, name)
+        glob = parse_message(pb.GlobalKeyedTableConfig, message.config, name)
         config = GlobalKeyedConfig(
             table=TableName(glob.table_name),
             description=glob.description,
@@ -217,7 +217,7 @@ def _config(name: str, message: pb.TableConfig) -> TableConfig:
             unknown=unknown_of(glob),
         )
     else:
-        expiring = part(pb.ExpiringKeyedTimeTableConfig, message.config, name)
+        expiring = parse_message(pb.ExpiringKeyedTimeTableConfig, message.config, name)
         config = ExpiringTimeKeyConfig(
             table=TableName(expiring.table_name),
             description=expiring.description,
@@ -251,14 +251,14 @@ def _schema(message: pb.ArroyoSchema) -> StoredSchema:
 
 def files_from(name: str, message: pb.TableCheckpointMetadata) -> TableFiles:
     if table_kind(name, message.table_type) is TableKind.GLOBAL_KEYED:
-        glob = part(pb.GlobalKeyedTableTaskCheckpointMetadata, message.data, name)
+        glob = parse_message(pb.GlobalKeyedTableTaskCheckpointMetadata, message.data, name)
         return GlobalKeyedFiles(
             files=tuple(StatePath(path) for path in glob.files),
             commit_data_by_subtask=dict(sorted(glob.commit_data_by_subtask.items())),
             unknown=unknown_of(glob),
             table_unknown=unknown_of(message),
         )
-    expiring = part(pb.ExpiringKeyedTimeTableCheckpointMetadata, message.data, name)
+    expiring = parse_message(pb.ExpiringKeyedTimeTableCheckpointMetadata, message.data, name)
     return ExpiringTimeKeyFiles(
         files=tuple(_time_file(file) for file in expiring.files),
         unknown=unknown_of(expiring),
@@ -296,7 +296,7 @@ def subtask_from(message: pb.SubtaskCheckpointMetadata) -> SubtaskCheckpoint:
 
 def _report(name: str, message: pb.TableSubtaskCheckpointMetadata) -> TableReport:
     if table_kind(name, message.table_type) is TableKind.GLOBAL_KEYED:
-        glob = part(pb.GlobalKeyedTableSubtaskCheckpointMetadata, message.data, name)
+        glob = parse_message(pb.GlobalKeyedTableSubtaskCheckpointMetadata, message.data, name)
         return GlobalKeyedReport(
             file=StatePath(glob.file) if glob.HasField("file") else None,
             removals=StatePath(glob.removals) if glob.HasField("removals") else None,
@@ -304,7 +304,7 @@ def _report(name: str, message: pb.TableSubtaskCheckpointMetadata) -> TableRepor
             unknown=unknown_of(glob),
             table_unknown=unknown_of(message),
         )
-    expiring = part(pb.ExpiringKeyedTimeSubtaskCheckpointMetadata, message.data, name)
+    expiring = parse_message(pb.ExpiringKeyedTimeSubtaskCheckpointMetadata, message.data, name)
     return ExpiringTimeKeyReport(
         watermark_micros=expiring.watermark if expiring.HasField("watermark") else None,
         files=tuple(_time_file(file) for file in expiring.files),

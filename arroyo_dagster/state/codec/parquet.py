@@ -55,7 +55,7 @@ _SLOW_STEP = 1 << 44
 
 
 @dataclass(frozen=True, slots=True)
-class FileFacts:
+class FooterFacts:
     """What the footer of a data file says; `row_groups` the rows of each."""
 
     rows: int
@@ -291,7 +291,7 @@ def decode_file(data: bytes | BinaryIO, path: str) -> tuple[pa.Table, int]:
         return rows, state_version(file)
 
 
-def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> FileFacts:
+def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> FooterFacts:
     """Read the footer only. Errors as `decode_file`.
 
     Args:
@@ -299,7 +299,7 @@ def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> Fi
     """
     with decoding(path):
         file = _opened(data)
-        return FileFacts(
+        return FooterFacts(
             rows=file.metadata.num_rows,
             row_groups=tuple(group.num_rows for group in _groups(file.metadata)),
             schema=file.schema_arrow,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec.metadata import table_kind
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
-from arroyo_dagster.state.codec.wire import decoded, part
+from arroyo_dagster.state.codec.wire import decoded, parse_message
 from arroyo_dagster.state.model.checkpoints import ROLLBACK
 from arroyo_dagster.state.model.garbage import References
 from arroyo_dagster.state.model.ids import (
@@ -91,7 +91,7 @@ def _commits(message: pb.OperatorCheckpointMetadata) -> bool:
         config = message.table_configs.get(name)
         if config is None or table_kind(name, config.table_type) is not TableKind.GLOBAL_KEYED:
             continue
-        if part(pb.GlobalKeyedTableConfig, config.config, name).uses_two_phase_commit:
+        if parse_message(pb.GlobalKeyedTableConfig, config.config, name).uses_two_phase_commit:
             return True
     return False
 
@@ -113,7 +113,7 @@ def _path(text: str) -> StatePath:
 
 def _listed(name: str, table: pb.TableCheckpointMetadata) -> Iterable[str]:
     if table.table_type == pb.GLOBAL_KEY_VALUE:
-        return part(pb.GlobalKeyedTableTaskCheckpointMetadata, table.data, name).files
+        return parse_message(pb.GlobalKeyedTableTaskCheckpointMetadata, table.data, name).files
     table_kind(name, table.table_type)  # refuses a kind that nobody here knows
-    found = part(pb.ExpiringKeyedTimeTableCheckpointMetadata, table.data, name)
+    found = parse_message(pb.ExpiringKeyedTimeTableCheckpointMetadata, table.data, name)
     return [file.file for file in found.files]

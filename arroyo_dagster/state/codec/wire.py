@@ -22,7 +22,7 @@ def decoded(data: bytes, path: str, kind: type[_M], convert: Callable[[_M], _T])
         FormatError: it does not parse, or `convert` refuses what it holds. Names `path`.
     """
     try:
-        return convert(part(kind, data, None))
+        return convert(parse_message(kind, data, None))
     except (FormatError, InputError) as error:
         facts: dict[str, Any] = {"path": path} | error.facts
         if "path" in error.facts and error.facts["path"] != path:
@@ -34,7 +34,7 @@ def decoded(data: bytes, path: str, kind: type[_M], convert: Callable[[_M], _T])
         ) from error
 
 
-def part(kind: type[_M], data: bytes, table: str | None = None) -> _M:
+def parse_message(kind: type[_M], data: bytes, table: str | None = None) -> _M:
     """Parse a message, `table`'s if one is given. Raises FormatError."""
     message = kind()
     try:

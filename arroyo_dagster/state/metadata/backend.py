@@ -278,7 +278,7 @@ class ParquetBackend(BackendReader):
         self, generation: WorkerGeneration
     ) -> recovery.Restore | recovery.StartEmpty | recovery.CannotStart:
         now = self.clock()
-        facts: dict[StatePath, recovery.Record | None] = {}
+        facts: dict[StatePath, recovery.MetadataRecord | None] = {}
         while True:
             found = recovery.resolve(self.paths, generation, facts, now_micros=now)
             if isinstance(found, recovery.Need):
@@ -308,7 +308,7 @@ class ParquetBackend(BackendReader):
         question: Callable[[recovery.Facts], _T | recovery.Need],
     ) -> _T:
         """Ask a pure rule, reading what it says it needs, until it answers."""
-        facts: dict[StatePath, recovery.Record | None] = {}
+        facts: dict[StatePath, recovery.MetadataRecord | None] = {}
         while True:
             answer = question(facts)
             if not isinstance(answer, recovery.Need):

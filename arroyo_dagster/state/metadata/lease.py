@@ -198,7 +198,7 @@ def lease(
     Raises:
         ConflictError: somebody else holds the lease; says who, and until when.
     """
-    asked = _Asked(
+    asked = _LeaseRequest(
         paths=paths,
         directory=directory or paths.leases,
         description=owner,
@@ -221,7 +221,7 @@ def lease(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Asked:
+class _LeaseRequest:
     """One acquisition, as it was asked for.
 
     Attributes:
@@ -242,7 +242,7 @@ class _Asked:
 
 
 def _awaited(
-    store: ObjectStore, asked: _Asked, wait_seconds: float, sleep: Callable[[float], None]
+    store: ObjectStore, asked: _LeaseRequest, wait_seconds: float, sleep: Callable[[float], None]
 ) -> tuple[Lease, int]:
     """The lease, once it is free, and until when it counts."""
     while True:
@@ -259,7 +259,7 @@ def _awaited(
 class _Renewal:
     """Renews a lease until the end, then gives it back."""
 
-    def __init__(self, store: ObjectStore, asked: _Asked) -> None:
+    def __init__(self, store: ObjectStore, asked: _LeaseRequest) -> None:
         self._store = store
         self._asked = asked
         self._ended: threading.Event | None = None
@@ -361,7 +361,7 @@ def _own_time(micros: int) -> int:
     return micros * (_MARGIN - 1) // _MARGIN
 
 
-def _acquire(store: ObjectStore, asked: _Asked) -> Lease:
+def _acquire(store: ObjectStore, asked: _LeaseRequest) -> Lease:
     directory, ticks = asked.directory, asked.ticks
     began = ticks()
     tokens = _tokens(store, directory)
@@ -408,7 +408,7 @@ def _name(store: ObjectStore, mine: Lease, older: Iterable[int]) -> None:
     store.delete_many([_path_of(mine.directory, token) for token in gone])
 
 
-def _release(store: ObjectStore, asked: _Asked) -> None:
+def _release(store: ObjectStore, asked: _LeaseRequest) -> None:
     mine = asked.mine
     if mine is None:
         return
@@ -463,7 +463,7 @@ def _encoded(mine: Lease, expires_at_micros: int) -> bytes:
     )
 
 
-def _check_free(store: ObjectStore, path: StatePath, asked: _Asked) -> None:
+def _check_free(store: ObjectStore, path: StatePath, asked: _LeaseRequest) -> None:
     held = read_record(store, path)
     if held is None or held.released:
         return  # whoever came after it may have removed it; creating ours will tell

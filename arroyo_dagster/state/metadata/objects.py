@@ -67,7 +67,7 @@ class MetadataReader:
         recovery.expect_manifest_path(self.paths, record.checkpoint_ref)
         return record
 
-    def fact(self, path: StatePath) -> recovery.Record | None:
+    def fact(self, path: StatePath) -> recovery.MetadataRecord | None:
         """Read a record that decides what a writer does; None if there is none.
 
         Raises:
@@ -84,7 +84,7 @@ def missing_epoch(epoch: Epoch) -> str:
     return f"epoch {epoch} does not exist"
 
 
-def decode_by_name(data: bytes, path: str) -> recovery.Record:
+def decode_by_name(data: bytes, path: str) -> recovery.MetadataRecord:
     """Decode a record of the protocol layout by what its name says it is."""
     name = path.rpartition("/")[2]
     if name == "checkpoint-manifest.pb":

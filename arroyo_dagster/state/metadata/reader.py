@@ -399,7 +399,9 @@ class BackendReader:
         starting = WorkerGeneration(fence.worker_generation + 1)
         # A start raises the fence before it looks, so that it may claim.
         raised = replace(fence, worker_generation=starting)
-        facts: dict[StatePath, recovery.Record | None] = {self.paths.current_generation: raised}
+        facts: dict[StatePath, recovery.MetadataRecord | None] = {
+            self.paths.current_generation: raised
+        }
         while True:
             found = recovery.resolve(self.paths, starting, facts, now_micros=0, as_arroyo=True)
             if not isinstance(found, recovery.Need):

@@ -164,12 +164,12 @@ class Disagreement:
     """A fact that sources state differently; in the order in which they were asked."""
 
     fact: str
-    said: tuple[tuple[str, object], ...]
+    answers: tuple[tuple[str, object], ...]
 
     def __str__(self) -> str:
         shown = (
             f"{value.value if isinstance(value, enum.Enum) else value} ({source})"
-            for source, value in self.said
+            for source, value in self.answers
         )
         return f"{self.fact}: {' or '.join(shown)}"
 
@@ -186,66 +186,66 @@ class JobAnswer:
 
     paths: JobPaths
     facts: JobFacts
-    words: tuple[SourceAnswer, ...] = ()
+    answers: tuple[SourceAnswer, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
 
     @property
     def problems(self) -> tuple[ArroyoStateError, ...]:
         """Why sources that were asked could not answer."""
-        return tuple(word.problem for word in self.words if word.problem is not None)
+        return tuple(answer.problem for answer in self.answers if answer.problem is not None)
 
     @property
     def reason(self) -> str | None:
         """Why the condition is unknown; None if it is known."""
         if self.facts.condition is not JobCondition.UNKNOWN:
             return None
-        return "; ".join(_why(word) for word in self.words) or "nobody was asked"
+        return "; ".join(_why(answer) for answer in self.answers) or "nobody was asked"
 
 
-def _why(word: SourceAnswer) -> str:
-    if word.problem is not None:
-        return f"{word.source}: {word.problem.message}"
-    if word.absence is not None:
-        return f"{word.source}: {word.absence.value}"
-    state = None if word.facts is None else word.facts.state
+def _why(answer: SourceAnswer) -> str:
+    if answer.problem is not None:
+        return f"{answer.source}: {answer.problem.message}"
+    if answer.absence is not None:
+        return f"{answer.source}: {answer.absence.value}"
+    state = None if answer.facts is None else answer.facts.state
     if state:
-        return f"{word.source}: state {state!r} is not known here"
-    return f"{word.source}: says nothing of its state"
+        return f"{answer.source}: state {state!r} is not known here"
+    return f"{answer.source}: says nothing of its state"
 
 
 _SHARED = ("pipeline", "name", "checkpoint_interval_micros", "preview", "state_url")
 _COMPARED = ("pipeline", "name", "condition", "run_id", "newest_ready_epoch")
 
 
-def merge_answers(paths: JobPaths, words: Sequence[SourceAnswer]) -> JobAnswer:
+def merge_answers(paths: JobPaths, answers: Sequence[SourceAnswer]) -> JobAnswer:
     """Put together what the sources say of the job at `paths`, the first one first."""
-    said = [word.facts for word in words if word.facts is not None]
+    known = [answer.facts for answer in answers if answer.facts is not None]
     # A state that is not understood still counts: an older source must not overrule it.
-    base = next((one for one in said if one.knows_state), None)
+    base = next((one for one in known if one.knows_state), None)
     facts = JobFacts(job=paths.job) if base is None else base
-    changes: dict[str, Any] = {name: _first(said, name) for name in _SHARED}
+    changes: dict[str, Any] = {name: _first(known, name) for name in _SHARED}
     changes["pipeline"] = changes["pipeline"] or paths.pipeline
-    for one in said:
+    for one in known:
         if one.checkpoints or one.newest_ready_epoch is not None:
             changes["checkpoints"] = one.checkpoints
             changes["newest_ready_epoch"] = one.newest_ready_epoch
             break
-    found = (_disagreement(said, name) for name in _COMPARED)
+    found = (_disagreement(known, name) for name in _COMPARED)
     return JobAnswer(
         paths=paths,
         facts=replace(facts, **changes),
-        words=tuple(words),
+        answers=tuple(answers),
         disagreements=tuple(one for one in found if one is not None),
     )
 
 
-def _first(said: Iterable[JobFacts], name: str) -> Any:
-    return next((value for one in said if (value := getattr(one, name)) is not None), None)
+def _first(known: Iterable[JobFacts], name: str) -> Any:
+    return next((value for one in known if (value := getattr(one, name)) is not None), None)
 
 
-def _disagreement(said: Iterable[JobFacts], name: str) -> Disagreement | None:
-    values = [(one.source or "", getattr(one, name)) for one in said]
+def _disagreement(facts: Iterable[JobFacts], name: str) -> Disagreement | None:
+    values = [(one.source or "", getattr(one, name)) for one in facts]
     known = [(who, it) for who, it in values if it not in (None, JobCondition.UNKNOWN)]
     if len({value for _, value in known}) < 2:
         return None
-    return Disagreement(fact=name, said=tuple(known))
+    return Disagreement(fact=name, answers=tuple(known))

@@ -158,7 +158,7 @@ def _of_protocol(rest: str) -> ObjectName:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredObject:
     """An object as it was listed. None: the store does not say, or nobody has looked."""
 
     path: StatePath
@@ -179,7 +179,7 @@ class Packed:
 
     __slots__ = ("_count", "_packs", "size_bytes")
 
-    def __init__(self, objects: Iterable[Stored] = ()) -> None:
+    def __init__(self, objects: Iterable[StoredObject] = ()) -> None:
         self._packs: tuple[_Pack, ...]
         packs, count, size = [], 0, 0
         for batch in batched(objects):
@@ -213,7 +213,7 @@ class Packed:
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Stored]:
+    def __iter__(self) -> Iterator[StoredObject]:
         for batch in self.batches():
             yield from batch
 
@@ -226,7 +226,7 @@ class Packed:
     def __repr__(self) -> str:
         return f"Packed({self._count} objects, {self.size_bytes} bytes)"
 
-    def batches(self) -> Iterator[list[Stored]]:
+    def batches(self) -> Iterator[list[StoredObject]]:
         """Up to a thousand objects at a time."""
         return (_unpacked(pack) for pack in self._packs)
 
@@ -248,9 +248,9 @@ class Packed:
             yield from _paths_in(pack)
 
 
-def batched(objects: Iterable[Stored], size: int = BATCH) -> Iterator[list[Stored]]:
+def batched(objects: Iterable[StoredObject], size: int = BATCH) -> Iterator[list[StoredObject]]:
     """Lists of up to `size` objects, in order."""
-    batch: list[Stored] = []
+    batch: list[StoredObject] = []
     for one in objects:
         batch.append(one)
         if len(batch) == size:
@@ -260,7 +260,7 @@ def batched(objects: Iterable[Stored], size: int = BATCH) -> Iterator[list[Store
         yield batch
 
 
-def _pack(batch: list[Stored]) -> _Pack:
+def _pack(batch: list[StoredObject]) -> _Pack:
     return _pack_columns(
         [one.path for one in batch],
         _column([one.size_bytes for one in batch]),
@@ -291,14 +291,14 @@ def _column(values: list[Any]) -> list[Any] | None:
     return None if values.count(None) == len(values) else values
 
 
-def _unpacked(pack: _Pack) -> list[Stored]:
+def _unpacked(pack: _Pack) -> list[StoredObject]:
     new = str.__new__
     found = [new(StatePath, path) for path in _paths_in(pack)]
     if pack[1] is None:
-        return [*map(Stored, found)]
+        return [*map(StoredObject, found)]
     nothing = [None] * len(found)
     others = json.loads(zlib.decompress(pack[1]))
-    return [*map(Stored, found, *(column or nothing for column in others))]
+    return [*map(StoredObject, found, *(column or nothing for column in others))]
 
 
 NOTHING = Packed()

@@ -27,7 +27,7 @@ WATERMARK = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ExchangeChunk:
     """Rows on their way to one subtask.
 
     Attributes:
@@ -147,7 +147,7 @@ def source_chunks(
     batches: Iterable[pa.RecordBatch],
     split: int,
     encode: Callable[[pa.Table], Any] = encode_table,
-) -> Iterator[Chunk]:
+) -> Iterator[ExchangeChunk]:
     """Send the rows of one split to all who take them, and its event time to every subtask.
 
     Args:
@@ -160,11 +160,11 @@ def source_chunks(
     for edge in pipeline.edges_from(node.operator_id):
         level = pipeline.operators[edge.target].level
         for subtask, part in route(edge, rows, pipeline.parallelism, stay=split):
-            yield Chunk(level, subtask, edge.index, split, encode(part))
+            yield ExchangeChunk(level, subtask, edge.index, split, encode(part))
     payload = b"" if latest is None else f"{latest}:{node.operator_id}".encode()
     for level in range(1, pipeline.levels + 1):
         for subtask in range(pipeline.parallelism):
-            yield Chunk(level, subtask, WATERMARK, split, payload)
+            yield ExchangeChunk(level, subtask, WATERMARK, split, payload)
 
 
 def operator_chunks(
@@ -173,7 +173,7 @@ def operator_chunks(
     batches: Sequence[pa.RecordBatch],
     subtask: int,
     encode: Callable[[pa.Table], Any] = encode_table,
-) -> Iterator[Chunk]:
+) -> Iterator[ExchangeChunk]:
     """Send what one subtask put out to operators of later levels."""
     if not batches:
         return
@@ -183,11 +183,11 @@ def operator_chunks(
         if level == node.level:
             continue  # chained: handed over in the same task
         for target, part in route(edge, rows, pipeline.parallelism, stay=subtask):
-            yield Chunk(level, target, edge.index, subtask, encode(part))
+            yield ExchangeChunk(level, target, edge.index, subtask, encode(part))
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class ReceivedRows:
     """What one subtask of one level has to work on in one epoch.
 
     Attributes:
@@ -199,7 +199,9 @@ class Arrived:
     latest_micros: Mapping[str, int]
 
 
-def arrived(chunks: Iterable[Chunk], decode: Callable[[Any], pa.Table] = decode_table) -> Arrived:
+def arrived(
+    chunks: Iterable[ExchangeChunk], decode: Callable[[Any], pa.Table] = decode_table
+) -> ReceivedRows:
     """Sort the chunks of one subtask and one level."""
     by_edge: dict[int, list[tuple[int, Any]]] = {}
     latest: dict[str, int] = {}
@@ -213,4 +215,4 @@ def arrived(chunks: Iterable[Chunk], decode: Callable[[Any], pa.Table] = decode_
         edge: tuple(decode(payload) for _, payload in sorted(parts, key=lambda part: part[0]))
         for edge, parts in sorted(by_edge.items())
     }
-    return Arrived(rows, latest)
+    return ReceivedRows(rows, latest)

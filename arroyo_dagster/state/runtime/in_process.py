@@ -14,7 +14,7 @@ from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.planning.restore.batch_identity import ADOPT
 from arroyo_dagster.state.runtime.coordinator import JobRun, finished
 from arroyo_dagster.state.runtime.exchange import (
-    Chunk,
+    ExchangeChunk,
     arrived,
     as_it_is,
     read_split,
@@ -201,7 +201,7 @@ class LocalRun:
         self._offsets = ends
         return checkpoint
 
-    def _source_chunks(self, ends: Mapping[OperatorId, Offset]) -> Iterator[Chunk]:
+    def _source_chunks(self, ends: Mapping[OperatorId, Offset]) -> Iterator[ExchangeChunk]:
         for name, node in self.pipeline.sources.items():
             splits = node.source.partitions(self._offsets[name], ends[name])
             for index, split in enumerate(splits):
@@ -210,9 +210,9 @@ class LocalRun:
                 )
 
     def _process(
-        self, plan: EpochPlan, chunks: Iterator[Chunk]
+        self, plan: EpochPlan, chunks: Iterator[ExchangeChunk]
     ) -> tuple[list[tuple[OperatorId, SubtaskCheckpoint]], dict[OperatorId, int | None]]:
-        waiting: dict[tuple[int, int], list[Chunk]] = {}
+        waiting: dict[tuple[int, int], list[ExchangeChunk]] = {}
         for chunk in chunks:
             waiting.setdefault((chunk.level, chunk.subtask), []).append(chunk)
         reports: list[tuple[OperatorId, SubtaskCheckpoint]] = []

@@ -15,8 +15,8 @@ from arroyo_dagster.state.metadata.backend import StateBackend
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint, SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, WorkerGeneration
 from arroyo_dagster.state.runtime.exchange import (
-    Arrived,
-    Chunk,
+    ExchangeChunk,
+    ReceivedRows,
     encode_table,
     operator_chunks,
     rechunk,
@@ -178,7 +178,7 @@ class LevelTask:
         self.reports: dict[OperatorId, SubtaskCheckpoint] = {}
         self.watermarks_micros: dict[OperatorId, int | None] = {}
 
-    def run(self, plan: EpochPlan, work: Arrived) -> Iterator[Chunk]:
+    def run(self, plan: EpochPlan, work: ReceivedRows) -> Iterator[ExchangeChunk]:
         """Write one epoch. Gives the rows for later levels; then `reports` are complete.
 
         Whatever fails, the state in memory is dropped: the next call restores.
@@ -217,7 +217,7 @@ class LevelTask:
         return OperatorSubtask(self._pipeline, node, self._index, self._store, plan)
 
     def _inputs(
-        self, node: OperatorNode, work: Arrived, chained: Mapping[int, list[pa.RecordBatch]]
+        self, node: OperatorNode, work: ReceivedRows, chained: Mapping[int, list[pa.RecordBatch]]
     ) -> dict[int, list[pa.RecordBatch]]:
         inputs: dict[int, list[pa.RecordBatch]] = {}
         for edge in node.inputs:

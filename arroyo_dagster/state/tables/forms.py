@@ -10,7 +10,7 @@ from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, REMOVAL_SCHEMA
 from arroyo_dagster.state.codec.schema import file_schema, schema_to_json
 from arroyo_dagster.state.model.tables import GlobalKeyedConfig, TableConfig
-from arroyo_dagster.state.planning.verify.checks import Column, Columns
+from arroyo_dagster.state.planning.verify.checks import ArrowColumn, Columns
 
 
 def stored_form(schema: pa.Schema) -> str | None:
@@ -24,7 +24,7 @@ def stored_form(schema: pa.Schema) -> str | None:
 
 def columns_of(schema: pa.Schema) -> Columns:
     """A schema as plain values, duplicate names included."""
-    return tuple(Column(field.name, str(field.type), field.nullable) for field in schema)
+    return tuple(ArrowColumn(field.name, str(field.type), field.nullable) for field in schema)
 
 
 def table_forms(config: TableConfig) -> tuple[Columns, ...]:

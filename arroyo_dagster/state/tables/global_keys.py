@@ -28,7 +28,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.grouping import group_codes
 from arroyo_dagster.state.tables.time_files import SLICE_ROWS, open_data_file
 
-Places = npt.NDArray[np.int64]
+EntryPlaces = npt.NDArray[np.int64]
 _BINARY = pa.binary()
 _DIGEST_BYTES = 12
 
@@ -143,7 +143,7 @@ def first_entries(store: ObjectStore, files: Sequence[StatePath], limit: int) ->
     )
 
 
-def _values(store: ObjectStore, path: StatePath, rows: Places) -> list[tuple[int, bytes]]:
+def _values(store: ObjectStore, path: StatePath, rows: EntryPlaces) -> list[tuple[int, bytes]]:
     """The values of some rows of a file, which ascend, each with its state version."""
     file = open_keyed_file(store, path)
     found: list[bytes] = []
@@ -158,14 +158,14 @@ def _values(store: ObjectStore, path: StatePath, rows: Places) -> list[tuple[int
     return [(file.version, value) for value in found]
 
 
-def _last_rows(keys: pa.ChunkedArray) -> Places:
+def _last_rows(keys: pa.ChunkedArray) -> EntryPlaces:
     """Of each key the row that has it last; keys in the order in which they came."""
     order, starts = _grouped(keys)
     ends = np.append(starts[1:], len(order)) - 1
     return order[ends][np.argsort(order[starts])] if len(order) else order
 
 
-def _grouped(keys: pa.ChunkedArray) -> tuple[Places, Places]:
+def _grouped(keys: pa.ChunkedArray) -> tuple[EntryPlaces, EntryPlaces]:
     """The rows key by key, ascending within each, and where in that order each key begins."""
     # Of the hash by which rows are routed, for it is fast and takes a word a row.
     hashes = key_hashes([keys], len(keys)).to_numpy()
@@ -227,7 +227,7 @@ def keys_of_several(groups: Sequence[Sequence[KeyedFile]]) -> KeysOfSeveral | No
     )
 
 
-def _differing(files: Sequence[tuple[int, KeyedFile]], codes: Places, rows: Any) -> int:
+def _differing(files: Sequence[tuple[int, KeyedFile]], codes: EntryPlaces, rows: Any) -> int:
     """How many of the keys in `rows` have not one value in all of their rows."""
     known: dict[int, bytes] = {}
     differ: set[int] = set()

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from arroyo_dagster.state.tables.grouping import group_codes
 
 Column: TypeAlias = "pa.Array | pa.ChunkedArray"
-Places = npt.NDArray[np.int64]
+RowPlaces = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
@@ -53,7 +53,7 @@ class KeyIndex:
         newest_first: the rows in the order in which they count: of one key the first does.
     """
 
-    def __init__(self, columns: Sequence[Column], hashes: Hashes, newest_first: Places) -> None:
+    def __init__(self, columns: Sequence[Column], hashes: Hashes, newest_first: RowPlaces) -> None:
         self._columns = columns
         self._order = newest_first
         # One word a row: as much of the hash as there is room for, then its place in the order.
@@ -66,16 +66,16 @@ class KeyIndex:
     def _cut(self, hashes: Hashes) -> Hashes:
         return hashes >> self._bits << self._bits
 
-    def _rank_of(self, words: Hashes) -> Places:
+    def _rank_of(self, words: Hashes) -> RowPlaces:
         within = (np.uint64(1) << self._bits) - np.uint64(1)
         return (words & within).astype(np.int64)
 
-    def _row_of(self, words: Hashes) -> Places:
+    def _row_of(self, words: Hashes) -> RowPlaces:
         return self._order[self._rank_of(words)]
 
     # ---- looking up ------------------------------------------------------------------------------
 
-    def find(self, wanted: Sequence[Column]) -> Places:
+    def find(self, wanted: Sequence[Column]) -> RowPlaces:
         """For each key its row; -1 where there is none."""
         words, rows = self._words, len(wanted[0])
         found = np.full(rows, -1, np.int64)
@@ -97,13 +97,13 @@ class KeyIndex:
             at, left = at[inside], left[inside]
         return found
 
-    def _equal(self, places: Places, wanted: Sequence[Column]) -> npt.NDArray[np.bool_]:
+    def _equal(self, places: RowPlaces, wanted: Sequence[Column]) -> npt.NDArray[np.bool_]:
         at = pa.array(places)
         return _all_equal([column.take(at) for column in self._columns], wanted)
 
     # ---- which rows count ------------------------------------------------------------------------
 
-    def newest(self) -> Places:
+    def newest(self) -> RowPlaces:
         """Of each key the row that counts, ascending."""
         words = self._words
         cut = words >> self._bits
@@ -122,7 +122,7 @@ class KeyIndex:
             chosen[self._firsts(rows[mixed], mixed)] = True
         return np.flatnonzero(chosen)
 
-    def _pairs_equal(self, first: Places, second: Places) -> npt.NDArray[np.bool_]:
+    def _pairs_equal(self, first: RowPlaces, second: RowPlaces) -> npt.NDArray[np.bool_]:
         with ThreadPoolExecutor(2) as pool:
             sides = pool.map(
                 lambda at: [column.take(pa.array(at)) for column in self._columns],
@@ -130,7 +130,7 @@ class KeyIndex:
             )
             return _all_equal(*sides)
 
-    def _firsts(self, rows: Places, words: Places) -> Places:
+    def _firsts(self, rows: RowPlaces, words: RowPlaces) -> RowPlaces:
         """Of the keys of some rows, which lie at these words, the rows that count."""
         by_rank = np.argsort(self._rank_of(self._words[words]))
         rows = rows[by_rank]

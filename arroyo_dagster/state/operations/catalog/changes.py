@@ -215,7 +215,7 @@ def _from(jobs: Sequence[JobPaths], start: str | None) -> list[JobPaths]:
 
 def _changes(
     known: Mapping[JobPaths, JobPosition],
-    found: _Found,
+    found: _ListedJobs,
     answers: Sequence[tuple[JobPaths, JobChanges | _Gone | None]],
 ) -> FleetChanges:
     reported = [answer for _, answer in answers if isinstance(answer, JobChanges)]
@@ -240,7 +240,7 @@ def _changes(
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _ListedJobs:
     """The jobs there are, or may be; the levels listed; what could not be listed."""
 
     jobs: set[JobPaths]
@@ -248,7 +248,9 @@ class _Found:
     problems: list[ArroyoStateError]
 
 
-def _find_jobs(store: ObjectStore, known: Mapping[JobPaths, JobPosition], late: _Limits) -> _Found:
+def _find_jobs(
+    store: ObjectStore, known: Mapping[JobPaths, JobPosition], late: _Limits
+) -> _ListedJobs:
     levels: dict[str, Level] = {"": list_level(store, "")}
     # What a listing of a known job's own directory would say, without listing it.
     assumed = {str(paths.root): _assumed(paths) for paths in known}
@@ -264,7 +266,7 @@ def _find_jobs(store: ObjectStore, known: Mapping[JobPaths, JobPosition], late: 
                 unknown.add(path)
                 problems.extend([answer] if answer is not None else [])
     jobs = set(jobs_in(levels)) | {paths for paths in known if _may_be(paths, levels, unknown)}
-    return _Found(jobs, levels, problems)
+    return _ListedJobs(jobs, levels, problems)
 
 
 def _assumed(paths: JobPaths) -> Level:
@@ -299,7 +301,7 @@ def _refuse_an_empty_root(
     store: ObjectStore,
     known: Mapping[JobPaths, JobPosition],
     jobs: Sequence[JobPaths],
-    found: _Found,
+    found: _ListedJobs,
 ) -> None:
     if jobs or found.problems:
         return

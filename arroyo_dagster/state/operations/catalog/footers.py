@@ -21,7 +21,7 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.codec.parquet import (
-    FileFacts,
+    FooterFacts,
     read_facts,
 )
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -44,8 +44,8 @@ from arroyo_dagster.state.planning.restore.reads import is_at_rest, restore_plan
 from arroyo_dagster.state.planning.verify.checks import (
     Columns,
     JobAge,
+    OperatorTable,
     StoredFile,
-    TableKey,
     Verdict,
     files_exist,
     restorable,
@@ -83,7 +83,7 @@ def read_stored_file(store: ObjectStore, path: StatePath) -> StoredFile | None:
         return None
 
 
-def _as_stored(facts: FileFacts, size_bytes: int) -> StoredFile:
+def _as_stored(facts: FooterFacts, size_bytes: int) -> StoredFile:
     keys = facts.bounds.get(KEY_HASH_COLUMN)
     times = facts.bounds.get(TIMESTAMP_COLUMN)
     return StoredFile(
@@ -235,7 +235,7 @@ def check_restorable(store: ObjectStore, checkpoint: Checkpoint) -> Verdict:
     return restorable(checkpoint, plan, files, expected_columns(checkpoint))
 
 
-def expected_columns(checkpoint: Checkpoint) -> Mapping[TableKey, tuple[Columns, ...]]:
+def expected_columns(checkpoint: Checkpoint) -> Mapping[OperatorTable, tuple[Columns, ...]]:
     """The forms that the files of each table of a checkpoint may have."""
     return {
         (operator.operator, name): table_forms(config)
@@ -268,8 +268,8 @@ def job_ages(
 
 def _as_answered(age: JobAge, answer: JobAnswer) -> JobAge:
     facts = answer.facts
-    said = facts.source if answer.reason is None else answer.reason
-    return replace(age, condition=facts.condition, said=said, failure=facts.failure)
+    source = facts.source if answer.reason is None else answer.reason
+    return replace(age, condition=facts.condition, source=source, failure=facts.failure)
 
 
 def _job_age(store: ObjectStore, job: JobSummary) -> JobAge:

@@ -47,7 +47,7 @@ class HashEvidence:
         return self.possible[0] if len(self.possible) == 1 else None
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """What was found, in a sentence for people."""
         if self.variant is not None:
             return self.variant.label

@@ -87,7 +87,7 @@ def open_directory(
     api: str | None = None,
     token: str | None = None,
     database: str | None = None,
-    said: Mapping[str, object] | None = None,
+    assumed: Mapping[str, object] | None = None,
     **limits: Any,
 ) -> JobDirectory:
     """A directory of the sources given: the REST API first, then the database, then the user.
@@ -109,14 +109,14 @@ def open_directory(
     if database is not None:
         postgres = is_postgres(database)
         sources.append(ArroyoPostgres(database) if postgres else ArroyoDatabase(database))
-    if said:
-        sources.append(AssumedJobs(said))
+    if assumed:
+        sources.append(AssumedJobs(assumed))
     return JobDirectory(sources)
 
 
 # ---- the user's word -----------------------------------------------------------------------------
 
-_WORDS = {condition.value: condition for condition in JobCondition}
+_CONDITIONS = {condition.value: condition for condition in JobCondition}
 
 
 class AssumedJobs:
@@ -132,16 +132,18 @@ class AssumedJobs:
         InputError: a condition or a fact that there is not.
     """
 
-    def __init__(self, said: Mapping[str, object], *, source: str = "the user") -> None:
+    def __init__(self, assumed: Mapping[str, object], *, source: str = "the user") -> None:
         self.source = source
-        self._said = {name: _assumed_facts(name, words, source) for name, words in said.items()}
+        self._assumed = {
+            name: _assumed_facts(name, words, source) for name, words in assumed.items()
+        }
 
     def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
         """Repeat what was said of each of `jobs`; `pipeline/job` counts before `job`."""
         return [self._answer(paths) for paths in jobs]
 
     def _answer(self, paths: JobPaths) -> SourceAnswer:
-        facts = self._said.get(str(paths.root)) or self._said.get(paths.job)
+        facts = self._assumed.get(str(paths.root)) or self._assumed.get(paths.job)
         if facts is None:
             return SourceAnswer(source=self.source, absence=Absence.UNSAID)
         return SourceAnswer(source=self.source, facts=facts)
@@ -154,16 +156,16 @@ def read_assumed(path: str | Path) -> dict[str, object]:
         InputError: there is no such file, or it is not one JSON object.
     """
     try:
-        said = json.loads(Path(path).read_bytes())
+        assumed = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"not a JSON file: {error}", path=str(path)) from error
-    if not isinstance(said, dict):
+    if not isinstance(assumed, dict):
         raise InputError(
             "the file says nothing of jobs: it holds no JSON object",
             path=str(path),
             next_step='write it as {"JOB": "stopped", "OTHER": {"name": "orders"}}',
         )
-    return said
+    return assumed
 
 
 def _assumed_facts(name: str, words: object, source: str) -> JobFacts:
@@ -194,14 +196,14 @@ def _assumed_facts(name: str, words: object, source: str) -> JobFacts:
 
 def _condition(job: str, text: object) -> JobCondition:
     if isinstance(text, str):
-        found = _WORDS.get(text.lower(), condition_of(text))
+        found = _CONDITIONS.get(text.lower(), condition_of(text))
         if found is not JobCondition.UNKNOWN or text.lower() == found.value:
             return found
     raise InputError(
         "a job has no such condition",
         job=job,
         condition=str(text),
-        next_step=f"say one of {', '.join(_WORDS)}",
+        next_step=f"say one of {', '.join(_CONDITIONS)}",
     )
 
 

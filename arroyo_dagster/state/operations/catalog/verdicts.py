@@ -23,7 +23,7 @@ FINDINGS_KEPT = 50
 
 
 @dataclass(frozen=True, slots=True)
-class JobVerdict:
+class StoredVerdict:
     """What one check found of one job.
 
     Attributes:
@@ -44,7 +44,7 @@ def verdict_path(kind: str, paths: JobPaths) -> StatePath:
     return StatePath(f"verdicts/{kind}/{paths.layout.value}/{paths.root}.json")
 
 
-def write_verdict(catalogue: ObjectStore, found: JobVerdict) -> None:
+def write_verdict(catalogue: ObjectStore, found: StoredVerdict) -> None:
     """Keep a verdict in the place of the last one; of its findings the first 50."""
     findings = sorted(found.verdict.findings, key=lambda one: one.severity is not Severity.ERROR)
     document = {
@@ -69,14 +69,14 @@ def write_verdict(catalogue: ObjectStore, found: JobVerdict) -> None:
 
 def read_verdicts(
     catalogue: ObjectStore, kind: str, jobs: Iterable[JobPaths]
-) -> dict[JobPaths, JobVerdict]:
+) -> dict[JobPaths, StoredVerdict]:
     """The last verdict of a check on each of `jobs` that was ever checked.
 
     One that does not decode counts as none: the next check of the job writes it again.
     """
     wanted = list(jobs)
 
-    def one(paths: JobPaths) -> JobVerdict | None:
+    def one(paths: JobPaths) -> StoredVerdict | None:
         path = verdict_path(kind, paths)
         try:
             return _decoded(catalogue.read(path), path, kind, paths)
@@ -87,10 +87,10 @@ def read_verdicts(
     return {paths: verdict for paths, verdict in found if verdict is not None}
 
 
-def _decoded(data: bytes, path: StatePath, kind: str, paths: JobPaths) -> JobVerdict:
+def _decoded(data: bytes, path: StatePath, kind: str, paths: JobPaths) -> StoredVerdict:
     with known_fields(data, path) as fields:
         epoch = optional_number(fields["epoch"])
-        return JobVerdict(
+        return StoredVerdict(
             paths=paths,
             kind=kind,
             at_micros=number_of(fields["at_micros"]),

@@ -16,7 +16,13 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.verify.checks import row_parity
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rows import OnBytes
-from arroyo_dagster.state.tables.merge.task import MergeTask, combined, parts, run_merge, run_shard
+from arroyo_dagster.state.tables.merge.task import (
+    MergeTask,
+    combined,
+    run_merge,
+    run_shard,
+    split_task,
+)
 
 RunMerges = Callable[[ObjectStore, Sequence[MergeTask], OnBytes], Iterable[MergeOutcome]]
 """Carries out merges, outcomes in the order of the tasks, and tells of every byte it has read."""
@@ -32,11 +38,11 @@ def merge_here(
 ) -> Iterable[MergeOutcome]:
     """Carry out merges in this process: one after the other, or on all cores if they are big."""
     workers = os.cpu_count() or 1
-    pieces = [parts(task) for task in tasks]
+    shards = [split_task(task) for task in tasks]
     big = sum(task.merge.size_bytes for task in tasks) >= _SIDE_BY_SIDE_BYTES
-    if not big or workers < 2 or sum(map(len, pieces)) < 2:
+    if not big or workers < 2 or sum(map(len, shards)) < 2:
         return (_tried(lambda one: run_merge(store, one, on_bytes), task) for task in tasks)
-    return _side_by_side(store, tasks, pieces, workers, on_bytes)
+    return _side_by_side(store, tasks, shards, workers, on_bytes)
 
 
 def _tried(run: Callable[[MergeTask], MergeOutcome], task: MergeTask) -> MergeOutcome:
@@ -53,7 +59,7 @@ def _tried(run: Callable[[MergeTask], MergeOutcome], task: MergeTask) -> MergeOu
 def _side_by_side(
     store: ObjectStore,
     tasks: Sequence[MergeTask],
-    pieces: Sequence[Sequence[MergeTask]],
+    shards: Sequence[Sequence[MergeTask]],
     workers: int,
     on_bytes: OnBytes,
 ) -> Iterator[MergeOutcome]:
@@ -67,7 +73,7 @@ def _side_by_side(
     with ThreadPoolExecutor(workers, "arroyo-merge") as pool:
         begun = [
             [pool.submit(_tried, lambda part: run_shard(store, part, read), one) for one in piece]
-            for piece in pieces
+            for piece in shards
         ]
         try:
             for task, waiting in zip(tasks, begun, strict=True):
@@ -143,13 +149,13 @@ class Meter:
     def __init__(
         self,
         total_bytes: int,
-        told: OnProgress,
+        reported: OnProgress,
         *,
         every_seconds: float = _EVERY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total_bytes
-        self._told = told
+        self._told = reported
         self._every = every_seconds
         self._clock = clock
         self._begun = clock()

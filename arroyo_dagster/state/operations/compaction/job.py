@@ -80,7 +80,7 @@ class CompactionOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class _FileFootprints:
     """What a plan is made from."""
 
     checkpoint: Checkpoint
@@ -117,7 +117,7 @@ def plan_job(
 def _sampled(
     store: ObjectStore,
     paths: JobPaths,
-    facts: _Facts,
+    facts: _FileFootprints,
     plan: CompactionPlan,
     settings: CompactionSettings,
 ) -> CompactionPlan:
@@ -127,7 +127,7 @@ def _sampled(
     return _plan(facts, settings, forecast_merges(store, tasks))
 
 
-def _facts(store: ObjectStore, paths: JobPaths) -> _Facts:
+def _facts(store: ObjectStore, paths: JobPaths) -> _FileFootprints:
     backend = ParquetBackend(store, paths)
     pending = [(p, r) for p, r in backend.compaction_records().items() if r is not None]
     checkpoint = backend.load()
@@ -154,7 +154,7 @@ def _facts(store: ObjectStore, paths: JobPaths) -> _Facts:
     # While a commit is not finished only the job itself can write the next epoch.
     ready = checkpoint.state is CheckpointState.READY
     at_rest = ready and is_at_rest(checkpoint, newest_generation(store, paths))
-    return _Facts(checkpoint, at_rest, tuple(whole), sizes, stamps)
+    return _FileFootprints(checkpoint, at_rest, tuple(whole), sizes, stamps)
 
 
 def _stamp(info: ObjectInfo) -> str | None:
@@ -162,7 +162,7 @@ def _stamp(info: ObjectInfo) -> str | None:
 
 
 def _plan(
-    facts: _Facts,
+    facts: _FileFootprints,
     settings: CompactionSettings,
     merged_bytes: Sequence[int] | None = None,
 ) -> CompactionPlan:
@@ -269,12 +269,12 @@ def compact_job(
     return outcome
 
 
-def _worth_it(plan: CompactionPlan, facts: _Facts) -> bool:
+def _worth_it(plan: CompactionPlan, facts: _FileFootprints) -> bool:
     # Nobody else takes over what was left for the writer of a job that has come to rest.
     return bool(plan.merges) or (facts.at_rest and bool(facts.pending))
 
 
-def _nothing(plan: CompactionPlan, facts: _Facts) -> CompactionOutcome:
+def _nothing(plan: CompactionPlan, facts: _FileFootprints) -> CompactionOutcome:
     return CompactionOutcome(
         plan=plan,
         files_after=plan.files_before,
@@ -284,7 +284,7 @@ def _nothing(plan: CompactionPlan, facts: _Facts) -> CompactionOutcome:
 
 
 def _tasks(
-    paths: JobPaths, facts: _Facts, plan: CompactionPlan, settings: CompactionSettings
+    paths: JobPaths, facts: _FileFootprints, plan: CompactionPlan, settings: CompactionSettings
 ) -> list[MergeTask]:
     operators = {operator.operator: operator for operator in facts.checkpoint.operators}
     return [
@@ -295,7 +295,7 @@ def _tasks(
             parallelism=plan.parallelism or operators[merge.operator].parallelism,
             config=operators[merge.operator].configs[merge.table],
             merge=merge,
-            part_bytes=settings.part_bytes,
+            shard_bytes=settings.part_bytes,
         )
         for merge in plan.merges
     ]
@@ -304,7 +304,7 @@ def _tasks(
 def _carried_out(
     store: ObjectStore,
     paths: JobPaths,
-    facts: _Facts,
+    facts: _FileFootprints,
     plan: CompactionPlan,
     settings: CompactionSettings,
     run: RunMerges,
@@ -331,7 +331,7 @@ def _carried_out(
 
 
 def _outcome(
-    facts: _Facts, plan: CompactionPlan, merges: tuple[MergeOutcome, ...]
+    facts: _FileFootprints, plan: CompactionPlan, merges: tuple[MergeOutcome, ...]
 ) -> CompactionOutcome:
     gone = sum(len(one.merged.input_paths) - len(one.merged.output_paths) for one in merges)
     saved = sum(one.size_bytes_in - one.size_bytes_out for one in merges)
@@ -344,7 +344,9 @@ def _outcome(
     )
 
 
-def _after(facts: _Facts, plan: CompactionPlan, merges: tuple[MergeOutcome, ...]) -> Forecast:
+def _after(
+    facts: _FileFootprints, plan: CompactionPlan, merges: tuple[MergeOutcome, ...]
+) -> Forecast:
     waiting = [merged for _, record in facts.pending for merged in record.merged]
     done = [*waiting, *(one.merged for one in merges)]
     applied = apply_merges(facts.checkpoint.operators, done).operators
@@ -358,7 +360,7 @@ def _after(facts: _Facts, plan: CompactionPlan, merges: tuple[MergeOutcome, ...]
 def _publish_record(
     backend: ParquetBackend,
     held: Leased,
-    facts: _Facts,
+    facts: _FileFootprints,
     plan: CompactionPlan,
     outcomes: tuple[MergeOutcome, ...],
     now_micros: int,
@@ -378,7 +380,7 @@ def _publish_record(
 
 def _publish_epoch(
     backend: ParquetBackend,
-    facts: _Facts,
+    facts: _FileFootprints,
     plan: CompactionPlan,
     outcomes: tuple[MergeOutcome, ...],
 ) -> CompactionOutcome:
@@ -418,7 +420,7 @@ def _publish_epoch(
     return replace(_outcome(facts, plan, outcomes), published="epoch", epoch=epoch)
 
 
-def _started_from(backend: ParquetBackend, facts: _Facts) -> Checkpoint:
+def _started_from(backend: ParquetBackend, facts: _FileFootprints) -> Checkpoint:
     started = backend.start()
     base = started.restored
     if base is None or base.ref != facts.checkpoint.ref or started.replay_commit:

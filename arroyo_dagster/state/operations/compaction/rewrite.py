@@ -144,7 +144,7 @@ def rewrite_job(
     clock: Callable[[], int] = wall_clock,
     sleep: Callable[[float], None] = time.sleep,
     cancelled: Callable[[], bool] = lambda: False,
-    on_part: Callable[[RewriteShard | LeftOut, int], None] = lambda part, left: None,
+    on_shard: Callable[[RewriteShard | LeftOut, int], None] = lambda part, left: None,
     on_published: Callable[[RewriteOutcome], None] = lambda outcome: None,
 ) -> RewriteOutcome:
     """Rewrite what a stopped job of Arroyo's restores: fewer files, the same rows, in place.
@@ -199,7 +199,7 @@ def rewrite_job(
             plan = _sampled(held, paths, snapshot, facts, plan, settings)
         check_restorable(held, paths, plan.epoch, 0)
         began = _quiet_from(paths, snapshot, quiet_since, clock())
-        parts, left_out = _carried_out(held, paths, snapshot, plan, run, cancelled, on_part)
+        parts, left_out = _carried_out(held, paths, snapshot, plan, run, cancelled, on_shard)
         work = Unchanged(paths, directory, snapshot, facts.sizes, cancelled)
         quiet = _quiet_left(snapshot, quiet_seconds, began, clock())
         if quiet > 0:
@@ -218,14 +218,14 @@ def _carried_out(
     plan: RewritePlan,
     run: RunRewrites,
     cancelled: Callable[[], bool],
-    on_part: Callable[[RewriteShard | LeftOut, int], None],
+    on_shard: Callable[[RewriteShard | LeftOut, int], None],
 ) -> tuple[list[RewriteShard], list[LeftOut]]:
     tasks = _tasks(paths, snapshot, plan)
     parts: list[RewriteShard] = []
     left_out: list[LeftOut] = []
     for found in run(store, tasks):
         (parts if isinstance(found, RewriteShard) else left_out).append(found)  # type: ignore[arg-type]
-        on_part(found, len(tasks) - len(parts) - len(left_out))
+        on_shard(found, len(tasks) - len(parts) - len(left_out))
         if isinstance(found, RewriteShard):
             check_same(paths, plan.epoch, found)
         check_not_cancelled(paths, cancelled)

@@ -27,7 +27,7 @@ from arroyo_dagster.state.operations.gc.plan import Clock, GcRequest, check_allo
 from arroyo_dagster.state.operations.gc.progress import heartbeat, no_progress
 from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter
 from arroyo_dagster.state.operations.gc.root_reader import Progress
-from arroyo_dagster.state.operations.gc.steps import Delete, GcProgress, Pace, Run, delete_here
+from arroyo_dagster.state.operations.gc.steps import Delete, GcProgress, GcRun, Pace, delete_here
 from arroyo_dagster.state.planning.gc.dead_jobs import check_way
 from arroyo_dagster.state.planning.gc.recheck import (
     check_gone,
@@ -168,7 +168,7 @@ def _run(
         progress = planning_progress(options.progress)
         fresh = options.make_plan(held, paths, request, now_micros=now, progress=progress)
         chosen = fresh if plan is None else _checked(held, plan, fresh)
-        check_way(chosen, aside=options.quarantine)
+        check_way(chosen, quarantine=options.quarantine)
         if not chosen.objects:
             delete_all(held, [paths.removal] if chosen.kind is PlanKind.DEAD_JOB else [])
             return GcOutcome(plan=chosen, done=False, deleted=0, size_bytes=0, open_entries=opened)
@@ -182,7 +182,7 @@ def _run(
         if chosen.kind is PlanKind.DEAD_JOB:
             # Its epochs cannot be read any more once this has begun.
             held.create(paths.removal, encode_json(gc_plan_to_json(chosen)))
-        run = Run(held, chosen, request, journal, moving, options.delete, pace, options.progress)
+        run = GcRun(held, chosen, request, journal, moving, options.delete, pace, options.progress)
         run.carry_out()
         outcome = GcOutcome(
             plan=chosen,

@@ -10,7 +10,7 @@ from arroyo_dagster.state.metadata.lease import wall_clock
 from arroyo_dagster.state.model.garbage import Roots
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.operations.gc.inventory import read_inventory
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.planning.gc.orphans import Reason, reason_of, standing_of
@@ -55,7 +55,7 @@ class _Judge:
     """Tells the reason of each object of one job."""
 
     roots: Roots
-    tell: Callable[[Stored], Reason]
+    report: Callable[[StoredObject], Reason]
     undecided: str | None
 
 
@@ -71,8 +71,8 @@ def explain_object(store: ObjectStore, paths: JobPaths, name: str, asked: GcRequ
     """
     path, info = _found(store, name)
     _, judge = _judged(store, paths, asked)
-    one = Stored(path, info.size_bytes, info.modified_micros, info.etag)
-    reason = judge.tell(one)
+    one = StoredObject(path, info.size_bytes, info.modified_micros, info.etag)
+    reason = judge.report(one)
     return Explained(
         path=path,
         kind=object_name(paths, path).kind,
@@ -114,7 +114,7 @@ def explain_directory(
     for shelf in shelves:
         for one in shelf:
             if f"{one.path}/".startswith(below):
-                reason = judge.tell(one)
+                reason = judge.report(one)
                 objects, size = counts.get(reason, (0, 0))
                 counts[reason] = (objects + 1, size + (one.size_bytes or 0))
     order = list(Reason)
@@ -139,13 +139,13 @@ def _judged(store: ObjectStore, paths: JobPaths, asked: GcRequest) -> tuple[list
     except ProtocolError as error:
         return shelves, _Judge(roots, _by_references(roots), error.message)
 
-    def tell(one: Stored) -> Reason:
+    def report(one: StoredObject) -> Reason:
         return reason_of(standing, one, object_name(paths, one.path))
 
-    return shelves, _Judge(roots, tell, None)
+    return shelves, _Judge(roots, report, None)
 
 
-def _by_references(roots: Roots) -> Callable[[Stored], Reason]:
+def _by_references(roots: Roots) -> Callable[[StoredObject], Reason]:
     """What can be told of a job of which nobody knows what it is doing."""
     referenced = referenced_by(roots, (*roots.epochs, *roots.attempts))
     by_kind = {
@@ -156,12 +156,12 @@ def _by_references(roots: Roots) -> Callable[[Stored], Reason]:
         ObjectKind.STAGED: Reason.UNDECIDED,
     }
 
-    def tell(one: Stored) -> Reason:
+    def report(one: StoredObject) -> Reason:
         kind = object_name(roots.paths, one.path).kind
         listed = kind is ObjectKind.DATA and one.path in referenced
         return Reason.REFERENCED if listed else by_kind.get(kind, Reason.METADATA)
 
-    return tell
+    return report
 
 
 def _referring(roots: Roots, path: StatePath) -> Iterator[str]:

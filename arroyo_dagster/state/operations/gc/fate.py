@@ -30,8 +30,8 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.gc.explain import Explained, explain_object, job_of_path
 from arroyo_dagster.state.operations.gc.journal import (
-    Entry,
-    Run,
+    JournalEntry,
+    JournalRun,
     archives_of,
     entry_of,
     read_run,
@@ -76,7 +76,7 @@ class FateEvent:
         quarantine: the quarantine that the run moved objects to, or brought them back from.
     """
 
-    entry: Entry
+    entry: JournalEntry
     quarantine: str | None
 
 
@@ -103,7 +103,7 @@ class Fate:
     unexplained: str | None = None
     quarantine: Quarantined | None = None
     copy: Moved | None = None
-    purged: Entry | None = None
+    purged: JournalEntry | None = None
     unreadable: tuple[StatePath, ...] = ()
 
 
@@ -120,7 +120,7 @@ class FateCount:
     first_micros: int | None = None
     last_micros: int | None = None
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: JournalEntry) -> None:
         self.objects += 1
         self.size_bytes += entry.size_bytes or 0
         self.first_micros = min(self.first_micros or entry.at_micros, entry.at_micros)
@@ -247,7 +247,7 @@ def _known(
     )
 
 
-def _purge_of(store: ObjectStore, paths: JobPaths, quarantine: str | None) -> Entry | None:
+def _purge_of(store: ObjectStore, paths: JobPaths, quarantine: str | None) -> JournalEntry | None:
     """What a purge says of the first copy in a quarantine."""
     if quarantine is None:
         return None
@@ -349,7 +349,7 @@ def _events(store: ObjectStore, paths: JobPaths, search: _Search) -> Iterator[Fa
 
 def _parts_of(
     store: ObjectStore, directory: StatePath, search: _Search
-) -> tuple[Run | None, list[int] | None]:
+) -> tuple[JournalRun | None, list[int] | None]:
     """A run, and the numbers of the batches that may hold a wanted path; None: nobody says."""
     try:
         run, seals = read_run(store, directory), seals_of(store, directory)

@@ -23,7 +23,7 @@ from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.objects import (
     ObjectKind,
     Packed,
-    Stored,
+    StoredObject,
     object_name,
 )
 from arroyo_dagster.state.operations.gc.root_reader import (
@@ -158,7 +158,7 @@ def list_job(
             symbolic link does.
     """
     sorted_out: dict[str, list[Packed]] = {}
-    waiting: dict[str, list[Stored]] = {
+    waiting: dict[str, list[StoredObject]] = {
         "files": [],
         "metadata": [],
         "maintenance": [],
@@ -175,7 +175,7 @@ def list_job(
             )
         where = _shelf(paths, info.path, info.addressable)
         shelf = waiting[where]
-        shelf.append(Stored(info.path, info.size_bytes, info.modified_micros, info.etag))
+        shelf.append(StoredObject(info.path, info.size_bytes, info.modified_micros, info.etag))
         if len(shelf) == 1000:
             sorted_out.setdefault(where, []).append(Packed(shelf))
             shelf.clear()
@@ -349,6 +349,6 @@ def _check_complete(store: ObjectStore, roots: Roots, found: Inventory) -> None:
     )
 
 
-def matching(found: Iterable[Stored], wanted: PathsDigest) -> Iterator[Stored]:
+def matching(found: Iterable[StoredObject], wanted: PathsDigest) -> Iterator[StoredObject]:
     """Those of the objects whose paths are wanted."""
     return (one for one in found if one.path in wanted)

@@ -30,7 +30,7 @@ from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.garbage import GcPlan, digest_of
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import Stored
+from arroyo_dagster.state.model.objects import StoredObject
 from arroyo_dagster.state.operations.gc.journal_chain import (
     END,
     PLAN,
@@ -50,7 +50,7 @@ TIME_DIGITS = 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class JournalEntry:
     """What became of one object.
 
     Attributes:
@@ -72,7 +72,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class JournalRun:
     """One run of a collection.
 
     Attributes:
@@ -172,7 +172,7 @@ class Journal:
         )
 
     def write(
-        self, batches: Sequence[tuple[int, Sequence[Stored]]], outcomes: Mapping[Any, str]
+        self, batches: Sequence[tuple[int, Sequence[StoredObject]]], outcomes: Mapping[Any, str]
     ) -> None:
         """Write batches: with no outcomes before they begin, with all of them afterwards.
 
@@ -190,7 +190,7 @@ class Journal:
         self._seals |= {seal.number: seal for seal in seals}
 
     def _write(
-        self, now: int, number: int, objects: Sequence[Stored], outcomes: Mapping[Any, str]
+        self, now: int, number: int, objects: Sequence[StoredObject], outcomes: Mapping[Any, str]
     ) -> BatchSeal:
         lines = [
             [str(one.path), one.size_bytes, one.etag, outcomes.get(one.path, UNKNOWN)]
@@ -215,7 +215,7 @@ def _time_after(follows: Follows | None, now_micros: int) -> int:
     return max(now_micros, int(time_of) + 1) if known else now_micros
 
 
-def list_runs(store: ObjectStore, paths: JobPaths) -> list[Run]:
+def list_runs(store: ObjectStore, paths: JobPaths) -> list[JournalRun]:
     """The runs that the journal of a job knows, oldest first.
 
     Raises:
@@ -225,24 +225,24 @@ def list_runs(store: ObjectStore, paths: JobPaths) -> list[Run]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _LocatedRun:
     """A run, and where it lies: in a directory of its own, or with others in an archive."""
 
-    run: Run
+    run: JournalRun
     archive: StatePath | None = None
 
 
-def _found(store: ObjectStore, paths: JobPaths) -> list[_Found]:
+def _found(store: ObjectStore, paths: JobPaths) -> list[_LocatedRun]:
     listed = store.list_dir(paths.journal)
-    found: dict[str, _Found] = {}
+    found: dict[str, _LocatedRun] = {}
     for path in archives_of(info.path for info in listed.objects):
         for one in archived_runs(store.read(path), path):
             run = run_from_plan(one.name, one.plan.encode(), path, ended=True)
-            found.setdefault(one.name, _Found(run, path))
+            found.setdefault(one.name, _LocatedRun(run, path))
     # Of one that was archived the directory may not have gone yet.
     own = [path for path in listed.prefixes if path.name not in found]
     others = concurrently(lambda path: read_run(store, path), own)
-    found.update((run.name, _Found(run)) for run in others if run is not None)
+    found.update((run.name, _LocatedRun(run)) for run in others if run is not None)
     return [found[name] for name in sorted(found)]
 
 
@@ -251,7 +251,7 @@ def archives_of(objects: Iterable[StatePath]) -> list[StatePath]:
     return sorted(path for path in objects if path.name.endswith(ARCHIVE))
 
 
-def read_run(store: ObjectStore, directory: StatePath) -> Run | None:
+def read_run(store: ObjectStore, directory: StatePath) -> JournalRun | None:
     path = directory / PLAN
     try:
         data = store.read(path)
@@ -261,9 +261,9 @@ def read_run(store: ObjectStore, directory: StatePath) -> Run | None:
     return run_from_plan(directory.name, data, path, ended=ended)
 
 
-def run_from_plan(name: str, data: bytes, path: StatePath, *, ended: bool) -> Run:
+def run_from_plan(name: str, data: bytes, path: StatePath, *, ended: bool) -> JournalRun:
     with known_fields(data, path) as fields:
-        return Run(
+        return JournalRun(
             name=name,
             owner=str(fields["owner"]),
             begun_at_micros=number_of(fields["begun_at_micros"]),
@@ -276,7 +276,9 @@ def run_from_plan(name: str, data: bytes, path: StatePath, *, ended: bool) -> Ru
         )
 
 
-def read_journal(store: ObjectStore, paths: JobPaths, run: str | None = None) -> Iterator[Entry]:
+def read_journal(
+    store: ObjectStore, paths: JobPaths, run: str | None = None
+) -> Iterator[JournalEntry]:
     """What became of every object that was to go, run by run, oldest first.
 
     Args:
@@ -297,11 +299,11 @@ def read_journal(store: ObjectStore, paths: JobPaths, run: str | None = None) ->
                 yield from _entries(names[archived.name], archived.lines)
 
 
-def _entries(run: Run, lines: Iterable[Line]) -> Iterator[Entry]:
+def _entries(run: JournalRun, lines: Iterable[Line]) -> Iterator[JournalEntry]:
     return (entry_of(run, line) for line in lines)
 
 
-def entry_of(run: Run, line: Line) -> Entry:
+def entry_of(run: JournalRun, line: Line) -> JournalEntry:
     """What a line of a run says.
 
     Raises:
@@ -312,7 +314,7 @@ def entry_of(run: Run, line: Line) -> Entry:
         path = StatePath(name)
     except InputError as error:
         raise FormatError(f"a line of the journal names no path: {error}", run=run.name) from error
-    return Entry(
+    return JournalEntry(
         run=run.name,
         owner=run.owner,
         at_micros=at_micros,

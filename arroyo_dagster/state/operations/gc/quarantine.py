@@ -29,7 +29,13 @@ from arroyo_dagster.state.model.garbage import (
 )
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import NOTHING, ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.model.objects import (
+    NOTHING,
+    ObjectKind,
+    Packed,
+    StoredObject,
+    object_name,
+)
 from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
@@ -88,7 +94,7 @@ class QuarantineWriter:
             sleep(IN_FLIGHT_GRACE_SECONDS)
         return cls(held, plan.paths, name)
 
-    def copy(self, number: int, batch: list[Stored]) -> list[StatePath]:
+    def copy(self, number: int, batch: list[StoredObject]) -> list[StatePath]:
         """Copy a batch aside, read it back, and write down where it came from.
 
         Returns:
@@ -103,7 +109,7 @@ class QuarantineWriter:
         self.store.put(directory / _index_part(number), encode_moved(moved))
         return [one.path for one, copy in zip(batch, found, strict=True) if copy is None]
 
-    def _copied(self, one: Stored, target: StatePath) -> Moved | None:
+    def _copied(self, one: StoredObject, target: StatePath) -> Moved | None:
         with in_turn(one.size_bytes):
             try:
                 digest, size_bytes = digest_stored(self.store, one.path)
@@ -269,11 +275,11 @@ def _purge_one(
     """Copies first, then the index: it is readable for as long as it is registered."""
     directory = paths.quarantine / one.name
     listed = [info for info in held.list(directory) if info.path.name != INDEX]
-    going = {i.path: Stored(i.path, i.size_bytes, i.modified_micros, i.etag) for i in listed}
+    going = {i.path: StoredObject(i.path, i.size_bytes, i.modified_micros, i.etag) for i in listed}
     for part, moved in _index_parts(held, paths, one).items():
-        going.setdefault(part, Stored(part, None))
+        going.setdefault(part, StoredObject(part, None))
         for copy in moved:
-            going.setdefault(copy.copy, Stored(copy.copy, copy.size_bytes))
+            going.setdefault(copy.copy, StoredObject(copy.copy, copy.size_bytes))
     # Parts, whose names sort behind those of the copies, go last: they name what no listing shows.
     objects = [going[path] for path in sorted(going)]
     journal = Journal(

@@ -65,7 +65,7 @@ class Reader:
             self.roots[path] = Root(path=path, digest=digest_of(data))
         return data is not None
 
-    def early(self, path: StatePath) -> recovery.Record | None:
+    def early(self, path: StatePath) -> recovery.MetadataRecord | None:
         """Read an object that will be asked for once more; then it is not read again."""
         data = self._early[path] = self._bytes(path)
         if data is None:

@@ -81,7 +81,9 @@ def newest_head(
 
     None: no worker generation leads to an epoch.
     """
-    facts: dict[StatePath, recovery.Record | None] = {reader.paths.current_generation: fence}
+    facts: dict[StatePath, recovery.MetadataRecord | None] = {
+        reader.paths.current_generation: fence
+    }
     found = _resolved(reader, fence, facts, as_arroyo=False)
     by_arroyo = _resolved(reader, fence, facts, as_arroyo=True)
     if found is None or by_arroyo is None:
@@ -103,7 +105,7 @@ def newest_head(
 def _resolved(
     reader: Reader,
     fence: CurrentGeneration,
-    facts: dict[StatePath, recovery.Record | None],
+    facts: dict[StatePath, recovery.MetadataRecord | None],
     *,
     as_arroyo: bool,
 ) -> recovery.Restore | None:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from arroyo_dagster.state.model.garbage import EpochRoot, Roots
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.objects import Stored
+from arroyo_dagster.state.model.objects import StoredObject
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 
 def with_store_times(
-    store: ObjectStore, roots: Roots, listed: Iterable[Stored] | None = None
+    store: ObjectStore, roots: Roots, listed: Iterable[StoredObject] | None = None
 ) -> Roots:
     """The same roots, each epoch with the time of the object that makes it exist.
 
@@ -57,5 +57,5 @@ def _listed(
     return {info.path: info.modified_micros for info in found if info.path in wanted}
 
 
-def _times(listed: Iterable[Stored], wanted: set[StatePath]) -> dict[StatePath, int | None]:
+def _times(listed: Iterable[StoredObject], wanted: set[StatePath]) -> dict[StatePath, int | None]:
     return {one.path: one.modified_micros for one in listed if one.path in wanted}

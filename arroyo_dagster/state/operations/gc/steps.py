@@ -16,7 +16,7 @@ from arroyo_dagster.state.model.garbage import GcPlan, PathsDigest
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.job_facts import JobFacts
 from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.model.objects import BATCH, ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.model.objects import BATCH, ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.journal_chain import GONE
 from arroyo_dagster.state.operations.gc.plan import GcRequest
@@ -73,14 +73,14 @@ def delete_here(store: ObjectStore, batches: Sequence[Sequence[StatePath]]) -> l
 
 
 @dataclass(slots=True)
-class Run:
+class GcRun:
     """One plan being carried out."""
 
     store: Leased
     plan: GcPlan
     asked: GcRequest
     journal: Journal
-    aside: QuarantineWriter | None
+    quarantine: QuarantineWriter | None
     delete: Delete
     pace: Pace
     progress: Callable[[GcProgress], None]
@@ -166,18 +166,18 @@ class Run:
 
     # ---- a wave of batches -----------------------------------------------------------------------
 
-    def _wave(self, wave: list[list[Stored]], delete: Delete, *, in_order: bool) -> None:
+    def _wave(self, wave: list[list[StoredObject]], delete: Delete, *, in_order: bool) -> None:
         numbered = [(self._next_number(), batch) for batch in wave]
         self.journal.write(numbered, {})
         outcomes: dict[StatePath, str] = {}
-        if self.aside is not None:
-            moving = self.aside
+        if self.quarantine is not None:
+            moving = self.quarantine
             gone = concurrently(lambda one: moving.copy(one[0], one[1]), numbered)
             outcomes = dict.fromkeys((path for paths in gone for path in paths), GONE)
             wave = [[one for one in batch if one.path not in outcomes] for batch in wave]
         paths = [[one.path for one in batch] for batch in wave if batch]
         together = [paths] if paths else []
-        for batches in [[p] for p in self._pieces(wave)] if in_order else together:
+        for batches in [[p] for p in self._groups(wave)] if in_order else together:
             outcomes |= self._deleted(batches, delete)
             if _kept(outcomes):
                 break
@@ -193,7 +193,7 @@ class Run:
                 next_step="run it again: what refers to them is still there",
             )
 
-    def _pieces(self, wave: list[list[Stored]]) -> Iterator[list[StatePath]]:
+    def _groups(self, wave: list[list[StoredObject]]) -> Iterator[list[StatePath]]:
         """An interruption must never remove a newer manifest before an older one.
 
         Metadata of the operators of one epoch of the legacy layout may go in any order.
@@ -222,7 +222,7 @@ class Run:
         Returns:
             For each path `deleted`, `moved`, or `there: ` and why.
         """
-        word = "deleted" if self.aside is None else "moved"
+        word = "deleted" if self.quarantine is None else "moved"
         found: dict[StatePath, str] = {}
         for attempt in range(1, self.pace.tries + 1):
             outcomes = self._asked_of_store(waiting, delete)
@@ -257,7 +257,7 @@ class Run:
 
     # ---- reading back ----------------------------------------------------------------------------
 
-    def _read_back(self, step: Packed) -> list[Stored]:
+    def _read_back(self, step: Packed) -> list[StoredObject]:
         """Which objects of a step are still there, by the store's own word."""
         if len(step) <= HEADS:
             objects = list(step)
@@ -267,12 +267,14 @@ class Run:
         found = zip(objects, infos, strict=True)
         return [one for one, info in found if info is not None and info.etag == one.etag]
 
-    def _still_listed(self, wanted: PathsDigest) -> list[Stored]:
+    def _still_listed(self, wanted: PathsDigest) -> list[StoredObject]:
         left, listed = [], 0
         for info in self.store.list(self.plan.paths.root):
             listed += 1
             if info.addressable and _same(info.path, info.etag) in wanted:
-                left.append(Stored(info.path, info.size_bytes, info.modified_micros, info.etag))
+                left.append(
+                    StoredObject(info.path, info.size_bytes, info.modified_micros, info.etag)
+                )
         if not listed:
             # The lease and the journal are there: such an answer says nothing of the others.
             raise StorageError(
@@ -299,9 +301,9 @@ def _same(path: StatePath, etag: str | None) -> str:
     return f"{path}\0{etag or ''}"
 
 
-def _waves(step: Packed, in_flight: int) -> Iterator[list[list[Stored]]]:
+def _waves(step: Packed, in_flight: int) -> Iterator[list[list[StoredObject]]]:
     """Batches, as many as may be in flight at a time."""
-    wave: list[list[Stored]] = []
+    wave: list[list[StoredObject]] = []
     for batch in step.batches():
         wave.append(batch)
         if len(wave) == in_flight:

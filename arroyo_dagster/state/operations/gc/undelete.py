@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.garbage import (
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
@@ -103,8 +103,8 @@ def undelete(
         )
         missing = [one for one, is_there in zip(moved, there, strict=True) if not is_there]
         for group in _groups(paths, missing):
-            concurrently(lambda one: _bring_back(held, one), group)
-        objects = [Stored(one.path, one.size_bytes) for one in moved]
+            concurrently(lambda one: _restore_copy(held, one), group)
+        objects = [StoredObject(one.path, one.size_bytes) for one in moved]
         delete_all(held, [paths.removal])  # one that has begun is given up
         for number, batch in enumerate(Packed(objects).batches(), start=1):
             journal.write([(number, batch)], dict.fromkeys((one.path for one in batch), "back"))
@@ -307,7 +307,7 @@ def _lies_there(store: ObjectStore, one: Moved) -> bool:
     )
 
 
-def _bring_back(store: ObjectStore, one: Moved) -> None:
+def _restore_copy(store: ObjectStore, one: Moved) -> None:
     with in_turn(one.size_bytes):
         digest, _ = digest_stored(store, one.copy)
         if digest != one.digest:

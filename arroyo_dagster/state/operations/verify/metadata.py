@@ -232,7 +232,9 @@ def _next_start(reader: _Reader, facts: ProtocolFacts) -> NextStart | str | None
     starting = WorkerGeneration(max(fence.worker_generation, *facts.generations, 0) + 1)
     # A start raises the fence before it looks, so that it may claim.
     raised = replace(fence, worker_generation=starting)
-    known: dict[StatePath, recovery.Record | None] = {reader.paths.current_generation: raised}
+    known: dict[StatePath, recovery.MetadataRecord | None] = {
+        reader.paths.current_generation: raised
+    }
     while True:
         try:
             found = recovery.resolve(

@@ -18,8 +18,13 @@ from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.codec.operations import INSERT, decode_operation
-from arroyo_dagster.state.codec.parquet import FileFacts as FooterFacts
-from arroyo_dagster.state.codec.parquet import decoding, open_pages, read_facts, rows_at_once
+from arroyo_dagster.state.codec.parquet import (
+    FooterFacts,
+    decoding,
+    open_pages,
+    read_facts,
+    rows_at_once,
+)
 from arroyo_dagster.state.model.tables import (
     KEY_HASH_COLUMN,
     TIMESTAMP_COLUMN,

@@ -41,11 +41,11 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.planning.compaction.apply import apply_merges
 from arroyo_dagster.state.planning.compaction.budget import within_budget
-from arroyo_dagster.state.planning.compaction.policies import Candidate, Run, choose, why_left
+from arroyo_dagster.state.planning.compaction.policies import Candidate, FileRun, choose, why_left
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 
-NOT_OURS = (
+ARROYO_JOB = (
     "this is a job of Arroyo's: it is not compacted as ours are, but rewritten in place while it "
     "is stopped (`state.operations.compaction.rewrite`)"
 )
@@ -92,7 +92,7 @@ def plan_compaction(
     left_out: list[LeftOut] = []
     if not managed and not arroyo:
         operators = ()
-        left_out.append(LeftOut(reason=NOT_OURS))
+        left_out.append(LeftOut(reason=ARROYO_JOB))
     for operator in operators:
         for name, files in operator.tables.items():
             _check_sizes(files.paths, sizes, checkpoint)
@@ -203,7 +203,7 @@ class _Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _PlannedMerges:
     merges: Sequence[Merge] = ()
     left_out: Sequence[LeftOut] = ()
 
@@ -213,11 +213,11 @@ def _plan_table(
     files: TableFiles,
     sizes: Mapping[StatePath, int],
     settings: CompactionSettings,
-) -> _Found:
+) -> _PlannedMerges:
     if isinstance(files, ExpiringTimeKeyFiles):
         return _plan_rows(table, files, sizes, settings)
     if not table.managed:
-        return _Found(left_out=[table.left(SNAPSHOTS)])
+        return _PlannedMerges(left_out=[table.left(SNAPSHOTS)])
     candidates = [_candidate(path, sizes) for path in files.files]
     runs, left = _split(table, candidates, settings, None)
     merges: list[Merge] = []
@@ -236,14 +236,14 @@ def _plan_table(
             merges.append(merge)
         else:
             left.append(table.left(_no_gain(merge), inputs))
-    return _Found(merges, left)
+    return _PlannedMerges(merges, left)
 
 
 def _candidate(path: StatePath, sizes: Mapping[StatePath, int]) -> Candidate:
     return Candidate(path=path, size_bytes=sizes[path], level=compaction_level(path))
 
 
-def _level(candidates: Sequence[Candidate], run: Run) -> int:
+def _level(candidates: Sequence[Candidate], run: FileRun) -> int:
     return 1 + max(one.level for one in candidates[run.start : run.end])
 
 
@@ -256,7 +256,7 @@ def _split(
     candidates: Sequence[Candidate],
     settings: CompactionSettings,
     window_micros: int | None,
-) -> tuple[list[Run], list[LeftOut]]:
+) -> tuple[list[FileRun], list[LeftOut]]:
     """The runs to merge, and the other files by the reason why they are left."""
     runs = choose(candidates, settings, window_micros)
     taken = {at for run in runs for at in range(run.start, run.end)}
@@ -273,11 +273,11 @@ def _plan_rows(
     files: ExpiringTimeKeyFiles,
     sizes: Mapping[StatePath, int],
     settings: CompactionSettings,
-) -> _Found:
+) -> _PlannedMerges:
     config = table.operator.configs[table.name].config
     assert isinstance(config, ExpiringTimeKeyConfig)
     if config.generational and not table.managed and not config.schema.hashed_indices:
-        return _Found(left_out=[table.left(UNKEYED)])
+        return _PlannedMerges(left_out=[table.left(UNKEYED)])
     parallelism = settings.parallelism or table.operator.parallelism
     rule = _RowsRule.of(table, config, settings, parallelism)
     live = [file for file in files.files if file.max_timestamp_micros >= rule.expired_micros]
@@ -299,10 +299,12 @@ def _plan_rows(
                 left.append(table.left(_no_gain(merge), merge.paths))
     if not live and not gone:
         left = [table.left("it has one file or none")]
-    return _Found(merges, [one for one in left if one.files or not files.files])
+    return _PlannedMerges(merges, [one for one in left if one.files or not files.files])
 
 
-def _is_rescale(settings: CompactionSettings, candidates: Sequence[Candidate], run: Run) -> bool:
+def _is_rescale(
+    settings: CompactionSettings, candidates: Sequence[Candidate], run: FileRun
+) -> bool:
     straddling = any(one.straddles for one in candidates[run.start : run.end])
     return settings.parallelism is not None and straddling
 
@@ -356,7 +358,7 @@ class _RowsRule:
     def merge(
         self,
         sequence: Sequence[TimeFile],
-        run: Run,
+        run: FileRun,
         candidates: Sequence[Candidate],
         sizes: Mapping[StatePath, int],
     ) -> RowsMerge:

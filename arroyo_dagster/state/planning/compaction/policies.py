@@ -31,7 +31,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FileRun:
     """Neighbours to merge: the files from `start` to before `end`."""
 
     start: int
@@ -40,7 +40,7 @@ class Run:
 
 def choose(
     files: Sequence[Candidate], settings: CompactionSettings, window_micros: int | None = None
-) -> list[Run]:
+) -> list[FileRun]:
     """Choose neighbours worth merging.
 
     Args:
@@ -48,7 +48,7 @@ def choose(
         window_micros: the length of a window of an expiring table.
     """
     if settings.parallelism is not None and any(file.straddles for file in files):
-        return [Run(0, len(files))]
+        return [FileRun(0, len(files))]
     return list(_RULES[settings.policy](files, settings, window_micros))
 
 
@@ -84,14 +84,14 @@ def why_left(
 
 def _full(
     files: Sequence[Candidate], settings: CompactionSettings, window_micros: int | None
-) -> Iterator[Run]:
+) -> Iterator[FileRun]:
     if len(files) > 1 and not all(file.level for file in files):
-        yield Run(0, len(files))
+        yield FileRun(0, len(files))
 
 
 def _bin_pack(
     files: Sequence[Candidate], settings: CompactionSettings, window_micros: int | None
-) -> Iterator[Run]:
+) -> Iterator[FileRun]:
     small = settings.target_bytes * settings.small_share
     start = 0
     while start < len(files):
@@ -101,7 +101,7 @@ def _bin_pack(
             end += 1
         fresh = sum(not file.level for file in files[start:end])
         if fresh >= settings.min_files and 2 * fresh >= end - start:
-            yield Run(start, end)
+            yield FileRun(start, end)
         start = max(end, start + 1)
 
 
@@ -117,7 +117,7 @@ class _Level:
 
 def _levels(
     files: Sequence[Candidate], settings: CompactionSettings, window_micros: int | None
-) -> Iterator[Run]:
+) -> Iterator[FileRun]:
     """Merge what lies together of a level, then what that makes of the next, until nothing does."""
     found = [_Level(file.level, file.size_bytes, at, at + 1) for at, file in enumerate(files)]
     while True:
@@ -125,7 +125,7 @@ def _levels(
         if len(merged) == len(found):
             break
         found = merged
-    runs = [Run(one.start, one.end) for one in found if one.end > one.start + 1]
+    runs = [FileRun(one.start, one.end) for one in found if one.end > one.start + 1]
     # What was merged turns out smaller than its files: only new ones may set it off again.
     if any(not file.level for run in runs for file in files[run.start : run.end]):
         yield from runs
@@ -146,7 +146,7 @@ def _next_level(found: Sequence[_Level], settings: CompactionSettings) -> Iterat
 
 def _windows(
     files: Sequence[Candidate], settings: CompactionSettings, window_micros: int | None
-) -> Iterator[Run]:
+) -> Iterator[FileRun]:
     """What lies together of one window; of the newest, which still grows, only enough at once."""
     if window_micros is None:
         return
@@ -158,11 +158,11 @@ def _windows(
         fresh = sum(not file.level for file in files[start:end])
         enough = settings.min_files if window == newest else 1
         if end > start + 1 and fresh >= enough:
-            yield Run(start, end)
+            yield FileRun(start, end)
         start = end
 
 
-_Rule = Callable[[Sequence[Candidate], CompactionSettings, "int | None"], Iterator[Run]]
+_Rule = Callable[[Sequence[Candidate], CompactionSettings, "int | None"], Iterator[FileRun]]
 _RULES: dict[CompactionPolicy, _Rule] = {
     CompactionPolicy.FULL: _full,
     CompactionPolicy.BIN_PACK: _bin_pack,

@@ -16,7 +16,7 @@ from arroyo_dagster.state.model.compaction import (
 from arroyo_dagster.state.model.keys import KeyRange
 
 
-def shards_of(merge: Merge, part_bytes: int, *, divisible: bool) -> list[Merge]:
+def shards_of(merge: Merge, shard_bytes: int, *, divisible: bool) -> list[Merge]:
     """Part a merge of an expiring table, so that several may carry it out.
 
     Where rows only move, each part takes neighbours of the inputs. Where all rows of a key are
@@ -29,12 +29,12 @@ def shards_of(merge: Merge, part_bytes: int, *, divisible: bool) -> list[Merge]:
     Returns:
         Merges whose outputs, in their order, are those of `merge`; just that one where it is small.
     """
-    if isinstance(merge, PairsMerge) or merge.size_bytes <= part_bytes:
+    if isinstance(merge, PairsMerge) or merge.size_bytes <= shard_bytes:
         return [merge]
     by_key = merge.form.sort is SortOrder.KEY
     if merge.generations is Generations.ALL and merge.sizes and not by_key:
-        return list(_by_inputs(merge, part_bytes))
-    wanted = -(-merge.size_bytes // part_bytes)
+        return list(_by_inputs(merge, shard_bytes))
+    wanted = -(-merge.size_bytes // shard_bytes)
     ranges = list(merge.ranges)
     if divisible and wanted > len(ranges):
         each = -(-wanted // len(ranges))
@@ -47,11 +47,11 @@ def shards_of(merge: Merge, part_bytes: int, *, divisible: bool) -> list[Merge]:
     ]
 
 
-def _by_inputs(merge: RowsMerge, part_bytes: int) -> Iterator[RowsMerge]:
+def _by_inputs(merge: RowsMerge, shard_bytes: int) -> Iterator[RowsMerge]:
     start = 0
     while start < len(merge.inputs):
         end, size = start + 1, merge.sizes[start]
-        while end < len(merge.inputs) and size + merge.sizes[end] <= part_bytes:
+        while end < len(merge.inputs) and size + merge.sizes[end] <= shard_bytes:
             size += merge.sizes[end]
             end += 1
         yield replace(

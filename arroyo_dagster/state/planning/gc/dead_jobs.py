@@ -20,7 +20,7 @@ from arroyo_dagster.state.model.garbage import (
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.planning.gc.orphans import FOREIGN_LISTED
 from arroyo_dagster.state.planning.gc.reachability import prove, refuse
 
@@ -32,13 +32,13 @@ UNREADABLE = "unreadable"
 """In the rule of a plan: why the metadata of the job could not be read."""
 
 
-def check_way(plan: GcPlan, *, aside: bool) -> None:
+def check_way(plan: GcPlan, *, quarantine: bool) -> None:
     """Make sure that what nobody could read is not deleted for good.
 
     Raises:
         InputError: it would be.
     """
-    if UNREADABLE in plan.rule and not aside:
+    if UNREADABLE in plan.rule and not quarantine:
         raise InputError(
             "the metadata of the job cannot be read, so it can be moved aside and not deleted",
             job=plan.paths.root,
@@ -51,7 +51,7 @@ def plan_dead_job(
     roots: Roots,
     files: Packed,
     metadata: Packed,
-    foreign: Iterable[Stored],
+    foreign: Iterable[StoredObject],
     *,
     why: str,
     needed_by_others: Iterable[tuple[JobPaths, StatePath]] = (),
@@ -113,7 +113,7 @@ def what_is_left_of(
     begun: GcPlan,
     files: Packed,
     metadata: Packed,
-    foreign: Iterable[Stored],
+    foreign: Iterable[StoredObject],
     *,
     job_pins: JobPins,
     quarantined: Iterable[Quarantined],
@@ -159,13 +159,13 @@ def what_is_left_of(
     )
 
 
-def _newest(objects: Packed) -> Iterator[Stored]:
+def _newest(objects: Packed) -> Iterator[StoredObject]:
     """The object that was written last; one of which nobody knows when counts as just now."""
     found = max(objects, key=lambda one: one.modified_micros or 2**63, default=None)
     return iter(() if found is None else (found,))
 
 
-def _check_quiet(roots: Roots, newest: Iterable[Stored], old_micros: int) -> None:
+def _check_quiet(roots: Roots, newest: Iterable[StoredObject], old_micros: int) -> None:
     # By the younger of two clocks: a copy is younger than what its writer says, and where the
     # writer says that it is younger the store's clock may have been wrong.
     finished = max((one.finish_time_micros for one in roots.epochs), default=0)
@@ -210,14 +210,14 @@ def _check_unpinned(paths: JobPaths, job_pins: JobPins) -> None:
 
 def _kept_for(quarantined: Iterable[Quarantined]) -> PathsDigest:
     """What epochs in quarantine need to come back whole."""
-    return PathsDigest(path for aside in quarantined for path in aside.needs.texts)
+    return PathsDigest(path for quarantine in quarantined for path in quarantine.needs.texts)
 
 
-def _oldest_first(roots: Roots, known: Iterable[Stored]) -> Iterator[Stored]:
+def _oldest_first(roots: Roots, known: Iterable[StoredObject]) -> Iterator[StoredObject]:
     """Metadata, what makes an epoch exist behind what describes it, the fence last of all."""
     parts = {ObjectKind.OPERATOR: 0, ObjectKind.MANIFEST: 1, ObjectKind.CHECKPOINT: 1}
 
-    def order(one: Stored) -> tuple[bool, bool, int, int, str]:
+    def order(one: StoredObject) -> tuple[bool, bool, int, int, str]:
         name = object_name(roots.paths, one.path)
         last = name.kind in _LAST
         at = int(name.worker_generation or 0) if last else int(name.epoch or 0)

@@ -25,7 +25,13 @@ from arroyo_dagster.state.model.garbage import (
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import Layout, parse_manifest_path
-from arroyo_dagster.state.model.objects import ObjectKind, ObjectName, Packed, Stored, object_name
+from arroyo_dagster.state.model.objects import (
+    ObjectKind,
+    ObjectName,
+    Packed,
+    StoredObject,
+    object_name,
+)
 from arroyo_dagster.state.planning.gc.reachability import check_readable, prove, referenced_by
 from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_clock
 
@@ -59,7 +65,7 @@ class Reason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class OrphanRules:
     """All that decides whether an object may go.
 
     Attributes:
@@ -87,13 +93,13 @@ class Standing:
 
 def standing_of(
     roots: Roots,
-    metadata: Iterable[Stored],
+    metadata: Iterable[StoredObject],
     *,
     now_micros: int,
     grace_micros: int,
     answer: JobAnswer | None = None,
     in_parts: bool = False,
-) -> Standing:
+) -> OrphanRules:
     """Gather what decides about every object of a job.
 
     Args:
@@ -116,7 +122,7 @@ def standing_of(
     )
     stays = [*roots.epochs, *(one for one in roots.attempts if one.ref not in lost)]
     address = None if roots.restored is None else parse_manifest_path(roots.restored)
-    return Standing(
+    return OrphanRules(
         roots=roots,
         referenced=ReferencedPaths(roots.paths.root) if in_parts else referenced_by(roots, stays),
         live=live,
@@ -172,7 +178,7 @@ def _newest_written(roots: Roots) -> Epoch | None:
     return max((number for number in numbers if number is not None), default=None)
 
 
-def reason_of(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+def reason_of(standing: OrphanRules, one: StoredObject, name: ObjectName) -> Reason:
     """Say why an object stays, or may go.
 
     Args:
@@ -198,7 +204,7 @@ def reason_of(standing: Standing, one: Stored, name: ObjectName) -> Reason:
     return Reason.METADATA
 
 
-def _reason_of_file(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+def _reason_of_file(standing: OrphanRules, one: StoredObject, name: ObjectName) -> Reason:
     place = (name.worker_generation, name.epoch)
     if name.kind is ObjectKind.SUBTASK and place in standing.owned:
         return Reason.METADATA
@@ -212,7 +218,7 @@ def _reason_of_file(standing: Standing, one: Stored, name: ObjectName) -> Reason
     return Reason.MAY_COME_AGAIN if _next_of_legacy(standing, name) else Reason.ORPHAN
 
 
-def _reason_of_staged(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+def _reason_of_staged(standing: OrphanRules, one: StoredObject, name: ObjectName) -> Reason:
     """Of what a sink has staged the epochs before the newest need nothing: a run commits an epoch
     before it publishes the next one, and commits the newest again when it starts."""
     assert name.epoch is not None
@@ -221,7 +227,7 @@ def _reason_of_staged(standing: Standing, one: Stored, name: ObjectName) -> Reas
     return _young(standing, one) or Reason.ORPHAN
 
 
-def _next_of_legacy(standing: Standing, name: ObjectName) -> bool:
+def _next_of_legacy(standing: OrphanRules, name: ObjectName) -> bool:
     """Whether the next epoch of a job at rest writes such a name: it may start at any moment."""
     if standing.roots.paths.layout is not Layout.LEGACY:
         return False
@@ -229,7 +235,7 @@ def _next_of_legacy(standing: Standing, name: ObjectName) -> bool:
     return name.epoch is not None and name.epoch > newest
 
 
-def _young(standing: Standing, one: Stored) -> Reason | None:
+def _young(standing: OrphanRules, one: StoredObject) -> Reason | None:
     if not one.modified_micros:
         return Reason.NO_TIME
     if one.modified_micros > standing.now_micros - standing.grace_micros:
@@ -237,7 +243,7 @@ def _young(standing: Standing, one: Stored) -> Reason | None:
     return None
 
 
-def _reason_while_live(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+def _reason_while_live(standing: OrphanRules, one: StoredObject, name: ObjectName) -> Reason:
     """The conditions of a job whose writer may be at work; arroyo-state.md 9.8."""
     roots, head = standing.roots, standing.roots.head
     assert one.modified_micros is not None
@@ -258,7 +264,7 @@ def _reason_while_live(standing: Standing, one: Stored, name: ObjectName) -> Rea
     return Reason.ORPHAN
 
 
-def _reason_of_generation(standing: Standing, one: Stored, name: ObjectName) -> Reason:
+def _reason_of_generation(standing: OrphanRules, one: StoredObject, name: ObjectName) -> Reason:
     oldest = standing.roots.resolved_from
     assert name.worker_generation is not None
     if oldest is None or name.worker_generation >= oldest:
@@ -272,7 +278,7 @@ def _reason_of_generation(standing: Standing, one: Stored, name: ObjectName) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class ClassifiedObjects:
     """What was decided of some objects.
 
     Attributes:
@@ -288,11 +294,11 @@ class Judged:
     digest: str = "0"
 
 
-def judge(standing: Standing, files: Iterable[Stored]) -> Judged:
+def judge(standing: OrphanRules, files: Iterable[StoredObject]) -> ClassifiedObjects:
     """Decide of data files and subtask metadata, in order of name."""
     stays = _Stays()
     data, records = _split(_chosen(standing, files, stays))
-    return Judged(
+    return ClassifiedObjects(
         data=data,
         records=records,
         stays=stays.counts(),
@@ -301,7 +307,9 @@ def judge(standing: Standing, files: Iterable[Stored]) -> Judged:
     )
 
 
-def judge_below(standing: Standing, below: str, files: Iterable[Stored]) -> Judged:
+def judge_below(
+    standing: OrphanRules, below: str, files: Iterable[StoredObject]
+) -> ClassifiedObjects:
     """As `judge`, for the files of one directory: what refers to others is not looked at.
 
     Args:
@@ -314,10 +322,10 @@ def judge_below(standing: Standing, below: str, files: Iterable[Stored]) -> Judg
 
 
 def plan_orphans(
-    standing: Standing,
-    parts: Sequence[Judged],
-    metadata: Iterable[Stored],
-    foreign: Iterable[Stored],
+    standing: OrphanRules,
+    parts: Sequence[ClassifiedObjects],
+    metadata: Iterable[StoredObject],
+    foreign: Iterable[StoredObject],
     *,
     listed: int,
     answer: JobAnswer | None = None,
@@ -363,7 +371,7 @@ class _Stays:
         self._objects: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
 
-    def count(self, reason: Reason, one: Stored) -> None:
+    def count(self, reason: Reason, one: StoredObject) -> None:
         self._objects[reason.name.lower()] += 1
         self._bytes[reason.name.lower()] += one.size_bytes or 0
 
@@ -377,8 +385,8 @@ class _Stays:
 
 
 def _chosen(
-    standing: Standing, objects: Iterable[Stored], stays: _Stays
-) -> Iterator[tuple[Stored, ObjectName]]:
+    standing: OrphanRules, objects: Iterable[StoredObject], stays: _Stays
+) -> Iterator[tuple[StoredObject, ObjectName]]:
     paths = standing.roots.paths
     for one in objects:
         name = object_name(paths, one.path)
@@ -389,11 +397,11 @@ def _chosen(
             stays.count(reason, one)
 
 
-def _split(chosen: Iterable[tuple[Stored, ObjectName]]) -> tuple[Packed, Packed]:
+def _split(chosen: Iterable[tuple[StoredObject, ObjectName]]) -> tuple[Packed, Packed]:
     """Data files, and the subtask metadata among them, which goes after all data."""
-    records: list[Stored] = []
+    records: list[StoredObject] = []
 
-    def data() -> Iterator[Stored]:
+    def data() -> Iterator[StoredObject]:
         for one, name in chosen:
             if name.kind is ObjectKind.DATA:
                 yield one

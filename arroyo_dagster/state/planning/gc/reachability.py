@@ -16,7 +16,7 @@ from arroyo_dagster.state.model.garbage import EpochRoot, PathsDigest, Proof, Ro
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.objects import Packed, Stored
+from arroyo_dagster.state.model.objects import Packed, StoredObject
 from arroyo_dagster.state.planning.restore.recovery import marker_path
 
 NOTHING_DELETED = "look at it with `arroyo-state verify`; nothing was deleted"
@@ -162,7 +162,7 @@ def check_listed(paths: JobPaths, unlisted: Sequence[StatePath]) -> None:
         )
 
 
-def check_aliases(roots: Roots, foreign: Packed, known: Iterable[Stored]) -> None:
+def check_aliases(roots: Roots, foreign: Packed, known: Iterable[StoredObject]) -> None:
     """Make sure that no foreign name looks like a second name of an object of the job.
 
     A copy of a directory is one (`generations/01`, `Checkpoints`): whether both names lead to the

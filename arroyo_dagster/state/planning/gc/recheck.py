@@ -8,7 +8,7 @@ from dataclasses import replace
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.model.garbage import GcPlan, PathsDigest, PlanKind
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.objects import NOTHING, Packed, Stored
+from arroyo_dagster.state.model.objects import NOTHING, Packed, StoredObject
 
 NEW_PLAN = "make a new plan; nothing was deleted"
 
@@ -64,7 +64,7 @@ def _names(plan: GcPlan) -> PathsDigest:
     return PathsDigest(_name(one) for step in _steps(plan) for one in step)
 
 
-def _name(one: Stored) -> str:
+def _name(one: StoredObject) -> str:
     """Path and etag: an object that was written again is another one."""
     return f"{one.path}\0{one.etag or ''}"
 

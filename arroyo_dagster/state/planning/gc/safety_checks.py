@@ -232,7 +232,7 @@ def why_dead(
             paths,
             next_step="--assume JOB=gone if it will never run again; nothing was deleted",
         )
-    for word in answer.words:
+    for word in answer.answers:
         if word.absence in _PROVEN and _knows_another(word.source, others):
             assert word.absence is not None
             return f"{word.absence.value}, says {word.source}"
@@ -261,5 +261,5 @@ def _knows_another(source: str, others: Sequence[JobAnswer]) -> bool:
     return any(
         word.source == source and word.facts is not None and word.facts.knows_state
         for other in others
-        for word in other.words
+        for word in other.answers
     )

@@ -26,9 +26,9 @@ from arroyo_dagster.state.model.checkpoints import (
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, ManifestAddress, parse_manifest_path
 
-Record = Manifest | EpochRecord | CommittedMarker | GenerationManifest | CurrentGeneration
+MetadataRecord = Manifest | EpochRecord | CommittedMarker | GenerationManifest | CurrentGeneration
 _R = TypeVar("_R", Manifest, EpochRecord, CommittedMarker, GenerationManifest, CurrentGeneration)
-Facts = Mapping[StatePath, Record | None]
+Facts = Mapping[StatePath, MetadataRecord | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CheckpointStanding:
     """The state of a checkpoint; `canonical_ref` names the winner where it is orphaned."""
 
     state: CheckpointState
@@ -84,7 +84,7 @@ def checkpoint_state(
     manifest: Manifest | None,
     record: EpochRecord | None,
     marker: CommittedMarker | None,
-) -> Standing:
+) -> CheckpointStanding:
     """Say what a checkpoint's three objects add up to.
 
     Args:
@@ -99,16 +99,16 @@ def checkpoint_state(
     Source: crates/arroyo-state-protocol/src/state.rs, in the order tested there.
     """
     if manifest is None:
-        return Standing(CheckpointState.INVISIBLE)
+        return CheckpointStanding(CheckpointState.INVISIBLE)
     if record is None:
-        return Standing(CheckpointState.UNCLAIMED)
+        return CheckpointStanding(CheckpointState.UNCLAIMED)
     if record.epoch != manifest.epoch:
         raise ProtocolError(
             f"the epoch record is of epoch {record.epoch}, the manifest of {manifest.epoch}",
             path=ref,
         )
     if record.checkpoint_ref != ref:
-        return Standing(CheckpointState.ORPHANED, record.checkpoint_ref)
+        return CheckpointStanding(CheckpointState.ORPHANED, record.checkpoint_ref)
     if record.parent_ref != manifest.parent_ref:
         raise ProtocolError(
             "epoch record and manifest name different parents",
@@ -117,12 +117,12 @@ def checkpoint_state(
             manifest_parent=manifest.parent_ref,
         )
     if not manifest.needs_commit:
-        return Standing(CheckpointState.READY)
+        return CheckpointStanding(CheckpointState.READY)
     if marker is None:
-        return Standing(CheckpointState.COMMITTING)
+        return CheckpointStanding(CheckpointState.COMMITTING)
     if (marker.job, marker.epoch, marker.checkpoint_ref) != (manifest.job, manifest.epoch, ref):
         raise ProtocolError("the commit marker belongs to another checkpoint", path=ref)
-    return Standing(CheckpointState.READY)
+    return CheckpointStanding(CheckpointState.READY)
 
 
 def legacy_state(
@@ -142,7 +142,7 @@ def legacy_state(
     return CheckpointState.READY
 
 
-def standing(paths: JobPaths, ref: StatePath, facts: Facts) -> Standing | Need:
+def standing(paths: JobPaths, ref: StatePath, facts: Facts) -> CheckpointStanding | Need:
     """`checkpoint_state` of `ref`, asking for the objects it needs in the order it needs them."""
     manifest = _fact(facts, ref, Manifest)
     if isinstance(manifest, Need):
@@ -215,7 +215,7 @@ def resolve(
     fence = _fact(facts, paths.current_generation, CurrentGeneration)
     if isinstance(fence, Need):
         return fence
-    asked = _Asked(
+    asked = _ResolveQuestion(
         paths=paths,
         facts=facts,
         may_claim=fence is not None and fence.worker_generation == starting,
@@ -238,7 +238,7 @@ def resolve(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _ResolveQuestion:
     """One question of `resolve`: what is known, and by which rules it is answered."""
 
     paths: JobPaths
@@ -249,7 +249,9 @@ class _Asked:
     now_micros: int
 
 
-def _resolve_generation(asked: _Asked, generation: GenerationManifest) -> Resolution | None:
+def _resolve_generation(
+    asked: _ResolveQuestion, generation: GenerationManifest
+) -> Resolution | None:
     candidates = [ref for ref in (generation.latest_ref, generation.base_ref) if ref is not None]
     for ref in dict.fromkeys(candidates):
         found = _resolve_candidate(asked, ref)
@@ -259,7 +261,7 @@ def _resolve_generation(asked: _Asked, generation: GenerationManifest) -> Resolu
 
 
 def _resolve_candidate(
-    asked: _Asked, ref: StatePath, *, canonical: bool = False
+    asked: _ResolveQuestion, ref: StatePath, *, canonical: bool = False
 ) -> Resolution | None:
     """What one reference leads to; None = nothing visible or claimable, try the next.
 
@@ -300,14 +302,14 @@ def _resolve_candidate(
     return None
 
 
-def _replay(asked: _Asked, ref: StatePath, manifest: Manifest) -> Restore:
+def _replay(asked: _ResolveQuestion, ref: StatePath, manifest: Manifest) -> Restore:
     record = asked.facts[asked.paths.epoch_record(manifest.epoch)]
     assert isinstance(record, EpochRecord)
     check_permit(ref, manifest, record)
     return Restore(ref, manifest, replay_commit=True)
 
 
-def _follow(asked: _Asked, ref: StatePath, manifest: Manifest) -> Resolution | None:
+def _follow(asked: _ResolveQuestion, ref: StatePath, manifest: Manifest) -> Resolution | None:
     """A ready checkpoint, or what the records say came after it."""
     if not asked.follow_records:
         return Restore(ref, manifest, replay_commit=False)
@@ -341,7 +343,7 @@ def check_permit(ref: StatePath, manifest: Manifest, record: EpochRecord) -> Non
         )
 
 
-def check_versions(path: StatePath, record: Record | None) -> None:
+def check_versions(path: StatePath, record: MetadataRecord | None) -> None:
     """Refuse to continue what a record of another version says: it may mean something else.
 
     Raises:

@@ -39,14 +39,14 @@ from arroyo_dagster.state.planning.verify.findings import (
 from arroyo_dagster.state.planning.verify.fleet import JobAge, every_job_recent
 
 __all__ = [
-    "Column",
+    "ArrowColumn",
     "Columns",
     "Figures",
     "Finding",
     "JobAge",
+    "OperatorTable",
     "Severity",
     "StoredFile",
-    "TableKey",
     "Verdict",
     "config_findings",
     "every_job_recent",
@@ -86,7 +86,7 @@ def _listed(checkpoint: Checkpoint) -> dict[StatePath, OperatorId]:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ArrowColumn:
     """A column of a data file, its type as Arrow spells it."""
 
     name: str
@@ -97,8 +97,8 @@ class Column:
         return f"{self.name}: {self.type}{'' if self.nullable else ' not null'}"
 
 
-Columns = tuple[Column, ...]
-TableKey = tuple[OperatorId, TableName]
+Columns = tuple[ArrowColumn, ...]
+OperatorTable = tuple[OperatorId, TableName]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ def restorable(
     checkpoint: Checkpoint,
     plan: RestorePlan,
     files: Mapping[StatePath, StoredFile],
-    expected: Mapping[TableKey, Sequence[Columns]],
+    expected: Mapping[OperatorTable, Sequence[Columns]],
 ) -> Verdict:
     """Tell whether a restore of this epoch would find everything it opens, as it expects it.
 

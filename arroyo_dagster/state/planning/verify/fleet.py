@@ -46,7 +46,7 @@ class JobAge:
     at_rest: bool = False
     problem: str | None = None
     condition: JobCondition = JobCondition.UNKNOWN
-    said: str | None = None
+    source: str | None = None
     failure: str | None = None
 
     def age_micros(self, now_micros: int) -> int | None:
@@ -101,7 +101,7 @@ class JobLine:
     """
 
     job: str
-    word: str
+    label: str
     epoch: int | None = None
     at_micros: int | None = None
     finding: Finding | None = None
@@ -184,12 +184,12 @@ def _checked_line(job: str, checked: CheckedJob | None) -> JobLine:
     if checked is None:
         step = f"run the job arroyo_refresh for its partition {job}"
         finding = warning("never-checked", job, "was never checked", step)
-        return JobLine(job=job, word="never checked", finding=finding)
+        return JobLine(job=job, label="never checked", finding=finding)
     findings = checked.verdict.errors or checked.verdict.findings
-    word = "passed" if not findings else "failed" if checked.verdict.errors else "warning"
+    label = "passed" if not findings else "failed" if checked.verdict.errors else "warning"
     return JobLine(
         job=job,
-        word=word,
+        label=label,
         epoch=checked.epoch,
         at_micros=checked.at_micros,
         finding=findings[0] if findings else None,
@@ -211,9 +211,9 @@ def fleet_recent(
 
 
 def _recent_line(job: JobAge, now_micros: int, limit_micros: int) -> JobLine:
-    word, finding = _recency(job, job.age_micros(now_micros), limit_micros)
+    label, finding = _recency(job, job.age_micros(now_micros), limit_micros)
     return JobLine(
-        job=job.job, word=word, epoch=job.epoch, at_micros=job.finished_micros, finding=finding
+        job=job.job, label=label, epoch=job.epoch, at_micros=job.finished_micros, finding=finding
     )
 
 
@@ -233,7 +233,7 @@ def _recency(job: JobAge, age_micros: int | None, limit_micros: int) -> tuple[st
         return "unreadable", error("newest-epoch-unreadable", job.job, job.problem, step)
     if job.condition is JobCondition.FAILED:
         step = "look at its logs, and start it again"
-        why = f"{job.said or 'Arroyo'} says that it failed: {job.failure or 'no reason is given'}"
+        why = f"{job.source or 'Arroyo'} says that it failed: {job.failure or 'no reason is given'}"
         return "failed in Arroyo", warning("job-failed", job.job, why, step)
     if job.resting is not None:
         return job.resting, None
@@ -248,15 +248,15 @@ def _recency(job: JobAge, age_micros: int | None, limit_micros: int) -> tuple[st
     )
     known = job.condition is not JobCondition.UNKNOWN
     if known:
-        evidence += f"; {job.said or 'Arroyo'} says that it is {job.condition.value}"
+        evidence += f"; {job.source or 'Arroyo'} says that it is {job.condition.value}"
         step = "look at its logs: it should write checkpoints"
-    elif job.said is None:
+    elif job.source is None:
         step = (
             "start it again if it should run; if it was stopped on purpose, give "
             "arroyo_api_url or arroyo_database, which say so"
         )
     else:
-        evidence += f"; whether it was stopped is not known ({job.said})"
+        evidence += f"; whether it was stopped is not known ({job.source})"
         step = "start it again if it should run; nothing to do if it was stopped on purpose"
     return "stands still", warning("job-stands-still", job.job, evidence, step)
 
@@ -298,7 +298,7 @@ def _gone_line(gone: GoneJob, forget: str) -> JobLine:
         "bring its objects back; if it was removed on purpose, run "
         f"`{forget.replace('JOB', shlex.quote(gone.job))}`",
     )
-    return JobLine(job=gone.job, word="vanished", epoch=gone.epoch, finding=finding)
+    return JobLine(job=gone.job, label="vanished", epoch=gone.epoch, finding=finding)
 
 
 def _urgency(line: JobLine) -> tuple[int, str]:

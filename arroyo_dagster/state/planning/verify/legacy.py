@@ -20,7 +20,7 @@ from arroyo_dagster.state.planning.verify.findings import (
     warning,
 )
 from arroyo_dagster.state.planning.verify.records import (
-    JobFacts,
+    MetadataFacts,
     Unreadable,
     identity_findings,
     unreadable_finding,
@@ -28,8 +28,8 @@ from arroyo_dagster.state.planning.verify.records import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LegacyFacts(JobFacts):
-    """As `JobFacts`, for the legacy layout.
+class LegacyFacts(MetadataFacts):
+    """As `MetadataFacts`, for the legacy layout.
 
     Attributes:
         min_epoch: the oldest epoch that a cleanup has left, as the newest epoch says.

@@ -32,7 +32,7 @@ from arroyo_dagster.state.planning.verify.findings import (
 )
 from arroyo_dagster.state.planning.verify.records import (
     NO_STATE_LOST,
-    JobFacts,
+    MetadataFacts,
     Unreadable,
     identity_findings,
     unreadable_finding,
@@ -43,8 +43,8 @@ NextStart = recovery.Restore | recovery.Claim | recovery.StartEmpty | recovery.C
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProtocolFacts(JobFacts):
-    """As `JobFacts`, for the protocol layout.
+class ProtocolFacts(MetadataFacts):
+    """As `MetadataFacts`, for the protocol layout.
 
     Attributes:
         generations: the worker generations that have a directory, ascending.
@@ -72,7 +72,7 @@ def protocol_findings(facts: ProtocolFacts) -> list[Finding]:
     return found
 
 
-def head_of(facts: JobFacts) -> tuple[StatePath, Manifest] | None:
+def head_of(facts: MetadataFacts) -> tuple[StatePath, Manifest] | None:
     """The manifest that owns the verified epoch, and its path; None if it cannot be told."""
     record = facts.get(facts.paths.epoch_record(facts.epoch), EpochRecord)
     if record is None:
@@ -81,7 +81,7 @@ def head_of(facts: JobFacts) -> tuple[StatePath, Manifest] | None:
     return None if manifest is None else (record.checkpoint_ref, manifest)
 
 
-def _parent_epoch(facts: JobFacts) -> Epoch | None:
+def _parent_epoch(facts: MetadataFacts) -> Epoch | None:
     """The parent's epoch, if record and manifest agree on it."""
     head = head_of(facts)
     record = facts.get(facts.paths.epoch_record(facts.epoch), EpochRecord)
@@ -93,7 +93,7 @@ def _parent_epoch(facts: JobFacts) -> Epoch | None:
     return address.epoch if address is not None and managed else None
 
 
-def _expected_epochs(facts: JobFacts, parent: Epoch | None) -> list[Epoch]:
+def _expected_epochs(facts: MetadataFacts, parent: Epoch | None) -> list[Epoch]:
     """The epochs that have a record, the parent, and the one before each: gaps show there."""
     oldest = min(facts.epochs, default=facts.epoch)
     before = (Epoch(epoch - 1) for epoch in facts.epochs if epoch > oldest)
@@ -104,7 +104,7 @@ def _expected_epochs(facts: JobFacts, parent: Epoch | None) -> list[Epoch]:
 # ---- one epoch -----------------------------------------------------------------------------------
 
 
-def _epoch_findings(facts: JobFacts, epoch: Epoch, *, critical: bool) -> Iterator[Finding]:
+def _epoch_findings(facts: MetadataFacts, epoch: Epoch, *, critical: bool) -> Iterator[Finding]:
     path = facts.paths.epoch_record(epoch)
     record = facts.objects.get(path)
     if record is None and epoch < min(facts.epochs, default=epoch) and not facts.newest:
@@ -144,7 +144,7 @@ def _ref_findings(
 
 
 def _manifest_findings(
-    facts: JobFacts, record: EpochRecord, *, critical: bool
+    facts: MetadataFacts, record: EpochRecord, *, critical: bool
 ) -> Iterator[Finding]:
     ref = record.checkpoint_ref
     manifest = facts.objects.get(ref)
@@ -165,7 +165,7 @@ def _manifest_findings(
 
 
 def _link_findings(
-    facts: JobFacts, record: EpochRecord, manifest: Manifest, *, critical: bool
+    facts: MetadataFacts, record: EpochRecord, manifest: Manifest, *, critical: bool
 ) -> Iterator[Finding]:
     ref, parent = record.checkpoint_ref, manifest.parent_ref
     if record.parent_ref != parent:
@@ -181,7 +181,7 @@ def _link_findings(
 
 
 def _parent_findings(
-    facts: JobFacts, ref: StatePath, epoch: Epoch, parent: StatePath, *, critical: bool
+    facts: MetadataFacts, ref: StatePath, epoch: Epoch, parent: StatePath, *, critical: bool
 ) -> Iterator[Finding]:
     critical = critical and epoch == facts.epoch
     address = parse_manifest_path(parent)
@@ -196,7 +196,7 @@ def _parent_findings(
 
 
 def _commit_findings(
-    facts: JobFacts, ref: StatePath, manifest: Manifest, *, critical: bool
+    facts: MetadataFacts, ref: StatePath, manifest: Manifest, *, critical: bool
 ) -> Iterator[Finding]:
     tables = merged_needs_commit({one.operator: one for one in manifest.operators})
     # An epoch of our compactor has nothing to commit, though its tables are such as commit.

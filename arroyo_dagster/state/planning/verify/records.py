@@ -53,7 +53,7 @@ _T = TypeVar(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFacts:
+class MetadataFacts:
     """The metadata around one epoch of a job.
 
     Attributes:

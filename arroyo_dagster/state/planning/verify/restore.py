@@ -71,7 +71,7 @@ def _requests(found: FileFacts | None) -> int:
     return 2 + (0 if footer is None else len(footer.row_groups))
 
 
-def owner_findings(plan: RestorePlan, files: Files, told: Collection[str]) -> Iterator[Finding]:
+def owner_findings(plan: RestorePlan, files: Files, reported: Collection[str]) -> Iterator[Finding]:
     """Tell rows that no subtask, or not the one that owns them, would load.
 
     Args:
@@ -86,7 +86,7 @@ def owner_findings(plan: RestorePlan, files: Files, told: Collection[str]) -> It
     }
     for operator, table, path in listed:
         found = files.get(path)
-        if path in told or found is None or found.rows is None:
+        if path in reported or found is None or found.rows is None:
             continue
         for subtask, rows in enumerate(found.rows.live):
             if rows and path not in opens.get((operator, table, subtask), ()):

@@ -20,8 +20,8 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.arroyo.rows import (
     NEEDED,
     TABLES,
+    DatabaseRow,
     JobsAndPipelines,
-    Row,
     answers_of,
     facts_of,
 )
@@ -110,7 +110,7 @@ def _connected(url: str) -> Connection[Any]:
     return connection
 
 
-def _rows(connection: Connection[Any], table: str, source: str) -> Iterator[Row]:
+def _rows(connection: Connection[Any], table: str, source: str) -> Iterator[DatabaseRow]:
     """The rows of a table with the columns it has; those it lacks are None."""
     from psycopg import sql
 

@@ -42,14 +42,14 @@ _GONE = ("compacted", "failed")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)?")
 _UNIX = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
-Row = Mapping[str, Any]
+DatabaseRow = Mapping[str, Any]
 JobsAndPipelines = tuple[dict[JobId, JobFacts], set[PipelineId]]
 """What a database knows: its jobs by id, and the public ids of its pipelines."""
 
 _T = TypeVar("_T")
 
 
-def facts_of(rows: Mapping[str, Sequence[Row]], source: str) -> JobsAndPipelines:
+def facts_of(rows: Mapping[str, Sequence[DatabaseRow]], source: str) -> JobsAndPipelines:
     """What the rows of the tables in `TABLES` say.
 
     Args:
@@ -71,22 +71,22 @@ def answers_of(
 ) -> list[SourceAnswer]:
     """What a database says of each of `jobs`, in their order."""
     known, pipelines = found
-    words = []
+    answers = []
     for paths in jobs:
         facts = known.get(paths.job)
         if facts is not None and facts.concerns(paths):
-            words.append(SourceAnswer(source=source, facts=facts))
+            answers.append(SourceAnswer(source=source, facts=facts))
         else:
             lost = paths.pipeline is not None and paths.pipeline not in pipelines
             absence = Absence.NO_PIPELINE if lost else Absence.NO_JOB
-            words.append(SourceAnswer(source=source, absence=absence))
-    return words
+            answers.append(SourceAnswer(source=source, absence=absence))
+    return answers
 
 
 # ---- rows to facts -------------------------------------------------------------------------------
 
 
-def _facts(rows: Mapping[str, Sequence[Row]], source: str) -> dict[JobId, JobFacts]:
+def _facts(rows: Mapping[str, Sequence[DatabaseRow]], source: str) -> dict[JobId, JobFacts]:
     pipelines = {one["id"]: one for one in rows["pipelines"]}
     statuses = {one["id"]: one for one in rows["job_statuses"]}
     epochs = defaultdict(list)
@@ -107,9 +107,9 @@ def _facts(rows: Mapping[str, Sequence[Row]], source: str) -> dict[JobId, JobFac
 
 
 def _job(
-    config: Row,
-    status: Row,
-    pipeline: Row,
+    config: DatabaseRow,
+    status: DatabaseRow,
+    pipeline: DatabaseRow,
     checkpoints: tuple[CheckpointFacts, ...],
     source: str,
 ) -> JobFacts:
@@ -136,7 +136,7 @@ def _job(
     )
 
 
-def _checkpoint(one: Row) -> CheckpointFacts:
+def _checkpoint(one: DatabaseRow) -> CheckpointFacts:
     min_epoch = _value(one, "min_epoch", int)
     stopping = _value(one, "is_stopping", int)
     state = _value(one, "state", str)
@@ -151,18 +151,18 @@ def _checkpoint(one: Row) -> CheckpointFacts:
     )
 
 
-def _pub_id(pipeline: Row) -> PipelineId:
+def _pub_id(pipeline: DatabaseRow) -> PipelineId:
     return PipelineId(_needed(pipeline, "pub_id", str))
 
 
-def _needed(row: Row, name: str, kind: Callable[..., _T]) -> _T:
+def _needed(row: DatabaseRow, name: str, kind: Callable[..., _T]) -> _T:
     value = _value(row, name, kind)
     if value is None:
         raise FormatError(f"a row of Arroyo's database has no {name}", next_step=_NOT_ARROYO)
     return value
 
 
-def _value(row: Row, name: str, kind: Callable[..., _T]) -> _T | None:
+def _value(row: DatabaseRow, name: str, kind: Callable[..., _T]) -> _T | None:
     value = row.get(name)
     # Columns of SQLite hold values of any type, whatever they were declared as.
     if value is not None and type(value) is not kind:

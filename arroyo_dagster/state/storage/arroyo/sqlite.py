@@ -24,8 +24,8 @@ from arroyo_dagster.state.storage.arroyo.database_copy import copy_database, red
 from arroyo_dagster.state.storage.arroyo.rows import (
     NEEDED,
     TABLES,
+    DatabaseRow,
     JobsAndPipelines,
-    Row,
     answers_of,
     facts_of,
 )
@@ -86,7 +86,7 @@ def _unsound(error: sqlite3.Error, source: str) -> FormatError | StorageError:
     )
 
 
-def _tables(copy: Path) -> dict[str, list[Row]]:
+def _tables(copy: Path) -> dict[str, list[DatabaseRow]]:
     with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as database:
         # A database is data: nothing that it defines is to run.
         database.execute("PRAGMA trusted_schema = OFF")
@@ -97,7 +97,7 @@ def _tables(copy: Path) -> dict[str, list[Row]]:
         return {table: list(_rows(database, table)) for table in TABLES}
 
 
-def _rows(database: sqlite3.Connection, table: str) -> Iterator[Row]:
+def _rows(database: sqlite3.Connection, table: str) -> Iterator[DatabaseRow]:
     """The rows of a table with the columns it has; those it lacks are None."""
     kinds = database.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchall()
     there = {row["name"] for row in database.execute(f"PRAGMA table_info({table})")}

@@ -263,9 +263,9 @@ class FsspecStore:
             return self.create(target, self.read_range(source, 0, size_bytes))
         if self.head(target) is not None:
             return False
-        return self._create_in_parts(source, target, size_bytes)
+        return self._create_multipart(source, target, size_bytes)
 
-    def _create_in_parts(self, source: StatePath, target: StatePath, size_bytes: int) -> bool:
+    def _create_multipart(self, source: StatePath, target: StatePath, size_bytes: int) -> bool:
         raise StorageError(
             f"an object of {size_bytes} bytes cannot be created in parts through fsspec",
             retryable=False,

@@ -23,7 +23,7 @@ _PLAIN = r"^[A-Za-z0-9_\-][A-Za-z0-9_\-.]*(/[A-Za-z0-9_\-][A-Za-z0-9_\-.]*)*$"
 _LONGEST = 1024
 
 
-class Chunk(NamedTuple):
+class ListingChunk(NamedTuple):
     """Some of the objects of a listing, by column.
 
     Attributes:
@@ -38,10 +38,10 @@ class Chunk(NamedTuple):
     etags: Sequence[str | None]
     plain: bool = False
 
-    def kept(self, wanted: Callable[[str], bool]) -> Chunk:
+    def kept(self, wanted: Callable[[str], bool]) -> ListingChunk:
         """Give the objects of the names that are wanted."""
         which = [wanted(name) for name in self.names]
-        return Chunk(
+        return ListingChunk(
             [*compress(self.names, which)],
             [*compress(self.sizes, which)],
             [*compress(self.micros, which)],
@@ -50,7 +50,7 @@ class Chunk(NamedTuple):
         )
 
 
-def chunk_of_batch(batch: Any, skip: int) -> Chunk:
+def chunk_of_batch(batch: Any, skip: int) -> ListingChunk:
     """Give an Arrow batch of obstore.
 
     Args:
@@ -64,7 +64,7 @@ def chunk_of_batch(batch: Any, skip: int) -> Chunk:
     names = pc.utf8_slice_codeunits(found["path"], skip)
     plain = pc.all(pc.match_substring_regex(names, _PLAIN)).as_py()
     short = pc.max(pc.binary_length(names)).as_py() or 0
-    return Chunk(
+    return ListingChunk(
         names.to_pylist(),
         found["size"].to_pylist(),
         found["last_modified"].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist(),
@@ -73,10 +73,10 @@ def chunk_of_batch(batch: Any, skip: int) -> Chunk:
     )
 
 
-def chunk_of(found: Sequence[Mapping[str, Any]], skip: int) -> Chunk:
+def chunk_of(found: Sequence[Mapping[str, Any]], skip: int) -> ListingChunk:
     """Give objects that obstore describes one by one; `skip` as for a batch."""
     moments: list[dt.datetime] = [one["last_modified"] for one in found]
-    return Chunk(
+    return ListingChunk(
         [one["path"][skip:] for one in found],
         [one["size"] for one in found],
         # Exact to the microsecond for some centuries: it has 16 digits.
@@ -85,7 +85,7 @@ def chunk_of(found: Sequence[Mapping[str, Any]], skip: int) -> Chunk:
     )
 
 
-def described(chunk: Chunk, markers: frozenset[str] = frozenset()) -> Sequence[ObjectInfo]:
+def described(chunk: ListingChunk, markers: frozenset[str] = frozenset()) -> Sequence[ObjectInfo]:
     """Describe what was listed.
 
     Args:

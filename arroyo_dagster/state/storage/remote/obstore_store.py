@@ -39,7 +39,7 @@ from arroyo_dagster.state.storage.names import (
 )
 from arroyo_dagster.state.storage.remote.fsspec_store import FsspecStore
 from arroyo_dagster.state.storage.remote.obstore_listing import (
-    Chunk,
+    ListingChunk,
     chunk_of,
     chunk_of_batch,
     described,
@@ -364,7 +364,7 @@ class ObstoreStore:
             with translated(self.url, below or None):
                 raise error
 
-    def _described(self, chunk: Chunk, below: str, after: str) -> Sequence[ObjectInfo]:
+    def _described(self, chunk: ListingChunk, below: str, after: str) -> Sequence[ObjectInfo]:
         """Describe a chunk without what is not asked for: a marker, what Azure gives before."""
         if after or chunk.names[0] <= below:
             chunk = chunk.kept(lambda name: name.startswith(below) and name > after)

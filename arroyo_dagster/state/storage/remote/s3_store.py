@@ -108,7 +108,7 @@ class S3Store(FsspecStore):
                     deleted.append(keys[key])
         return DeleteOutcome(deleted=tuple(deleted), failed=failed)
 
-    def _create_in_parts(self, source: StatePath, target: StatePath, size_bytes: int) -> bool:
+    def _create_multipart(self, source: StatePath, target: StatePath, size_bytes: int) -> bool:
         """Create a large object by a multipart upload of ranges of another one.
 
         The condition is that of the last request. A server that ignores it is asked just before
@@ -119,7 +119,7 @@ class S3Store(FsspecStore):
             upload = self.filesystem.call_s3("create_multipart_upload", **where)
             where["UploadId"] = upload["UploadId"]
             try:
-                parts = self._uploaded_parts(where, source, size_bytes)
+                parts = self._upload_parts(where, source, size_bytes)
                 created = self.head(target) is None and self._completed(target, where, parts)
             except BaseException:
                 self._give_up(where)
@@ -128,7 +128,7 @@ class S3Store(FsspecStore):
                 self._give_up(where)
             return created
 
-    def _uploaded_parts(
+    def _upload_parts(
         self, where: Mapping[str, str], source: StatePath, size_bytes: int
     ) -> Sequence[Mapping[str, Any]]:
         part_bytes = max(CHUNK_BYTES, -(-size_bytes // _PARTS))

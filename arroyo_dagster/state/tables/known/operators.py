@@ -16,7 +16,7 @@ from arroyo_dagster.state.tables.known.tables import KnownTable
 __all__ = [
     "OPERATORS",
     "AsyncUdfState",
-    "EventTime",
+    "EventTimeReached",
     "ExpressionWatermarkState",
     "Idle",
     "Watermark",
@@ -32,7 +32,7 @@ class ExpressionWatermarkState:
 
 
 @dataclass(frozen=True, slots=True)
-class EventTime:
+class EventTimeReached:
     """Event time has come this far."""
 
     at: SystemTimeNanos
@@ -43,7 +43,7 @@ class Idle:
     """Nothing comes, so nobody need wait."""
 
 
-Watermark = Annotated[EventTime | Idle, enum_of("Watermark", EventTime, Idle)]
+Watermark = Annotated[EventTimeReached | Idle, enum_of("Watermark", EventTimeReached, Idle)]
 
 
 @dataclass(frozen=True, slots=True)

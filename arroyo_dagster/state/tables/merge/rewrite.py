@@ -217,7 +217,7 @@ class _Rows:
         gone = newest(self.together([part.rows for part in parts]), self.layout)
         return gone.slice(0, 1) if self.rule is RewriteRule.UNKEYED else gone
 
-    def seen(self, parts: Sequence[StoredRows]) -> pa.Table:
+    def visible(self, parts: Sequence[StoredRows]) -> pa.Table:
         """What Arroyo finds of them: without GROUP BY the first row of each record batch only."""
         if self.rule is not RewriteRule.UNKEYED:
             return self.kept(parts)
@@ -301,7 +301,7 @@ def _written(
         size_bytes_out=size,
         before=digest_rows(kept),
         # What Arroyo will find, which is more than that the rows are there.
-        after=digest_rows(rows.seen(again)) if again else RowsDigest(),
+        after=digest_rows(rows.visible(again)) if again else RowsDigest(),
         repaired=_repaired(rows, found, kept),
     )
 
@@ -365,7 +365,7 @@ def _repaired(rows: _Rows, found: Sequence[StoredRows], kept: pa.Table) -> int:
     """How many of the kept rows Arroyo would not have found as they are."""
     if rows.rule is not RewriteRule.UNKEYED:
         return 0
-    seen = rows.seen(found)
-    both = pa.concat_tables([seen, kept])
+    visible = rows.visible(found)
+    both = pa.concat_tables([visible, kept])
     codes = group_codes(both.columns, both.num_rows)
-    return int((~np.isin(codes[seen.num_rows :], codes[: seen.num_rows])).sum())
+    return int((~np.isin(codes[visible.num_rows :], codes[: visible.num_rows])).sum())

@@ -38,7 +38,7 @@ class MergeTask:
     Attributes:
         epoch, worker_generation: the checkpoint whose directory gets the new files.
         parallelism: whose subtask owns a key range, for the names of files.
-        part_bytes: a merge of more bytes is carried out in parts; see `parts`.
+        part_bytes: a merge of more bytes is carried out in parts; see `split_task`.
     """
 
     paths: JobPaths
@@ -47,7 +47,7 @@ class MergeTask:
     parallelism: int
     config: TableConfig
     merge: Merge
-    part_bytes: int = 256 * MEBIBYTE
+    shard_bytes: int = 256 * MEBIBYTE
 
     def namer(self, subtask: int) -> Callable[[str], StatePath]:
         """Names files that no other attempt has: tasks are tried again, and go on beside it."""
@@ -83,7 +83,7 @@ def run_merge(
 def run_shard(
     store: ObjectStore, task: MergeTask, on_bytes: OnBytes = lambda count: None
 ) -> MergeOutcome:
-    """As `run_merge`, of one of the tasks that `parts` gave: its rows are not all there are."""
+    """As `run_merge`, for one shard of a task: one of those that `split_task` gave."""
     merge = task.merge
     if isinstance(merge, PairsMerge):
         return merge_pairs(task.config, store, merge, task.namer(0), on_bytes)
@@ -95,13 +95,13 @@ def run_shard(
     return merge_rows(table, store, merge, name, on_bytes)
 
 
-def parts(task: MergeTask) -> list[MergeTask]:
+def split_task(task: MergeTask) -> list[MergeTask]:
     """Part a task that is too big, so that several can carry it out; see `combined`."""
     config = task.config.config
     divisible = isinstance(config, ExpiringTimeKeyConfig) and set(
         config.schema.hashed_indices
     ) <= set(config.schema.key_indices or ())
-    found = shards_of(task.merge, task.part_bytes, divisible=divisible)
+    found = shards_of(task.merge, task.shard_bytes, divisible=divisible)
     return [replace(task, merge=merge) for merge in found]
 
 

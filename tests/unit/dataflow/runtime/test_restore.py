@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW
-from arroyo_dagster.dataflow.runtime.restore import RestoredRows
+from arroyo_dagster.dataflow.runtime.restore import UnreadRows
 from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.state_tables import rows_of
 from arroyo_dagster.state.tables.key_index import KeyIndex, hashes_of
@@ -31,10 +31,10 @@ STATE = state_of(row_of(n="u32", last="string"))
 EXPIRING = state_of(row_of(n="u32")[:-1] + ", ttl: 10s}")
 
 
-def restored_rows(state: StateDef, entries: dict[str, tuple[Any, ...]]) -> RestoredRows:
+def restored_rows(state: StateDef, entries: dict[str, tuple[Any, ...]]) -> UnreadRows:
     (rows,) = rows_of(state, {GLOBAL_WINDOW: entries}, 1)
     keys = [rows.column(KEY)]
-    return RestoredRows(state, rows, KeyIndex(keys, hashes_of(keys), np.arange(len(rows))))
+    return UnreadRows(state, rows, KeyIndex(keys, hashes_of(keys), np.arange(len(rows))))
 
 
 def asked(*keys: str) -> pa.Array:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from arroyo_dagster.dataflow.topics.pipe import PipeSource, Stream
+from arroyo_dagster.dataflow.topics.pipe import ByteStream, PipeSource
 from arroyo_dagster.dataflow.topics.rate import RateSource
 from arroyo_dagster.errors import ConflictError, InputError
 from arroyo_dagster.state.model.ids import StatePath
@@ -19,7 +19,9 @@ from tests.reading import read_on, stored, values
 KEPT = StatePath("d/s/stdin/words")
 
 
-def pipe(store: MemoryStore, lines: bytes | Stream = b"", *, rows_per_epoch: int = 2) -> PipeSource:
+def pipe(
+    store: MemoryStore, lines: bytes | ByteStream = b"", *, rows_per_epoch: int = 2
+) -> PipeSource:
     stream = io.BytesIO(lines) if isinstance(lines, bytes) else lines
     return PipeSource("words", store, KEPT, stream, rows_per_epoch=rows_per_epoch)
 

@@ -15,7 +15,7 @@ from arroyo_dagster.state.runtime.connectors import TableSource
 from arroyo_dagster.state.runtime.exchange import (
     CHUNK_ROWS,
     WATERMARK,
-    Chunk,
+    ExchangeChunk,
     arrived,
     decode_table,
     encode_table,
@@ -69,9 +69,9 @@ def test_rows_travel_exactly() -> None:
 
 def test_chunks_arrive_in_the_order_of_the_source_however_they_travelled() -> None:
     tables = [pa.table({"n": [i]}) for i in range(3)]
-    chunks = [Chunk(1, 0, 4, at, encode_table(table)) for at, table in enumerate(tables)]
-    chunks += [Chunk(1, 0, WATERMARK, 0, b"5:s"), Chunk(1, 0, WATERMARK, 1, b"3:s")]
-    chunks += [Chunk(1, 0, WATERMARK, 2, b"")]
+    chunks = [ExchangeChunk(1, 0, 4, at, encode_table(table)) for at, table in enumerate(tables)]
+    chunks += [ExchangeChunk(1, 0, WATERMARK, 0, b"5:s"), ExchangeChunk(1, 0, WATERMARK, 1, b"3:s")]
+    chunks += [ExchangeChunk(1, 0, WATERMARK, 2, b"")]
     for order in itertools.permutations(chunks):
         found = arrived(order)
         assert [t.column("n").to_pylist() for t in found.rows[4]] == [[0], [1], [2]]

@@ -58,7 +58,7 @@ def test_the_variant_is_found_in_the_first_file(store: MemoryStore, variant: Has
     assert found.variant is variant
     assert (found.files, found.against) == (1, None)
     assert found.rows >= 1
-    assert found.said == variant.label
+    assert found.summary == variant.label
     assert counting.calls.get("open_input", 0) <= 1
 
 
@@ -69,7 +69,7 @@ def test_keys_of_no_build_are_named_with_their_file(store: MemoryStore) -> None:
     hash_anew(store, path, pa.array([7] * rows.num_rows, pa.uint64()))
     found = find_hash_variant(store, checkpoint)
     assert (found.possible, found.variant, found.against) == ((), None, path)
-    assert path in found.said
+    assert path in found.summary
 
 
 def test_a_job_without_keyed_rows_cannot_tell(store: MemoryStore) -> None:
@@ -80,7 +80,7 @@ def test_a_job_without_keyed_rows_cannot_tell(store: MemoryStore) -> None:
     found = find_hash_variant(store, checkpoint)
     assert found.possible == tuple(HashVariant)
     assert found.variant is None
-    assert "not known" in found.said
+    assert "not known" in found.summary
 
 
 def test_a_broken_or_missing_file_is_an_error(store: MemoryStore) -> None:

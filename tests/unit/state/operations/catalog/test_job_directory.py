@@ -46,11 +46,11 @@ def test_a_source_that_fails_is_a_problem_of_many_and_an_error_of_one() -> None:
 def test_a_job_nobody_knows_is_unknown_and_no_error() -> None:
     with serving(replaying("legacy-stopped")) as server:
         directory = open_directory(
-            api=server.url, database=str(DATA / "state-legacy.sqlite"), said={"other": "stopped"}
+            api=server.url, database=str(DATA / "state-legacy.sqlite"), assumed={"other": "stopped"}
         )
         answer = directory.find(OTHER)
     assert answer.facts.condition is JobCondition.UNKNOWN
-    assert [word.absence for word in answer.words] == [
+    assert [word.absence for word in answer.answers] == [
         Absence.NO_PIPELINE,
         Absence.NO_PIPELINE,
         Absence.UNSAID,
@@ -62,7 +62,7 @@ def test_the_server_outranks_its_database_which_outranks_the_user() -> None:
         directory = open_directory(
             api=server.url,
             database=str(DATA / "state-legacy.sqlite"),
-            said={JOINS.job: {"condition": "failed", "run_id": 7, "name": "mine", "epoch": 3}},
+            assumed={JOINS.job: {"condition": "failed", "run_id": 7, "name": "mine", "epoch": 3}},
         )
         answer = directory.find(JOINS)
         assert len(server.paths) == 3
@@ -70,7 +70,7 @@ def test_the_server_outranks_its_database_which_outranks_the_user() -> None:
         assert len(server.paths) == 5  # asked anew, without the epochs
     assert (answer.facts.condition, answer.facts.run_id) == (JobCondition.RUNNING, 1)
     assert (answer.facts.name, answer.facts.newest_ready_epoch) == ("joins", 13)
-    assert {one.fact: len(one.said) for one in answer.disagreements} == {
+    assert {one.fact: len(one.answers) for one in answer.disagreements} == {
         "condition": 3,
         "name": 3,
         "run_id": 3,

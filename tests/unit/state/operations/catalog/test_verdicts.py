@@ -15,7 +15,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog import known_jobs
 from arroyo_dagster.state.operations.catalog.verdicts import (
     FINDINGS_KEPT,
-    JobVerdict,
+    StoredVerdict,
     read_verdicts,
     verdict_path,
     write_verdict,
@@ -32,8 +32,8 @@ NONE = Verdict(inspected=1)
 RED = Verdict(findings=(error("file-missing", "broken/x", "not there", "bring it back"),))
 
 
-def found(paths: JobPaths, verdict: Verdict = NONE, kind: str = "restorable") -> JobVerdict:
-    return JobVerdict(paths, kind, 1_700_000_000_000_000, Epoch(3), verdict)
+def found(paths: JobPaths, verdict: Verdict = NONE, kind: str = "restorable") -> StoredVerdict:
+    return StoredVerdict(paths, kind, 1_700_000_000_000_000, Epoch(3), verdict)
 
 
 # ---- verdicts ------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ def test_every_part_is_reported_with_how_many_are_left() -> None:
     job = begun(Layout.LEGACY, epochs=2)
     seen: list[tuple[RewriteShard | LeftOut, int]] = []
     outcome = rewrite(
-        job.store, job, run=leaving("t"), on_part=lambda part, left: seen.append((part, left))
+        job.store, job, run=leaving("t"), on_shard=lambda part, left: seen.append((part, left))
     )
     parts = sum(len(one.parts) for one in outcome.plan.tables)
     assert [left for _, left in seen] == list(range(parts - 1, -1, -1))
@@ -292,7 +292,7 @@ def test_a_part_with_other_rows_is_reported_before_it_is_refused() -> None:
             yield replace(part, after=RowsDigest(part.after.rows - 1, 7))
 
     with pytest.raises(ProtocolError) as caught:
-        rewrite(job.store, job, run=lose_a_row, on_part=lambda part, left: seen.append(part))
+        rewrite(job.store, job, run=lose_a_row, on_shard=lambda part, left: seen.append(part))
     assert len(seen) == 1
     assert caught.value.facts["job"] == job.paths.root
     assert caught.value.facts["epoch"] == 2
@@ -305,7 +305,7 @@ def test_a_caller_may_give_up_between_two_parts() -> None:
         rewrite(
             *(job.store, job),
             cancelled=lambda: len(seen) == 2,
-            on_part=lambda part, left: seen.append(part),
+            on_shard=lambda part, left: seen.append(part),
         )
     assert len(seen) == 2
 

@@ -8,7 +8,7 @@ import pytest
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.objects import Stored
+from arroyo_dagster.state.model.objects import StoredObject
 from arroyo_dagster.state.operations.gc import journal_archive
 from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome, run_gc
 from arroyo_dagster.state.operations.gc.fate import (
@@ -131,14 +131,14 @@ def begin(store: ObjectStore, paths: list[StatePath], number: int = 0) -> Journa
         size_bytes=0,
     )
     for at in range(0, len(paths), 1000):
-        run.write([(at // 1000 + 1, [Stored(path, 7) for path in paths[at : at + 1000]])], {})
+        run.write([(at // 1000 + 1, [StoredObject(path, 7) for path in paths[at : at + 1000]])], {})
     return run
 
 
 def write(store: ObjectStore, paths: list[StatePath], number: int) -> None:
     run = begin(store, paths, number)
     for at in range(0, len(paths), 1000):
-        objects = [Stored(path, 7) for path in paths[at : at + 1000]]
+        objects = [StoredObject(path, 7) for path in paths[at : at + 1000]]
         run.write([(at // 1000 + 1, objects)], dict.fromkeys(paths, "deleted"))
     run.end({})
 

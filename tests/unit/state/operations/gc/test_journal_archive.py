@@ -15,10 +15,15 @@ from arroyo_dagster.state.codec.journal import (
     encode_archive,
 )
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.objects import Stored
+from arroyo_dagster.state.model.objects import StoredObject
 from arroyo_dagster.state.operations.gc import journal_archive
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.journal import Entry, Journal, list_runs, read_journal
+from arroyo_dagster.state.operations.gc.journal import (
+    Journal,
+    JournalEntry,
+    list_runs,
+    read_journal,
+)
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from tests.collecting import Clock, Hiding, orphans
@@ -49,13 +54,13 @@ def with_runs(count: int = RUNS, clock: Clock | None = None) -> MemoryStore:
         )
         for batch in range(1, batches + 1):
             names = [PATHS.root / f"{number}-{batch}-{one}" for one in ("a", "b")]
-            objects = [Stored(names[0], 7, None, "etag"), Stored(names[1])]
+            objects = [StoredObject(names[0], 7, None, "etag"), StoredObject(names[1])]
             run.write([(batch, objects)], {names[0]: "deleted", names[1]: "there: it said 403"})
         run.end({"deleted": batches})
     return store
 
 
-def told(store: ObjectStore) -> tuple[list[Any], list[Entry]]:
+def told(store: ObjectStore) -> tuple[list[Any], list[JournalEntry]]:
     return list_runs(store, PATHS), list(read_journal(store, PATHS))
 
 

@@ -12,7 +12,7 @@ import pytest
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.codec.journal import decode_archive, encode_archive
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.objects import Stored
+from arroyo_dagster.state.model.objects import StoredObject
 from arroyo_dagster.state.operations.gc import journal_archive
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import Journal, list_runs, read_journal
@@ -47,8 +47,8 @@ def begin_run(store: ObjectStore, number: int, *, batches: int = 2) -> Journal:
     return run
 
 
-def objects_of(number: int, batch: int) -> list[Stored]:
-    return [Stored(PATHS.root / f"{number}-{batch}-{name}", 7, None, "etag") for name in "ab"]
+def objects_of(number: int, batch: int) -> list[StoredObject]:
+    return [StoredObject(PATHS.root / f"{number}-{batch}-{name}", 7, None, "etag") for name in "ab"]
 
 
 def write_run(store: ObjectStore, number: int, *, batches: int = 2) -> Journal:

@@ -42,7 +42,7 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.planning.compaction.apply import apply_merges
 from arroyo_dagster.state.planning.compaction.plan import (
-    NOT_OURS,
+    ARROYO_JOB,
     backlog,
     most_outputs,
     plan_compaction,
@@ -202,7 +202,7 @@ def test_jobs_of_arroyo_and_unknown_sizes_are_refused() -> None:
     files = pairs("a", "b", "c")
     foreign = plan_compaction(checkpoint(files, progress=None), {}, FULL)
     assert not foreign.merges
-    assert foreign.left_out[0].reason == NOT_OURS
+    assert foreign.left_out[0].reason == ARROYO_JOB
     with pytest.raises(InputError, match="no known size"):
         plan_compaction(checkpoint(files), {path("a"): 1}, FULL)
 

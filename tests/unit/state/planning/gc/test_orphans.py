@@ -38,7 +38,7 @@ from arroyo_dagster.state.model.job_facts import (
     merge_answers,
 )
 from arroyo_dagster.state.model.layout import JobPaths, staged_name
-from arroyo_dagster.state.model.objects import ObjectKind, Packed, Stored, object_name
+from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.planning.gc.expiry import plan_expiry
 from arroyo_dagster.state.planning.gc.orphans import (
     Reason,
@@ -115,12 +115,12 @@ def answer(condition: JobCondition, paths: JobPaths = PROTOCOL, **known: Any) ->
 def reason(roots: Roots, path: StatePath, modified: int | None = OLD, **said: Any) -> Reason:
     standing = standing_of(
         roots,
-        [Stored(roots.head.ref, 1, HEAD_BEGAN + 10)],
+        [StoredObject(roots.head.ref, 1, HEAD_BEGAN + 10)],
         now_micros=NOW,
         grace_micros=said.pop("grace", GRACE_MICROS),
         answer=said.pop("answer", None),
     )
-    return reason_of(standing, Stored(path, 1, modified), object_name(roots.paths, path))
+    return reason_of(standing, StoredObject(path, 1, modified), object_name(roots.paths, path))
 
 
 @pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])
@@ -297,12 +297,12 @@ def test_manifests_that_lost_go_and_one_that_may_still_win_stays() -> None:
         PROTOCOL, 10, data(PROTOCOL, 10, 1), generation=1, state=CheckpointState.UNCLAIMED
     )
     roots = roots_of(PROTOCOL, attempts=(lost, ahead))
-    old = [Stored(one.ref, 1, OLD) for one in (lost, ahead)]
+    old = [StoredObject(one.ref, 1, OLD) for one in (lost, ahead)]
     standing = standing_of(roots, old, now_micros=NOW, grace_micros=GRACE_MICROS)
     assert standing.lost == {lost.ref}
     assert data(PROTOCOL, 8, 1) not in standing.referenced
     assert data(PROTOCOL, 10, 1) in standing.referenced
-    young = [Stored(one.ref, 1, NOW - 5) for one in (lost, ahead)]
+    young = [StoredObject(one.ref, 1, NOW - 5) for one in (lost, ahead)]
     assert not standing_of(roots, young, now_micros=NOW, grace_micros=GRACE_MICROS).lost
     arroyo = roots_of(PROTOCOL, managed=False, attempts=(lost,))
     running = answer(JobCondition.RUNNING)
@@ -333,7 +333,7 @@ def test_manifest_that_lost_goes_only_if_its_writer_is_fenced_or_at_rest(
     roots = roots_of(PROTOCOL, managed=managed, attempts=(lost,))
     standing = standing_of(
         roots,
-        [Stored(lost.ref, 1, OLD)],
+        [StoredObject(lost.ref, 1, OLD)],
         now_micros=NOW,
         grace_micros=GRACE_MICROS,
         answer=None if condition is None else answer(condition),
@@ -388,7 +388,7 @@ def test_an_expiry_leaves_a_file_whose_name_folds_to_one_that_stays() -> None:
 def lost_of(roots: Roots, one: EpochRoot, modified: int | None = OLD) -> bool:
     standing = standing_of(
         replace(roots, attempts=(one,)),
-        [Stored(one.ref, 1, modified)],
+        [StoredObject(one.ref, 1, modified)],
         now_micros=NOW,
         grace_micros=GRACE_MICROS,
     )
@@ -459,21 +459,21 @@ def test_plan_takes_what_goes_and_counts_what_stays() -> None:
     roots = roots_of(PROTOCOL, attempts=(lost, older))
     generation = PROTOCOL.generation_manifest(WorkerGeneration(1))
     metadata = [
-        Stored(roots.head.ref, 3, HEAD_BEGAN + 10),
-        *(Stored(one, 5, OLD) for one in (lost.ref, older.ref, generation)),
+        StoredObject(roots.head.ref, 3, HEAD_BEGAN + 10),
+        *(StoredObject(one, 5, OLD) for one in (lost.ref, older.ref, generation)),
     ]
     subtask = PROTOCOL.subtask_metadata(OperatorId("o"), 0, Epoch(3), WorkerGeneration(1))
     kept_subtask = PROTOCOL.subtask_metadata(OperatorId("o"), 0, Epoch(8), WorkerGeneration(2))
     files = [
-        Stored(data(PROTOCOL, 3, 1), 10, OLD),
-        Stored(data(PROTOCOL, 8, 1), 20, OLD),
-        Stored(data(PROTOCOL, 9), 30, OLD),
-        Stored(data(PROTOCOL, 6), 40, NOW - 5),
-        Stored(data(PROTOCOL, 6, name="002-z"), None, NOW - 5),
-        Stored(subtask, 2, OLD),
-        Stored(kept_subtask, 2, OLD),
+        StoredObject(data(PROTOCOL, 3, 1), 10, OLD),
+        StoredObject(data(PROTOCOL, 8, 1), 20, OLD),
+        StoredObject(data(PROTOCOL, 9), 30, OLD),
+        StoredObject(data(PROTOCOL, 6), 40, NOW - 5),
+        StoredObject(data(PROTOCOL, 6, name="002-z"), None, NOW - 5),
+        StoredObject(subtask, 2, OLD),
+        StoredObject(kept_subtask, 2, OLD),
     ]
-    foreign = [Stored(StatePath("p/j/notes.txt"), 9, OLD)]
+    foreign = [StoredObject(StatePath("p/j/notes.txt"), 9, OLD)]
     standing = standing_of(roots, metadata, now_micros=NOW, grace_micros=GRACE_MICROS)
     parts = [judge(standing, files)]
     plan = plan_orphans(standing, parts, metadata, foreign, listed=12)
@@ -520,14 +520,14 @@ def test_plan_says_who_said_what_the_job_does() -> None:
 def test_manifest_is_lost_or_metadata() -> None:
     lost = epoch_root(PROTOCOL, 8, generation=1, state=CheckpointState.ORPHANED)
     roots = roots_of(PROTOCOL, attempts=(lost,))
-    metadata = [Stored(lost.ref, 1, OLD)]
+    metadata = [StoredObject(lost.ref, 1, OLD)]
     standing = standing_of(roots, metadata, now_micros=NOW, grace_micros=GRACE_MICROS)
     assert reason_of(standing, metadata[0], object_name(PROTOCOL, lost.ref)) is Reason.LOST
-    head = Stored(roots.head.ref, 1, OLD)
+    head = StoredObject(roots.head.ref, 1, OLD)
     assert reason_of(standing, head, object_name(PROTOCOL, head.path)) is Reason.METADATA
     # Of no other kind, whatever it is called.
     odd = replace(standing, lost=frozenset({PROTOCOL.current_generation}))
-    fence = Stored(PROTOCOL.current_generation, 1, OLD)
+    fence = StoredObject(PROTOCOL.current_generation, 1, OLD)
     assert reason_of(odd, fence, object_name(PROTOCOL, fence.path)) is Reason.METADATA
 
 

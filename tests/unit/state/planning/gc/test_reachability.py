@@ -12,7 +12,7 @@ from arroyo_dagster.state.model.garbage import JobPins, Pin, Quarantined, Root, 
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import Packed, Stored
+from arroyo_dagster.state.model.objects import Packed, StoredObject
 from arroyo_dagster.state.planning.gc.reachability import (
     check_aliases,
     check_roots,
@@ -177,13 +177,13 @@ def test_foreign_name_that_may_be_a_second_name_of_an_object_of_the_job_is_refus
     path = data(PROTOCOL, 6)
     copy = StatePath(path.replace("generations/2/", "Generations/02/"))
     roots = roots_of(PROTOCOL)
-    known: list[Stored] = []
+    known: list[StoredObject] = []
     if where == "epoch":
         roots = replace(roots, epochs=(*roots.epochs, epoch_root(PROTOCOL, 6, path)))
     elif where == "attempt":
         roots = replace(roots, attempts=(epoch_root(PROTOCOL, 6, path),))
     else:
-        known = [Stored(path)]
+        known = [StoredObject(path)]
     check_aliases(roots, Packed(), known)
     check_aliases(roots, Packed.of_paths([StatePath("p/j/notes.txt")]), known)
     others = [data(PROTOCOL, 5), path]  # of an operator whose id holds a slash: foreign, and listed

@@ -31,13 +31,13 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.planning.restore.recovery import (
     CannotStart,
+    CheckpointStanding,
     Claim,
     Fenced,
+    MetadataRecord,
     Need,
     RaiseFence,
-    Record,
     Restore,
-    Standing,
     StartEmpty,
     checkpoint_state,
     claim_of,
@@ -57,7 +57,7 @@ class World:
     """The objects of a job, put there by name."""
 
     def __init__(self) -> None:
-        self.objects: dict[StatePath, Record] = {}
+        self.objects: dict[StatePath, MetadataRecord] = {}
 
     def ref(self, generation: int, epoch: int) -> StatePath:
         return PATHS.manifest(WorkerGeneration(generation), Epoch(epoch))
@@ -126,7 +126,7 @@ class World:
     ) -> Restore | StartEmpty | CannotStart | Claim:
         """What `generation` would restore; the fence names it unless said otherwise."""
         self.fence(generation if fence is None else fence)
-        facts: dict[StatePath, Record | None] = {}
+        facts: dict[StatePath, MetadataRecord | None] = {}
         while True:
             found = resolve(PATHS, WorkerGeneration(generation), facts, now_micros=9, **rules)
             if not isinstance(found, Need):
@@ -137,7 +137,7 @@ class World:
             facts[found.path] = self.objects.get(found.path)
 
     def fenced(self, generation: int) -> Fenced | RaiseFence | None:
-        facts: dict[StatePath, Record | None] = {}
+        facts: dict[StatePath, MetadataRecord | None] = {}
         while isinstance(found := fence_verdict(PATHS, WorkerGeneration(generation), facts), Need):
             facts[found.path] = self.objects.get(found.path)
         return found
@@ -246,7 +246,7 @@ def test_a_parent_is_ready_if_it_is_absent_by_right_or_owns_its_epoch_and_has_co
 def test_a_question_says_what_it_needs_one_object_after_the_other(world: World) -> None:
     ref = world.manifest(1, 1, needs_commit=True)
     world.claim(ref)
-    facts: dict[StatePath, Record | None] = {}
+    facts: dict[StatePath, MetadataRecord | None] = {}
     asked = []
     while isinstance(found := standing(PATHS, ref, facts), Need):
         asked.append(found.path)
@@ -261,9 +261,9 @@ def test_marker_is_read_only_of_a_claimed_checkpoint_that_commits(
     ref = world.manifest(1, 1, needs_commit=needs_commit)
     record = PATHS.epoch_record(Epoch(1))
     unclaimed = standing(PATHS, ref, {**world.objects, record: None})
-    assert unclaimed == Standing(CheckpointState.UNCLAIMED)
+    assert unclaimed == CheckpointStanding(CheckpointState.UNCLAIMED)
     world.claim(ref)
-    ready = Standing(CheckpointState.READY)
+    ready = CheckpointStanding(CheckpointState.READY)
     claimed = standing(PATHS, ref, dict(world.objects))
     assert claimed == (Need(marker_path(ref)) if needs_commit else ready)
 
@@ -318,7 +318,9 @@ def test_start_reads_the_fence_and_the_generations_before_its_own_only(world: Wo
     world.generation(3, latest=own)
     world.generation(4, latest=own)
     before = [PATHS.generation_manifest(WorkerGeneration(number)) for number in (2, 1, 0)]
-    facts: dict[StatePath, Record | None] = dict.fromkeys([PATHS.current_generation, *before])
+    facts: dict[StatePath, MetadataRecord | None] = dict.fromkeys(
+        [PATHS.current_generation, *before]
+    )
     assert resolve(PATHS, WorkerGeneration(3), facts, now_micros=9) == StartEmpty()
     assert world.start(3) == StartEmpty()
 

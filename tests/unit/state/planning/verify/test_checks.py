@@ -20,7 +20,7 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.planning.verify.checks import (
-    Column,
+    ArrowColumn,
     JobAge,
     Severity,
     StoredFile,
@@ -35,8 +35,8 @@ from arroyo_dagster.state.planning.verify.checks import (
 
 SECOND = 1_000_000
 GLOBAL, TIMED = StatePath("j/global"), StatePath("j/timed")
-PAIR = (Column("key", "binary", False), Column("value", "binary", False))
-ROW = (Column("word", "string"), Column("_timestamp", "timestamp[ns]", False))
+PAIR = (ArrowColumn("key", "binary", False), ArrowColumn("value", "binary", False))
+ROW = (ArrowColumn("word", "string"), ArrowColumn("_timestamp", "timestamp[ns]", False))
 OPERATOR, COUNTS, ROWS = OperatorId("op"), TableName("counts"), TableName("rows")
 EXPECTED = {(OPERATOR, COUNTS): (PAIR,), (OPERATOR, ROWS): (ROW,)}
 LISTED = TimeFile(

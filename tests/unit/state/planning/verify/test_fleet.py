@@ -34,7 +34,7 @@ def recent(*jobs: JobAge, gone: tuple[GoneJob, ...] = ()) -> FleetVerdict:
 
 
 @pytest.mark.parametrize(
-    ("condition", "word", "found"),
+    ("condition", "label", "found"),
     [
         (JobCondition.STOPPED, "stopped", None),
         (JobCondition.FINISHED, "finished", None),
@@ -46,17 +46,17 @@ def recent(*jobs: JobAge, gone: tuple[GoneJob, ...] = ()) -> FleetVerdict:
     ],
 )
 def test_what_arroyo_says_of_an_old_job_decides(
-    condition: JobCondition, word: str, found: str | None
+    condition: JobCondition, label: str, found: str | None
 ) -> None:
-    (line,) = recent(replace(OLD, condition=condition, said="arroyo")).lines
-    assert line.word == word
+    (line,) = recent(replace(OLD, condition=condition, source="arroyo")).lines
+    assert line.label == label
     assert (line.finding.code if line.finding else None) == found
 
 
 def test_a_job_that_arroyo_calls_running_is_not_at_rest_because_its_state_says_so() -> None:
     stopped = replace(OLD, at_rest=True)
     assert not recent(stopped).offenders
-    assert recent(replace(stopped, condition=JobCondition.RUNNING, said="api")).offenders
+    assert recent(replace(stopped, condition=JobCondition.RUNNING, source="api")).offenders
 
 
 def test_a_broken_job_is_told_though_it_is_stopped() -> None:
@@ -68,7 +68,7 @@ def test_a_broken_job_is_told_though_it_is_stopped() -> None:
 
 def test_why_nobody_knows_is_part_of_the_evidence() -> None:
     assert "arroyo_database" in str(recent(OLD))
-    asked = str(recent(replace(OLD, said="http://api: connection refused")))
+    asked = str(recent(replace(OLD, source="http://api: connection refused")))
     assert "not known (http://api: connection refused)" in asked
 
 
@@ -101,7 +101,7 @@ def test_offenders_come_first_and_the_first_three_in_words() -> None:
         "5 of 6 jobs: z0: z0/f: lost (e). Next: bring\n\nz1: z1/f: lost (e). Next: bring\n\n"
         "z2: z2/f: lost (e). Next: bring\n\n2 more: z3, b"
     )
-    assert [line.word for line in found.lines[3:]] == ["failed", "warning", "passed"]
+    assert [line.label for line in found.lines[3:]] == ["failed", "warning", "passed"]
 
 
 @pytest.mark.parametrize(

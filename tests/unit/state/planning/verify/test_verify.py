@@ -36,7 +36,7 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.planning.restore.recovery import CannotStart, Restore, StartEmpty
-from arroyo_dagster.state.planning.verify.checks import Column
+from arroyo_dagster.state.planning.verify.checks import ArrowColumn
 from arroyo_dagster.state.planning.verify.epochs import across_findings
 from arroyo_dagster.state.planning.verify.files import (
     FileFacts,
@@ -50,7 +50,7 @@ from arroyo_dagster.state.planning.verify.protocol import ProtocolFacts, protoco
 from arroyo_dagster.state.planning.verify.restore import owner_findings, subtask_restores
 
 HALF = 2**63
-ROW = (Column("word", "string"), Column("_timestamp", "timestamp[ns]", False))
+ROW = (ArrowColumn("word", "string"), ArrowColumn("_timestamp", "timestamp[ns]", False))
 PATH = StatePath("j/t")
 OPERATOR, TABLE = OperatorId("op"), TableName("rows")
 TIMED = TableConfig(

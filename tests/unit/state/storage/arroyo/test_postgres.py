@@ -126,7 +126,7 @@ def test_a_directory_asks_it_and_says_who_answered(server: Postgres) -> None:
     known, unknown = directory.look_up([JobPaths(JOINS), JobPaths(JobId("nobody"))])
     assert known.facts.condition is JobCondition.STOPPED
     assert known.facts.source == f"postgresql://***@127.0.0.1:{server.port}/postgres"
-    assert unknown.words[0].absence is Absence.NO_JOB
+    assert unknown.answers[0].absence is Absence.NO_JOB
 
 
 def test_each_call_sees_what_is_true_now(server: Postgres) -> None:

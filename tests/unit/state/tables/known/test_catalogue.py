@@ -74,7 +74,7 @@ FILES_V2 = k.FilesCheckpointV2(
     300,
     5,
 )
-UDF = o.AsyncUdfState([(1, b"\x07")], [], [(1, o.EventTime(5 * NANOS)), (300, o.Idle())])
+UDF = o.AsyncUdfState([(1, b"\x07")], [], [(1, o.EventTimeReached(5 * NANOS)), (300, o.Idle())])
 LOCAL = k.LocalFileDataRecovery(6, [k.LocalFile("t", 168, b"\x01", "d", None)])
 
 # Computed with the crate bincode 2.0.1 from structs with the fields of the specification.
