@@ -280,10 +280,9 @@ class ParquetBackend(BackendReader):
         now = self.clock()
         facts: dict[StatePath, recovery.MetadataRecord | None] = {}
         while True:
-            found = recovery.resolve(self.paths, generation, facts, now_micros=now)
-            if isinstance(found, recovery.Need):
-                facts[found.path] = self.objects.fact(found.path)
-                continue
+            found = recovery.resolve_with(
+                self.objects.fact, self.paths, generation, facts, now_micros=now
+            )
             if not isinstance(found, recovery.Claim):
                 return found
             self._check_own(found.record)
@@ -303,17 +302,8 @@ class ParquetBackend(BackendReader):
                 "name below a URL of its own. Nothing was published",
             )
 
-    def _asked(
-        self,
-        question: Callable[[recovery.Facts], _T | recovery.Need],
-    ) -> _T:
-        """Ask a pure rule, reading what it says it needs, until it answers."""
-        facts: dict[StatePath, recovery.MetadataRecord | None] = {}
-        while True:
-            answer = question(facts)
-            if not isinstance(answer, recovery.Need):
-                return answer
-            facts[answer.path] = self.objects.fact(answer.path)
+    def _asked(self, question: Callable[[recovery.Facts], _T | recovery.Need]) -> _T:
+        return recovery.answer_with(question, self.objects.fact, {})
 
     # ---- writing ---------------------------------------------------------------------------------
 

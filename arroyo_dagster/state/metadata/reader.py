@@ -385,9 +385,7 @@ class BackendReader:
         managed = all(map(self.paths.contains, touched))
         return record if managed else None
 
-    def next_restore(
-        self,
-    ) -> recovery.Restore | recovery.Claim | recovery.StartEmpty | recovery.CannotStart:
+    def next_restore(self) -> recovery.Resolved:
         """Say what the next start of Arroyo's would restore in the protocol layout. Writes nothing.
 
         Raises:
@@ -399,14 +397,13 @@ class BackendReader:
         starting = WorkerGeneration(fence.worker_generation + 1)
         # A start raises the fence before it looks, so that it may claim.
         raised = replace(fence, worker_generation=starting)
-        facts: dict[StatePath, recovery.MetadataRecord | None] = {
-            self.paths.current_generation: raised
-        }
-        while True:
-            found = recovery.resolve(self.paths, starting, facts, now_micros=0, as_arroyo=True)
-            if not isinstance(found, recovery.Need):
-                return found
-            facts[found.path] = self.objects.fact(found.path)
+        return recovery.resolve_with(
+            self.objects.fact,
+            self.paths,
+            starting,
+            {self.paths.current_generation: raised},
+            as_arroyo=True,
+        )
 
     def _committed_note(self, head: LegacyCheckpoint) -> bool:
         note = self.objects.optional(self.paths.commit_note(head.epoch), records.decode_commit_note)

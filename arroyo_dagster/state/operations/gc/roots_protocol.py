@@ -110,17 +110,12 @@ def _resolved(
     as_arroyo: bool,
 ) -> recovery.Restore | None:
     starting = WorkerGeneration(fence.worker_generation + 1)
-    while True:
-        found = recovery.resolve(
-            reader.paths, starting, facts, now_micros=0, as_arroyo=as_arroyo, only_reads=True
-        )
-        if isinstance(found, recovery.Restore):
-            return found
-        if isinstance(found, recovery.CannotStart):
-            raise refuse(f"it cannot be restored: {found.reason}", reader.paths, path=found.ref)
-        if not isinstance(found, recovery.Need):
-            return None
-        facts[found.path] = reader.early(found.path)
+    found = recovery.resolve_with(
+        reader.early, reader.paths, starting, facts, as_arroyo=as_arroyo, only_reads=True
+    )
+    if isinstance(found, recovery.CannotStart):
+        raise refuse(f"it cannot be restored: {found.reason}", reader.paths, path=found.ref)
+    return found if isinstance(found, recovery.Restore) else None
 
 
 def _below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot]:

@@ -129,6 +129,10 @@ def _without_pinned(
     return behind_pinned(epochs, pinned)
 
 
+class _UnreadableFact(Exception):
+    """What a start would restore is not known."""
+
+
 @dataclass(slots=True)
 class _Reader:
     """What was read so far."""
@@ -152,6 +156,18 @@ class _Reader:
             raise
         except ArroyoStateError as error:
             return Unreadable(error.message)
+
+    def fact(self, path: StatePath) -> recovery.MetadataRecord | None:
+        """Read a record that decides what a start restores; None if there is none.
+
+        Raises:
+            _UnreadableFact: it does not decode.
+        """
+        self.read([path], _decoder_of(path))
+        found = self.objects[path]
+        if isinstance(found, Unreadable | LegacyCheckpoint | OperatorCheckpoint):
+            raise _UnreadableFact
+        return found
 
     def get(self, path: StatePath, kind: type[Any]) -> Any:
         """An object that was read, if it is there and decodes."""
@@ -232,23 +248,20 @@ def _next_start(reader: _Reader, facts: ProtocolFacts) -> NextStart | str | None
     starting = WorkerGeneration(max(fence.worker_generation, *facts.generations, 0) + 1)
     # A start raises the fence before it looks, so that it may claim.
     raised = replace(fence, worker_generation=starting)
-    known: dict[StatePath, recovery.MetadataRecord | None] = {
-        reader.paths.current_generation: raised
-    }
-    while True:
-        try:
-            found = recovery.resolve(
-                reader.paths, starting, known, now_micros=0, as_arroyo=not facts.managed
-            )
-        except ArroyoStateError as error:
-            return error.message
-        if not isinstance(found, recovery.Need):
-            return found
-        reader.read([found.path], _decoder_of(found.path))
-        answer = reader.objects[found.path]
-        if isinstance(answer, Unreadable | LegacyCheckpoint | OperatorCheckpoint):
-            return None
-        known[found.path] = answer
+    try:
+        return recovery.resolve_with(
+            reader.fact,
+            reader.paths,
+            starting,
+            {reader.paths.current_generation: raised},
+            as_arroyo=not facts.managed,
+        )
+    except _UnreadableFact:
+        return None
+    except StorageError:
+        raise
+    except ArroyoStateError as error:
+        return error.message
 
 
 def _decoder_of(path: StatePath) -> _Decode:
