@@ -124,7 +124,7 @@ def _regardless() -> Iterator[None]:
 
 
 MUTANTS: dict[str, Callable[[], Any]] = {
-    "pins are ignored": _instead(roots_read.Reader, "job_pins", _without_pins),
+    "pins are ignored": _instead(roots_read.Reader, "pins_in_full", _without_pins),
     "the parent of the newest epoch is skipped": _instead(
         expiry, "_needed_by_recovery", lambda roots, newest: roots.current[:1]
     ),
@@ -150,7 +150,7 @@ MUTANTS: dict[str, Callable[[], Any]] = {
     ),
     "a rewrite goes on whatever the job does": _regardless,
     "what epochs in quarantine need is ignored": _instead(
-        roots_read.Reader, "job_pins", _without_quarantine
+        roots_read.Reader, "pins_in_full", _without_quarantine
     ),
     "newer epochs go before older ones": _instead(
         collecting_steps.GcRun, "carry_out", _newest_first

@@ -6,7 +6,6 @@ Which epochs go, and what goes with them, `planning.gc.expiry` decides.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,6 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.codec import gc as codec
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, own_clock
@@ -178,18 +176,14 @@ class JobExpiry:
 
     def _pins_in_full(self) -> tuple[JobPins, tuple[Quarantined, ...]]:
         """What stays besides the newest epochs, and what epochs in quarantine need of the rest."""
-        job_pins = self.reader.job_pins()
+        job_pins = self._objects.job_pins()
         while True:
             try:
-                return job_pins, tuple(map(self._quarantined, job_pins.quarantines))
+                return job_pins, self._objects.quarantined(job_pins)
             except NotFoundError:
-                before, job_pins = job_pins, self.reader.job_pins()
+                before, job_pins = job_pins, self._objects.job_pins()
                 if job_pins == before:
                     raise  # else somebody else has purged a quarantine meanwhile
-
-    def _quarantined(self, name: str) -> Quarantined:
-        path = self._paths.quarantine / name / "index.json"
-        return self._objects.read(path, functools.partial(codec.decode_quarantined, name=name))
 
     # ---- one epoch -------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.state.codec import gc as collecting
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.parquet import read_facts
 from arroyo_dagster.state.metadata.objects import MetadataReader, missing_epoch
@@ -417,7 +416,7 @@ class BackendReader:
         Raises:
             FormatError: it does not decode; nothing may be deleted then.
         """
-        return self.objects.optional(self.paths.job_pins, collecting.decode_pins) or JobPins()
+        return self.objects.job_pins()
 
     # ---- plumbing --------------------------------------------------------------------------------
 

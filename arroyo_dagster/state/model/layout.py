@@ -137,6 +137,10 @@ class JobPaths:
         """What was moved aside instead of deleted: a directory a run."""
         return self.maintenance / "quarantine"
 
+    def quarantine_index(self, name: str) -> StatePath:
+        """What lies in one quarantine, and what its epochs need besides."""
+        return self.quarantine / name / "index.json"
+
     @cached_property
     def rewrites(self) -> StatePath:
         """What a job of Arroyo's had in its metadata before we rewrote it: to put it back."""

@@ -135,10 +135,10 @@ def _needs(held: ObjectStore, plan: GcPlan) -> Packed:
     def listed(path: StatePath) -> tuple[StatePath, ...]:
         kind = object_name(plan.paths, path).kind
         if kind is ObjectKind.MANIFEST:
-            return reader.required(path, manifest_references).files
+            return reader.read(path, manifest_references).files
         # That of an operator whose id holds a slash is known by what lists it, not by its name.
         if kind is ObjectKind.OPERATOR or (kind is ObjectKind.FOREIGN and path.name == "metadata"):
-            return reader.required(path, operator_references).files
+            return reader.read(path, operator_references).files
         return ()
 
     found = concurrently(listed, plan.metadata.paths)
@@ -155,7 +155,7 @@ def list_quarantines(store: ObjectStore, paths: JobPaths) -> list[tuple[Quaranti
     Raises:
         ProtocolError, FormatError: an index is missing or does not decode.
     """
-    _, found = Reader(store, paths).job_pins()
+    _, found = Reader(store, paths).pins_in_full()
     return [(one, all_moved(store, paths, one)) for one in found]
 
 
@@ -265,7 +265,7 @@ def purge(
 
 
 def _old(store: ObjectStore, paths: JobPaths, before_micros: int) -> list[Quarantined]:
-    _, found = Reader(store, paths).job_pins()
+    _, found = Reader(store, paths).pins_in_full()
     return [one for one in found if one.moved_at_micros <= before_micros]
 
 

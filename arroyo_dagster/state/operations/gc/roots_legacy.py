@@ -39,7 +39,7 @@ state, gaps are as long as it has run."""
 def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
     """The roots of a job of the legacy layout; None: it changed meanwhile, look again."""
     backend = ParquetBackend(reader.store, reader.paths)
-    job_pins, aside = reader.job_pins()
+    job_pins, aside = reader.pins_in_full()
     numbers = sorted(backend.checkpoint_dirs(), reverse=True)
     newest = newest_legacy(reader, numbers)
     if newest is None:

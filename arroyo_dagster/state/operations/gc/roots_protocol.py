@@ -32,8 +32,8 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 def protocol_roots(reader: Reader, progress: Progress) -> Roots | None:
     """The roots of a job of the protocol layout; None: it changed meanwhile, look again."""
     paths = reader.paths
-    fence = reader.required(paths.current_generation, records.decode_current_generation)
-    job_pins, aside = reader.job_pins()
+    fence = reader.read(paths.current_generation, records.decode_current_generation)
+    job_pins, aside = reader.pins_in_full()
     found = newest_head(reader, fence)
     if found is None:
         raise refuse(NO_EPOCH, paths, path=paths.current_generation)
@@ -89,9 +89,9 @@ def newest_head(
     if found is None or by_arroyo is None:
         return None
     state = CheckpointState.COMMITTING if found.replay_commit else CheckpointState.READY
-    references = reader.required(found.ref, manifest_references)
+    references = reader.read(found.ref, manifest_references)
     path = reader.paths.epoch_record(references.epoch)
-    reader.required(path, records.decode_epoch_record)
+    reader.read(path, records.decode_epoch_record)
     root = epoch_root(reader.paths, found.ref, references, state, reader.taken((found.ref, path)))
     generations = {
         path: fact
@@ -264,7 +264,7 @@ def _pinned(reader: Reader, pin: Epoch) -> list[EpochRoot]:
     if claim is None:
         return []  # told by `check_roots`
     recovery.expect_manifest_path(reader.paths, claim.checkpoint_ref)
-    manifest = reader.required(claim.checkpoint_ref, manifest_references)
+    manifest = reader.read(claim.checkpoint_ref, manifest_references)
     roots = reader.taken((claim.checkpoint_ref, path))
     one = epoch_root(reader.paths, claim.checkpoint_ref, manifest, CheckpointState.READY, roots)
     return [one, *_below(reader, one)]

@@ -230,7 +230,7 @@ def _is_whole(
 
 def _known(store: ObjectStore, paths: JobPaths, name: str) -> Sequence[Quarantined]:
     """The quarantines of the job, of which this is one."""
-    _, known = Reader(store, paths).job_pins()
+    _, known = Reader(store, paths).pins_in_full()
     if name not in (one.name for one in known):
         raise NotFoundError(
             "there is no such quarantine",
