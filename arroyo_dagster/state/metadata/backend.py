@@ -30,7 +30,6 @@ from arroyo_dagster.state.model.checkpoints import (
     CommitNote,
     CommittedMarker,
     CurrentGeneration,
-    EpochRecord,
     GenerationManifest,
     LegacyCheckpoint,
     Manifest,
@@ -51,6 +50,7 @@ from arroyo_dagster.state.model.layout import (
 )
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.checkpoint import incomplete
+from arroyo_dagster.state.planning.restore.copied_jobs import check_own
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore, check_size
 
@@ -285,22 +285,17 @@ class ParquetBackend(BackendReader):
             )
             if not isinstance(found, recovery.Claim):
                 return found
-            self._check_own(found.record)
+            check_own(
+                self.paths,
+                f"the epoch to continue from, {found.record.epoch},",
+                [found.record.checkpoint_ref],
+                next_step="run the job under the name that its metadata gives; a copy keeps that "
+                "name below a URL of its own. Nothing was published",
+            )
             # A newer run may have claimed this epoch long ago, and let it expire since.
             self.check_fence()
             self._create_once(found.record_path, records.encode_epoch_record(found.record))
             del facts[found.record_path]
-
-    def _check_own(self, record: EpochRecord) -> None:
-        """A copy of a job under another name refers to the original's epochs: it claims none."""
-        if not self.paths.contains(record.checkpoint_ref):
-            raise ProtocolError(
-                f"the epoch to continue from, {record.epoch}, is listed below another job",
-                job=self.paths.root,
-                path=record.checkpoint_ref,
-                next_step="run the job under the name that its metadata gives; a copy keeps that "
-                "name below a URL of its own. Nothing was published",
-            )
 
     def _asked(self, question: Callable[[recovery.Facts], _T | recovery.Need]) -> _T:
         return recovery.answer_with(question, self.objects.fact, {})

@@ -6,10 +6,10 @@ As long as it is there, what its epochs list and was not moved with them stays, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.codec.gc import (
     encode_moved,
     encode_quarantined,
@@ -44,6 +44,7 @@ from arroyo_dagster.state.operations.gc.plan import Clock
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock
+from arroyo_dagster.state.planning.restore.copied_jobs import check_own
 from arroyo_dagster.state.storage.concurrency import ahead, concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -203,23 +204,20 @@ def _moved_in(store: ObjectStore, paths: JobPaths, path: StatePath) -> list[Move
         return None  # the move was stopped before it, or had nothing left to do
     with known_fields(data, path) as fields:
         moved = list(moved_from_json(fields))
-    _check_own(paths, path, moved)
+    for below, named in (
+        (paths.root, [one.path for one in moved]),
+        (paths.quarantine, [one.copy for one in moved]),
+    ):
+        check_own(
+            paths,
+            "the index of the quarantine",
+            named,
+            below=below,
+            next_step="undelete or purge it in the job that it was copied from; nothing was "
+            "changed",
+            path=path,
+        )
     return moved
-
-
-def _check_own(paths: JobPaths, index: StatePath, moved: Iterable[Moved]) -> None:
-    """A job that was copied under another name brings an index of the original's objects."""
-    copies = f"{paths.quarantine}/"
-    for one in moved:
-        if not (paths.contains(one.path) and one.copy.startswith(copies)):
-            raise ProtocolError(
-                "the quarantine is of another job: its index names objects outside of this one",
-                job=paths.root,
-                path=index,
-                found=one.path,
-                next_step="undelete or purge it in the job that it was copied from; nothing was "
-                "changed",
-            )
 
 
 # ---- for good ------------------------------------------------------------------------------------
