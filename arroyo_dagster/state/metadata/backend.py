@@ -47,6 +47,7 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.layout import (
     JobPaths,
     Layout,
+    parse_epoch_record,
 )
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.checkpoint import incomplete
@@ -482,7 +483,7 @@ class ParquetBackend(BackendReader):
         check_size(self.store.url, path, len(data))
         if self.store.create(path, data):
             return
-        if path.name.endswith(".record"):
+        if parse_epoch_record(path.name) is not None:
             return  # a lost claim is not an error: whoever won is read next
         if self.store.read(path) != data:
             raise ConflictError(

@@ -12,7 +12,13 @@ from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.model.checkpoints import EpochRecord
 from arroyo_dagster.state.model.garbage import JobPins, Quarantined
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths
+from arroyo_dagster.state.model.layout import (
+    CHECKPOINT_MANIFEST,
+    COMMITTED_MARKER,
+    CURRENT_GENERATION,
+    GENERATION_MANIFEST,
+    JobPaths,
+)
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -143,11 +149,11 @@ def missing_epoch(epoch: Epoch) -> str:
 def decode_by_name(data: bytes, path: str) -> recovery.MetadataRecord:
     """Decode a record of the protocol layout by what its name says it is."""
     name = path.rpartition("/")[2]
-    if name == "checkpoint-manifest.pb":
+    if name == CHECKPOINT_MANIFEST:
         return metadata.decode_manifest(data, path)
-    if name == "committed.json":
+    if name == COMMITTED_MARKER:
         return records.decode_committed_marker(data, path)
-    if name == "generation-manifest.json":
+    if name == GENERATION_MANIFEST:
         return records.decode_generation_manifest(data, path)
     if name == CURRENT_GENERATION:
         return records.decode_current_generation(data, path)

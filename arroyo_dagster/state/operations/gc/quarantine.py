@@ -28,7 +28,7 @@ from arroyo_dagster.state.model.garbage import (
     Quarantined,
 )
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import QUARANTINE_INDEX, JobPaths
 from arroyo_dagster.state.model.objects import (
     NOTHING,
     ObjectKind,
@@ -47,8 +47,6 @@ from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock
 from arroyo_dagster.state.planning.restore.copied_jobs import check_own
 from arroyo_dagster.state.storage.concurrency import ahead, concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
-
-INDEX = "index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class QuarantineWriter:
             # What is still there at the end of a step is moved once more.
             parts=sum(step.batch_count + 1 for step in steps),
         )
-        path = plan.paths.quarantine / name / INDEX
+        path = plan.paths.quarantine_index(name)
         held.put(path, encode_quarantined(found, owner))
         put_pins(
             held,
@@ -272,7 +270,7 @@ def _purge_one(
 ) -> None:
     """Copies first, then the index: it is readable for as long as it is registered."""
     directory = paths.quarantine / one.name
-    listed = [info for info in held.list(directory) if info.path.name != INDEX]
+    listed = [info for info in held.list(directory) if info.path.name != QUARANTINE_INDEX]
     going = {i.path: StoredObject(i.path, i.size_bytes, i.modified_micros, i.etag) for i in listed}
     for part, moved in _index_parts(held, paths, one).items():
         going.setdefault(part, StoredObject(part, None))
@@ -302,5 +300,5 @@ def _purge_one(
             kept, quarantines=tuple(name for name in kept.quarantines if name != one.name)
         ),
     )
-    delete_all(held, [directory / INDEX])
+    delete_all(held, [directory / QUARANTINE_INDEX])
     journal.end({"deleted": len(objects)})

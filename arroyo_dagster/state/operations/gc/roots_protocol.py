@@ -15,6 +15,7 @@ from arroyo_dagster.state.model.checkpoints import (
 )
 from arroyo_dagster.state.model.garbage import EpochRoot, References, Root, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import CHECKPOINT_MANIFEST, GENERATION_MANIFEST
 from arroyo_dagster.state.operations.gc.root_reader import (
     AT_ONCE,
     NO_EPOCH,
@@ -96,7 +97,7 @@ def newest_head(
     generations = {
         path: fact
         for path, fact in facts.items()
-        if path.name == "generation-manifest.json"
+        if path.name == GENERATION_MANIFEST
         and (fact is None or isinstance(fact, GenerationManifest))
     }
     return root, by_arroyo.manifest.epoch, generations
@@ -273,7 +274,7 @@ def _pinned(reader: Reader, pin: Epoch) -> list[EpochRoot]:
 def _unowned(reader: Reader, epochs: Sequence[EpochRoot]) -> tuple[EpochRoot, ...]:
     """Manifests that a start would look at and that own no epoch: what they list stays."""
     known = {one.ref for one in epochs}
-    refs = [ref for ref in reader.roots if ref.name == "checkpoint-manifest.pb"]
+    refs = [ref for ref in reader.roots if ref.name == CHECKPOINT_MANIFEST]
     found = (attempt(reader, ref) for ref in refs if ref not in known)
     return tuple(one for one in found if one is not None)
 

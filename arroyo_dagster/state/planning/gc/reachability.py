@@ -15,7 +15,7 @@ from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.garbage import EpochRoot, PathsDigest, Proof, Root, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, Layout
 from arroyo_dagster.state.model.objects import Packed, StoredObject
 from arroyo_dagster.state.planning.restore.recovery import marker_path
 
@@ -195,7 +195,7 @@ def nested_root(paths: JobPaths, path: str) -> bool:
     """Whether an object below a job belongs to another job that lies within it."""
     rest = path.removeprefix(f"{paths.root}/").split("/")
     for at, name in enumerate(rest):
-        if name == "current-generation.json" and at:
+        if name == CURRENT_GENERATION and at:
             return True
         follows = rest[at + 1 : at + 2]
         nested = name == "checkpoints" and follows and follows[0].startswith("checkpoint-")

@@ -24,7 +24,12 @@ from arroyo_dagster.state.model.checkpoints import (
     OperatorCheckpoint,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths, ManifestAddress, parse_manifest_path
+from arroyo_dagster.state.model.layout import (
+    COMMITTED_MARKER,
+    JobPaths,
+    ManifestAddress,
+    parse_manifest_path,
+)
 
 MetadataRecord = Manifest | EpochRecord | CommittedMarker | GenerationManifest | CurrentGeneration
 _A = TypeVar("_A")
@@ -182,7 +187,7 @@ def marker_path(ref: StatePath) -> StatePath:
     directory = ref.parent
     if directory is None:
         raise ProtocolError("a checkpoint reference has no directory", path=ref)
-    return directory / "committed.json"
+    return directory / COMMITTED_MARKER
 
 
 def parent_ready(paths: JobPaths, manifest: Manifest, facts: Facts) -> bool | Need:
