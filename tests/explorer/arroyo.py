@@ -451,7 +451,7 @@ class LegacyRun:
         if ignore_state:
             self.world.wait_for_requests(self.process)
         try:
-            epoch, before, directory = self._restore(hands, ignore_state)
+            epoch, before, directory = self._restore(hands, number, ignore_state)
             if job.run_id == number:
                 job.condition = JobCondition.RUNNING
             for _ in range(epochs):
@@ -466,7 +466,7 @@ class LegacyRun:
         return "done"
 
     def _restore(
-        self, hands: Hands, ignore_state: bool
+        self, hands: Hands, number: int, ignore_state: bool
     ) -> tuple[int, dict[OperatorId, OperatorCheckpoint], int]:
         job = self.job
         if ignore_state:
@@ -486,8 +486,8 @@ class LegacyRun:
         hands.put(
             path, metadata.encode_legacy_checkpoint(replace(head, min_epoch=Epoch(job.min_epoch)))
         )
-        for later in [e for e in job.rows if e > newest]:
-            job.rows[later] = "failed"
+        if job.run_id == number:  # else the controller has begun another run since
+            job.rows |= {later: "failed" for later in job.rows if later > newest}
         own = max((o.epoch for o in found), default=Epoch(newest))
         return newest, {o.operator: o for o in found}, int(own)
 

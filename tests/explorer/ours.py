@@ -201,7 +201,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(backend_module, "uuid", names),
         mock.patch.object(merging_module, "uuid", names),
         mock.patch.object(rewriting_module, "uuid", names),
-        mock.patch.object(backend_module.ParquetBackend, "_problem", _problem),
+        mock.patch.object(backend_module.ParquetBackend, "_file_error", _problem),
         mock.patch.object(rollback_module, "MAX_FOOTERS", -1),
         remembering(),
         contextlib.ExitStack() as stack,

@@ -46,12 +46,12 @@ DECODERS = (
     (records, "decode_committed_marker"),
     (records, "decode_compaction_record"),
     (records, "decode_commit_note"),
-    (collecting, "decode_retained"),
+    (collecting, "decode_pins"),
 )
 NAMES = (
     *((one, "object_name") for one in (inventory, orphans, collecting_steps, dead_jobs)),
     *((one, "object_name") for one in (quarantine, split_epochs, undelete)),
-    (ids, "path_problem"),
+    (ids, "path_error"),
     (model, "_number"),
     (roots_read, "digest_of"),
 )

@@ -92,6 +92,8 @@ def soak(first: int, count: int, processes: int, features: tuple[str, ...]) -> F
     """Go through `count` schedules from a seed on; prints how far it is, and what is violated."""
     whole, began = Found(), time.monotonic()
     reported = began
+    with ours.replaced_machinery():
+        pass  # what cannot be replaced fails here; a pool would begin its processes for ever
     with multiprocessing.Pool(processes, _begin, maxtasksperchild=BLOCKS_PER_PROCESS) as pool:
         for found in pool.imap_unordered(go_through, blocks(first, count, features)):
             for seed, text in found.violations[: max(0, SHOWN - len(whole.violations))]:
