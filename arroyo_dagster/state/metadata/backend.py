@@ -6,7 +6,6 @@ crates/arroyo-state-protocol/src/{store,workflow}.rs.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ from arroyo_dagster.state.model.checkpoints import (
     Manifest,
     OperatorCheckpoint,
 )
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionRecord
 from arroyo_dagster.state.model.garbage import ExpirePlan
 from arroyo_dagster.state.model.ids import (
@@ -128,7 +128,7 @@ class ParquetBackend(BackendReader):
         paths: JobPaths,
         *,
         generation: WorkerGeneration | None = None,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+        clock: Clock = wall_clock,
     ) -> None:
         super().__init__(store, paths)
         self.generation = generation

@@ -18,10 +18,11 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, own_clock
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS
 from arroyo_dagster.state.metadata.objects import MetadataReader, missing_epoch
 from arroyo_dagster.state.metadata.reader import BackendReader
 from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.clock import own_clock
 from arroyo_dagster.state.model.garbage import (
     EpochRoot,
     ExpirePlan,

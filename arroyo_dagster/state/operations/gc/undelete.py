@@ -12,7 +12,8 @@ from dataclasses import replace
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, wall_clock
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import (
     JobPins,
     Moved,
@@ -32,7 +33,6 @@ from arroyo_dagster.state.operations.gc.pins import (
     read_pins,
     release,
 )
-from arroyo_dagster.state.operations.gc.plan import Clock
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.gc.split_epochs import linked_quarantines, needs_of_epoch
 from arroyo_dagster.state.storage.concurrency import concurrently
