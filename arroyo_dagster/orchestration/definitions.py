@@ -41,6 +41,7 @@ from arroyo_dagster.orchestration.maintenance import (
     DEAD_JOBS_CRON,
     GC_CRON,
     ORPHANS_CRON,
+    MaintenanceAssets,
     MaintenanceOptions,
     build_batches,
     build_maintenance_job,
@@ -140,7 +141,7 @@ def build_arroyo_definitions(
     fleet_job = _in_process(
         "arroyo_fleet",
         dg.AssetSelection.assets(fleet),
-        "CheckDepth at all jobs at once.",
+        "Look at all jobs at once.",
     )
     sync_job = build_sync_job(naming)
     compacted, journal = build_compacted_state(naming), build_gc_journal(naming)
@@ -162,12 +163,14 @@ def build_arroyo_definitions(
     batches = build_batches(
         naming,
         maintenance or MaintenanceOptions(),
-        catalogue=catalogue,
-        compacted=compacted,
-        retained=retained,
-        orphans=orphans,
-        dead_jobs=dead_jobs,
-        journal=journal,
+        MaintenanceAssets(
+            catalogue=catalogue,
+            compacted=compacted,
+            retained=retained,
+            orphans=orphans,
+            dead_jobs=dead_jobs,
+            journal=journal,
+        ),
     )
     batch_jobs = {name: build_batch_job(one.kind) for name, one in batches.items()}
     sensors = [build_checkpoint_sensor(naming, options=sensor, states=told, running=sensor_running)]

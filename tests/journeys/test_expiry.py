@@ -13,7 +13,7 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.gc.execute import run_gc
 from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.operations.gc.plan import plan_gc
@@ -87,7 +87,7 @@ def test_the_newest_epochs_stay_and_a_second_run_finds_nothing() -> None:
 
 def test_after_a_compaction_most_files_go() -> None:
     store = begun(9)
-    compact_job(store, PATHS, FULL)
+    run_compaction(store, PATHS, FULL)
     files = sum("table-" in info.path for info in store.list())
     run_gc(store, PATHS, to_keep(2))
     left = sum("table-" in info.path for info in store.list())
@@ -98,10 +98,10 @@ def test_after_a_compaction_most_files_go() -> None:
 
 def test_what_waits_to_be_taken_over_stays() -> None:
     store = MemoryStore()
-    run = LocalRun(word_job(store, **JOB), store)
+    run = LocalRun.start(word_job(store, **JOB), store)
     for _ in range(6):
         run.step()
-    compact_job(store, PATHS, FULL)
+    run_compaction(store, PATHS, FULL)
     run_gc(store, PATHS, to_keep(2))
     run.step()
     run_gc(store, PATHS, to_keep(2))

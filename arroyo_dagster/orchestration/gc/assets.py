@@ -6,7 +6,8 @@ else credentials that can read are enough.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
@@ -34,7 +35,7 @@ from arroyo_dagster.state.planning.verify.findings import Verdict
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.garbage import GcPlan
     from arroyo_dagster.state.model.layout import JobPaths
-    from arroyo_dagster.state.operations.gc.execute import GcOutcome
+    from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome
     from arroyo_dagster.state.operations.gc.plan import GcRequest
 
 PROVED = "referenced_set_proved"
@@ -200,6 +201,8 @@ def _collection_events(
     key: dg.AssetKey,
 ) -> Iterator[Any]:
     """Plan a collection, carry it out if this run may, and give what Dagster shows of both."""
+    from arroyo_dagster.state.operations.gc.execute import GcOptions
+
     asked = config.asked(paths, store)
     try:
         plan = _planned(store, paths, asked)
@@ -208,7 +211,13 @@ def _collection_events(
         raise
     yield from _plan_metadata(plan, plan_key)
     if key in context.selected_asset_keys and plan.objects and _may_delete(config, plan, context):
-        yield from _collected_events(paths, config, asked, plan, store, runner, context, key)
+        options = GcOptions(
+            quarantine=config.quarantine,
+            owner=f"dagster run {context.run.run_id}",
+            lease_wait_seconds=EXPIRED_SECONDS,
+        )
+        run = partial(runner.run_gc, store.writable(), paths, asked, plan=plan)
+        yield from _collected_events(plan, run, options, context, key)
 
 
 def _planned(store: ArroyoStateStore, paths: "JobPaths", asked: "GcRequest") -> "GcPlan":
@@ -218,12 +227,9 @@ def _planned(store: ArroyoStateStore, paths: "JobPaths", asked: "GcRequest") -> 
 
 
 def _collected_events(
-    paths: "JobPaths",
-    config: CollectConfig,
-    asked: "GcRequest",
     plan: "GcPlan",
-    store: ArroyoStateStore,
-    runner: MaintenanceRunner,
+    run: "Callable[[GcOptions], GcOutcome]",
+    options: "GcOptions",
     context: dg.AssetExecutionContext,
     key: dg.AssetKey,
 ) -> Iterator[Any]:
@@ -231,8 +237,6 @@ def _collected_events(
 
     What a run had deleted before it was interrupted stands in the journal.
     """
-    from arroyo_dagster.state.operations.gc.execute import GcOptions
-
     done: list[GcOutcome] = []
 
     def result_events(outcome: "GcOutcome") -> Iterator[Any]:
@@ -244,13 +248,7 @@ def _collected_events(
         yield _read_back(outcome, key)
 
     try:
-        options = GcOptions(
-            quarantine=config.quarantine,
-            owner=f"dagster run {context.run.run_id}",
-            lease_wait_seconds=EXPIRED_SECONDS,
-            on_done=done.append,
-        )
-        outcome = runner.run_gc(store.writable(), paths, asked, options, plan=plan)
+        outcome = run(replace(options, on_done=done.append))
     except Exception:
         raise
     except BaseException:  # an interrupt

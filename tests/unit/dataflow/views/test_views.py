@@ -10,7 +10,7 @@ from arroyo_dagster.dataflow.errors import CheckpointError
 from arroyo_dagster.dataflow.views.view import Views, view
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.gc.execute import run_gc
 from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.storage.wrappers import Counting, WriteProtected
@@ -50,7 +50,7 @@ def test_a_view_goes_on_over_deletes_and_compactions_reading_only_what_is_new() 
     for turn, words in enumerate((["a", "z"], ["b"], ["a"], ["z", "c"], ["c"])):
         flow.send("words", words)
         if turn == 2:
-            compact_job(flow.store, flow.pipelines[0].paths, FULL)
+            run_compaction(flow.store, flow.pipelines[0].paths, FULL)
             flow.restart()
         views.refresh()
         fresh = flow.views().view("counts").frame()
