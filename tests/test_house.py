@@ -1,10 +1,12 @@
-"""The import table of CONTRIBUTING, the size of folders, import cycles, and what is loaded when."""
+"""The import table of CONTRIBUTING, the size of folders, import cycles, what is loaded when, and
+where names of objects are built."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +25,6 @@ MANY_PARAMETERS = {
     "orchestration.definitions.build_arroyo_definitions": "each is a documented keyword",
     "state.operations.catalog.query.read_rows": "each is a documented keyword",
     "state.metadata.lease.lease": "to be cut with the rest of state/metadata",
-    "state.operations.gc.expire.expire_job": "to be cut with the rest of operations/gc",
     "state.operations.gc.journal.Journal.__init__": "to be cut with the rest of operations/gc",
     "state.planning.gc.dead_jobs.plan_dead_job": "to be cut with the rest of planning/gc",
 }
@@ -319,3 +320,42 @@ def test_names_of_arroyo_say_which_source_they_obey(name: str) -> None:
 def test_every_module_says_what_it_is(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree) or not tree.body
+
+
+# ---- names of objects ----------------------------------------------------------------------------
+
+STATE_NAME = re.compile(
+    r"(checkpoint-manifest\.pb|(committed|(current-generation|generation-manifest))\.json"
+    r"|(retained|index|stop-request|window|removal)\.json|_arroyo_dagster"
+    r"|(^|/)(generations|epochs|checkpoints|quarantine|compactions|journal|leases|commits)/"
+    r"|(^|/)(checkpoint|operator|table|epoch)-$|\.record$)"
+)
+NAMES_BUILT_IN = {
+    "state/model/layout.py": "builds and parses every path",
+    "state/model/objects.py": "parses the names in a listing",
+    "state/model/ids.py": "the name of our own directory, which no job may have",
+    "state/planning/gc/reachability.py": "recognizes the root of another job by parts of names",
+}
+
+
+def _state_names(path: Path) -> list[str]:
+    """Literals that are names of objects of the state tree, or parts of them."""
+    return [
+        node.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and not re.search(r"\s", node.value)  # messages and docstrings
+        and STATE_NAME.search(node.value)
+    ]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_only_the_layout_builds_and_parses_names_of_the_state_tree(path: Path) -> None:
+    if str(path.relative_to(PACKAGE)) not in NAMES_BUILT_IN:
+        assert not _state_names(path), "build or parse them in state/model/layout.py"
+
+
+def test_each_exception_for_names_is_still_needed() -> None:
+    for name in NAMES_BUILT_IN:
+        assert _state_names(PACKAGE / name), name

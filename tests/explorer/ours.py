@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError
 from arroyo_dagster.state.metadata import backend as backend_module
+from arroyo_dagster.state.metadata import expiry as expiry_module
 from arroyo_dagster.state.metadata import lease as lease_module
 from arroyo_dagster.state.model import clock as clock_module
 from arroyo_dagster.state.model.checkpoints import (
@@ -208,10 +209,9 @@ def replaced_machinery() -> Iterator[None]:
         remembering(),
         contextlib.ExitStack() as stack,
     ):
-        for module in (lease_module, backend_module):
-            if hasattr(module, "own_clock"):
-                ticks = functools.partial(_time_here, monotonic=True)
-                stack.enter_context(mock.patch.object(module, "own_clock", ticks))
+        for module in (lease_module, expiry_module):
+            ticks = functools.partial(_time_here, monotonic=True)
+            stack.enter_context(mock.patch.object(module, "own_clock", ticks))
         yield
 
 

@@ -19,7 +19,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import operator_references
-from arroyo_dagster.state.metadata import backend as backend_module
+from arroyo_dagster.state.metadata import expiry as expiry_module
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
@@ -294,8 +294,8 @@ def test_a_pin_waits_for_what_the_job_has_sent_before_it_could_see_it() -> None:
 
         def arrives(seconds: float) -> None:
             waited.append(seconds)  # noqa: B023
-            for step in plan.steps:  # noqa: B023
-                store.delete_many(step)  # noqa: B023
+            for step in (plan.data, plan.records, plan.metadata):  # noqa: B023
+                store.delete_many(step.paths)  # noqa: B023
 
         def pin(arrives: Callable[[float], None] = arrives) -> None:
             pin_epoch(store, PATHS, Epoch(epoch), clock=clock, sleep=arrives)  # noqa: B023
@@ -382,9 +382,9 @@ def test_what_comes_back_does_so_beside_a_job_s_own_cleaning_up() -> None:
 def test_a_job_s_own_cleaning_up_looks_for_pins_until_it_has_ended(
     monkeypatch: pytest.MonkeyPatch, set_back: bool
 ) -> None:
-    monkeypatch.setattr(backend_module, "DELETE_BATCH", 1)
+    monkeypatch.setattr(expiry_module, "DELETE_BATCH", 1)
     clock = Clock()
-    monkeypatch.setattr(backend_module, "own_clock", clock)
+    monkeypatch.setattr(expiry_module, "own_clock", clock)
     stands_still = clock.micros
     of_job = (lambda: stands_still) if set_back else clock
     start = kept_no_more(begun, 8, clock, **SMALL)

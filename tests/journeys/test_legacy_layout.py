@@ -24,7 +24,8 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.catalog.jobs import list_epochs, list_jobs
 from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.compaction.plan import plan_compaction
-from arroyo_dagster.state.operations.gc.expire import expire_job
+from arroyo_dagster.state.operations.gc.execute import run_gc
+from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -343,7 +344,7 @@ def test_maintenance_of_it_says_what_it_can_and_cannot_do(written: MemoryStore) 
     with pytest.raises(InputError, match="legacy layout"):
         run_compaction(store, PATHS, settings)
     assert listing(store) == before
-    outcome = expire_job(store, PATHS, keep_epochs=2, yes=True)
+    outcome = run_gc(store, PATHS, to_keep(2))
     assert outcome.plan.keep_from == 6
     assert ParquetBackend(store, PATHS).epochs() == list(range(6, 17))
     assert ParquetBackend(store, PATHS).load().min_epoch == 6

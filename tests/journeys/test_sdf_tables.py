@@ -14,7 +14,8 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.operations.catalog.query import read_rows
 from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.gc.expire import expire_job
+from arroyo_dagster.state.operations.gc.execute import run_gc
+from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from tests.dataflows import Flow, definition, row_of
@@ -91,7 +92,7 @@ def test_maintenance_changes_nothing_that_readers_or_builders_see(parallelism: i
             run_compaction(flow.store, paths, FULL)
             flow.restart()
         if turn % 5 == 4:
-            expire_job(flow.store, paths, keep_epochs=2, yes=True)
+            run_gc(flow.store, paths, to_keep(2))
         cells, rows = expected(words[: 10 * (turn + 1)])
         assert (flow.cells("build.cells"), flow.rows("build.rows")) == (cells, rows)
         verdict = verify_job(flow.store, paths)

@@ -22,7 +22,8 @@ from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSe
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
-from arroyo_dagster.state.operations.gc.expire import expire_job
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.runtime.operators import (
     Collector,
@@ -300,7 +301,7 @@ class Job(RuleBasedStateMachine):
     def expire(self, keep: int, fault: Fault) -> None:
         self.maintain(
             fault,
-            lambda store, paths: expire_job(store, paths, keep_epochs=keep, yes=True, owner="m"),
+            lambda store, paths: run_gc(store, paths, to_keep(keep), GcOptions(owner="m")),
         )
 
     def maintain(self, fault: Fault, work: Callable[[ObjectStore, JobPaths], object]) -> None:

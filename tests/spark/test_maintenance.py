@@ -15,7 +15,7 @@ import pytest
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
 from arroyo_dagster.spark.compaction import run_compaction_on_spark
-from arroyo_dagster.spark.gc import expire_job_on_spark, run_gc_on_spark
+from arroyo_dagster.spark.gc import run_gc_on_spark
 from arroyo_dagster.spark.rewrite import rewrites_on_spark
 from arroyo_dagster.spark.tasks import assigned, run_items
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -25,6 +25,7 @@ from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.operations.compaction.execute import Progress
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
+from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import FaultInjecting
@@ -67,9 +68,7 @@ def test_compacted_and_expired_on_spark_the_job_goes_on_as_if_nothing_had_been(
     after = newest(store, pipeline)
     assert tables_of(store, after) == content == tables_of(twin, newest(twin, pipeline))
     assert len(set(after.paths)) == outcome.files_after < len(set(before.paths))
-    expired = expire_job_on_spark(
-        lambda: session, store, pipeline.paths, keep_epochs=2, yes=True, from_objects=1
-    )
+    expired = run_gc_on_spark(lambda: session, store, pipeline.paths, to_keep(2), from_objects=1)
     assert expired.done
     assert ParquetBackend(store, pipeline.paths).epochs() == [9, 10]
     assert not any(store.head(path) for path in expired.plan.data.paths)
@@ -193,7 +192,7 @@ def test_nothing_to_do_and_little_ask_for_no_session(tmp_path: Path) -> None:
     assert run_compaction_on_spark(none, store, pipeline.paths, FULL).changed
     again = run_compaction_on_spark(none, store, pipeline.paths, FULL)
     assert not again.changed
-    kept = expire_job_on_spark(none, store, pipeline.paths, keep_epochs=9, yes=True)
+    kept = run_gc_on_spark(none, store, pipeline.paths, to_keep(9))
     assert not kept.done
 
 

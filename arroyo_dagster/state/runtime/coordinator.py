@@ -25,7 +25,7 @@ from arroyo_dagster.state.model.checkpoints import (
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import Epoch, OperatorId
 from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.planning.gc.retention import LEGACY_EPOCHS_BEFORE_NEWEST
+from arroyo_dagster.state.planning.gc.expiry import LEGACY_EPOCHS_BEFORE_NEWEST
 from arroyo_dagster.state.planning.restore.batch_identity import BatchVerdict, batch_verdict
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator, merge_operator
 from arroyo_dagster.state.runtime.merged_files import MergedFiles

@@ -12,7 +12,6 @@ from typing import Any
 from arroyo_dagster.errors import (
     ConflictError,
     FormatError,
-    ProtocolError,
 )
 from arroyo_dagster.state.codec.maintenance_records import (
     decode_rewrite_record,
@@ -31,6 +30,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     take_snapshot,
 )
 from arroyo_dagster.state.operations.gc.pins import forget_rewrites, read_pins
+from arroyo_dagster.state.planning.restore.copied_jobs import check_own
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -199,15 +199,12 @@ def _newest_record(store: ObjectStore, paths: JobPaths) -> StatePath | None:
 def _check_undoable(
     store: ObjectStore, paths: JobPaths, snapshot: JobSnapshot, record: RewriteRecord
 ) -> None:
-    others = [path for path in record.before if not paths.contains(path)]
-    if others:
-        # A job that was copied under another name brings the record of the original's objects.
-        raise ProtocolError(
-            "the rewrite is of another job: its record names objects outside of this one",
-            job=paths.root,
-            found=others[0],
-            next_step="undo it in the job that it was copied from; nothing was put back",
-        )
+    check_own(
+        paths,
+        "the record of the rewrite",
+        record.before,
+        next_step="undo it in the job that it was copied from; nothing was put back",
+    )
     now = (snapshot.checkpoint.epoch, snapshot.checkpoint.worker_generation)
     # A run that was started since, and failed before its first checkpoint, has left no trace.
     if now != (record.epoch, record.worker_generation):

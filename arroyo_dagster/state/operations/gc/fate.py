@@ -223,7 +223,7 @@ def _known(
     if last is not None:
         outcome = last.entry.outcome
         if last.quarantine is not None and outcome in (MOVED, GONE, UNKNOWN):
-            _, kept = Reader(store, paths).job_pins()
+            _, kept = Reader(store, paths).pins_in_full()
             quarantine = next((one for one in kept if one.name == last.quarantine), None)
             copy = None if quarantine is None else find_copy(store, paths, quarantine, path)
         if copy is not None:

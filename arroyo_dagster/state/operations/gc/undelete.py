@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError
-from arroyo_dagster.state.codec.metadata import decode_legacy_checkpoint
-from arroyo_dagster.state.codec.records import decode_epoch_record
-from arroyo_dagster.state.codec.references import manifest_references, operator_references
-from arroyo_dagster.state.metadata.backend import ParquetBackend, delete_all
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import (
@@ -21,11 +19,10 @@ from arroyo_dagster.state.model.garbage import (
     Moved,
     Pin,
     Quarantined,
-    References,
     UndeletePlan,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal
@@ -37,7 +34,7 @@ from arroyo_dagster.state.operations.gc.pins import (
     release,
 )
 from arroyo_dagster.state.operations.gc.root_reader import Reader
-from arroyo_dagster.state.operations.gc.split_epochs import linked_quarantines
+from arroyo_dagster.state.operations.gc.split_epochs import linked_quarantines, needs_of_epoch
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -235,29 +232,14 @@ def _is_whole(
         except NotFoundError:
             return None
 
-    lists: list[tuple[StatePath, Callable[[bytes, str], References]]]
-    data = read(head.path)
-    if data is None:
-        return False
-    if paths.layout is Layout.PROTOCOL:
-        lists = [(decode_epoch_record(data, head.path).checkpoint_ref, manifest_references)]
-    else:
-        legacy = decode_legacy_checkpoint(data, head.path)
-        own = (paths.operator_metadata(name, legacy.epoch) for name in legacy.operators)
-        lists = [(path, operator_references) for path in own]
-    for path, decode in lists:
-        found = read(path)
-        if found is None:
-            return False
-        elsewhere = [file for file in decode(found, path).files if file not in copies]
-        if None in concurrently(store.head, elsewhere):
-            return False
-    return True
+    needs = needs_of_epoch(paths, head.path, read)
+    elsewhere = [file for file in needs.files if file not in copies]
+    return not needs.missing and None not in concurrently(store.head, elsewhere)
 
 
 def _known(store: ObjectStore, paths: JobPaths, name: str) -> Sequence[Quarantined]:
     """The quarantines of the job, of which this is one."""
-    _, known = Reader(store, paths).job_pins()
+    _, known = Reader(store, paths).pins_in_full()
     if name not in (one.name for one in known):
         raise NotFoundError(
             "there is no such quarantine",
