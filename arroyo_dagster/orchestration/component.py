@@ -114,7 +114,7 @@ class Maintenance(dg.Model, dg.Resolvable):
         )
 
 
-class Window(dg.Model, dg.Resolvable):
+class WindowSettings(dg.Model, dg.Resolvable):
     """When running jobs of Arroyo's may be stopped to be rewritten; opt-in, job by job."""
 
     jobs: list[str] = Field(
@@ -163,7 +163,7 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
     sensor_running: bool = Field(default=False, description="The sensor is on from the start.")
     schedules: ScheduleTimes = Field(default_factory=ScheduleTimes)
     maintenance: Maintenance = Field(default_factory=Maintenance)
-    window: Window | None = Field(
+    window: WindowSettings | None = Field(
         default=None, description="When running jobs of Arroyo's may be stopped, and which; none."
     )
     dataflows: list[str] = Field(

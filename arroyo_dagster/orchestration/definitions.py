@@ -145,9 +145,9 @@ def build_arroyo_definitions(
     )
     sync_job = build_sync_job(naming)
     compacted, journal = build_compacted_state(naming), build_gc_journal(naming)
-    retained, orphans, dead_jobs = (build_collection(naming, kind) for kind in PlanKind)
+    expiry_assets, orphans, dead_jobs = (build_collection(naming, kind) for kind in PlanKind)
     compaction_job = build_maintenance_job("arroyo_compaction", naming, compacted)
-    gc_job = build_maintenance_job("arroyo_gc", naming, retained, journal)
+    gc_job = build_maintenance_job("arroyo_gc", naming, expiry_assets, journal)
     orphans_job = build_maintenance_job("arroyo_collect_orphans", naming, orphans, journal)
     dead_jobs_job = build_maintenance_job("arroyo_remove_dead_jobs", naming, dead_jobs, journal)
     session = spark or SparkSessionResource()
@@ -166,7 +166,7 @@ def build_arroyo_definitions(
         MaintenanceAssets(
             catalogue=catalogue,
             compacted=compacted,
-            retained=retained,
+            expiry_assets=expiry_assets,
             orphans=orphans,
             dead_jobs=dead_jobs,
             journal=journal,
@@ -183,7 +183,7 @@ def build_arroyo_definitions(
     shared = dg.Definitions(
         assets=[
             *(checkpoint_spec(naming), catalogue, fleet, compacted),
-            *(retained, orphans, dead_jobs, journal),
+            *(expiry_assets, orphans, dead_jobs, journal),
             *(asset for graph in graphs for asset in build_sdf_assets(graph, sdf)),
         ],
         jobs=[

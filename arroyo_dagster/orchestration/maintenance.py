@@ -108,7 +108,7 @@ class MaintenanceAssets:
 
     catalogue: dg.AssetsDefinition
     compacted: dg.AssetsDefinition
-    retained: dg.AssetsDefinition
+    expiry_assets: dg.AssetsDefinition
     orphans: dg.AssetsDefinition
     dead_jobs: dg.AssetsDefinition
     journal: dg.AssetsDefinition
@@ -154,7 +154,7 @@ def build_batches(
                 name="arroyo_gc_fleet",
                 description="Expire old epochs of the jobs that have most.",
                 config=GcBatch,
-                events=asset_events(assets.retained, assets.journal),
+                events=asset_events(assets.expiry_assets, assets.journal),
                 backlog=lambda store: _over_jobs(store, _expiry_backlog(gc.keep_epochs or 2)),
                 single="arroyo_gc",
                 pool="arroyo_gc",

@@ -42,7 +42,7 @@ PROVED = "referenced_set_proved"
 READ_BACK = "read_back"
 
 
-class CollectConfig(dg.Config):
+class GcRunConfig(dg.Config):
     """What all three collections have in common."""
 
     dry_run: bool = Field(default=True, description="Show what would go; deleting is opt-in.")
@@ -61,7 +61,7 @@ class CollectConfig(dg.Config):
         raise NotImplementedError
 
 
-class GcConfig(CollectConfig):
+class GcConfig(GcRunConfig):
     """Which epochs of a job stay. Given both, an epoch stays if either keeps it."""
 
     keep_epochs: int | None = Field(
@@ -79,7 +79,7 @@ class GcConfig(CollectConfig):
         return _asked(PlanKind.EXPIRE, store, retention=retention)
 
 
-class OrphansConfig(CollectConfig):
+class OrphansConfig(GcRunConfig):
     """How long what nothing refers to stays."""
 
     older_than_days: float = Field(default=3.0, gt=0, description="What is younger stays.")
@@ -116,7 +116,7 @@ def _asked(
 @dataclass(frozen=True)
 class _AssetKind:
     table: str
-    config: type[CollectConfig]
+    config: type[GcRunConfig]
     deps: tuple[str, ...]
 
 
@@ -176,7 +176,7 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
         arroyo_runner: MaintenanceRunner,
     ):
         with as_failure():
-            paths, given = job_of(context.partition_key), cast(CollectConfig, config)
+            paths, given = job_of(context.partition_key), cast(GcRunConfig, config)
             if context.selected_asset_keys:
                 yield from of_selected(
                     context,
@@ -193,7 +193,7 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
 
 def _collection_events(
     paths: "JobPaths",
-    config: CollectConfig,
+    config: GcRunConfig,
     store: ArroyoStateStore,
     runner: MaintenanceRunner,
     context: dg.AssetExecutionContext,
@@ -282,7 +282,7 @@ def _plan_metadata(plan: "GcPlan", key: dg.AssetKey) -> Iterator[Any]:
     yield check_result(verdict, PROVED, key, metadata=gc_shown.proof_metadata(plan))
 
 
-def _may_delete(config: CollectConfig, plan: "GcPlan", context: dg.AssetExecutionContext) -> bool:
+def _may_delete(config: GcRunConfig, plan: "GcPlan", context: dg.AssetExecutionContext) -> bool:
     """Whether this run deletes: configured for it, and approved where approval is asked for."""
     if config.dry_run:
         context.log.info(f"dry run: {gc_shown.format_plan(plan)}")

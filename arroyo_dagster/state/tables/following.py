@@ -75,16 +75,18 @@ class Following:
 
     def _follow_global(self, name: TableName, listed: tuple[StatePath, ...]) -> None:
         view = self._views.global_views.get(name)
-        seen, merged = self._loaded.seen[name], self._loaded.merged[name]
-        if view is not None and not seen - merged <= set(listed):
+        read_files, merged = self._loaded.read_files[name], self._loaded.merged[name]
+        if view is not None and not read_files - merged <= set(listed):
             # A file that was to be in memory is listed no more: merged, and that was not said.
             view.reload(listed)
         elif view is not None:
             # From the first unknown file on, own ones included: of two subtasks that wrote one
             # key the later in the list wins here as it does at a restore.
-            fresh = (at for at, path in enumerate(listed) if path not in self._loaded.seen[name])
+            fresh = (
+                at for at, path in enumerate(listed) if path not in self._loaded.read_files[name]
+            )
             view.follow(listed[next(fresh, len(listed)) :])
-        self._loaded.seen[name] = set(listed)
+        self._loaded.read_files[name] = set(listed)
         self._loaded.merged[name].clear()
 
     def _follow_expiring(
@@ -94,7 +96,7 @@ class Following:
         assert isinstance(table, ExpiringTimeKeyTable)
         keys = self._task.key_range
         mine = [f for f in listed if keys.intersects(f.min_routing_key, f.max_routing_key)]
-        fresh = [file for file in mine if file.path not in self._loaded.seen[name]]
+        fresh = [file for file in mine if file.path not in self._loaded.read_files[name]]
         view, cutoff = self._views.time_views.get(name), table.cutoff_micros(watermark_micros)
         if isinstance(view, UncachedKeyValueView):
             view.go_on_from(mine, cutoff)
@@ -105,19 +107,23 @@ class Following:
             view.replay(table.read(fresh, keys, cutoff_micros=cutoff))
             view.evict(cutoff)
         self._time_files[name] = tuple(mine)
-        self._loaded.seen[name] = {file.path for file in listed}
+        self._loaded.read_files[name] = {file.path for file in listed}
         self._loaded.merged[name].clear()
 
     def load_compacted(self, message: Compaction) -> None:
         """As `TableManager.load_compacted`."""
         for name, merged in message.tables.items():
-            seen = self._loaded.seen.get(name)
+            read_files = self._loaded.read_files.get(name)
             view = self._views.global_views.get(name)
             inputs = set(message.inputs[name])
             # What is in memory already need not be read again. Inputs that are not may be deleted
             # before the table is next asked: then it is read anew.
-            if seen is not None and inputs <= seen and not (view and view.is_behind(inputs)):
-                seen.update(merged.paths)
+            if (
+                read_files is not None
+                and inputs <= read_files
+                and not (view and view.is_behind(inputs))
+            ):
+                read_files.update(merged.paths)
                 self._loaded.merged[name].update(inputs)
 
 

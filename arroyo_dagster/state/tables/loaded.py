@@ -20,7 +20,7 @@ class LoadedState:
             it is not published.
         restored: the operator at that epoch; None if it started empty.
         watermark_micros: the event time reached at `epoch`; None = not all subtasks had one.
-        seen: of each table the files whose rows are in memory, or were when it was first asked for.
+        read_files: of each table the files whose rows are in memory, or were when it was first asked for.
         merged: of each table those of them of which a merge was announced.
     """
 
@@ -28,7 +28,7 @@ class LoadedState:
     followed: Epoch
     restored: OperatorCheckpoint | None
     watermark_micros: int | None
-    seen: dict[TableName, set[StatePath]]
+    read_files: dict[TableName, set[StatePath]]
     merged: dict[TableName, set[StatePath]]
 
     @classmethod
@@ -46,7 +46,7 @@ class LoadedState:
             followed=epoch,
             restored=restored,
             watermark_micros=restored.min_watermark_micros if restored else None,
-            seen={name: set() for name in names},
+            read_files={name: set() for name in names},
             merged={name: set() for name in names},
         )
 

@@ -344,7 +344,7 @@ class TableManager:
             del self._reports[old]
         for name, table in self._tables.items():
             report = done.tables.get(name)
-            self._loaded.seen[name].update(report.paths if report else ())
+            self._loaded.read_files[name].update(report.paths if report else ())
             if isinstance(table, ExpiringTimeKeyTable):
                 files = report.files if isinstance(report, ExpiringTimeKeyReport) else ()
                 self._time_files[name] = files

@@ -81,7 +81,7 @@ class OpenViews:
         files = self._loaded.files(TableName(name))
         if isinstance(files, GlobalKeyedFiles):
             view.follow(files.files)
-            self._loaded.seen[TableName(name)].update(files.files)
+            self._loaded.read_files[TableName(name)].update(files.files)
         return view
 
     def uncached(self, name: str) -> UncachedKeyValueView:
@@ -144,7 +144,7 @@ class OpenViews:
         stored = self._loaded.files(TableName(name))
         if not isinstance(stored, ExpiringTimeKeyFiles):
             return ()
-        self._loaded.seen[TableName(name)].update(stored.paths)
+        self._loaded.read_files[TableName(name)].update(stored.paths)
         return files_to_carry(stored.files, self._cutoff(table), self._task.key_range)
 
     def _table(self, name: str, kind: type[Any]) -> Any:

@@ -52,7 +52,7 @@ from arroyo_dagster.state.planning.compaction.rewrite import (
     plan_table_rewrites,
 )
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_part
+from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 
 RunRewrites = Callable[[ObjectStore, Sequence[RewriteTask]], Iterable[RewriteShard | LeftOut]]
 QUIET_SECONDS = 60.0
@@ -64,7 +64,7 @@ def rewrite_here(
     store: ObjectStore, tasks: Sequence[RewriteTask]
 ) -> Iterable[RewriteShard | LeftOut]:
     """Carry out the parts in this process, one after the other."""
-    return (rewrite_part(store, task) for task in tasks)
+    return (rewrite_shard(store, task) for task in tasks)
 
 
 # ---- planning ------------------------------------------------------------------------------------

@@ -340,14 +340,14 @@ def _events(store: ObjectStore, paths: JobPaths, search: _Search) -> Iterator[Fa
         except (FormatError, NotFoundError):
             search.unreadable.append(path)
     own = [path for path in listed.prefixes if path.name not in archived]
-    headers = ahead(lambda one: _parts_of(store, one, search), own)
+    headers = ahead(lambda one: _batches_of(store, one, search), own)
     for directory, (begun, parts) in zip(own, headers, strict=True):
         if begun is not None:
             for line in _lines(store, directory, parts, search):
                 yield FateEvent(entry=entry_of(begun, line), quarantine=begun.quarantine)
 
 
-def _parts_of(
+def _batches_of(
     store: ObjectStore, directory: StatePath, search: _Search
 ) -> tuple[JournalRun | None, list[int] | None]:
     """A run, and the numbers of the batches that may hold a wanted path; None: nobody says."""
