@@ -20,7 +20,7 @@ class LoadedState:
             it is not published.
         restored: the operator at that epoch; None if it started empty.
         watermark_micros: the event time reached at `epoch`; None = not all subtasks had one.
-        read_files: of each table the files whose rows are in memory, or were when it was first asked for.
+        read_files: of each table the files whose rows are, or were, in memory.
         merged: of each table those of them of which a merge was announced.
     """
 
