@@ -214,7 +214,7 @@ def test_a_function_is_called_from_the_shell(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["twice", "-v", "{"], "no JSON"),
+        (["twice", "-v", "{"], "not valid JSON"),
         (["bump", "-v", "1", "--state", "hits"], "STATE:KEY=VALUE"),
         (["bump", "-v", "1", "--state", "hits:a=x"], "STATE:KEY=VALUE"),
         (["twice", "--value-file", "nowhere"], "cannot be read"),

@@ -57,7 +57,7 @@ def test_compact_shows_the_plan_and_changes_nothing_until_yes(url: str, store: O
     before, state = listing(store), state_of(store, word_job(store, **JOB))
     shown = run(url, "compact", "run", "main", "--policy", "full")
     assert shown.exit_code == 0
-    assert "nothing was changed, --yes does it" in shown.stdout
+    assert "nothing was changed, add --yes to execute" in shown.stdout
     plan = document(url, "compact", "run", "main", "--policy", "full")
     assert plan["plan"]["merges"]
     assert not plan["done"]
@@ -88,7 +88,7 @@ def test_a_plan_names_its_inputs_what_a_restore_opens_and_why_the_rest_is_left(
     left = {path for one in plan["left_out"] for path in one["files"]}
     assert taken | left == listed
     words = run(url, "compact", "plan", "main", "--policy", "levels", "--max-tables", "1").stdout
-    assert "left: " in words
+    assert "skipped: " in words
     assert "would open" in words
 
 
@@ -135,7 +135,10 @@ def test_expire_shows_what_would_go_and_deletes_nothing_until_yes(
     url: str, store: ObjectStore
 ) -> None:
     before = listing(store)
-    assert "nothing was deleted, --yes does it" in run(url, "expire", "main", "--keep", "3").stdout
+    assert (
+        "nothing was deleted, add --yes to execute"
+        in run(url, "expire", "main", "--keep", "3").stdout
+    )
     planned = document(url, "expire", "main", "--keep", "3")
     assert planned["plan"]["epochs"] == [1, 2, 3, 4, 5]
     assert listing(store) == before
