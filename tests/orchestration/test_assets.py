@@ -247,5 +247,5 @@ def test_jobs_that_fail_do_not_keep_others_from_being_catalogued(deployed: Any) 
     }
     result = deployed.run("arroyo_refresh", tags=tags)
     line = failure_of(result, "arroyo_catalog")
-    assert line.startswith("1 of 2 jobs were not catalogued, the others were; the first: a data")
+    assert line.startswith("1 of 2 jobs were not catalogued, the others were; first error: a data")
     assert len(read_history(deployed.catalogue, protocol_job("p1")).epochs) == 1

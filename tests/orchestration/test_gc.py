@@ -166,7 +166,7 @@ def test_what_needs_approval_waits_for_it_and_takes_no_other_plan(
     assert "retained_epochs" not in waiting.assets
     other = Run(instance, resource(url), "arroyo_gc", **config, approved_plan="0" * 32)
     assert not other.result.success
-    assert f"what would go now is plan {digest}" in other.first_line
+    assert f"the current plan is {digest}" in other.first_line
     assert len(ParquetBackend(store, PATHS).epochs()) == 8
     approved = Run(instance, resource(url), "arroyo_gc", **config, approved_plan=digest)
     assert approved.result.success

@@ -257,7 +257,7 @@ def test_a_compaction_that_waits_to_be_taken_over_is_told_of(
     again = run(defs, "arroyo_compaction", instance, FULL)
     logs = [entry.user_message for entry in instance.all_logs(again.run_id)]
     (line,) = [line for line in logs if line.startswith("nothing")]
-    assert "1 compactions wait until the job takes them over" in line
+    assert "1 compactions wait until the job adopts them" in line
     assert "compactions/" in line
     assert "one file or none" not in line
 
