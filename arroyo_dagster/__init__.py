@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from arroyo_dagster import errors, moved, state
-from arroyo_dagster.lazy import lazy_names
+import lazy_loader
+
+from arroyo_dagster import errors, moved, orchestration, state
 
 if TYPE_CHECKING:
     from arroyo_dagster.errors import *  # noqa: F403 - its public names are ours
@@ -21,30 +22,11 @@ __version__ = "0.1.0"
 
 moved.install()
 
-_ORCHESTRATION = (
-    "ArroyoDirectory",
-    "ArroyoStateComponent",
-    "ArroyoStateStore",
-    "ArroyoTableProps",
-    "CompactionConfig",
-    "DagsterArroyoTranslator",
-    "GcConfig",
-    "InProcessRunner",
-    "MaintenanceOptions",
-    "MaintenanceWindow",
-    "ScheduleOptions",
-    "SensorOptions",
-    "SparkRunner",
-    "SparkSessionResource",
-    "WindowConfig",
-    "build_arroyo_definitions",
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "errors": errors.__all__,
+        "orchestration": dir(orchestration),  # its public names and no other
+        "state": dir(state),
+    },
 )
-_MODULES = {
-    **dict.fromkeys(_ORCHESTRATION, "orchestration"),
-    **dict.fromkeys(errors.__all__, "errors"),
-    **dict.fromkeys(state.__all__, "state"),
-}
-
-__all__ = sorted(_MODULES)
-
-__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -1,5 +1,7 @@
 """Every error this package raises, drawn as a tree: the branch is the reader's next action.
 
+`StateError` is another name of the root, that of Arroyo's state crate.
+
 ArroyoStateError
 ├── InputError (ValueError)      fix the call
 │   └── DefinitionError          fix the YAML
@@ -20,6 +22,7 @@ __all__ = [
     "InputError",
     "NotFoundError",
     "ProtocolError",
+    "StateError",
     "StorageError",
 ]
 
@@ -63,6 +66,9 @@ class ArroyoStateError(Exception):
             _rebuilt,
             (type(self), self.message, self.next_step, self.retryable, dict(self.facts)),
         )
+
+
+StateError = ArroyoStateError
 
 
 def _format_fact(value: object) -> str:

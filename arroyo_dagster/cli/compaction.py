@@ -24,7 +24,7 @@ from arroyo_dagster.cli.rewrite import (
 from arroyo_dagster.cli.window import window
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.plans import plan_to_json
-from arroyo_dagster.state.metadata.lease import wall_clock
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.compaction import (
     MEBIBYTE,
     Budget,

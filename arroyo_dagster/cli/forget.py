@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 
 import click
 
 from arroyo_dagster.cli.common import main, open_to_read, store_options
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.state.metadata.lease_records import owner_here
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.operations.catalog.known_jobs import check_gone, find_known_job, forget
 from arroyo_dagster.state.storage.remote.open import open_store
 
@@ -35,9 +35,7 @@ def forget_command(job: str, catalogue: str, url: str | None, as_json: bool) -> 
     paths = find_known_job(store, job)
     if url is not None:
         check_gone(open_to_read(url), paths)
-    epoch = forget(
-        store, paths, owner=owner_here("arroyo-state"), now_micros=time.time_ns() // 1000
-    )
+    epoch = forget(store, paths, owner=owner_here("arroyo-state"), now_micros=wall_clock())
     if as_json:
         print_json({"job": paths.root, "last_epoch": epoch, "catalogue": store.url})
     else:

@@ -9,7 +9,7 @@ import click
 
 from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.rendering import clock, print_json, print_table, report
-from arroyo_dagster.state.metadata.lease import wall_clock
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.leases import LeaseRecord
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
 from arroyo_dagster.state.operations.catalog.leases import KINDS, JobLease, break_lease, list_leases

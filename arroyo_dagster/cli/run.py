@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from arroyo_dagster.cli.rendering import format_bytes, print_json, seconds
 from arroyo_dagster.cli.rollback import go_back
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.operations.catalog.jobs import find_job, newest_generation, summarise_job
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
@@ -195,7 +195,7 @@ def stop(job: str, url: str | None, as_json: bool) -> None:
         and is_at_rest(newest.newest, started)
     )
     if not at_rest:
-        number = request_stop(store, paths, time.time_ns() // 1000)
+        number = request_stop(store, paths, wall_clock())
     if as_json:
         print_json(
             {

@@ -14,7 +14,7 @@ from arroyo_dagster.cli.verify import EXIT_FINDINGS
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package, StateDef
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic, InvalidDefinition
 from arroyo_dagster.dataflow.definition.durations import format_duration
-from arroyo_dagster.dataflow.definition.json_schema import ROOTS, shipped_schema
+from arroyo_dagster.dataflow.definition.json_schema import ROOTS, schema_text
 from arroyo_dagster.dataflow.definition.loading import load_document
 
 
@@ -72,7 +72,7 @@ def check(file: str, legacy: bool, extended: bool, prod: bool, as_json: bool) ->
 @click.argument("kind", type=click.Choice(list(ROOTS)), default="dataflow")
 def schema(kind: str) -> None:
     """Print the JSON Schema of a kind of file, for editors."""
-    click.echo(shipped_schema(kind), nl=False)
+    click.echo(schema_text(kind), nl=False)
 
 
 def _print_diagnostics(file: str, error: InvalidDefinition, as_json: bool) -> None:

@@ -4,7 +4,6 @@ A key is the root of a job's paths: `job` in the legacy layout, `pipeline/job` i
 layout. Epochs are never partitions.
 """
 
-import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import Naming
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.ids import JobId, PipelineId, checked_name, path_error
 from arroyo_dagster.state.model.layout import JobPaths
 
@@ -117,7 +117,7 @@ def build_sync_job(naming: Naming) -> dg.JobDefinition:
             # A job without a key is still missed, until somebody acknowledges that it is gone.
             catalogue, gone = arroyo_store.catalogue(), map(job_of, usable_keys(plan.drop))
             new = set(gone) - known_jobs.known_jobs(catalogue)
-            known_jobs.remember(catalogue, [(paths, None) for paths in new], _now_micros())
+            known_jobs.remember(catalogue, [(paths, None) for paths in new], wall_clock())
         context.instance.add_dynamic_partitions(_name(naming), list(plan.add))
         for key in plan.drop:
             context.instance.delete_dynamic_partition(_name(naming), key)
@@ -128,10 +128,6 @@ def build_sync_job(naming: Naming) -> dg.JobDefinition:
         sync_partitions()
 
     return arroyo_sync_partitions
-
-
-def _now_micros() -> int:
-    return time.time_ns() // 1000
 
 
 def _name(naming: Naming) -> str:

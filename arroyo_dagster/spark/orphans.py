@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from arroyo_dagster.spark.tasks import run_items
-from arroyo_dagster.state.metadata.lease import wall_clock
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.garbage import GcPlan
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths

@@ -23,6 +23,7 @@ import pyarrow as pa
 from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError
 from arroyo_dagster.state.metadata import backend as backend_module
 from arroyo_dagster.state.metadata import lease as lease_module
+from arroyo_dagster.state.model import clock as clock_module
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
@@ -194,6 +195,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(concurrency, "ThreadPoolExecutor", _Pool),
         mock.patch.object(lease_module, "threading", threads),
         mock.patch.object(lease_module, "time", clock),
+        mock.patch.object(clock_module, "time", clock),
         mock.patch.object(lease_module, "process_here", _process),
         mock.patch.object(lease_module, "uuid", names),
         mock.patch.object(conditional_create, "uuid", names),

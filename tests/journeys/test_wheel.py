@@ -44,9 +44,6 @@ print(json.dumps({
     "version": importlib.metadata.version("arroyo-dagster"),
     "assets": len(defs.resolve_asset_graph().get_all_asset_keys()),
     "registered": hasattr(point.load(), "ArroyoStateComponent"),
-    "schema": json.loads((root / "dataflow/definition/dataflow.schema.json").read_text())[
-        "$schema"
-    ],
     "logging": (root / "spark/log4j2.properties").is_file(),
     "typed": (root / "py.typed").is_file(),
 }))
@@ -156,6 +153,11 @@ def smoke(python: Path, folder: Path) -> None:
         run(script, *("rows", "main", "count", "counts", "--json", "--url", str(state)), cwd=folder)
     )
     assert sorted((row["key"], row["value"]) for row in rows) == [("be", 1), ("to", 2)]
+    for kind in ("dataflow", "sdf-package"):  # what editors take
+        assert (
+            "json-schema.org"
+            in json.loads(run(script, "sdf", "schema", kind, cwd=folder))["$schema"]
+        )
     shutil.copy(PROJECT / "definitions.py", folder)
     told = json.loads(
         run(
@@ -167,7 +169,6 @@ def smoke(python: Path, folder: Path) -> None:
     )
     assert Path(told.pop("file")).is_relative_to(python.parents[1])
     assert told.pop("assets") > 5
-    assert "json-schema.org" in told.pop("schema")
     assert told.pop("version")
     assert told == {"registered": True, "logging": True, "typed": True}
 

@@ -19,7 +19,13 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec import bounded, metadata, records
-from arroyo_dagster.state.codec.control import decode_control
+from arroyo_dagster.state.codec.control import (
+    CheckpointCompleted,
+    CommitRequest,
+    LoadCompacted,
+    StartExecution,
+    decode_control,
+)
 from arroyo_dagster.state.codec.gc import decode_gc_plan, decode_pins
 from arroyo_dagster.state.codec.journal import ArchivedRun, decode_archive, encode_archive
 from arroyo_dagster.state.codec.operations import decode_operation
@@ -27,12 +33,6 @@ from arroyo_dagster.state.codec.parquet import decode_file, encode_rows, read_fa
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.codec.row_groups import DataFile
 from arroyo_dagster.state.codec.schema import schema_from_json
-from arroyo_dagster.state.model.control import (
-    CheckpointCompleted,
-    CommitRequest,
-    LoadCompacted,
-    StartExecution,
-)
 from tests.compat.arroyo import DATA
 
 Decode = Callable[[bytes], object]

@@ -1,13 +1,12 @@
 """JSON Schemas for editors, made from the grammar that the reader checks.
 
-They are shipped beside this module and say what a schema can say: shapes, words, durations. What
-needs two places at once (references, names given twice) is the reader's alone.
+They say what a schema can say: shapes, words, durations. What needs two places at once (references,
+names given twice) is the reader's alone.
 """
 
 from __future__ import annotations
 
 import json
-from importlib import resources
 from typing import Any
 
 from arroyo_dagster.dataflow.definition import grammar
@@ -27,27 +26,23 @@ from arroyo_dagster.errors import InputError
 
 ROOTS = {"dataflow": grammar.DATAFLOW, "sdf-package": grammar.PACKAGE}
 
-_PACKAGE = "arroyo_dagster.dataflow.definition"
+
+def schema_text(kind: str) -> str:
+    """The schema of a kind of document, as a file for editors."""
+    return json.dumps(json_schema(kind), indent=1, ensure_ascii=False) + "\n"
 
 
-def shipped_schema(kind: str) -> str:
-    """The text of the schema in this distribution; `kind`: `dataflow` or `sdf-package`.
+def json_schema(kind: str) -> dict[str, Any]:
+    """The schema of a kind of document, in the draft that editors know best.
+
+    Args:
+        kind: `dataflow` or `sdf-package`.
 
     Raises:
         InputError: another kind.
     """
     if kind not in ROOTS:
         raise InputError(f"no schema of that kind; expected one of {', '.join(ROOTS)}", given=kind)
-    return (resources.files(_PACKAGE) / f"{kind}.schema.json").read_text("utf-8")
-
-
-def schema_text(kind: str) -> str:
-    """What `shipped_schema` gives, made anew."""
-    return json.dumps(json_schema(kind), indent=1, ensure_ascii=False) + "\n"
-
-
-def json_schema(kind: str) -> dict[str, Any]:
-    """The schema of a kind of document, in the draft that editors know best."""
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": f"{kind}.yaml of Stateful Dataflow",

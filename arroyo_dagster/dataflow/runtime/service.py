@@ -63,8 +63,9 @@ from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.engine_tables import check_schemas, read_schemas
 from arroyo_dagster.dataflow.storage.state_tables import flushed_config, state_config
 from arroyo_dagster.dataflow.views.snapshots import FLUSH, STATES
-from arroyo_dagster.dataflow.views.view import Clock, OwnerJob, now_ms, service_paths
+from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 from arroyo_dagster.state.model.ids import checked_name
 from arroyo_dagster.state.runtime.operators import Sink, Source
 from arroyo_dagster.state.runtime.pipeline import Pipeline, Stream
@@ -110,7 +111,7 @@ class RunOptions:
     on_error: str = SKIP
     migrate: bool = False
     flush_open: bool = False
-    clock: Clock = now_ms
+    clock: Clock = wall_clock_ms
 
     def __post_init__(self) -> None:
         if self.on_error not in (SKIP, FAIL):

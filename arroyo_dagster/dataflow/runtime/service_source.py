@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from arroyo_dagster.dataflow.runtime.converters import json_bytes
 from arroyo_dagster.dataflow.storage.boundary import VALUE, check_topic_schema, topic_schema
-from arroyo_dagster.dataflow.views.view import Clock, OwnerJob, now_ms
+from arroyo_dagster.dataflow.views.view import OwnerJob
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.runtime.operators import Offset, Source
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -70,7 +71,7 @@ class ServiceSource(Source):
         ticks: bool = False,
         idleness_ms: int | None = None,
         flush_open: bool = False,
-        clock: Clock = now_ms,
+        clock: Clock = wall_clock_ms,
     ) -> None:
         for topic, source in sources.items():
             check_topic_schema(topic, source.schema)

@@ -24,8 +24,9 @@ from arroyo_dagster.dataflow.topics.segments import SegmentSource
 from arroyo_dagster.dataflow.topics.sinks import KeptSink
 from arroyo_dagster.dataflow.topics.wiring import services_by_topic
 from arroyo_dagster.dataflow.views.namespaces import Namespaces
-from arroyo_dagster.dataflow.views.view import Clock, Views, now_ms, service_paths
+from arroyo_dagster.dataflow.views.view import Views, service_paths
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 from arroyo_dagster.state.runtime.operators import Offset, Source
 from arroyo_dagster.state.storage.memory import MemoryStore
 
@@ -84,7 +85,7 @@ class DataflowTrial:
         *,
         functions: Mapping[str, Callable[..., Any] | str] | None = None,
         env: Mapping[str, str] | None = None,
-        clock: Clock = now_ms,
+        clock: Clock = wall_clock_ms,
     ) -> None:
         packages: dict[str, Package] = {}
         if isinstance(definition, Dataflow):

@@ -37,8 +37,9 @@ from arroyo_dagster.dataflow.storage.values import check_of, checked, key_for, k
 from arroyo_dagster.dataflow.views.frames import Frame
 from arroyo_dagster.dataflow.views.snapshots import empty_frame, frame_of_rows
 from arroyo_dagster.dataflow.views.sql import Tables
-from arroyo_dagster.dataflow.views.view import Clock, StateView, now_ms
+from arroyo_dagster.dataflow.views.view import StateView
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 
 MISSING: Any = object()
 """In place of a value that was not given."""
@@ -67,7 +68,7 @@ class Trial:
         functions: Mapping[str, FunctionBody | str] | None = None,
         packages: Mapping[str, Package] | None = None,
         env: Mapping[str, str] | None = None,
-        clock: Clock = now_ms,
+        clock: Clock = wall_clock_ms,
     ) -> None:
         self.package = package
         self._packages = dict(packages or {})

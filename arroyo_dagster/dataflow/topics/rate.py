@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from arroyo_dagster.dataflow.topics.records import RECORDS, Found, now_millis, record_batches
+from arroyo_dagster.dataflow.topics.records import RECORDS, Found, record_batches
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 from arroyo_dagster.state.runtime.operators import Offset, Source
 
 
@@ -46,7 +47,7 @@ class RateSource(Source):
         *,
         limit: int | None = None,
         rows_per_epoch: int,
-        clock_millis: Callable[[], int] = now_millis,
+        clock_millis: Clock = wall_clock_ms,
     ) -> None:
         for name, value in (("per_second", per_second), ("rows_per_epoch", rows_per_epoch)):
             if not value > 0:

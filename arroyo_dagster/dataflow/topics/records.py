@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -26,11 +25,6 @@ class Found:
     value: bytes
     key: bytes | None = None
     time_millis: int | None = None
-
-
-def now_millis() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def record_batches(found: Iterable[Found], partition: int) -> Iterator[pa.RecordBatch]:

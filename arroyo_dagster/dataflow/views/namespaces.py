@@ -44,10 +44,11 @@ from arroyo_dagster.dataflow.storage.engine_tables import (
 from arroyo_dagster.dataflow.storage.state_tables import VALUE
 from arroyo_dagster.dataflow.views.rendering import cell_text, watermark_text, window_text
 from arroyo_dagster.dataflow.views.snapshots import FLUSH, SnapshotReader
-from arroyo_dagster.dataflow.views.view import Clock, OwnerJob, now_ms, service_paths
+from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.model.types import I64, U32
@@ -142,7 +143,9 @@ class Namespaces:
         CheckpointError: the newest epoch of a service cannot be read (E51).
     """
 
-    def __init__(self, store: ObjectStore, dataflow: Dataflow, *, clock: Clock = now_ms) -> None:
+    def __init__(
+        self, store: ObjectStore, dataflow: Dataflow, *, clock: Clock = wall_clock_ms
+    ) -> None:
         self._store = store
         self._dataflow = dataflow
         self._clock = clock

@@ -14,8 +14,7 @@ Source: sdf-states.md 1.9, 2.8, 2.10, 4.1; error E51.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -32,17 +31,10 @@ from arroyo_dagster.dataflow.views.sql import StateTable, Tables
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
+from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 from arroyo_dagster.state.model.ids import Epoch, JobId
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.store import ObjectStore
-
-Clock = Callable[[], int]
-"""The engine's clock in epoch milliseconds."""
-
-
-def now_ms() -> int:
-    """The engine's clock."""
-    return time.time_ns() // 1_000_000
 
 
 def service_paths(dataflow: Dataflow, service: str) -> JobPaths:
@@ -136,7 +128,7 @@ class StateView:
     state: StateDef
     epoch: Epoch | None
     stored: pl.DataFrame = field(repr=False)
-    clock: Clock = field(default=now_ms, repr=False)
+    clock: Clock = field(default=wall_clock_ms, repr=False)
     star_includes_updated_at: bool = False
     _until: list[Any] = field(default_factory=list, repr=False, compare=False)
 
@@ -247,7 +239,7 @@ class Views:
         store: ObjectStore,
         dataflow: Dataflow,
         *,
-        clock: Clock = now_ms,
+        clock: Clock = wall_clock_ms,
         star_includes_updated_at: bool = False,
     ) -> None:
         self._store = store
@@ -355,4 +347,4 @@ def view(store: ObjectStore, dataflow: Dataflow, state: str) -> StateView:
     return Views(store, dataflow).view(state)
 
 
-__all__ = ["Clock", "Frame", "OwnerJob", "StateView", "Views", "now_ms", "service_paths", "view"]
+__all__ = ["Frame", "OwnerJob", "StateView", "Views", "service_paths", "view"]

@@ -1,6 +1,5 @@
 """Assets for checkpoints that jobs wrote, for their catalogue and for the fleet."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ from arroyo_dagster.orchestration.translator import (
     OPERATOR_METADATA,
     Naming,
 )
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.verify.findings import Verdict, merged
@@ -368,7 +368,7 @@ def _fleet_lines(
     jobs = store.jobs()
     broken = fleet.broken(jobs)
     newest = newest_rows(store.catalogue(), jobs)
-    ages, now = fleet.ages(jobs), time.time_ns() // 1000
+    ages, now = fleet.ages(jobs), wall_clock()
     lines = [_job_line(age, newest.get(age.job), age.job in broken, now) for age in ages]
     return lines + [_gone_line(one) for one in gone]
 

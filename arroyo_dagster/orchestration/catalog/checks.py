@@ -1,6 +1,5 @@
 """Asset checks. Each shows the verdict of one pure function of `planning/verify/checks.py`."""
 
-import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration.rendering import known, table
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.verify.findings import Finding, Verdict, error
 
@@ -68,7 +68,7 @@ def job_verdict(name: str, store: "ObjectStore", paths: JobPaths) -> "StoredVerd
         FILES_EXIST: health.check_files_exist,
         RESTORABLE: health.check_restorable,
     }[name]
-    at_micros = time.time_ns() // 1000
+    at_micros = wall_clock()
     epoch, verdict = health.newest_verdict(store, paths, check)
     return StoredVerdict(paths, name, at_micros, epoch, verdict)
 

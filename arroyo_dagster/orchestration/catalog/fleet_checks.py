@@ -4,7 +4,6 @@ The fleet job evaluates them, and every refresh evaluates them again at its end,
 one healthy job never hides a problem of another.
 """
 
-import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +26,7 @@ from arroyo_dagster.orchestration.partitions import known_keys
 from arroyo_dagster.orchestration.rendering import TABLE_ROWS, table, time_of_day
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import CHECKPOINT, FLEET, Naming
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.verify import fleet as fleet_health
@@ -150,7 +150,7 @@ class Fleet:
             facts.gone,
             root=facts.root,
             forget=facts.forget,
-            now_micros=time.time_ns() // 1000,
+            now_micros=wall_clock(),
             limit_micros=int(self._recent.total_seconds() * 1_000_000),
         )
 
@@ -196,7 +196,7 @@ class Fleet:
         known = {p for p in catalogued | keys if layout is None or p.layout is layout}
         acknowledged = known_jobs.forgotten(catalogue)
         present, problem = self._present()
-        now = time.time_ns() // 1000
+        now = wall_clock()
         known_jobs.remember(catalogue, [(p, None) for p in {*present, *keys} - catalogued], now)
         known_jobs.take_back(catalogue, acknowledged & present)
         expected = known - acknowledged

@@ -1,6 +1,5 @@
 """The job that acknowledges that a vanished job is gone."""
 
-import time
 from datetime import timedelta
 
 import dagster as dg
@@ -14,6 +13,7 @@ from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.partitions import known_keys
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import Naming
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
 
 
@@ -48,7 +48,7 @@ def build_forget_job(naming: Naming, *, recent: timedelta = RECENT) -> dg.JobDef
                 catalogue,
                 paths,
                 owner=f"dagster run {context.run_id}",
-                now_micros=time.time_ns() // 1000,
+                now_micros=wall_clock(),
             )
             if paths in known_keys(context.instance, naming):
                 context.instance.delete_dynamic_partition(str(naming.jobs.name), str(paths.root))

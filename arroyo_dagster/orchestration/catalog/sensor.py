@@ -19,6 +19,7 @@ from arroyo_dagster.orchestration.rendering import DATA_VERSION, known, seconds,
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import CHECKPOINT, Naming
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
@@ -289,7 +290,7 @@ class _Tick:
 
         last = [(paths, cursor.positions[paths].epoch or None) for paths in gone]
         if last:
-            remember(self.resource.catalogue(), last, time.time_ns() // 1000)
+            remember(self.resource.catalogue(), last, wall_clock())
 
     def _warn(self, before: "FleetCursor", changes: "FleetChanges") -> None:
         for job in changes.jobs:

@@ -6,7 +6,6 @@ The services run elsewhere (`arroyo-state sdf run`). Their jobs are reported, co
 like all others. Materializing a state reads its owner's newest epoch.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +21,7 @@ from arroyo_dagster.orchestration.dataflow.graph import DagsterSdfTranslator, Sd
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
 from arroyo_dagster.state.planning.verify.checks import Verdict, every_job_recent
@@ -215,7 +215,7 @@ class StatesView:
             return health.check_newest(self._store, paths, health.check_restorable)
         if name == KEYS_UNIQUE:
             return keys_unique(self.summary(state))
-        now_micros = time.time_ns() // 1000
+        now_micros = wall_clock()
         if name == TTL_EFFECTIVE:
             return ttl_effective(self.summary(state), now_ms=now_micros // 1000)
         limit = int(self._options.stale_after.total_seconds() * 1_000_000)

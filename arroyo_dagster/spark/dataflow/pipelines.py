@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -18,6 +17,7 @@ from arroyo_dagster.spark.dataflow.topics import SparkTopics
 from arroyo_dagster.spark.pipeline import SparkRun
 from arroyo_dagster.spark.session import get_session
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.runtime.coordinator import finished, request_stop
 from arroyo_dagster.state.runtime.in_process import RunOutcome
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -178,7 +178,7 @@ class _Together:
             run = runs[pipeline.paths.root]
             while not run.done():
                 with contextlib.suppress(NotFoundError):
-                    request_stop(self._store, pipeline.paths, time.time_ns() // 1000)
+                    request_stop(self._store, pipeline.paths, wall_clock())
                 wait([run], timeout=_ASK_AGAIN_SECONDS)
 
     def _run(self, pipeline: Pipeline) -> RunOutcome:

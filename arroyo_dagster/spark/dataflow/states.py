@@ -16,8 +16,9 @@ import pyarrow as pa
 from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef, ValueKind
 from arroyo_dagster.dataflow.storage.columns import UPDATED_AT
 from arroyo_dagster.dataflow.views.snapshots import SnapshotReader, empty_frame
-from arroyo_dagster.dataflow.views.view import StateView, Views, now_ms, service_paths
+from arroyo_dagster.dataflow.views.view import StateView, Views, service_paths
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.clock import wall_clock_ms
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.keys import range_for_server
 from arroyo_dagster.state.model.layout import JobPaths
@@ -73,7 +74,7 @@ def state_frame(
         epoch=None if head is None else head.epoch,
         ranges=ranges,
         live=live,
-        now_ms=now_ms(),
+        now_ms=wall_clock_ms(),
     )
     parts = session.range(0, ranges, 1, ranges)
     return parts.mapInArrow(reading.function(), _ddl(reading.schema))

@@ -1,32 +1,25 @@
-"""Control messages that carry state: bytes to values and back, unknown fields kept at every level.
+"""What Arroyo's coordinator and workers tell each other about state: values, and their bytes.
+
+Arroyo never stores these messages: they are read where somebody recorded them, and written to talk
+to a worker. Times are microseconds since 1970. `unknown` holds the encoded fields that this release
+does not know, at every level; they are written again.
 
 Source: crates/arroyo-rpc/proto/rpc.proto; `proto/state.proto` is our text of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from google.protobuf.message import Message
 
 from arroyo_dagster.state.codec.metadata import files_from, files_to, subtask_from, subtask_to
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from arroyo_dagster.state.codec.wire import decoded, encoded, fitting, unknown_of, with_unknown
-from arroyo_dagster.state.model.control import (
-    CheckpointCompleted,
-    CheckpointEvent,
-    CheckpointRequest,
-    CommitRequest,
-    CompactedLoaded,
-    ControlMessage,
-    JobCheckpoint,
-    LoadCompacted,
-    OperatorCommit,
-    StartExecution,
-    TableCommit,
-    WorkerContext,
-)
+from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
@@ -36,287 +29,254 @@ from arroyo_dagster.state.model.ids import (
     TableName,
     WorkerGeneration,
 )
+from arroyo_dagster.state.model.tables import TableFiles
 
 _T = TypeVar("_T")
 
 
-def encode_control(value: ControlMessage) -> bytes:
-    """Encode a message: equal values give equal bytes.
+class _At(NamedTuple):
+    """Which field of the message a value is, and how it gets from there and back."""
+
+    name: str
+    read: Callable[[Any], Any] = lambda found: found
+    write: Callable[[Any], Any] = lambda value: value
+
+
+def _messages(kind: str) -> _At:
+    return _At(
+        "committing_data",
+        lambda found: {key: _decode(_KINDS[kind], one) for key, one in sorted(found.items())},
+        lambda value: {key: _encode(one) for key, one in value.items()},
+    )
+
+
+_CONTEXT = _At(
+    "worker_context",
+    lambda found: _decode(WorkerContext, found),
+    lambda value: _encode(value),
+)
+_FILES = _At(
+    "compacted_metadata",
+    lambda found: {name: files_from(name, table) for name, table in sorted(found.items())},
+    lambda value: {name: files_to(files) for name, files in value.items()},
+)
+_COMMITS = _At("commit_data_by_subtask", lambda found: dict(sorted(found.items())))
+_TABLES, _OPERATORS = _messages("TableCommit"), _messages("OperatorCommit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """Which worker of which run speaks."""
+
+    machine: Annotated[str, _At("machine_id")]
+    worker: Annotated[int, _At("worker_id")]
+    job: Annotated[JobId, _At("job_id")]
+    worker_generation: Annotated[WorkerGeneration, _At("generation")]
+    pipeline: Annotated[PipelineId, _At("pipeline_id")]
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadCompacted:
+    """`LoadCompactedDataReq`: files that were merged, for a worker's next barrier.
+
+    Attributes:
+        tables: of each table, the whole new list.
+        node: sent by v0.13 to v0.15 only.
+    """
+
+    operator: Annotated[OperatorId, _At("operator_id")]
+    tables: Annotated[Mapping[TableName, TableFiles], _FILES]
+    node: Annotated[int | None, _At("node_id")] = None
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactedLoaded:
+    """`LoadCompactedDataRes`: a worker has taken merged files over. It says nothing else."""
+
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRequest:
+    """`CheckpointReq`: put a barrier into the sources, or commit."""
+
+    epoch: Epoch
+    min_epoch: Epoch
+    timestamp_micros: Annotated[int, _At("timestamp")]
+    then_stop: bool = False
+    is_commit: bool = False
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCommit:
+    """What each subtask left for the second phase of one table's commit."""
+
+    data_by_subtask: Annotated[Mapping[int, bytes], _COMMITS] = field(default_factory=dict)
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorCommit:
+    """The commits of the tables of one operator."""
+
+    tables: Annotated[Mapping[TableName, TableCommit], _TABLES] = field(default_factory=dict)
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRequest:
+    """`CommitReq`: do the second phase of an epoch's commit."""
+
+    epoch: Epoch
+    operators: Annotated[Mapping[OperatorId, OperatorCommit], _OPERATORS] = field(
+        default_factory=dict
+    )
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartExecution:
+    """`StartExecutionReq`: what a worker is started with.
+
+    Attributes:
+        program, tasks: encoded as they came; they are no state.
+        restore_epoch: legacy layout; None = without state.
+        manifest_ref: protocol layout; None = without state.
+        wait_for_leader, is_leader: either makes the worker use the protocol layout.
+    """
+
+    program: bytes | None = None
+    restore_epoch: Epoch | None = None
+    tasks: Annotated[tuple[bytes, ...], _At("tasks", tuple)] = ()
+    job_controller_address: Annotated[str | None, _At("job_controller_addr")] = None
+    is_leader: bool = False
+    start_epoch: Epoch
+    min_epoch: Epoch
+    wait_for_leader: bool = False
+    checkpoint_interval_micros: int = 0
+    manifest_ref: Annotated[StatePath | None, _At("checkpoint_manifest_ref", StatePath)] = None
+    unknown: bytes = b""
+
+
+class CheckpointStep(enum.IntEnum):
+    """How far a subtask is with a checkpoint."""
+
+    STARTED_ALIGNMENT = 0
+    STARTED_CHECKPOINTING = 1
+    FINISHED_OPERATOR_SETUP = 2
+    FINISHED_SYNC = 3
+    FINISHED_COMMIT = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointEvent:
+    """`TaskCheckpointEventReq`: a subtask has come a step further. `step` is a `CheckpointStep`,
+    or the number of one that this release does not know."""
+
+    context: Annotated[WorkerContext | None, _CONTEXT]
+    time_micros: Annotated[int, _At("time")]
+    operator: Annotated[OperatorId, _At("operator_id")]
+    subtask_index: Annotated[int, _At("subtask_idx")]
+    epoch: Epoch
+    step: Annotated[int, _At("event_type")]
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCompleted:
+    """`TaskCheckpointCompletedReq`: a subtask has written its part of a checkpoint."""
+
+    context: Annotated[WorkerContext | None, _CONTEXT]
+    time_micros: Annotated[int, _At("time")]
+    operator: Annotated[OperatorId, _At("operator_id")]
+    epoch: Epoch
+    subtask: Annotated[SubtaskCheckpoint | None, _At("metadata", subtask_from, subtask_to)]
+    needs_commit: bool = False
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCheckpoint:
+    """`JobCheckpointMetadata`: a checkpoint as a leader lists it.
+
+    Attributes:
+        finish_time_micros: None while it is not finished.
+        event_spans: encoded as they came.
+    """
+
+    epoch: Epoch
+    backend: Annotated[str, _At("state_backend")]
+    start_time_micros: Annotated[int, _At("start_time")]
+    finish_time_micros: Annotated[int | None, _At("finish_time")] = None
+    event_spans: Annotated[tuple[bytes, ...], _At("event_spans", tuple)] = ()
+    is_stopping: bool = False
+    unknown: bytes = b""
+
+
+_MESSAGES: dict[type[Any], type[Message]] = {
+    WorkerContext: pb.WorkerContext,
+    LoadCompacted: pb.LoadCompactedDataReq,
+    CompactedLoaded: pb.LoadCompactedDataRes,
+    CheckpointRequest: pb.CheckpointReq,
+    TableCommit: pb.TableCommitData,
+    OperatorCommit: pb.OperatorCommitData,
+    CommitRequest: pb.CommitReq,
+    StartExecution: pb.StartExecutionReq,
+    CheckpointEvent: pb.TaskCheckpointEventReq,
+    CheckpointCompleted: pb.TaskCheckpointCompletedReq,
+    JobCheckpoint: pb.JobCheckpointMetadata,
+}
+_KINDS = {kind.__name__: kind for kind in _MESSAGES}
+_PLACES: dict[type[Any], dict[str, _At]] = {
+    kind: {
+        name: getattr(hint, "__metadata__", (_At(name),))[0]
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        if name != "unknown"
+    }
+    for kind in _MESSAGES
+}
+"""Where the values of a message lie in it, by their names."""
+
+
+def encode_control(value: Any) -> bytes:
+    """Encode one of the messages above: equal values give equal bytes.
 
     Raises:
         InputError: a number or a text that does not fit its field.
     """
-    kind = _KINDS[type(value)]
-    with fitting(kind=kind.message.DESCRIPTOR.name):
-        return encoded(with_unknown(kind.encode(value), value.unknown))
+    with fitting(kind=_MESSAGES[type(value)].DESCRIPTOR.name):
+        return encoded(_encode(value))
 
 
 def decode_control(kind: type[_T], data: bytes, name: str) -> _T:
     """Decode a message.
 
     Args:
-        kind: which one: a class of `model.control`.
+        kind: which one of the classes above.
         name: what the bytes are called in errors.
 
     Raises:
         FormatError: it does not parse, or holds a reference that leads out of the checkpoint URL.
     """
-    found = _KINDS[kind]
-    return cast(_T, decoded(data, name, found.message, found.decode))
+    return decoded(data, name, _MESSAGES[kind], lambda message: _decode(kind, message))
 
 
-class _Kind(NamedTuple):
-    message: type[Message]
-    decode: Callable[[Any], ControlMessage]
-    encode: Callable[[Any], Message]
-
-
-# ---- who speaks ----------------------------------------------------------------------------------
-
-
-def _context_from(message: Any) -> WorkerContext | None:
-    if not message.HasField("worker_context"):
-        return None
-    found = message.worker_context
-    return WorkerContext(
-        machine=found.machine_id,
-        worker=found.worker_id,
-        job=JobId(found.job_id),
-        worker_generation=WorkerGeneration(found.generation),
-        pipeline=PipelineId(found.pipeline_id),
-        unknown=unknown_of(found),
-    )
-
-
-def _context_to(value: WorkerContext | None) -> pb.WorkerContext | None:
-    if value is None:
-        return None
-    message = pb.WorkerContext(
-        machine_id=value.machine,
-        worker_id=value.worker,
-        job_id=value.job,
-        generation=value.worker_generation,
-        pipeline_id=value.pipeline,
-    )
-    return with_unknown(message, value.unknown)
-
-
-# ---- merged files --------------------------------------------------------------------------------
-
-
-def _load_from(message: pb.LoadCompactedDataReq) -> LoadCompacted:
-    return LoadCompacted(
-        operator=OperatorId(message.operator_id),
-        tables={
-            TableName(name): files_from(name, table)
-            for name, table in sorted(message.compacted_metadata.items())
-        },
-        node=message.node_id if message.HasField("node_id") else None,
-        unknown=unknown_of(message),
-    )
-
-
-def _load_to(value: LoadCompacted) -> pb.LoadCompactedDataReq:
-    return pb.LoadCompactedDataReq(
-        operator_id=value.operator,
-        compacted_metadata={name: files_to(files) for name, files in value.tables.items()},
-        node_id=value.node,
-    )
-
-
-def _loaded_from(message: pb.LoadCompactedDataRes) -> CompactedLoaded:
-    return CompactedLoaded(unknown=unknown_of(message))
-
-
-def _loaded_to(_: CompactedLoaded) -> pb.LoadCompactedDataRes:
-    return pb.LoadCompactedDataRes()
-
-
-# ---- barriers and commits ------------------------------------------------------------------------
-
-
-def _request_from(message: pb.CheckpointReq) -> CheckpointRequest:
-    return CheckpointRequest(
-        epoch=Epoch(message.epoch),
-        min_epoch=Epoch(message.min_epoch),
-        timestamp_micros=message.timestamp,
-        then_stop=message.then_stop,
-        is_commit=message.is_commit,
-        unknown=unknown_of(message),
-    )
-
-
-def _request_to(value: CheckpointRequest) -> pb.CheckpointReq:
-    return pb.CheckpointReq(
-        epoch=value.epoch,
-        min_epoch=value.min_epoch,
-        timestamp=value.timestamp_micros,
-        then_stop=value.then_stop,
-        is_commit=value.is_commit,
-    )
-
-
-def _commit_from(message: pb.CommitReq) -> CommitRequest:
-    return CommitRequest(
-        epoch=Epoch(message.epoch),
-        operators={
-            OperatorId(name): _operator_commit_from(operator)
-            for name, operator in sorted(message.committing_data.items())
-        },
-        unknown=unknown_of(message),
-    )
-
-
-def _operator_commit_from(message: pb.OperatorCommitData) -> OperatorCommit:
-    tables = {
-        TableName(name): TableCommit(
-            data_by_subtask=dict(sorted(table.commit_data_by_subtask.items())),
-            unknown=unknown_of(table),
-        )
-        for name, table in sorted(message.committing_data.items())
-    }
-    return OperatorCommit(tables=tables, unknown=unknown_of(message))
-
-
-def _commit_to(value: CommitRequest) -> pb.CommitReq:
-    return pb.CommitReq(
-        epoch=value.epoch,
-        committing_data={
-            name: _operator_commit_to(operator) for name, operator in value.operators.items()
-        },
-    )
-
-
-def _operator_commit_to(value: OperatorCommit) -> pb.OperatorCommitData:
-    tables: dict[str, pb.TableCommitData] = {
-        name: with_unknown(
-            pb.TableCommitData(commit_data_by_subtask=table.data_by_subtask), table.unknown
-        )
-        for name, table in value.tables.items()
-    }
-    return with_unknown(pb.OperatorCommitData(committing_data=tables), value.unknown)
-
-
-# ---- starting a worker ---------------------------------------------------------------------------
-
-
-def _start_from(message: pb.StartExecutionReq) -> StartExecution:
+def _encode(value: Any) -> Message:
     given = {
-        name: getattr(message, name)
-        for name in ("program", "restore_epoch", "job_controller_addr", "checkpoint_manifest_ref")
-        if message.HasField(name)
+        place.name: place.write(getattr(value, name))
+        for name, place in _PLACES[type(value)].items()
+        if getattr(value, name) is not None
     }
-    restore = given.get("restore_epoch")
-    ref = given.get("checkpoint_manifest_ref")
-    return StartExecution(
-        program=given.get("program"),
-        restore_epoch=None if restore is None else Epoch(restore),
-        tasks=tuple(message.tasks),
-        job_controller_address=given.get("job_controller_addr"),
-        is_leader=message.is_leader,
-        start_epoch=Epoch(message.start_epoch),
-        min_epoch=Epoch(message.min_epoch),
-        wait_for_leader=message.wait_for_leader,
-        checkpoint_interval_micros=message.checkpoint_interval_micros,
-        manifest_ref=None if ref is None else StatePath(ref),
-        unknown=unknown_of(message),
-    )
+    return with_unknown(_MESSAGES[type(value)](**given), value.unknown)
 
 
-def _start_to(value: StartExecution) -> pb.StartExecutionReq:
-    return pb.StartExecutionReq(
-        program=value.program,
-        restore_epoch=value.restore_epoch,
-        tasks=value.tasks,
-        job_controller_addr=value.job_controller_address,
-        is_leader=value.is_leader,
-        start_epoch=value.start_epoch,
-        min_epoch=value.min_epoch,
-        wait_for_leader=value.wait_for_leader,
-        checkpoint_interval_micros=value.checkpoint_interval_micros,
-        checkpoint_manifest_ref=value.manifest_ref,
-    )
-
-
-# ---- what subtasks report ------------------------------------------------------------------------
-
-
-def _event_from(message: pb.TaskCheckpointEventReq) -> CheckpointEvent:
-    return CheckpointEvent(
-        context=_context_from(message),
-        time_micros=message.time,
-        operator=OperatorId(message.operator_id),
-        subtask_index=message.subtask_idx,
-        epoch=Epoch(message.epoch),
-        step=message.event_type,
-        unknown=unknown_of(message),
-    )
-
-
-def _event_to(value: CheckpointEvent) -> pb.TaskCheckpointEventReq:
-    return pb.TaskCheckpointEventReq(
-        worker_context=_context_to(value.context),
-        time=value.time_micros,
-        operator_id=value.operator,
-        subtask_idx=value.subtask_index,
-        epoch=value.epoch,
-        event_type=pb.TaskCheckpointEventType.ValueType(value.step),
-    )
-
-
-def _completed_from(message: pb.TaskCheckpointCompletedReq) -> CheckpointCompleted:
-    return CheckpointCompleted(
-        context=_context_from(message),
-        time_micros=message.time,
-        operator=OperatorId(message.operator_id),
-        epoch=Epoch(message.epoch),
-        subtask=subtask_from(message.metadata) if message.HasField("metadata") else None,
-        needs_commit=message.needs_commit,
-        unknown=unknown_of(message),
-    )
-
-
-def _completed_to(value: CheckpointCompleted) -> pb.TaskCheckpointCompletedReq:
-    return pb.TaskCheckpointCompletedReq(
-        worker_context=_context_to(value.context),
-        time=value.time_micros,
-        operator_id=value.operator,
-        epoch=value.epoch,
-        metadata=None if value.subtask is None else subtask_to(value.subtask),
-        needs_commit=value.needs_commit,
-    )
-
-
-def _listed_from(message: pb.JobCheckpointMetadata) -> JobCheckpoint:
-    return JobCheckpoint(
-        epoch=Epoch(message.epoch),
-        backend=message.state_backend,
-        start_time_micros=message.start_time,
-        finish_time_micros=message.finish_time if message.HasField("finish_time") else None,
-        event_spans=tuple(message.event_spans),
-        is_stopping=message.is_stopping,
-        unknown=unknown_of(message),
-    )
-
-
-def _listed_to(value: JobCheckpoint) -> pb.JobCheckpointMetadata:
-    return pb.JobCheckpointMetadata(
-        epoch=value.epoch,
-        state_backend=value.backend,
-        start_time=value.start_time_micros,
-        finish_time=value.finish_time_micros,
-        event_spans=value.event_spans,
-        is_stopping=value.is_stopping,
-    )
-
-
-_KINDS: dict[type[Any], _Kind] = {
-    LoadCompacted: _Kind(pb.LoadCompactedDataReq, _load_from, _load_to),
-    CompactedLoaded: _Kind(pb.LoadCompactedDataRes, _loaded_from, _loaded_to),
-    CheckpointRequest: _Kind(pb.CheckpointReq, _request_from, _request_to),
-    CommitRequest: _Kind(pb.CommitReq, _commit_from, _commit_to),
-    StartExecution: _Kind(pb.StartExecutionReq, _start_from, _start_to),
-    CheckpointEvent: _Kind(pb.TaskCheckpointEventReq, _event_from, _event_to),
-    CheckpointCompleted: _Kind(pb.TaskCheckpointCompletedReq, _completed_from, _completed_to),
-    JobCheckpoint: _Kind(pb.JobCheckpointMetadata, _listed_from, _listed_to),
-}
+def _decode(kind: type[_T], message: Message) -> _T:
+    known = message.DESCRIPTOR.fields_by_name
+    found: dict[str, Any] = {"unknown": unknown_of(message)}
+    for name, place in _PLACES[kind].items():
+        absent = known[place.name].has_presence and not message.HasField(place.name)
+        found[name] = None if absent else place.read(getattr(message, place.name))
+    return kind(**found)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec.records import decode_json, encode_json
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields
 from arroyo_dagster.state.model.garbage import (
     GcPlan,
     JobPins,
@@ -24,9 +24,8 @@ from arroyo_dagster.state.model.ids import (
     StatePath,
     WorkerGeneration,
 )
+from arroyo_dagster.state.model.json_fields import Fields, whole_number
 from arroyo_dagster.state.model.objects import Packed, StoredObject
-
-VERSION = 1
 
 
 def encode_pins(job_pins: JobPins) -> bytes:
@@ -51,22 +50,22 @@ def encode_pins(job_pins: JobPins) -> bytes:
 
 
 def decode_pins(data: bytes, path: str) -> JobPins:
-    """Read `job_pins.json`. Raises FormatError: it is none, or of a later release."""
+    """Read `retained.json`. Raises FormatError: it is none, or of a later release."""
     with known_fields(data, path) as fields:
         return JobPins(
             pins=tuple(
                 Pin(
-                    epoch=Epoch(number_of(pin["epoch"])),
-                    owner=str(pin["owner"]),
-                    pinned_at_micros=number_of(pin["pinned_at_micros"]),
-                    reason=str(pin.get("reason", "")),
-                    released=bool(pin.get("released", False)),
+                    epoch=Epoch(pin.number("epoch")),
+                    owner=pin.text("owner"),
+                    pinned_at_micros=pin.number("pinned_at_micros"),
+                    reason=pin.optional_text("reason") or "",
+                    released=pin.optional_flag("released") or False,
                 )
-                for pin in fields["pins"]
+                for pin in fields.objects("pins")
             ),
-            quarantines=tuple(str(name) for name in fields["quarantines"]),
-            rewrites=tuple(str(name) for name in fields.get("rewrites", ())),
-            version=number_of(fields["version"]),
+            quarantines=fields.texts("quarantines"),
+            rewrites=fields.texts("rewrites") if "rewrites" in fields else (),
+            version=fields.number("version"),
         )
 
 
@@ -74,7 +73,7 @@ def encode_quarantined(found: Quarantined, owner: str) -> bytes:
     """The index of one quarantine."""
     return encode_json(
         {
-            "version": VERSION,
+            "version": OWN_VERSION,
             "owner": owner,
             "moved_at_micros": found.moved_at_micros,
             "needs": [str(path) for path in found.needs.paths],
@@ -86,18 +85,21 @@ def encode_quarantined(found: Quarantined, owner: str) -> bytes:
 def encode_moved(moved: Iterable[Moved]) -> bytes:
     """A part of the index of a quarantine: where its copies came from."""
     lines = [[str(one.path), str(one.copy), one.size_bytes, one.digest] for one in moved]
-    return encode_json({"version": VERSION, "moved": lines})
+    return encode_json({"version": OWN_VERSION, "moved": lines})
 
 
-def moved_from_json(fields: Mapping[str, Any]) -> Iterable[Moved]:
-    """The same back. Raises TypeError, ValueError: it is none."""
-    for path, copy, size, digest in fields["moved"]:
-        yield Moved(
-            path=StatePath(path),
-            copy=StatePath(copy),
-            size_bytes=number_of(size),
-            digest=str(digest),
-        )
+def decode_moved(data: bytes, path: str) -> list[Moved]:
+    """The same back. Errors as `decode_pins`."""
+    with known_fields(data, path) as fields:
+        return [
+            Moved(
+                path=StatePath(original),
+                copy=StatePath(copy),
+                size_bytes=whole_number(size),
+                digest=str(digest),
+            )
+            for original, copy, size, digest in fields.list("moved")
+        ]
 
 
 def decode_quarantined(data: bytes, path: str, name: str) -> Quarantined:
@@ -105,9 +107,9 @@ def decode_quarantined(data: bytes, path: str, name: str) -> Quarantined:
     with known_fields(data, path) as fields:
         return Quarantined(
             name=name,
-            needs=Packed.of_paths(StatePath(one) for one in fields["needs"]),
-            moved_at_micros=number_of(fields["moved_at_micros"]),
-            parts=number_of(fields.get("parts", 0)),
+            needs=Packed.of_paths(fields.refs("needs")),
+            moved_at_micros=fields.number("moved_at_micros"),
+            parts=fields.optional_number("parts") or 0,
         )
 
 
@@ -121,7 +123,7 @@ def gc_plan_to_json(plan: GcPlan) -> dict[str, Any]:
     """
     proof = plan.proof
     return {
-        "version": VERSION,
+        "version": OWN_VERSION,
         "kind": plan.kind.value,
         "pipeline": plan.pipeline,
         "job": plan.job,
@@ -158,54 +160,51 @@ def decode_gc_plan(data: bytes, path: str) -> GcPlan:
         FormatError: it is none, of a later release, or not what its digest says.
     """
     with known_fields(data, path) as fields:
+        pipeline, keep_from = fields.optional_text("pipeline"), fields.optional_number("keep_from")
         plan = GcPlan(
-            kind=PlanKind(fields["kind"]),
-            pipeline=None if fields["pipeline"] is None else PipelineId(str(fields["pipeline"])),
-            job=JobId(str(fields["job"])),
-            made_at_micros=number_of(fields["made_at_micros"]),
-            rule=dict(fields["rule"]),
-            proof=_proof(fields["proof"]),
-            keep_from=_epoch(fields["keep_from"]),
-            epochs=tuple(Epoch(number_of(one)) for one in fields["epochs"]),
-            data=Packed(stored_from_json(fields["data"])),
-            records=Packed(stored_from_json(fields["records"])),
-            metadata=Packed(stored_from_json(fields["metadata"])),
+            kind=PlanKind(fields.text("kind")),
+            pipeline=None if pipeline is None else PipelineId(pipeline),
+            job=JobId(fields.text("job")),
+            made_at_micros=fields.number("made_at_micros"),
+            rule=dict(fields.value("rule")),
+            proof=_proof(fields.object("proof")),
+            keep_from=None if keep_from is None else Epoch(keep_from),
+            epochs=tuple(Epoch(whole_number(one)) for one in fields.list("epochs")),
+            data=Packed(stored_from_json(fields.list("data"))),
+            records=Packed(stored_from_json(fields.list("records"))),
+            metadata=Packed(stored_from_json(fields.list("metadata"))),
             stays={
-                str(reason): (number_of(count), number_of(size))
-                for reason, (count, size) in fields["stays"].items()
+                str(reason): (whole_number(count), whole_number(size))
+                for reason, (count, size) in fields.value("stays").items()
             },
-            foreign=tuple(StatePath(one) for one in fields["foreign"]),
+            foreign=fields.refs("foreign"),
         )
-        if fields["digest"] != plan.digest:
+        if fields.value("digest") != plan.digest:
             raise FormatError(
                 "the plan is not what its digest says: somebody changed it",
                 path=path,
-                expected=str(fields["digest"]),
+                expected=str(fields.value("digest")),
                 found=plan.digest,
                 next_step="make a new plan; nothing was deleted",
             )
         return plan
 
 
-def _epoch(value: object) -> Epoch | None:
-    return None if value is None else Epoch(number_of(value))
-
-
-def _proof(fields: Mapping[str, Any]) -> Proof:
-    generation = optional_number(fields["worker_generation"])
+def _proof(fields: Fields) -> Proof:
+    generation = fields.optional_number("worker_generation")
     return Proof(
         roots=tuple(
-            Root(path=StatePath(one), digest=str(digest), time_micros=optional_number(time))
-            for one, digest, time in fields["roots"]
+            Root(path=StatePath(one), digest=str(digest), time_micros=_optional_number(time))
+            for one, digest, time in fields.list("roots")
         ),
-        epochs=number_of(fields["epochs"]),
-        referenced=number_of(fields["referenced"]),
-        digest=str(fields["digest"]),
-        head=None if fields["head"] is None else StatePath(fields["head"]),
+        epochs=fields.number("epochs"),
+        referenced=fields.number("referenced"),
+        digest=fields.text("digest"),
+        head=fields.optional_ref("head"),
         worker_generation=None if generation is None else WorkerGeneration(generation),
-        run_id=optional_number(fields["run_id"]),
-        condition=None if fields["condition"] is None else str(fields["condition"]),
-        listed=optional_number(fields["listed"]),
+        run_id=fields.optional_number("run_id"),
+        condition=fields.optional_text("condition"),
+        listed=fields.optional_number("listed"),
     )
 
 
@@ -220,45 +219,10 @@ def stored_to_json(objects: Iterable[StoredObject]) -> list[list[object]]:
 def stored_from_json(lists: Iterable[Sequence[Any]]) -> Iterable[StoredObject]:
     """The same back. Raises TypeError, ValueError: they are none."""
     for path, size, modified, etag in lists:
-        yield StoredObject(StatePath(path), optional_number(size), optional_number(modified), etag)
+        yield StoredObject(
+            StatePath(path), _optional_number(size), _optional_number(modified), etag
+        )
 
 
-# ---- fields --------------------------------------------------------------------------------------
-
-
-class known_fields:  # noqa: N801 - a context manager, used as a function
-    """The fields of a JSON object of a version that is known; what is wrong in it, told once."""
-
-    def __init__(self, data: bytes, path: str) -> None:
-        self._fields = decode_json(data, path)
-        self._path = path
-
-    def __enter__(self) -> dict[str, Any]:
-        if self._fields.get("version") != VERSION:
-            raise FormatError(
-                f"an object of version {self._fields.get('version')!r}: this release knows "
-                f"version {VERSION}",
-                path=self._path,
-                next_step="use a release of arroyo-dagster that knows it; nothing was deleted",
-            )
-        return self._fields
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        wrong = (KeyError, TypeError, ValueError, AttributeError, InputError)
-        if isinstance(error, wrong) and not isinstance(error, FormatError):
-            raise FormatError(
-                f"not what its name says ({type(error).__name__}: {error})",
-                path=self._path,
-                next_step="keep the object and report it; nothing was deleted",
-            ) from error
-
-
-def number_of(value: object) -> int:
-    """A whole number from 0."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no whole number from 0")
-    return value
-
-
-def optional_number(value: object) -> int | None:
-    return None if value is None else number_of(value)
+def _optional_number(value: object) -> int | None:
+    return None if value is None else whole_number(value)

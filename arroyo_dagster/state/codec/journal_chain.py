@@ -6,14 +6,13 @@ that of every batch as it was completed, `head.json` that of the newest run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arroyo_dagster.state.codec.gc import VERSION, known_fields, number_of
-from arroyo_dagster.state.codec.records import encode_json
+from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields
 from arroyo_dagster.state.model.garbage import digest_of
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.json_fields import Fields, whole_number
 
 FOLLOWS, PREVIOUS, PARTS = "follows", "previous", "parts"
 LISTING = "listing"
@@ -77,7 +76,7 @@ def link_after(previous: str, lines: Iterable[Sequence[object]]) -> str:
 
 def encode_batch(at_micros: int, lines: Sequence[Sequence[object]], previous: str | None) -> bytes:
     """A batch; `previous` is None in a journal that began without digests."""
-    fields: dict[str, object] = {"version": VERSION, "at_micros": at_micros, "objects": lines}
+    fields: dict[str, object] = {"version": OWN_VERSION, "at_micros": at_micros, "objects": lines}
     return encode_json(fields if previous is None else {**fields, PREVIOUS: previous})
 
 
@@ -108,15 +107,15 @@ def decode_end(data: bytes, path: str) -> tuple[str, tuple[BatchSeal, ...]] | No
     with known_fields(data, path) as fields:
         if PARTS not in fields:
             return None
-        seals = tuple(_seal_from_json(*one) for one in fields[PARTS])
-        return str(fields[PREVIOUS]), seals
+        seals = tuple(_seal_from_json(*one) for one in fields.list(PARTS))
+        return fields.text(PREVIOUS), seals
 
 
 def _seal_from_json(number: object, objects: object, *texts: object) -> BatchSeal:
     first, last, digest = map(str, texts)
     return BatchSeal(
-        number=number_of(number),
-        objects=number_of(objects),
+        number=whole_number(number),
+        objects=whole_number(objects),
         first=first,
         last=last,
         digest=digest,
@@ -131,36 +130,35 @@ def follows_to_json(follows: Follows | None) -> dict[str, object]:
     return {FOLLOWS: {**found, "found": LISTING} if follows.by_listing else found}
 
 
-def is_chained(fields: Mapping[str, Any]) -> bool:
+def is_chained(fields: Fields) -> bool:
     """Whether the run whose `plan.json` has these fields is part of a chain."""
     return FOLLOWS in fields
 
 
-def follows_of(fields: Mapping[str, Any]) -> Follows | None:
+def follows_of(fields: Fields) -> Follows | None:
     """The run before; None for the first run of a chain, and for a run without digests."""
-    found = fields.get(FOLLOWS)
+    found = fields.optional_object(FOLLOWS)
     if found is None:
         return None
-    by_listing = found.get("found") == LISTING
-    return Follows(run=_run(found["run"]), digest=str(found["digest"]), by_listing=by_listing)
+    by_listing = found.optional_text("found") == LISTING
+    return Follows(run=_run(found), digest=found.text("digest"), by_listing=by_listing)
 
 
-def _run(name: object) -> str:
+def _run(fields: Fields) -> str:
     """The name of a run: it becomes part of a path."""
-    if not isinstance(name, str) or "/" in StatePath(name):
-        raise ValueError(f"{name!r} is no name of a run")
-    return name
+    name = fields.ref("run")
+    if "/" in name:
+        raise fields.wrong("run", "the name of a run", name)
+    return str(name)
 
 
 def encode_head(head: Head) -> bytes:
     """`head.json`."""
-    fields = {"version": VERSION, "run": head.run, "digest": head.digest, "ended": head.ended}
+    fields = {"version": OWN_VERSION, "run": head.run, "digest": head.digest, "ended": head.ended}
     return encode_json(fields)
 
 
 def decode_head(data: bytes, path: str) -> Head:
     """Read `head.json`. Raises FormatError: it is none, or of a later release."""
     with known_fields(data, path) as fields:
-        return Head(
-            run=_run(fields["run"]), digest=str(fields["digest"]), ended=bool(fields["ended"])
-        )
+        return Head(run=_run(fields), digest=fields.text("digest"), ended=fields.flag("ended"))

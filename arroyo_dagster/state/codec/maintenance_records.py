@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import base64
-import binascii
-from typing import Any
 
-from arroyo_dagster.errors import ArroyoStateError, FormatError
-from arroyo_dagster.state.codec.records import decode_json, encode_json
+from arroyo_dagster.state.codec.records import encode_json, known_fields
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
@@ -41,26 +38,25 @@ def encode_rewrite_record(record: RewriteRecord) -> bytes:
 
 def decode_rewrite_record(data: bytes, path: str) -> RewriteRecord:
     """Raises FormatError when `data` is no such record, or one of a later release."""
-    fields = _fields(data, path)
-    try:
-        pipeline, generation = fields["pipeline_id"], fields["generation"]
+    with known_fields(data, path) as fields:
+        pipeline = fields.optional_text("pipeline_id")
+        generation = fields.optional_number("generation")
+        before, after = fields.object("before"), fields.object("after")
         return RewriteRecord(
-            pipeline=None if pipeline is None else PipelineId(_text(pipeline)),
-            job=JobId(_text(fields["job_id"])),
-            epoch=Epoch(_number(fields["epoch"])),
-            worker_generation=None if generation is None else WorkerGeneration(_number(generation)),
-            run_id=_optional_number(fields["run_id"]),
-            token=_number(fields["token"]),
-            created_at_micros=_number(fields["created_at_micros"]),
+            pipeline=None if pipeline is None else PipelineId(pipeline),
+            job=JobId(fields.text("job_id")),
+            epoch=Epoch(fields.number("epoch")),
+            worker_generation=None if generation is None else WorkerGeneration(generation),
+            run_id=fields.optional_number("run_id"),
+            token=fields.number("token"),
+            created_at_micros=fields.number("created_at_micros"),
             before={
-                StatePath(_text(name)): base64.b64decode(_text(text), validate=True)
-                for name, text in fields["before"].items()
+                StatePath(name): base64.b64decode(before.text(name), validate=True)
+                for name in before
             },
-            after={StatePath(_text(name)): _text(text) for name, text in fields["after"].items()},
-            inputs=tuple(StatePath(_text(one)) for one in fields["inputs"]),
+            after={StatePath(name): after.text(name) for name in after},
+            inputs=fields.refs("inputs"),
         )
-    except (KeyError, TypeError, AttributeError, binascii.Error, ArroyoStateError) as error:
-        raise _broken(path, error) from error
 
 
 def encode_window_record(record: WindowRecord) -> bytes:
@@ -78,50 +74,11 @@ def encode_window_record(record: WindowRecord) -> bytes:
 
 def decode_window_record(data: bytes, path: str) -> WindowRecord:
     """Raises FormatError when `data` is no such record, or one of a later release."""
-    fields = _fields(data, path)
-    try:
+    with known_fields(data, path) as fields:
         return WindowRecord(
-            pipeline=PipelineId(_text(fields["pipeline_id"])),
-            job=JobId(_text(fields["job_id"])),
-            run_id=_optional_number(fields["run_id"]),
-            owner=_text(fields["owner"]),
-            opened_at_micros=_number(fields["opened_at_micros"]),
+            pipeline=PipelineId(fields.text("pipeline_id")),
+            job=JobId(fields.text("job_id")),
+            run_id=fields.optional_number("run_id"),
+            owner=fields.text("owner"),
+            opened_at_micros=fields.number("opened_at_micros"),
         )
-    except (KeyError, TypeError) as error:
-        raise _broken(path, error) from error
-
-
-def _fields(data: bytes, path: str) -> dict[str, Any]:
-    fields = decode_json(data, path)
-    if fields.get("version") != 1:
-        raise FormatError(
-            "a record of a version that this release does not know",
-            path=path,
-            version=fields.get("version"),
-            next_step="use the release that wrote it, or a later one",
-        )
-    return fields
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _number(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r} is no whole number from 0")
-    return value
-
-
-def _optional_number(value: object) -> int | None:
-    return None if value is None else _number(value)
-
-
-def _broken(path: str, error: Exception) -> FormatError:
-    return FormatError(
-        f"not a record of this package ({type(error).__name__}: {error})",
-        path=path,
-        next_step="keep it and report it; nothing was changed",
-    )

@@ -32,15 +32,15 @@ from arroyo_dagster.state.model.ids import (
     JobId,
     OperatorId,
     PipelineId,
-    StatePath,
     TableName,
     WorkerGeneration,
 )
+from arroyo_dagster.state.model.json_fields import Fields
 from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.model.types import Type, from_json, to_json
 
-_MAX_VALUE_CHARS = 200
-"""How many characters of a wrong value an error shows."""
+OWN_VERSION = 1
+"""The version of our own small objects."""
 
 
 def encode_current_generation(record: CurrentGeneration) -> bytes:
@@ -58,15 +58,15 @@ def encode_current_generation(record: CurrentGeneration) -> bytes:
 
 
 def decode_current_generation(data: bytes, path: str) -> CurrentGeneration:
-    fields = _Fields(data, path)
+    fields = _fields(data, path)
     return CurrentGeneration(
-        version=fields.version(),
+        version=fields.number("version"),
         pipeline=PipelineId(fields.text("pipeline_id")),
         job=JobId(fields.text("job_id")),
         worker_generation=WorkerGeneration(fields.number("generation")),
         generation_manifest_ref=fields.ref("generation_manifest_ref"),
         updated_at_micros=fields.number("updated_at_micros"),
-        unknown=fields.unknown(),
+        unknown=_unknown(fields),
     )
 
 
@@ -86,16 +86,16 @@ def encode_generation_manifest(record: GenerationManifest) -> bytes:
 
 
 def decode_generation_manifest(data: bytes, path: str) -> GenerationManifest:
-    fields = _Fields(data, path)
+    fields = _fields(data, path)
     return GenerationManifest(
-        version=fields.version(),
+        version=fields.number("version"),
         pipeline=PipelineId(fields.text("pipeline_id")),
         job=JobId(fields.text("job_id")),
         worker_generation=WorkerGeneration(fields.number("generation")),
         base_ref=fields.optional_ref("base_checkpoint_ref"),
         latest_ref=fields.optional_ref("latest_checkpoint_ref"),
         updated_at_micros=fields.number("updated_at_micros"),
-        unknown=fields.unknown(),
+        unknown=_unknown(fields),
     )
 
 
@@ -116,9 +116,9 @@ def encode_epoch_record(record: EpochRecord) -> bytes:
 
 
 def decode_epoch_record(data: bytes, path: str) -> EpochRecord:
-    fields = _Fields(data, path)
+    fields = _fields(data, path)
     return EpochRecord(
-        version=fields.version(),
+        version=fields.number("version"),
         pipeline=PipelineId(fields.text("pipeline_id")),
         job=JobId(fields.text("job_id")),
         epoch=Epoch(fields.number("epoch")),
@@ -126,7 +126,7 @@ def decode_epoch_record(data: bytes, path: str) -> EpochRecord:
         parent_ref=fields.optional_ref("parent_checkpoint_ref"),
         checkpoint_ref=fields.ref("checkpoint_ref"),
         created_at_micros=fields.number("created_at_micros"),
-        unknown=fields.unknown(),
+        unknown=_unknown(fields),
     )
 
 
@@ -146,16 +146,16 @@ def encode_committed_marker(record: CommittedMarker) -> bytes:
 
 
 def decode_committed_marker(data: bytes, path: str) -> CommittedMarker:
-    fields = _Fields(data, path)
+    fields = _fields(data, path)
     return CommittedMarker(
-        version=fields.version(),
+        version=fields.number("version"),
         pipeline=PipelineId(fields.text("pipeline_id")),
         job=JobId(fields.text("job_id")),
         epoch=Epoch(fields.number("epoch")),
         checkpoint_worker_generation=WorkerGeneration(fields.number("checkpoint_generation")),
         writer_worker_generation=WorkerGeneration(fields.number("writer_generation")),
         checkpoint_ref=fields.ref("checkpoint_ref"),
-        unknown=fields.unknown(),
+        unknown=_unknown(fields),
     )
 
 
@@ -174,9 +174,9 @@ def encode_commit_note(note: CommitNote) -> bytes:
 
 
 def decode_commit_note(data: bytes, path: str) -> CommitNote:
-    fields = _Fields(data, path)
+    fields = _fields(data, path)
     return CommitNote(
-        version=fields.version(),
+        version=fields.number("version"),
         job=JobId(fields.text("job_id")),
         epoch=Epoch(fields.number("epoch")),
         finish_time_micros=fields.number("finish_time_micros"),
@@ -201,9 +201,9 @@ def encode_compaction_record(record: CompactionRecord) -> bytes:
 
 
 def decode_compaction_record(data: bytes, path: str) -> CompactionRecord:
-    fields = _Fields(data, path)
+    fields = _fields(data, path)
     return CompactionRecord(
-        version=fields.version(),
+        version=fields.number("version"),
         pipeline=PipelineId(fields.text("pipeline_id")),
         job=JobId(fields.text("job_id")),
         epoch=Epoch(fields.number("epoch")),
@@ -232,7 +232,7 @@ def _to_json(file: TimeFile) -> dict[str, Any]:
     }
 
 
-def _merged_from_json(fields: _Fields) -> Merged:
+def _merged_from_json(fields: Fields) -> Merged:
     operator = OperatorId(fields.text("operator"))
     table = TableName(fields.text("table"))
     rows = fields.optional_object("rows")
@@ -251,7 +251,7 @@ def _merged_from_json(fields: _Fields) -> Merged:
     )
 
 
-def _time_file(fields: _Fields) -> TimeFile:
+def _time_file(fields: Fields) -> TimeFile:
     return TimeFile(
         epoch=Epoch(fields.number("epoch")),
         path=fields.ref("path"),
@@ -315,6 +315,36 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
 
 
+def known_fields(data: bytes, path: str) -> Fields:
+    """The fields of one of our own objects; in a `with` block all that is wrong with it is told.
+
+    Raises:
+        FormatError: the bytes are no JSON object, or of a version that this release does not know.
+    """
+    fields = _fields(data, path)
+    version = fields.value("version")
+    if version != OWN_VERSION:
+        raise FormatError(
+            f"an object of version {version!r:.20}: this release knows version {OWN_VERSION}",
+            path=path,
+            next_step="use the release that wrote it, or a later one; nothing was changed",
+        )
+    return fields
+
+
+def _fields(data: bytes, path: str) -> Fields:
+    return Fields(decode_json(data, path), path=path)
+
+
+def _unknown(fields: Fields) -> bytes:
+    """The fields that this release does not know, as one JSON object; empty if there is none."""
+    rest = fields.unread()
+    try:
+        return encode_json(rest) if rest else b""
+    except UnicodeEncodeError as error:
+        raise fields.wrong("of a later release", "text in Unicode", rest) from error
+
+
 def _with_unknown(fields: Mapping[str, object], unknown: bytes) -> bytes:
     known = encode_json(fields)
     return known[:-1] + b"," + unknown[1:] if unknown else known
@@ -327,95 +357,3 @@ def _writable(version: int) -> int:
             next_step="use a release of arroyo-dagster that knows this version",
         )
     return version
-
-
-class _Fields:
-    """Required and optional fields of one record, with errors that name record and field."""
-
-    def __init__(self, data: bytes | Mapping[str, Any], path: str) -> None:
-        self._path = path
-        self._values = decode_json(data, path) if isinstance(data, bytes) else data
-        self._asked: set[str] = set()
-
-    def _value(self, name: str) -> Any:
-        self._asked.add(name)
-        return self._values.get(name)
-
-    def unknown(self) -> bytes:
-        """The fields nobody has asked for, as one JSON object; empty if there is none."""
-        rest = {name: value for name, value in self._values.items() if name not in self._asked}
-        try:
-            return encode_json(rest) if rest else b""
-        except UnicodeEncodeError as error:
-            raise self._wrong("of a later release", "text in Unicode", ascii(rest)) from error
-
-    def version(self) -> int:
-        return self.number("version")
-
-    def text(self, name: str) -> str:
-        value = self._value(name)
-        if not isinstance(value, str) or not _is_unicode(value):
-            raise self._wrong(name, "a string", value)
-        return value
-
-    def number(self, name: str) -> int:
-        value = self._value(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
-            raise self._wrong(name, "an unsigned 64-bit number", value)
-        return value
-
-    def ref(self, name: str) -> StatePath:
-        try:
-            return StatePath(self.text(name))
-        except InputError as error:
-            raise self._wrong(name, "a path below the checkpoint URL", error.message) from error
-
-    def optional_ref(self, name: str) -> StatePath | None:
-        return None if self._value(name) is None else self.ref(name)
-
-    def refs(self, name: str) -> tuple[StatePath, ...]:
-        found = self._list(name)
-        try:
-            return tuple(StatePath(one) for one in found)
-        except (InputError, TypeError, AttributeError) as error:
-            raise self._wrong(name, "paths below the checkpoint URL", found) from error
-
-    def objects(self, name: str) -> list[_Fields]:
-        found = self._list(name)
-        if not all(isinstance(one, Mapping) for one in found):
-            raise self._wrong(name, "a list of objects", found)
-        return [_Fields(one, self._path) for one in found]
-
-    def optional_object(self, name: str) -> _Fields | None:
-        value = self._value(name)
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
-            raise self._wrong(name, "an object", value)
-        return _Fields(value, self._path)
-
-    def _list(self, name: str) -> list[Any]:
-        value = self._value(name)
-        if not isinstance(value, list):
-            raise self._wrong(name, "a list", value)
-        return value
-
-    def _wrong(self, name: str, expected: str, found: object) -> FormatError:
-        return FormatError(
-            f"field {name} should be {expected}, found {_shortened(found)}",
-            path=self._path,
-            next_step="keep the object and report it",
-        )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _shortened(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"

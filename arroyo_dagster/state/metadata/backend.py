@@ -6,7 +6,6 @@ crates/arroyo-state-protocol/src/{store,workflow}.rs.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, Leased, own_clock
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, Leased
 from arroyo_dagster.state.metadata.reader import BackendReader, as_checkpoint
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
@@ -37,6 +36,7 @@ from arroyo_dagster.state.model.checkpoints import (
     Manifest,
     OperatorCheckpoint,
 )
+from arroyo_dagster.state.model.clock import Clock, own_clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionRecord
 from arroyo_dagster.state.model.garbage import JobPins
 from arroyo_dagster.state.model.gc import ExpirePlan
@@ -135,7 +135,7 @@ class ParquetBackend(BackendReader):
         paths: JobPaths,
         *,
         generation: WorkerGeneration | None = None,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+        clock: Clock = wall_clock,
     ) -> None:
         super().__init__(store, paths)
         self.generation = generation

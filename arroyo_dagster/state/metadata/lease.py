@@ -42,6 +42,7 @@ from arroyo_dagster.state.metadata.lease_records import (
     read_record,
     store_time,
 )
+from arroyo_dagster.state.model.clock import Clock, own_clock, wall_clock
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LEASE_SECONDS, LeaseRecord
@@ -60,18 +61,6 @@ _held_here: set[str] = set()
 
 _POLL_SECONDS = 2.0
 _ATTEMPTS = 3
-
-
-def wall_clock() -> int:
-    """Microseconds since 1970, by this machine."""
-    return time.time_ns() // 1000
-
-
-def own_clock() -> int:
-    """Microseconds by a clock that nobody sets, and that goes on while this machine sleeps."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
-    return time.monotonic_ns() // 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +165,7 @@ def lease(
     seconds: float = LEASE_SECONDS,
     wait_seconds: float = 0.0,
     take_over: bool = False,
-    clock: Callable[[], int] = wall_clock,
+    clock: Clock = wall_clock,
     ticks: Callable[[], int] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Leased]:
@@ -235,7 +224,7 @@ class _LeaseRequest:
     nonce: str
     micros: int
     take_over: bool
-    clock: Callable[[], int]
+    clock: Clock
     ticks: Callable[[], int]
     mine: Lease | None = None
     sure: bool = False

@@ -20,7 +20,7 @@ from arroyo_dagster.state.model.ids import (
     TableName,
 )
 from arroyo_dagster.state.model.keys import KeyRange, key_range_size
-from arroyo_dagster.state.model.tables import TimeFile
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TimeFile
 
 MEBIBYTE = 1 << 20
 
@@ -350,6 +350,11 @@ class MergedPairs:
     def output_paths(self) -> tuple[StatePath, ...]:
         return self.outputs
 
+    @property
+    def output_metadata(self) -> GlobalKeyedFiles:
+        """The outputs as checkpoint metadata of the table lists them."""
+        return GlobalKeyedFiles(files=self.outputs)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedRows:
@@ -367,6 +372,11 @@ class MergedRows:
     @property
     def output_paths(self) -> tuple[StatePath, ...]:
         return tuple(file.path for file in self.outputs)
+
+    @property
+    def output_metadata(self) -> ExpiringTimeKeyFiles:
+        """The outputs as checkpoint metadata of the table lists them."""
+        return ExpiringTimeKeyFiles(files=self.outputs)
 
 
 Merged = MergedPairs | MergedRows

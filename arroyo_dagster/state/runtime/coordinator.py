@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from arroyo_dagster.state.model.checkpoints import (
     StreamProgress,
     SubtaskCheckpoint,
 )
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import Merged
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -58,7 +58,7 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 from arroyo_dagster.state.tables.manager import TableManager
-from arroyo_dagster.state.tables.messages import CompactedData
+from arroyo_dagster.state.tables.messages import Compaction
 from arroyo_dagster.state.tables.registration import check_tables
 from arroyo_dagster.state.tables.table import TaskInfo
 
@@ -120,7 +120,7 @@ class JobRun:
         store: ObjectStore,
         pipeline: Pipeline,
         *,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+        clock: Clock = wall_clock,
         accept: Callable[[StreamProgress], None] = lambda progress: None,
     ) -> None:
         pipeline.check()
@@ -135,7 +135,7 @@ class JobRun:
         self._failed_in_a_row = 0
         self._unfinished: Epoch | None = None
         self._held = contextlib.ExitStack()
-        self._compacted: dict[OperatorId, tuple[CompactedData, ...]] = {}
+        self._compacted: dict[OperatorId, tuple[Compaction, ...]] = {}
         newest = self._check_before_start()
         with self.closed_on_failure():
             self.number = self._take_lease()
@@ -523,9 +523,9 @@ class JobRun:
 
     def _merge_files(
         self, plan: EpochPlan, taken: _TakenOver
-    ) -> tuple[list[OperatorCheckpoint], dict[OperatorId, tuple[CompactedData, ...]]]:
+    ) -> tuple[list[OperatorCheckpoint], dict[OperatorId, tuple[Compaction, ...]]]:
         """Merge what the epoch before listed, where a global table lists too many files."""
-        announced: dict[OperatorId, list[CompactedData]] = {}
+        announced: dict[OperatorId, list[Compaction]] = {}
         for merged in taken.applied.done:
             announced.setdefault(merged.operator, []).append(self._announcement(merged))
         result: list[OperatorCheckpoint] = []
@@ -535,25 +535,24 @@ class JobRun:
             for name, files in operator.tables.items():
                 before = self._listed_before(operator.operator, name)
                 fresh = sum(not is_compacted(path) for path in before)
-                if fresh <= self.pipeline.merge_files_after or name in {m.table for m in done}:
+                if fresh <= self.pipeline.merge_files_after or any(name in m.tables for m in done):
                     continue
                 assert isinstance(files, GlobalKeyedFiles)
                 table = GlobalKeyedTable(operator.configs[name], self.store)
                 namer = self._namer(operator.operator, name, plan)
-                outputs = table.compact_data(before, namer).merged.output_paths
-                tables[name] = replace(files, files=(*outputs, *files.files[len(before) :]))
-                done.append(CompactedData(table=name, inputs=before, outputs=outputs))
+                whole = table.compact_data(before, namer).merged.output_metadata
+                tables[name] = replace(files, files=(*whole.paths, *files.files[len(before) :]))
+                done.append(Compaction(tables={name: whole}, inputs={name: before}))
             result.append(replace(operator, tables=tables))
         return result, {name: tuple(done) for name, done in announced.items() if done}
 
-    def _announcement(self, merged: Merged) -> CompactedData:
+    def _announcement(self, merged: Merged) -> Compaction:
         # Inputs that have expired meanwhile are no longer known to the subtasks.
         operator = self._operator(merged.operator)
         listed = set(operator.paths) if operator else set()
-        return CompactedData(
-            table=merged.table,
-            inputs=tuple(path for path in merged.input_paths if path in listed),
-            outputs=merged.output_paths,
+        return Compaction(
+            tables={merged.table: merged.output_metadata},
+            inputs={merged.table: tuple(path for path in merged.input_paths if path in listed)},
         )
 
     def _listed_before(self, operator: OperatorId, table: TableName) -> tuple[StatePath, ...]:
@@ -647,9 +646,7 @@ class _SourceState:
             plan.epoch, plan.min_epoch, watermark_micros, plan.then_stop
         )
 
-    def follow(
-        self, published: OperatorCheckpoint | None, compacted: Sequence[CompactedData]
-    ) -> None:
+    def follow(self, published: OperatorCheckpoint | None, compacted: Sequence[Compaction]) -> None:
         assert published is not None
         for message in compacted:
             self._manager.send(message)

@@ -25,7 +25,7 @@ from arroyo_dagster.state.runtime.operators import Collector, Operator, Operator
 from arroyo_dagster.state.runtime.pipeline import OperatorNode, Pipeline
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.manager import TableManager
-from arroyo_dagster.state.tables.messages import CompactedData
+from arroyo_dagster.state.tables.messages import Compaction
 from arroyo_dagster.state.tables.table import TaskInfo
 
 
@@ -47,7 +47,7 @@ class EpochPlan:
     base_epoch: Epoch
     base: Mapping[OperatorId, OperatorCheckpoint]
     watermarks_micros: Mapping[OperatorId, int | None]
-    compacted: Mapping[OperatorId, tuple[CompactedData, ...]] = field(default_factory=dict)
+    compacted: Mapping[OperatorId, tuple[Compaction, ...]] = field(default_factory=dict)
 
 
 def advanced(
@@ -114,7 +114,7 @@ class OperatorSubtask:
     def follow(self, plan: EpochPlan) -> bool:
         """Come to the epoch that `plan` continues. False: cannot; make a new one."""
         for message in plan.compacted.get(self.node.operator_id, ()):
-            self._manager.load_compacted(message)
+            self._manager.send(message)
         published = plan.base.get(self.node.operator_id)
         if published is None:
             return False

@@ -6,14 +6,14 @@ import io
 import itertools
 import os
 import threading
-import time
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO
 from weakref import WeakValueDictionary
 
 from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.names import encode_path, stored_prefix, stored_start
 from arroyo_dagster.state.storage.store import (
@@ -24,10 +24,6 @@ from arroyo_dagster.state.storage.store import (
     check_size,
 )
 from arroyo_dagster.state.storage.urls import parse_url
-
-
-def _now_micros() -> int:
-    return time.time_ns() // 1000
 
 
 class _Root:
@@ -57,7 +53,7 @@ class MemoryStore:
         clock: gives the microseconds since 1970 that objects are stamped with.
     """
 
-    def __init__(self, name: str | None = None, *, clock: Callable[[], int] = _now_micros) -> None:
+    def __init__(self, name: str | None = None, *, clock: Clock = wall_clock) -> None:
         if name is not None:
             parse_url(f"memory://{name}")
         self._root = _root(name)

@@ -22,7 +22,7 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros, files_to_carry
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.live_rows import LiveRows, RowForm, StoredRows, not_older
-from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData
+from arroyo_dagster.state.tables.messages import RecordBatch, TableData
 from arroyo_dagster.state.tables.table import EpochFiles
 from arroyo_dagster.state.tables.time_files import (
     ReadRequest,
@@ -160,16 +160,16 @@ class ExpiringTimeKeyTableCheckpointer:
         self._table = table
         self._store = store
         self._files = files
-        self._pending: list[RowData] = []
+        self._pending: list[RecordBatch] = []
         self._prepared: pa.Table | None = None
 
-    def apply(self, data: KeyedData | RowData | CommitData) -> None:
+    def apply(self, data: TableData) -> None:
         """Remember rows until `finish`.
 
         Raises:
             InputError: pairs, or commit data.
         """
-        if not isinstance(data, RowData):
+        if not isinstance(data, RecordBatch):
             raise InputError("pairs for an expiring table", table=self._table.config.table)
         self._pending.append(data)
 

@@ -33,7 +33,7 @@ from arroyo_dagster.state.storage.store import ObjectStore, read_many
 from arroyo_dagster.state.tables.last_writes import REMOVED as REMOVED_VERSION
 from arroyo_dagster.state.tables.last_writes import last_writes
 from arroyo_dagster.state.tables.merge.pairs import merge_pairs
-from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData, TableData
+from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableChange, TableData
 from arroyo_dagster.state.tables.pair_files import decode_pair_columns
 from arroyo_dagster.state.tables.table import EpochFiles
 
@@ -176,7 +176,7 @@ class GlobalKeyedTableCheckpointer:
         self._pending: dict[bytes, bytes | None] = {}
         self._commit_data: bytes | None = None
 
-    def apply(self, data: KeyedData | RowData | CommitData) -> None:
+    def apply(self, data: TableData) -> None:
         """Remember a change until `finish`.
 
         Raises:
@@ -186,7 +186,7 @@ class GlobalKeyedTableCheckpointer:
         if isinstance(data, KeyedData):
             self._pending.update(data.pairs)
             return
-        if isinstance(data, RowData):
+        if not isinstance(data, CommitData):
             raise InputError("rows for a global keyed table", table=self._table.config.table)
         if not self._table.config.uses_two_phase_commit:
             raise InputError(
@@ -269,7 +269,7 @@ class GlobalKeyedView(Generic[K, V]):
         table: GlobalKeyedTable,
         key: Any,
         value: Any,
-        send: Callable[[TableData], None],
+        send: Callable[[TableChange], None],
     ) -> None:
         self._table = table
         self._name = TableName(table.config.table)
@@ -359,7 +359,7 @@ class GlobalKeyedView(Generic[K, V]):
         encoded = self._keys.encode_many(keys)
         pairs = zip(encoded, self._values.encode_many(values), strict=True)
         self._catch_up()
-        self._send(TableData(self._name, KeyedData(pairs)))
+        self._send(TableChange(self._name, KeyedData(pairs)))
         entries = self._entries
         if entries.encoded:
             for key in encoded:
@@ -380,7 +380,7 @@ class GlobalKeyedView(Generic[K, V]):
             if key in entries.decoded or key in entries.encoded
         ]
         if gone:
-            self._send(TableData(self._name, KeyedData([(key, None) for key in gone])))
+            self._send(TableChange(self._name, KeyedData([(key, None) for key in gone])))
         for key in gone:
             entries.decoded.pop(key, None)
             entries.encoded.pop(key, None)
@@ -394,7 +394,7 @@ class GlobalKeyedView(Generic[K, V]):
 
     def set_commit_data(self, data: bytes) -> None:
         """Leave what the second phase of this epoch's commit needs; once an epoch."""
-        self._send(TableData(self._name, CommitData(data)))
+        self._send(TableChange(self._name, CommitData(data)))
 
     # ---- following the files ---------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ Differs: the checkpoint is taken in the caller's thread and verified before it i
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar, cast
@@ -18,6 +17,7 @@ from arroyo_dagster.state.model.checkpoints import (
     SubtaskCheckpoint,
     TableReport,
 )
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import (
@@ -40,9 +40,9 @@ from arroyo_dagster.state.tables.global_keyed import (
 from arroyo_dagster.state.tables.messages import (
     CheckpointMessage,
     CommitData,
-    CompactedData,
+    Compaction,
     StateMessage,
-    TableData,
+    TableChange,
 )
 from arroyo_dagster.state.tables.registration import as_stored, check_tables
 from arroyo_dagster.state.tables.table import Checkpointer, EpochFiles, TaskInfo
@@ -103,7 +103,7 @@ class TableManager:
         restored: OperatorCheckpoint | None,
         write_metadata: WriteSubtaskMetadata,
         base_epoch: Epoch | None = None,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+        clock: Clock = wall_clock,
     ) -> None:
         self.task = task
         if restored is not None:
@@ -311,18 +311,18 @@ class TableManager:
         Raises:
             InputError: a change after the checkpoint with `then_stop`.
         """
-        if isinstance(message, TableData):
+        if isinstance(message, TableChange):
             self._change(message)
-        elif isinstance(message, CompactedData):
+        elif isinstance(message, Compaction):
             self.load_compacted(message)
-        else:
+        elif isinstance(message, CheckpointMessage):
             self._checkpoint(message)
 
     def insert_committing_data(self, table: str, data: bytes) -> None:
         """Leave what the second phase of this epoch's commit needs; once an epoch and table."""
-        self.send(TableData(TableName(table), CommitData(data)))
+        self.send(TableChange(TableName(table), CommitData(data)))
 
-    def _change(self, message: TableData) -> None:
+    def _change(self, message: TableChange) -> None:
         if self.stopped:
             raise InputError(
                 "a table was changed after the last checkpoint",
@@ -378,6 +378,7 @@ class TableManager:
             CheckpointMessage(
                 epoch=Epoch(epoch),
                 min_epoch=Epoch(min_epoch),
+                timestamp_micros=self._clock(),
                 watermark_micros=watermark,
                 then_stop=then_stop,
             )
@@ -391,7 +392,6 @@ class TableManager:
                 operator=self.task.operator,
                 subtask=self.task.task_index,
             )
-        started = self._clock()
         checkpointers = {name: self._checkpointer(name) for name in self.configs}
         for checkpointer in checkpointers.values():
             checkpointer.prepare(barrier.watermark_micros)
@@ -405,7 +405,7 @@ class TableManager:
                 tables[name] = report
         done = SubtaskCheckpoint(
             subtask_index=self.task.task_index,
-            start_time_micros=started,
+            start_time_micros=barrier.timestamp_micros,
             finish_time_micros=self._clock(),
             watermark_micros=barrier.watermark_micros,
             size_bytes=size,
@@ -531,7 +531,7 @@ class TableManager:
         self._seen[name] = {file.path for file in listed}
         self._merged[name].clear()
 
-    def load_compacted(self, message: CompactedData) -> None:
+    def load_compacted(self, message: Compaction) -> None:
         """Learn that files were merged, before an epoch lists the outputs in their place.
 
         Rows that are in memory need not be read again then.
@@ -539,14 +539,15 @@ class TableManager:
         Source: crates/arroyo-state/src/tables/table_manager.rs, `load_compacted`.
         Differs: lists of files are the coordinator's; a subtask learns what outputs stand for.
         """
-        seen = self._seen.get(message.table)
-        view = self._global_views.get(message.table)
-        inputs = set(message.inputs)
-        # What is in memory already need not be read again. Inputs that are not may be deleted
-        # before the table is next asked: then it is read anew.
-        if seen is not None and inputs <= seen and not (view and view.is_behind(inputs)):
-            seen.update(message.outputs)
-            self._merged[message.table].update(inputs)
+        for name, merged in message.tables.items():
+            seen = self._seen.get(name)
+            view = self._global_views.get(name)
+            inputs = set(message.inputs[name])
+            # What is in memory already need not be read again. Inputs that are not may be deleted
+            # before the table is next asked: then it is read anew.
+            if seen is not None and inputs <= seen and not (view and view.is_behind(inputs)):
+                seen.update(merged.paths)
+                self._merged[name].update(inputs)
 
 
 def _written_in(report: TableReport, epoch: Epoch) -> set[StatePath]:

@@ -10,7 +10,7 @@ from arroyo_dagster.state.model.checkpoints import TableReport
 from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, PipelineId, StatePath
 from arroyo_dagster.state.model.keys import KeyRange, range_for_server
 from arroyo_dagster.state.model.tables import TimeFile
-from arroyo_dagster.state.tables.messages import CommitData, KeyedData, RowData
+from arroyo_dagster.state.tables.messages import TableData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class EpochFiles:
 class Checkpointer(Protocol):
     """Collects what changes in a table between two barriers, then writes it."""
 
-    def apply(self, data: KeyedData | RowData | CommitData) -> None:
+    def apply(self, data: TableData) -> None:
         """Remember a change until the barrier.
 
         Raises:

@@ -42,7 +42,7 @@ from arroyo_dagster.state.tables.live_rows import (
     of_scalars,
     within,
 )
-from arroyo_dagster.state.tables.messages import RowData, TableData
+from arroyo_dagster.state.tables.messages import RecordBatch, TableChange
 
 _WAITING_ROWS = 1 << 21
 """How many rows a restore takes before it tells old from new."""
@@ -51,7 +51,7 @@ _WAITING_ROWS = 1 << 21
 class TimeView:
     """What the views of an expiring table have in common: rows come in, and are sent on."""
 
-    def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableData], None]) -> None:
+    def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableChange], None]) -> None:
         self._table = table
         self._name = TableName(table.config.table)
         self._send = send
@@ -93,7 +93,7 @@ class TimeView:
             for key in zip(*columns, strict=True)
         ]
         batch = checked.combine_chunks().to_batches()[0]
-        self._send(TableData(self._name, RowData(batch, operations)))
+        self._send(TableChange(self._name, RecordBatch(batch, operations)))
         self._drop(checked)
 
     def _keep(self, rows: pa.Table) -> None:
@@ -145,7 +145,7 @@ class TimeView:
 
     def _add(self, rows: pa.Table, operation: bytes) -> None:
         for batch in rows.to_batches():
-            self._send(TableData(self._name, RowData(batch, operation)))
+            self._send(TableChange(self._name, RecordBatch(batch, operation)))
 
 
 class ExpiringTimeKeyView(TimeView):
@@ -155,7 +155,7 @@ class ExpiringTimeKeyView(TimeView):
     (watermark minus retention), or when it is deleted; both are seen by the next restore as well.
     """
 
-    def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableData], None]) -> None:
+    def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableChange], None]) -> None:
         super().__init__(table, send)
         self._live = LiveRows(table.form)
 
@@ -276,7 +276,7 @@ class ExpiringTimeKeyView(TimeView):
 class KeyTimeView(ExpiringTimeKeyView):
     """The live rows by storage key, in memory: what a join asks for."""
 
-    def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableData], None]) -> None:
+    def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableChange], None]) -> None:
         super().__init__(table, send)
         keys = set(table.key_indices)
         self._values = [at for at in range(len(table.memory_schema)) if at not in keys]
@@ -328,7 +328,7 @@ class UncachedKeyValueView(TimeView):
     """
 
     def __init__(
-        self, table: ExpiringTimeKeyTable, send: Callable[[TableData], None], keys: KeyRange
+        self, table: ExpiringTimeKeyTable, send: Callable[[TableChange], None], keys: KeyRange
     ) -> None:
         super().__init__(table, send)
         self._keys = keys

@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.metadata.lease import lease, wall_clock
+from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage import MemoryStore, configure
 from arroyo_dagster.state.storage.remote.open import open_store

@@ -8,6 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
+from arroyo_dagster.dataflow.definition.json_schema import json_schema
 from tests.definitions import KEYED, dataflow
 
 DATA = Path(__file__).parents[1] / "dataflow" / "definition" / "data"
@@ -71,4 +72,4 @@ def test_options_let_extensions_and_old_versions_through(tmp_path: Path) -> None
 
 def test_the_schema_is_printed() -> None:
     result = run("schema", "sdf-package")
-    assert json.loads(result.stdout)["title"].startswith("sdf-package.yaml")
+    assert json.loads(result.stdout) == json_schema("sdf-package")

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, NotFoundError
-from arroyo_dagster.state.codec.gc import known_fields, optional_number
-from arroyo_dagster.state.codec.records import encode_json
+from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields
 from arroyo_dagster.state.model.garbage import PlanKind
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -75,7 +74,7 @@ def remember(
             job_path(KNOWN, one[0]),
             encode_json(
                 {
-                    "version": VERSION,
+                    "version": OWN_VERSION,
                     "job": one[0].root,
                     "epoch": one[1],
                     "seen_at_micros": now_micros,
@@ -102,7 +101,7 @@ def _remembered(catalogue: ObjectStore, paths: JobPaths) -> list[int]:
     path = job_path(KNOWN, paths)
     try:
         with known_fields(catalogue.read(path), path) as fields:
-            epoch = optional_number(fields["epoch"])
+            epoch = fields.optional_number("epoch")
     except (NotFoundError, FormatError):
         return []
     return [] if epoch is None else [epoch]
@@ -153,7 +152,7 @@ def forget(catalogue: ObjectStore, paths: JobPaths, *, owner: str, now_micros: i
     """
     epoch = last_epoch(catalogue, paths)
     document = {
-        "version": VERSION,
+        "version": OWN_VERSION,
         "job": paths.root,
         "epoch": epoch,
         "forgotten_at_micros": now_micros,

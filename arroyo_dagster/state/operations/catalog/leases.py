@@ -7,13 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.metadata.lease import (
-    IN_FLIGHT_GRACE_SECONDS,
-    lease,
-    newest_lease,
-    wall_clock,
-)
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, newest_lease
 from arroyo_dagster.state.metadata.lease_records import store_time
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseRecord
@@ -67,7 +63,7 @@ def break_lease(
     kind: str,
     *,
     owner: str = "arroyo-state lease break",
-    clock: Callable[[], int] = wall_clock,
+    clock: Clock = wall_clock,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int | None:
     """End a lease that somebody holds: take the next number, and give it back.

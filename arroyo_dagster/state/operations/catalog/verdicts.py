@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.codec.gc import known_fields, number_of, optional_number
-from arroyo_dagster.state.codec.records import encode_json
+from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.verify.findings import Finding, Severity, Verdict
@@ -48,7 +47,7 @@ def write_verdict(catalogue: ObjectStore, found: StoredVerdict) -> None:
     """Keep a verdict in the place of the last one; of its findings the first 50."""
     findings = sorted(found.verdict.findings, key=lambda one: one.severity is not Severity.ERROR)
     document = {
-        "version": VERSION,
+        "version": OWN_VERSION,
         "job": found.paths.root,
         "at_micros": found.at_micros,
         "epoch": found.epoch,
@@ -89,23 +88,23 @@ def read_verdicts(
 
 def _decoded(data: bytes, path: StatePath, kind: str, paths: JobPaths) -> StoredVerdict:
     with known_fields(data, path) as fields:
-        epoch = optional_number(fields["epoch"])
+        epoch = fields.optional_number("epoch")
         return StoredVerdict(
             paths=paths,
             kind=kind,
-            at_micros=number_of(fields["at_micros"]),
+            at_micros=fields.number("at_micros"),
             epoch=None if epoch is None else Epoch(epoch),
             verdict=Verdict(
                 findings=tuple(
                     Finding(
-                        severity=Severity(one["severity"]),
-                        code=str(one["code"]),
-                        object=str(one["object"]),
-                        evidence=str(one["evidence"]),
-                        next_step=str(one["next_step"]),
+                        severity=Severity(one.text("severity")),
+                        code=one.text("code"),
+                        object=one.text("object"),
+                        evidence=one.text("evidence"),
+                        next_step=one.text("next_step"),
                     )
-                    for one in fields["findings"]
+                    for one in fields.objects("findings")
                 ),
-                inspected=number_of(fields["looked_at"]),
+                inspected=fields.number("looked_at"),
             ),
         )

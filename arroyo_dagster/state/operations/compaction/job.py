@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
-from arroyo_dagster.state.metadata.lease import Leased, lease, wall_clock
+from arroyo_dagster.state.metadata.lease import Leased, lease
 from arroyo_dagster.state.metadata.reader import restore_or_roll_back
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, Manifest
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import (
     CompactionPlan,
     CompactionRecord,
@@ -207,7 +208,7 @@ def compact_job(
     lease_wait_seconds: float = 0.0,
     dry_run: bool = False,
     sampled: bool = False,
-    clock: Callable[[], int] = wall_clock,
+    clock: Clock = wall_clock,
     on_merge: Callable[[MergeOutcome, int], None] = lambda outcome, left: None,
     on_progress: OnProgress = lambda progress: None,
     on_published: Callable[[CompactionOutcome], None] = lambda outcome: None,

@@ -26,7 +26,8 @@ from arroyo_dagster.state.codec.maintenance_records import (
     decode_window_record,
     encode_window_record,
 )
-from arroyo_dagster.state.metadata.lease import Leased, lease, newest_lease, wall_clock
+from arroyo_dagster.state.metadata.lease import Leased, lease, newest_lease
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionSettings
 from arroyo_dagster.state.model.ids import PipelineId
 from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts
@@ -88,7 +89,7 @@ class WindowOptions:
     verify_level: int = 2
     owner: str = "arroyo-state compact window"
     run: RunRewrites = rewrite_here
-    clock: Callable[[], int] = wall_clock
+    clock: Clock = wall_clock
     sleep: Callable[[float], None] = time.sleep
     on_step: Callable[[WindowStep], None] = lambda step: None
 
@@ -182,7 +183,7 @@ def interrupted_windows(
     store: ObjectStore,
     jobs: Iterable[JobPaths],
     *,
-    clock: Callable[[], int] = wall_clock,
+    clock: Clock = wall_clock,
 ) -> list[JobPaths]:
     """The jobs whose window was cut off: its record is there, and nobody holds it any more.
 

@@ -17,8 +17,9 @@ from dataclasses import replace
 from arroyo_dagster.errors import (
     ProtocolError,
 )
-from arroyo_dagster.state.metadata.lease import lease, wall_clock
+from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import (
@@ -141,7 +142,7 @@ def rewrite_job(
     or_forecast: bool = False,
     sampled: bool = False,
     lease_wait_seconds: float = 0.0,
-    clock: Callable[[], int] = wall_clock,
+    clock: Clock = wall_clock,
     sleep: Callable[[float], None] = time.sleep,
     cancelled: Callable[[], bool] = lambda: False,
     on_shard: Callable[[RewriteShard | LeftOut, int], None] = lambda part, left: None,

@@ -15,7 +15,8 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec.maintenance_records import (
     decode_rewrite_record,
 )
-from arroyo_dagster.state.metadata.lease import lease, wall_clock
+from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import RewriteRecord
@@ -55,7 +56,7 @@ def undo_rewrite(
     owner: str = "arroyo-state compact",
     dry_run: bool = False,
     lease_wait_seconds: float = 0.0,
-    clock: Callable[[], int] = wall_clock,
+    clock: Clock = wall_clock,
     sleep: Callable[[float], None] = time.sleep,
 ) -> UndoOutcome:
     """Put the metadata of a stopped job of Arroyo's back as it was before its last rewrite.

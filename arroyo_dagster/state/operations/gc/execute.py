@@ -14,7 +14,8 @@ from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.metadata.backend import ParquetBackend, delete_all
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
-from arroyo_dagster.state.metadata.lease import Leased, lease, wall_clock
+from arroyo_dagster.state.metadata.lease import Leased, lease
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import GcPlan, PlanKind
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -22,7 +23,7 @@ from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import forget_released
-from arroyo_dagster.state.operations.gc.plan import Clock, GcRequest, check_allowed, plan_gc
+from arroyo_dagster.state.operations.gc.plan import GcRequest, check_allowed, plan_gc
 from arroyo_dagster.state.operations.gc.progress import heartbeat, no_progress
 from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter
 from arroyo_dagster.state.operations.gc.root_reader import Progress

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
-from arroyo_dagster.state.codec.gc import VERSION, known_fields, number_of
 from arroyo_dagster.state.codec.journal import Line, archived_runs
 from arroyo_dagster.state.codec.journal_chain import (
     BatchSeal,
@@ -26,7 +25,7 @@ from arroyo_dagster.state.codec.journal_chain import (
     seal_of,
     seals_to_json,
 )
-from arroyo_dagster.state.codec.records import encode_json
+from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields
 from arroyo_dagster.state.model.garbage import GcPlan, digest_of
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -120,7 +119,7 @@ class Journal:
         self._begun = now_micros - time.monotonic_ns() // 1000
         follows = run_to_follow(store, paths)
         fields = {
-            "version": VERSION,
+            "version": OWN_VERSION,
             "owner": owner,
             "begun_at_micros": now_micros,
             "kind": kind,
@@ -203,7 +202,7 @@ class Journal:
     def end(self, counts: Mapping[str, int]) -> None:
         """Say that the run came to its end, with what it did."""
         seals = (self._seals[number] for number in sorted(self._seals))
-        data = encode_json({"version": VERSION, **counts, **seals_to_json(seals, self._link)})
+        data = encode_json({"version": OWN_VERSION, **counts, **seals_to_json(seals, self._link)})
         self._store.put(self._at / END, data)
         put_head(self._store, self._paths, Head(run=self.name, digest=digest_of(data), ended=True))
 
@@ -265,13 +264,13 @@ def run_from_plan(name: str, data: bytes, path: StatePath, *, ended: bool) -> Jo
     with known_fields(data, path) as fields:
         return JournalRun(
             name=name,
-            owner=str(fields["owner"]),
-            begun_at_micros=number_of(fields["begun_at_micros"]),
-            kind=str(fields["kind"]),
-            plan=str(fields["plan"]),
-            objects=number_of(fields["objects"]),
-            size_bytes=number_of(fields["size_bytes"]),
-            quarantine=None if fields["quarantine"] is None else str(fields["quarantine"]),
+            owner=fields.text("owner"),
+            begun_at_micros=fields.number("begun_at_micros"),
+            kind=fields.text("kind"),
+            plan=fields.text("plan"),
+            objects=fields.number("objects"),
+            size_bytes=fields.number("size_bytes"),
+            quarantine=fields.optional_text("quarantine"),
             ended=ended,
         )
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.codec.gc import known_fields, number_of
 from arroyo_dagster.state.codec.journal import (
     ArchivedRun,
     archived_runs,
     decode_archive,
     encode_archive,
 )
+from arroyo_dagster.state.codec.records import known_fields
 from arroyo_dagster.state.metadata.backend import delete_all
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -79,7 +79,7 @@ def _ended(store: ObjectStore, directory: StatePath) -> ArchivedRun | None:
     try:
         plan = store.read(directory / PLAN)
         with known_fields(plan, directory / PLAN) as fields:
-            if number_of(fields["objects"]) > MOST_OBJECTS:
+            if fields.number("objects") > MOST_OBJECTS:
                 return None
         end = store.read(directory / END)
         batches = dict(batches_by_name(store, directory))

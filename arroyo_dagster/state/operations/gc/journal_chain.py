@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.codec.gc import VERSION, known_fields, number_of
 from arroyo_dagster.state.codec.journal_chain import (
     PREVIOUS,
     BatchSeal,
@@ -26,7 +25,7 @@ from arroyo_dagster.state.codec.journal_chain import (
     seal_of,
     seals_to_json,
 )
-from arroyo_dagster.state.codec.records import encode_json
+from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields
 from arroyo_dagster.state.model.garbage import digest_of
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -123,9 +122,9 @@ def finish_open_runs(store: ObjectStore, paths: JobPaths, directories: Iterable[
         How many objects had no outcome.
     """
     newest = sorted(directories)[-RUNS_INSPECTED:]
-    resolve_variables = sum(finish_run(store, directory) for directory in newest)
+    completed = sum(finish_run(store, directory) for directory in newest)
     _advance_head(store, paths, newest)
-    return resolve_variables
+    return completed
 
 
 def finish_run(store: ObjectStore, directory: StatePath) -> int:
@@ -140,7 +139,7 @@ def finish_run(store: ObjectStore, directory: StatePath) -> int:
         return 0
     # Without one it is the rest of a run that went to an archive, or of one that was removed.
     plan = _read(store, directory / PLAN)
-    resolve_variables, link = 0, digest_of(plan or b"")
+    completed, link = 0, digest_of(plan or b"")
     seals: list[BatchSeal] = []
     for number, data in batches_by_name(store, directory):
         path = directory / batch_name(number)
@@ -148,11 +147,11 @@ def finish_run(store: ObjectStore, directory: StatePath) -> int:
         link = link_after(previous or link, lines)
         found, data = _completed(store, path, at_micros, lines, previous, data)
         seals.append(seal_of(number, lines, data))
-        resolve_variables += found
+        completed += found
     if plan is not None:
         sealed = seals_to_json(seals, link) if _place(store, directory)[0] else {}
-        store.put(directory / END, encode_json({"version": VERSION, "died": 1, **sealed}))
-    return resolve_variables
+        store.put(directory / END, encode_json({"version": OWN_VERSION, "died": 1, **sealed}))
+    return completed
 
 
 def _decoded(data: bytes, path: StatePath) -> tuple[int, list[list[Any]], str | None]:
@@ -211,11 +210,10 @@ def decode_batch(data: bytes, path: StatePath) -> tuple[int, list[list[Any]], st
         FormatError: not what its name says, or of a later release.
     """
     with known_fields(data, path) as fields:
-        lines = [list(line) for line in fields["objects"]]
+        lines = [list(line) for line in fields.list("objects")]
         for name, _, _, outcome in lines:
             StatePath(name), str(outcome)
-        previous = fields.get(PREVIOUS)
-        return number_of(fields["at_micros"]), lines, None if previous is None else str(previous)
+        return fields.number("at_micros"), lines, fields.optional_text(PREVIOUS)
 
 
 def batches_by_name(store: ObjectStore, directory: StatePath) -> Iterator[tuple[int, bytes]]:

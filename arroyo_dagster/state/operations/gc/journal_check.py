@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.codec.gc import known_fields
 from arroyo_dagster.state.codec.journal import ArchivedRun, archived_runs
 from arroyo_dagster.state.codec.journal_chain import (
     BatchSeal,
@@ -24,6 +23,7 @@ from arroyo_dagster.state.codec.journal_chain import (
     is_chained,
     link_after,
 )
+from arroyo_dagster.state.codec.records import known_fields
 from arroyo_dagster.state.model.garbage import digest_of
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths

@@ -11,12 +11,12 @@ from dataclasses import replace
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.gc import encode_pins
 from arroyo_dagster.state.metadata.backend import ParquetBackend, delete_all
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, wall_clock
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.operations.gc.plan import Clock
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.storage.store import ObjectStore
 

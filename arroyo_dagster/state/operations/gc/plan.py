@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.gc import decode_gc_plan
-from arroyo_dagster.state.metadata.lease import wall_clock
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.garbage import (
     GRACE_MICROS,
     GcPlan,
@@ -34,8 +34,6 @@ from arroyo_dagster.state.planning.gc.recheck import measured
 from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_still, why_dead
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
-
-Clock = Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

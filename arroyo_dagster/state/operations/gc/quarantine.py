@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.gc import (
+    decode_moved,
     encode_moved,
     encode_quarantined,
-    known_fields,
-    moved_from_json,
 )
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.backend import delete_all
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, wall_clock
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import (
     GRACE_FLOOR_MICROS,
     PURGE_MICROS,
@@ -40,7 +40,6 @@ from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
-from arroyo_dagster.state.operations.gc.plan import Clock
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock
@@ -201,8 +200,7 @@ def _moved_in(store: ObjectStore, paths: JobPaths, path: StatePath) -> list[Move
         data = store.read(path)
     except NotFoundError:
         return None  # the move was stopped before it, or had nothing left to do
-    with known_fields(data, path) as fields:
-        moved = list(moved_from_json(fields))
+    moved = decode_moved(data, path)
     _check_own(paths, path, moved)
     return moved
 

@@ -14,7 +14,8 @@ from arroyo_dagster.state.codec.metadata import decode_legacy_checkpoint
 from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.backend import ParquetBackend, delete_all
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, wall_clock
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import (
     JobPins,
     Moved,
@@ -35,7 +36,6 @@ from arroyo_dagster.state.operations.gc.pins import (
     read_pins,
     release,
 )
-from arroyo_dagster.state.operations.gc.plan import Clock
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.gc.split_epochs import linked_quarantines
 from arroyo_dagster.state.storage.concurrency import concurrently

@@ -17,7 +17,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, wall_clock
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -26,6 +26,7 @@ from arroyo_dagster.state.model.checkpoints import (
     Manifest,
     OperatorCheckpoint,
 )
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -42,7 +43,6 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     newest_generation,
 )
 from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
-from arroyo_dagster.state.operations.gc.plan import Clock
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.planning.restore.rollback import (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -26,6 +26,7 @@ from arroyo_dagster.state.model.job_facts import (
     condition_of,
     newest_ready,
 )
+from arroyo_dagster.state.model.json_fields import MAX_I64, Fields
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.arroyo.http_json import JsonServer
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -33,7 +34,6 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 _API = "/api/v1"
 _PAGE = 500
 _MAX_PAGES = 200
-_LARGEST = (1 << 63) - 1
 _NO_PIPELINE = "Pipeline not found"
 _T = TypeVar("_T")
 _NOT_ARROYO = "check that this is the address of Arroyo's API; if it is, report its version"
@@ -140,7 +140,7 @@ class ArroyoApi:
         Raises:
             NotFoundError: there is none. Others as `look_up`.
         """
-        return self._asked(_path(pipeline), _pipeline)
+        return self._asked(_path(pipeline), lambda answer: _pipeline(_fields(answer)))
 
     def checkpoints(self, pipeline: PipelineId, job: JobId) -> tuple[CheckpointFacts, ...]:
         """The epochs that the server lists for a job, oldest first; none for a job that stopped
@@ -240,21 +240,21 @@ def _path(pipeline: PipelineId) -> str:
 
 
 def _page(answer: Any) -> tuple[dict[PipelineId, Mapping[str, Any]], bool]:
-    page = {PipelineId(_text(one, "id")): _pipeline(one) for one in _items(answer)}
-    return page, bool(_flag(answer, "hasMore"))
+    page = {PipelineId(one.text("id", empty=False)): _pipeline(one) for one in _items(answer)}
+    return page, bool(_fields(answer).optional_flag("hasMore"))
 
 
-def _pipeline(answer: Any) -> Mapping[str, Any]:
+def _pipeline(one: Fields) -> Mapping[str, Any]:
     """A pipeline without its program, which is long and of no use here."""
-    one = _object(answer, "a pipeline")
+    interval = one.optional_number("checkpoint_interval_micros", largest=MAX_I64)
     return {
-        "name": _text(one, "name"),
-        "action": _optional_text(one, "action"),
-        "action_in_progress": _flag(one, "action_in_progress"),
-        "stop_requested": _optional_text(one, "stop"),
-        "checkpoint_interval_micros": _number(one, "checkpoint_interval_micros"),
-        "preview": _flag(one, "preview"),
-        "state_url": _optional_text(one, "state_url"),
+        "name": one.text("name", empty=False),
+        "action": one.optional_text("action", empty=False),
+        "action_in_progress": one.optional_flag("action_in_progress"),
+        "stop_requested": one.optional_text("stop", empty=False),
+        "checkpoint_interval_micros": interval,
+        "preview": one.optional_flag("preview"),
+        "state_url": one.optional_text("state_url", empty=False),
     }
 
 
@@ -262,83 +262,40 @@ def _with_pipeline(facts: JobFacts, pipeline: Mapping[str, Any] | None) -> JobFa
     return replace(facts, **pipeline) if pipeline else facts
 
 
-def _job(one: Mapping[str, Any], source: str) -> JobFacts:
-    state = _text(one, "state")
-    pipeline = _optional_text(one, "pipeline_id")
+def _job(one: Fields, source: str) -> JobFacts:
+    state = one.text("state", empty=False)
+    pipeline = one.optional_text("pipeline_id", empty=False)
     # Until 0.15 the reason of a failure had another name.
-    failure = one.get("failure_reason", one.get("failure_message"))
+    failure = one.value("failure_reason" if "failure_reason" in one else "failure_message")
     return JobFacts(
-        job=JobId(_text(one, "id")),
+        job=JobId(one.text("id", empty=False)),
         source=source,
         pipeline=None if pipeline is None else PipelineId(pipeline),
         condition=condition_of(state),
         state=state,
-        run_id=_number(one, "run_id"),
-        running_desired=_flag(one, "running_desired"),
+        run_id=one.optional_number("run_id", largest=MAX_I64),
+        running_desired=one.optional_flag("running_desired"),
         failure=failure if isinstance(failure, str | None) else json.dumps(failure),
-        start_time_micros=_number(one, "start_time"),
-        finish_time_micros=_number(one, "finish_time"),
+        start_time_micros=one.optional_number("start_time", largest=MAX_I64),
+        finish_time_micros=one.optional_number("finish_time", largest=MAX_I64),
     )
 
 
-def _checkpoint(one: Mapping[str, Any]) -> CheckpointFacts:
-    epoch = _number(one, "epoch")
-    if epoch is None:
-        raise _wrong("epoch", "a number", one.get("epoch"))
-    kind = _optional_text(one, "checkpoint_type")
-    finished = _number(one, "finish_time")
+def _checkpoint(one: Fields) -> CheckpointFacts:
+    kind = one.optional_text("checkpoint_type", empty=False)
+    finished = one.optional_number("finish_time", largest=MAX_I64)
     return CheckpointFacts(
-        epoch=Epoch(epoch),
+        epoch=Epoch(one.number("epoch", largest=MAX_I64)),
         ready=finished is not None,  # one that still commits has no finish_time either
         final=None if kind is None else kind == "stopping",
-        start_time_micros=_number(one, "start_time"),
+        start_time_micros=one.optional_number("start_time", largest=MAX_I64),
         finish_time_micros=finished,
     )
 
 
-def _items(answer: Any) -> Iterable[Mapping[str, Any]]:
-    data = _object(answer, "a list").get("data")
-    if not isinstance(data, list):
-        raise _wrong("data", "a list", data)
-    return [_object(one, "an item") for one in data]
+def _items(answer: Any) -> tuple[Fields, ...]:
+    return _fields(answer).objects("data")
 
 
-def _object(value: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise _wrong(what, "an object", value)
-    return value
-
-
-def _text(one: Mapping[str, Any], name: str) -> str:
-    value = one.get(name)
-    if not isinstance(value, str) or not value:
-        raise _wrong(name, "a text", value)
-    return value
-
-
-def _optional_text(one: Mapping[str, Any], name: str) -> str | None:
-    return None if one.get(name) is None else _text(one, name)
-
-
-def _flag(one: Mapping[str, Any], name: str) -> bool | None:
-    value = one.get(name)
-    if not isinstance(value, bool | None):
-        raise _wrong(name, "true or false", value)
-    return value
-
-
-def _number(one: Mapping[str, Any], name: str) -> int | None:
-    value = one.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
-        raise _wrong(name, "a whole number from 0", value)
-    return value
-
-
-def _wrong(name: str, expected: str, value: object) -> FormatError:
-    return FormatError(
-        f"an answer of Arroyo's API has another shape: {name} is not {expected}",
-        found=repr(value)[:100],
-        next_step=_NOT_ARROYO,
-    )
+def _fields(answer: Any) -> Fields:
+    return Fields(answer, next_step=_NOT_ARROYO)

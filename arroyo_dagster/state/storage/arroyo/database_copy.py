@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import stat
-import time
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -13,6 +12,7 @@ from arroyo_dagster.redaction import redact_url, register_url
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.failures import translated
 from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state.storage.retries import ask_again
 
 _BESIDE = ("", "-wal", "-journal")
 _WAL_HEADER_BYTES = 32
@@ -42,17 +42,20 @@ def copy_database(location: str, directory: Path, *, max_bytes: int) -> Path:
             return _fetched(location, directory, max_bytes)
         # SQLite keeps its logs beside the file itself, not beside a link to it.
         source = local.resolve(strict=True)
-        for _ in range(_ATTEMPTS):
+
+        def unchanged_copy() -> Path | None:
             before = _signature(source, max_bytes)
             copy = _copied(source, directory)
-            if _signature(source, max_bytes) == before:
-                return copy
-            time.sleep(_PAUSE_SECONDS)
-    raise StorageError(
-        "the database changes faster than it can be copied",
-        path=redacted_location(str(local)),
-        next_step="try again when its controller is less busy, or name a backup of it",
-    )
+            return copy if _signature(source, max_bytes) == before else None
+
+        copy = ask_again(unchanged_copy, tries=_ATTEMPTS, pause_seconds=_PAUSE_SECONDS, growth=1)
+    if copy is None:
+        raise StorageError(
+            "the database changes faster than it can be copied",
+            path=redacted_location(str(local)),
+            next_step="try again when its controller is less busy, or name a backup of it",
+        )
+    return copy
 
 
 def redacted_location(location: str) -> str:

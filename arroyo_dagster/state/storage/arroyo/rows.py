@@ -9,10 +9,9 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
 from arroyo_dagster.state.model.job_facts import (
     Absence,
@@ -22,6 +21,7 @@ from arroyo_dagster.state.model.job_facts import (
     condition_of,
     newest_ready,
 )
+from arroyo_dagster.state.model.json_fields import Fields
 from arroyo_dagster.state.model.layout import JobPaths
 
 # What later releases added is read as unknown where it is missing.
@@ -46,24 +46,23 @@ DatabaseRow = Mapping[str, Any]
 JobsAndPipelines = tuple[dict[JobId, JobFacts], set[PipelineId]]
 """What a database knows: its jobs by id, and the public ids of its pipelines."""
 
-_T = TypeVar("_T")
-
 
 def facts_of(rows: Mapping[str, Sequence[DatabaseRow]], source: str) -> JobsAndPipelines:
     """What the rows of the tables in `TABLES` say.
 
     Args:
         rows: by table; each with all columns of `TABLES`, those the database lacks None.
-        source: how the database is named where its words are shown.
+        source: how the database is named where its answers are shown.
 
     Raises:
         FormatError: a value is of another type than Arroyo writes.
     """
-    try:
-        return _facts(rows, source), {_pub_id(one) for one in rows["pipelines"]}
-    except FormatError as error:
-        error.facts["path"] = source
-        raise
+    # Columns of SQLite hold values of any type, whatever they were declared as.
+    fields = {
+        table: [Fields(row, next_step=_NOT_ARROYO, path=source) for row in found]
+        for table, found in rows.items()
+    }
+    return _facts(fields, source), {_pub_id(one) for one in fields["pipelines"]}
 
 
 def answers_of(
@@ -86,19 +85,19 @@ def answers_of(
 # ---- rows to facts -------------------------------------------------------------------------------
 
 
-def _facts(rows: Mapping[str, Sequence[DatabaseRow]], source: str) -> dict[JobId, JobFacts]:
-    pipelines = {one["id"]: one for one in rows["pipelines"]}
-    statuses = {one["id"]: one for one in rows["job_statuses"]}
+def _facts(rows: Mapping[str, Sequence[Fields]], source: str) -> dict[JobId, JobFacts]:
+    pipelines = {one.value("id"): one for one in rows["pipelines"]}
+    statuses = {one.value("id"): one for one in rows["job_statuses"]}
     epochs = defaultdict(list)
     for one in rows["checkpoints"]:
-        if one["state"] not in _GONE:
-            epochs[one["job_id"]].append(_checkpoint(one))
+        if one.value("state") not in _GONE:
+            epochs[one.value("job_id")].append(_checkpoint(one))
     found = (
         _job(
             config,
-            statuses.get(config["id"], {}),
-            pipelines.get(config["pipeline_id"], {}),
-            tuple(sorted(epochs[config["id"]], key=lambda one: one.epoch)),
+            statuses.get(config.value("id"), Fields({})),
+            pipelines.get(config.value("pipeline_id")),
+            tuple(sorted(epochs[config.value("id")], key=lambda one: one.epoch)),
             source,
         )
         for config in rows["job_configs"]
@@ -107,71 +106,53 @@ def _facts(rows: Mapping[str, Sequence[DatabaseRow]], source: str) -> dict[JobId
 
 
 def _job(
-    config: DatabaseRow,
-    status: DatabaseRow,
-    pipeline: DatabaseRow,
+    config: Fields,
+    status: Fields,
+    pipeline: Fields | None,
     checkpoints: tuple[CheckpointFacts, ...],
     source: str,
 ) -> JobFacts:
-    state = _value(status, "state", str)
-    before = _value(config, "ignore_state_before_epoch", int)
+    state = status.optional_text("state")
+    name = pipeline.optional_text("name") if pipeline else None
+    before = config.optional_number("ignore_state_before_epoch")
     return JobFacts(
-        job=JobId(_needed(config, "id", str)),
+        job=JobId(config.text("id")),
         source=source,
         pipeline=_pub_id(pipeline) if pipeline else None,
-        name=_value(pipeline, "name", str) or _value(config, "pipeline_name", str),
+        name=name or config.optional_text("pipeline_name"),
         condition=condition_of(state),
         state=state,
-        run_id=_value(status, "run_id", int),
+        run_id=status.optional_number("run_id"),
         newest_ready_epoch=newest_ready(checkpoints),
         checkpoints=checkpoints,
-        stop_requested=_value(config, "stop", str),
-        failure=_value(status, "failure_message", str),
-        start_time_micros=_micros(status.get("start_time")),
-        finish_time_micros=_micros(status.get("finish_time")),
-        checkpoint_interval_micros=_value(config, "checkpoint_interval_micros", int),
-        preview=None if "ttl_micros" not in config else config["ttl_micros"] is not None,
-        state_url=_value(pipeline, "state_url", str),
+        stop_requested=config.optional_text("stop"),
+        failure=status.optional_text("failure_message"),
+        start_time_micros=_micros(status.value("start_time")),
+        finish_time_micros=_micros(status.value("finish_time")),
+        checkpoint_interval_micros=config.optional_number("checkpoint_interval_micros"),
+        preview=config.value("ttl_micros") is not None if "ttl_micros" in config else None,
+        state_url=pipeline.optional_text("state_url") if pipeline else None,
         ignore_state_before_epoch=None if before is None else Epoch(before),
     )
 
 
-def _checkpoint(one: DatabaseRow) -> CheckpointFacts:
-    min_epoch = _value(one, "min_epoch", int)
-    stopping = _value(one, "is_stopping", int)
-    state = _value(one, "state", str)
+def _checkpoint(one: Fields) -> CheckpointFacts:
+    min_epoch = one.optional_number("min_epoch")
+    stopping = one.optional_number("is_stopping")
+    state = one.optional_text("state")
     return CheckpointFacts(
-        epoch=Epoch(_needed(one, "epoch", int)),
+        epoch=Epoch(one.number("epoch")),
         ready=state == "ready",
         state=state,
         final=None if stopping is None else bool(stopping),
         min_epoch=None if min_epoch is None else Epoch(min_epoch),
-        start_time_micros=_micros(one["start_time"]),
-        finish_time_micros=_micros(one["finish_time"]),
+        start_time_micros=_micros(one.value("start_time")),
+        finish_time_micros=_micros(one.value("finish_time")),
     )
 
 
-def _pub_id(pipeline: DatabaseRow) -> PipelineId:
-    return PipelineId(_needed(pipeline, "pub_id", str))
-
-
-def _needed(row: DatabaseRow, name: str, kind: Callable[..., _T]) -> _T:
-    value = _value(row, name, kind)
-    if value is None:
-        raise FormatError(f"a row of Arroyo's database has no {name}", next_step=_NOT_ARROYO)
-    return value
-
-
-def _value(row: DatabaseRow, name: str, kind: Callable[..., _T]) -> _T | None:
-    value = row.get(name)
-    # Columns of SQLite hold values of any type, whatever they were declared as.
-    if value is not None and type(value) is not kind:
-        raise FormatError(
-            f"a row of Arroyo's database has another shape: {name} is no {kind.__name__}",
-            found=repr(value)[:100],
-            next_step=_NOT_ARROYO,
-        )
-    return value
+def _pub_id(pipeline: Fields) -> PipelineId:
+    return PipelineId(pipeline.text("pub_id"))
 
 
 def _micros(text: object) -> int | None:

@@ -11,7 +11,6 @@ import functools
 import itertools
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -52,6 +51,7 @@ from arroyo_dagster.state.storage.remote.obstore_options import (
     retry_options,
 )
 from arroyo_dagster.state.storage.remote.through_fsspec import open_through_fsspec
+from arroyo_dagster.state.storage.retries import ask_again
 from arroyo_dagster.state.storage.store import (
     DeleteOutcome,
     Listing,
@@ -206,28 +206,34 @@ class ObstoreStore:
     def _create(self, path: StatePath, data: bytes) -> bool:
         key = self._key(path)
         with self._writing(path):
-            for attempt in range(_CREATE_TRIES):
-                try:
-                    obstore.put(
-                        self._remote(), key, bytes(data), mode="create", use_multipart=False
-                    )
-                    return True
-                except exceptions.AlreadyExistsError as error:
-                    # S3 also says 409 while another request for the name is under way, which
-                    # may come to nothing: obstore takes both for an answer.
-                    if _SURELY_EXISTS.search(str(error)) or self.head(path) is not None:
-                        return False
-                except exceptions.BaseError as error:
-                    if understood(error).status == 501:
-                        raise no_conditional_create(self.url, path) from error
-                    raise
-                time.sleep(_CREATE_PAUSE_SECONDS * 2**attempt)
-        raise StorageError(
-            "other requests for this object were under way each time it was to be created",
-            url=self.url,
-            path=path,
-            next_step="read it to know whether one of them succeeded, then try again",
-        )
+            created = ask_again(
+                lambda: self._created(path, key, bytes(data)),
+                tries=_CREATE_TRIES,
+                pause_seconds=_CREATE_PAUSE_SECONDS,
+            )
+        if created is None:
+            raise StorageError(
+                "other requests for this object were under way each time it was to be created",
+                url=self.url,
+                path=path,
+                next_step="read it to know whether one of them succeeded, then try again",
+            )
+        return created
+
+    def _created(self, path: StatePath, key: str, data: bytes) -> bool | None:
+        """Whether this request created the object; None if the answer does not say."""
+        try:
+            obstore.put(self._remote(), key, data, mode="create", use_multipart=False)
+        except exceptions.AlreadyExistsError as error:
+            # S3 also says 409 while another request for the name is under way, which may come to
+            # nothing: obstore takes both for an answer.
+            surely = _SURELY_EXISTS.search(str(error)) or self.head(path) is not None
+            return False if surely else None
+        except exceptions.BaseError as error:
+            if understood(error).status == 501:
+                raise no_conditional_create(self.url, path) from error
+            raise
+        return True
 
     @_or_through_fsspec
     def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:

@@ -20,9 +20,8 @@ from arroyo_dagster.state.metadata.lease import (
     lease,
     newest_lease,
     newest_token,
-    own_clock,
-    wall_clock,
 )
+from arroyo_dagster.state.model.clock import own_clock, wall_clock
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
@@ -565,7 +564,7 @@ def test_clocks_count_whole_microseconds(monkeypatch: pytest.MonkeyPatch) -> Non
         monotonic_ns=lambda: 6_000_001_999,
         time_ns=lambda: 7_000_001_999,
     )
-    monkeypatch.setattr("arroyo_dagster.state.metadata.lease.time", clocks)
+    monkeypatch.setattr("arroyo_dagster.state.model.clock.time", clocks)
     assert (repr(own_clock()), repr(wall_clock())) == ("5000001", "7000001")
     del clocks.CLOCK_BOOTTIME  # as on macOS
     assert repr(own_clock()) == "6000001"

@@ -33,7 +33,7 @@ from arroyo_dagster.state.model.compaction import (
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import Layout, is_compacted
 from arroyo_dagster.state.model.objects import ObjectKind, object_name
-from arroyo_dagster.state.model.tables import TableConfig
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.model.types import Field, Primitive, StructOf
 from arroyo_dagster.state.operations.compaction.job import compact_job
 from arroyo_dagster.state.planning.restore.batch_identity import BatchVerdict
@@ -47,7 +47,7 @@ from arroyo_dagster.state.storage import DeleteOutcome, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.store import Listing
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.global_keyed import global_table_config
-from arroyo_dagster.state.tables.messages import CompactedData
+from arroyo_dagster.state.tables.messages import Compaction
 from tests.jobs import CountWords, SinkInto, output_of, state_of, word_job, words
 
 NOW = 1_800_000_000_000_000
@@ -271,11 +271,12 @@ def test_table_is_merged_once_it_lists_more_fresh_files_than_are_allowed() -> No
             files = lines.tables[TableName("offsets")].paths
             lengths.append(len(files))
             compacted = run.job.plan(False).compacted.get(lines.operator, ())
-            mine = [one for one in compacted if one.table == "offsets"]
+            mine = [one for one in compacted if "offsets" in one.tables]
             merged = [path for path in files if is_compacted(path) and path not in before]
             if merged:
-                data = CompactedData(table="offsets", inputs=before, outputs=tuple(merged))
-                assert mine == [data]
+                name = TableName("offsets")
+                metadata = GlobalKeyedFiles(files=tuple(merged))
+                assert mine == [Compaction(tables={name: metadata}, inputs={name: before})]
                 told.append(int(epoch.epoch))
             else:
                 assert mine == []
@@ -383,11 +384,13 @@ def test_subtasks_are_told_what_was_merged_of_what_they_know() -> None:
         run.step()
         told = run.job.plan(False).compacted
         assert waiting(store, run) == {}
-    expected: dict[str, list[CompactedData]] = {}
+    expected: dict[str, list[Compaction]] = {}
     for one in merges:
         inputs = tuple(path for path in one.input_paths if path in known)
         if inputs:
-            message = CompactedData(table=one.table, inputs=inputs, outputs=one.output_paths)
+            message = Compaction(
+                tables={one.table: one.output_metadata}, inputs={one.table: inputs}
+            )
             expected.setdefault(one.operator, []).append(message)
     assert told == {name: tuple(messages) for name, messages in expected.items()}
     lengths = [(len(one.input_paths), sum(p in known for p in one.input_paths)) for one in merges]

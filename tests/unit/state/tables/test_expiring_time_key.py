@@ -24,7 +24,7 @@ from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,
     timestamp_table_config,
 )
-from arroyo_dagster.state.tables.messages import RowData, TableData
+from arroyo_dagster.state.tables.messages import RecordBatch, TableChange
 from arroyo_dagster.state.tables.table import EpochFiles
 from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView
 from tests.fabricated import compact_rows
@@ -64,14 +64,14 @@ class Subtask:
         self.store = store or MemoryStore()
         self.table = ExpiringTimeKeyTable(table_config or config(), self.store)
         self.keys = keys
-        self.sent: list[RowData] = []
+        self.sent: list[RecordBatch] = []
         self.view = ExpiringTimeKeyView(self.table, self.take)
         self.files: tuple[TimeFile, ...] = ()
         self.epoch = 0
         self.watermark: int | None = None
 
-    def take(self, message: TableData) -> None:
-        assert isinstance(message.data, RowData)
+    def take(self, message: TableChange) -> None:
+        assert isinstance(message.data, RecordBatch)
         self.sent.append(message.data)
 
     @property

@@ -34,7 +34,7 @@ from arroyo_dagster.state.tables.global_keyed import (
     global_table_config,
     global_table_config_with_version,
 )
-from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableData
+from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableChange
 from arroyo_dagster.state.tables.table import EpochFiles
 
 CONFIG = global_table_config("g", key=str, value=int)
@@ -59,7 +59,7 @@ class Subtask:
         self.view: GlobalKeyedView[Any, Any] = GlobalKeyedView(self.table, key, value, self.take)
         self.files: list[StatePath] = []
 
-    def take(self, message: TableData) -> None:
+    def take(self, message: TableChange) -> None:
         assert isinstance(message.data, KeyedData | CommitData)
         self.checkpointer.apply(message.data)
 
@@ -119,7 +119,7 @@ def test_what_the_manager_refuses_does_not_stay_in_memory(store: MemoryStore) ->
     subtask = Subtask(store)
     subtask.view.insert("a", 1)
 
-    def refuse(message: TableData) -> None:
+    def refuse(message: TableChange) -> None:
         raise InputError("stopped")
 
     subtask.view._send = refuse

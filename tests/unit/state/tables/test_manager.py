@@ -35,10 +35,7 @@ from arroyo_dagster.state.tables.global_keyed import (
 )
 from arroyo_dagster.state.tables.manager import TableManager
 from arroyo_dagster.state.tables.messages import (
-    CheckpointMessage,
-    CompactedData,
-    KeyedData,
-    RowData,
+    StateMessage,
     TableData,
 )
 from arroyo_dagster.state.tables.registration import check_tables
@@ -126,7 +123,7 @@ class Job:
         self.newest = merge_operator(JobId("j"), OP, epoch, reports, self.newest)
         return self.newest
 
-    def merge(self) -> CompactedData:
+    def merge(self) -> StateMessage:
         """Merge all files of the global table into one, from the newest epoch on."""
         assert self.newest is not None
         files = self.newest.tables[G]
@@ -135,7 +132,9 @@ class Job:
         outputs = table.compact_data(files.files, _name).merged.output_paths
         tables = self.newest.tables | {G: replace(files, files=outputs)}
         self.newest = replace(self.newest, tables=tables)
-        return CompactedData(table=G, inputs=files.files, outputs=outputs)
+        return StateMessage.Compaction(
+            tables={G: GlobalKeyedFiles(files=outputs)}, inputs={G: files.files}
+        )
 
 
 def _name(suffix: str) -> StatePath:
@@ -297,10 +296,10 @@ def test_a_view_is_opened_once(store: MemoryStore) -> None:
 def test_data_of_one_kind_is_refused_by_a_table_of_the_other(store: MemoryStore) -> None:
     tables = manager(store)
     with pytest.raises(InputError, match="pairs"):
-        tables.send(TableData(T, KeyedData([])))
+        tables.send(StateMessage.TableData(T, TableData.KeyedData([])))
     rows = at(("a", 1)).to_batches()[0]
     with pytest.raises(InputError, match="rows"):
-        tables.send(TableData(G, RowData(rows, b"\x00")))
+        tables.send(StateMessage.TableData(G, TableData.RecordBatch(rows, b"\x00")))
 
 
 def test_a_manager_is_loaded_from_an_epoch_with_its_watermark(store: MemoryStore, job: Job) -> None:
@@ -325,13 +324,21 @@ def test_barriers_and_merges_come_as_messages_too(store: MemoryStore, job: Job) 
     tables = manager(store)
     counts(tables).insert("a", 1)
     tables.send(
-        CheckpointMessage(epoch=Epoch(1), min_epoch=Epoch(1), watermark_micros=3, then_stop=False)
+        StateMessage.Checkpoint(
+            epoch=Epoch(1),
+            min_epoch=Epoch(1),
+            timestamp_micros=1_700_000_000_000_000,
+            watermark_micros=3,
+            then_stop=False,
+        )
     )
-    published = job.publish([tables._reports[Epoch(1)]])
+    report = tables._reports[Epoch(1)]
+    assert report.start_time_micros == 1_700_000_000_000_000
+    published = job.publish([report])
     assert tables.follow(published)
     counting = Counting(store)
     tables._tables[G]._store = counting  # type: ignore[union-attr]
-    tables.load_compacted(job.merge())
+    tables.send(job.merge())
     assert job.newest is not None
     assert tables.follow(replace(job.newest, epoch=Epoch(2)))
     assert counts(tables).get("a") == 1

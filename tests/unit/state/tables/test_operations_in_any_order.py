@@ -30,7 +30,7 @@ from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,
     timestamp_table_config,
 )
-from arroyo_dagster.state.tables.messages import RowData, TableData
+from arroyo_dagster.state.tables.messages import RecordBatch, TableChange
 from arroyo_dagster.state.tables.table import EpochFiles
 from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView
 from tests.fabricated import compact_rows
@@ -118,15 +118,15 @@ class Files:
         self.table = ExpiringTimeKeyTable(CONFIG, MemoryStore())
         self.listed: tuple[TimeFile, ...] = ()
         self.epoch = 0
-        self.pending: list[RowData] = []
+        self.pending: list[RecordBatch] = []
 
-    def take(self, message: TableData) -> None:
-        assert isinstance(message.data, RowData)
+    def take(self, message: TableChange) -> None:
+        assert isinstance(message.data, RecordBatch)
         self.pending.append(message.data)
 
     def add(self, *rows: Row, operation: DataOperation) -> None:
         encoded = encode_operation(operation)
-        self.pending.extend(RowData(batch, encoded) for batch in table(*rows).to_batches())
+        self.pending.extend(RecordBatch(batch, encoded) for batch in table(*rows).to_batches())
 
     def barrier(self) -> None:
         self.epoch += 1

@@ -1,0 +1,173 @@
+"""The fields of a JSON object, each read by its name and as what it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.model.ids import StatePath
+
+MAX_U64 = 2**64 - 1
+MAX_I64 = 2**63 - 1
+KEEP = "keep the object and report it; nothing was changed"
+
+_MAX_VALUE_CHARS = 200
+"""How many characters of a wrong value an error shows."""
+
+
+class Fields:
+    """The fields of one object: required ones, and optional ones, which are None if absent or null.
+
+    In a `with` block whatever else is wrong with the object is a FormatError too.
+
+    Args:
+        values: the decoded object.
+        next_step: what to do if a field is not what it should be.
+        **facts: which object it is, for example its path.
+
+    Raises:
+        FormatError: `values` is no object. So does every method, if the field is missing or is
+            something else; the error names object and field.
+    """
+
+    def __init__(self, values: object, *, next_step: str = KEEP, **facts: object) -> None:
+        self._facts: dict[str, Any] = facts
+        self._next_step = next_step
+        if not isinstance(values, Mapping):
+            raise self._error(f"expected a JSON object, found {_shortened(values)}")
+        self._values: Mapping[str, Any] = values
+        self._asked: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __enter__(self) -> Fields:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
+            found = f"{type(error).__name__}: {_shortened(str(error))}"
+            raise self._error(f"the object is not what its name says ({found})") from error
+
+    # ---- one value -------------------------------------------------------------------------------
+
+    def value(self, name: str) -> Any:
+        """Whatever it is; None if it is absent."""
+        self._asked.add(name)
+        return self._values.get(name)
+
+    def text(self, name: str, *, empty: bool = True) -> str:
+        """A string in Unicode; `empty` ones count as wrong if they may not be."""
+        value = self.value(name)
+        if not isinstance(value, str) or not _is_unicode(value) or not (value or empty):
+            raise self.wrong(name, "a string" if empty else "a string that is not empty", value)
+        return value
+
+    def number(self, name: str, *, largest: int = MAX_U64) -> int:
+        """A whole number from 0 to `largest`."""
+        value = self.value(name)
+        try:
+            return whole_number(value, largest)
+        except ValueError as error:
+            raise self.wrong(name, f"a whole number from 0 to {largest}", value) from error
+
+    def flag(self, name: str) -> bool:
+        """True or false."""
+        value = self.value(name)
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false", value)
+        return value
+
+    def ref(self, name: str) -> StatePath:
+        """A path below the checkpoint URL."""
+        try:
+            return StatePath(self.text(name))
+        except InputError as error:
+            raise self.wrong(name, "a path below the checkpoint URL", error.message) from error
+
+    def optional_text(self, name: str, *, empty: bool = True) -> str | None:
+        return None if self.value(name) is None else self.text(name, empty=empty)
+
+    def optional_number(self, name: str, *, largest: int = MAX_U64) -> int | None:
+        return None if self.value(name) is None else self.number(name, largest=largest)
+
+    def optional_flag(self, name: str) -> bool | None:
+        return None if self.value(name) is None else self.flag(name)
+
+    def optional_ref(self, name: str) -> StatePath | None:
+        return None if self.value(name) is None else self.ref(name)
+
+    # ---- several values --------------------------------------------------------------------------
+
+    def list(self, name: str) -> list[Any]:
+        value = self.value(name)
+        if not isinstance(value, list):
+            raise self.wrong(name, "a list", value)
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        found = self.list(name)
+        if not all(isinstance(one, str) and _is_unicode(one) for one in found):
+            raise self.wrong(name, "a list of strings", found)
+        return tuple(found)
+
+    def refs(self, name: str) -> tuple[StatePath, ...]:
+        try:
+            return tuple(StatePath(one) for one in self.texts(name))
+        except InputError as error:
+            raise self.wrong(name, "paths below the checkpoint URL", error.message) from error
+
+    def object(self, name: str) -> Fields:
+        value = self.value(name)
+        if not isinstance(value, Mapping):
+            raise self.wrong(name, "an object", value)
+        return self._of(value)
+
+    def optional_object(self, name: str) -> Fields | None:
+        return None if self.value(name) is None else self.object(name)
+
+    def objects(self, name: str) -> tuple[Fields, ...]:
+        found = self.list(name)
+        if not all(isinstance(one, Mapping) for one in found):
+            raise self.wrong(name, "a list of objects", found)
+        return tuple(self._of(one) for one in found)
+
+    def unread(self) -> dict[str, Any]:
+        """The fields nobody has asked for, in their order."""
+        return {name: value for name, value in self._values.items() if name not in self._asked}
+
+    # ---- errors ----------------------------------------------------------------------------------
+
+    def wrong(self, name: str, expected: str, found: Any) -> FormatError:
+        """The error that says that a field is not what it should be."""
+        return self._error(f"field {name} should be {expected}, found {_shortened(found)}")
+
+    def _of(self, values: Mapping[str, Any]) -> Fields:
+        return Fields(values, next_step=self._next_step, **self._facts)
+
+    def _error(self, message: str) -> FormatError:
+        return FormatError(message, next_step=self._next_step, **self._facts)
+
+
+def whole_number(value: object, largest: int = MAX_U64) -> int:
+    """Give back a whole number from 0 to `largest`. Raises ValueError: it is none."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= largest:
+        raise ValueError(f"{_shortened(value)} is no whole number from 0 to {largest}")
+    return value
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shortened(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"

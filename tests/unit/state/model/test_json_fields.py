@@ -1,0 +1,103 @@
+"""Every field of a JSON object is what it should be, or the error names object and field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import FormatError, ProtocolError
+from arroyo_dagster.state.model.json_fields import MAX_I64, MAX_U64, Fields
+
+Read = Callable[[Fields], Any]
+HALF_A_PAIR = "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("read", "value"),
+    [
+        (lambda one: one.text("f"), ""),
+        (lambda one: one.text("f"), "é"),
+        (lambda one: one.optional_text("f"), None),
+        (lambda one: one.number("f"), 0),
+        (lambda one: one.number("f"), MAX_U64),
+        (lambda one: one.optional_number("f"), None),
+        (lambda one: one.flag("f"), False),
+        (lambda one: one.optional_flag("f"), None),
+        (lambda one: one.ref("f"), "job/a"),
+        (lambda one: one.optional_ref("f"), None),
+        (lambda one: one.list("f"), [1, "a"]),
+        (lambda one: list(one.texts("f")), ["a", ""]),
+        (lambda one: list(one.refs("f")), ["a", "b/c"]),
+    ],
+)
+def test_a_field_of_its_type_is_read(read: Read, value: Any) -> None:
+    assert read(Fields({"f": value})) == value
+
+
+@pytest.mark.parametrize(
+    ("read", "value"),
+    [
+        (lambda one: one.text("f"), None),
+        (lambda one: one.text("f"), 1),
+        (lambda one: one.text("f"), HALF_A_PAIR),
+        (lambda one: one.text("f", empty=False), ""),
+        (lambda one: one.optional_text("f"), 1),
+        (lambda one: one.number("f"), None),
+        (lambda one: one.number("f"), -1),
+        (lambda one: one.number("f"), True),
+        (lambda one: one.number("f"), 1.0),
+        (lambda one: one.number("f"), "1"),
+        (lambda one: one.number("f"), MAX_U64 + 1),
+        (lambda one: one.number("f", largest=MAX_I64), MAX_I64 + 1),
+        (lambda one: one.optional_number("f"), -1),
+        (lambda one: one.flag("f"), 0),
+        (lambda one: one.ref("f"), "../a"),
+        (lambda one: one.ref("f"), 1),
+        (lambda one: one.list("f"), {"a": 1}),
+        (lambda one: one.texts("f"), ["a", 1]),
+        (lambda one: one.texts("f"), [HALF_A_PAIR]),
+        (lambda one: one.refs("f"), ["a", "/b"]),
+        (lambda one: one.object("f"), [1]),
+        (lambda one: one.optional_object("f"), "a"),
+        (lambda one: one.objects("f"), [{}, 1]),
+        (lambda one: one.object("in").number("f"), None),
+        (lambda one: one.objects("all")[0].text("f"), None),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_its_name(read: Read, value: Any) -> None:
+    values = {"f": value, "in": {"f": value}, "all": [{"f": value}]}
+    with pytest.raises(FormatError, match="field f should be") as caught:
+        read(Fields(values, path="the/path", next_step="report it"))
+    assert caught.value.facts == {"path": "the/path"}
+    assert caught.value.next_step == "report it"
+
+
+@pytest.mark.parametrize("values", [[], "a", None, 1])
+def test_what_is_no_object_is_refused(values: Any) -> None:
+    with pytest.raises(FormatError, match="expected a JSON object"):
+        Fields(values, path="the/path")
+
+
+@pytest.mark.parametrize("error", [KeyError("a"), TypeError(), ValueError("b"), AttributeError()])
+def test_whatever_else_is_wrong_in_a_block_is_a_format_error(error: Exception) -> None:
+    with pytest.raises(FormatError) as caught, Fields({}, path="the/path"):
+        raise error
+    assert caught.value.__cause__ is error
+    assert caught.value.facts == {"path": "the/path"}
+
+
+@pytest.mark.parametrize("error", [ProtocolError("a"), FormatError("b"), OSError("c")])
+def test_other_errors_leave_a_block_as_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, Fields({}):
+        raise error
+    assert caught.value is error
+
+
+def test_fields_that_nobody_asked_for_are_kept_in_order() -> None:
+    fields = Fields({"later": 1, "a": "", "b": None, "other": []})
+    assert (fields.text("a"), fields.optional_number("b")) == ("", None)
+    assert list(fields.unread().items()) == [("later", 1), ("other", [])]
+    assert "later" in fields
+    assert "missing" not in fields
