@@ -165,7 +165,7 @@ class SparkRun:
             raise ConflictError(
                 "the job's newest epoch was written in process",
                 job=self._pipeline.job,
-                next_step=f"go on without --spark; or {ADOPT}",
+                next_step=f"continue without --spark; or {ADOPT}",
             )
         folder = self._location.removeprefix("file://")
         if folder.startswith("/") and not Path(folder, "metadata").exists():

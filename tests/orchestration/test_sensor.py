@@ -222,7 +222,7 @@ def test_a_store_that_fails_fails_the_tick_and_keeps_the_cursor(deployed: Any) -
     job.epochs(1)
     deployed.tick()
     job.vanish()
-    with pytest.raises(StorageError, match="taken for a failure"):
+    with pytest.raises(StorageError, match="indicates a failure"):
         deployed.evaluate()
 
 
@@ -234,7 +234,7 @@ def test_before_anything_is_written_a_tick_says_so(deployed: Any) -> None:
 
 def test_a_url_that_is_no_checkpoint_root_fails_the_tick(deployed: Any) -> None:
     deployed.store.put(StatePath("photos/cat.jpg"), b"x")
-    with pytest.raises(InputError, match="nothing in it looks like a job"):
+    with pytest.raises(InputError, match="no directory in it looks like a job"):
         deployed.evaluate()
 
 

@@ -316,8 +316,8 @@ class RecordsOperator(ServiceOperator):
     def _key_of(self, function: Function, key: Any) -> tuple[str, int]:
         if not isinstance(key, str | int):
             raise OperatorResultError(
-                f"assign-key `{function.plan.name}` returned a {type(key).__name__}, which is not "
-                "hashable here; expected text, an int or a bool",
+                f"assign-key `{function.plan.name}` returned a {type(key).__name__}, which "
+                "cannot be used as a key; expected text, an int or a bool",
                 number="E28",
                 path=function.plan.path,
             )
@@ -326,8 +326,8 @@ class RecordsOperator(ServiceOperator):
             found.add(key_text(key_for(declared, key, path=function.plan.path)))
         if len(found) > 1:
             raise OperatorResultError(
-                f"assign-key `{function.plan.name}` returned {key!r:.80}, which is another key for "
-                "each of the service's states",
+                f"assign-key `{function.plan.name}` returned {key!r:.80}, which maps to "
+                "different keys in the service's states",
                 number="E41",
                 path=function.plan.path,
                 types=[one.value for one in self.plan.key_types],

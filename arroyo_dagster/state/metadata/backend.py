@@ -62,7 +62,7 @@ from arroyo_dagster.state.storage.store import ObjectStore, check_size
 _T = TypeVar("_T")
 DELETE_BATCH = 1000
 _PINS_TTL_MICROS = int(IN_FLIGHT_GRACE_SECONDS * 1e6) // 2
-"""For so long what stays is known. Whoever pins waits twice as long for what is on its way."""
+"""Reads of what stays are reused this long. A pin waits twice as long for deletions in flight."""
 
 
 @runtime_checkable
@@ -178,7 +178,7 @@ class ParquetBackend(BackendReader):
                 f"the job cannot be continued: {found.reason}",
                 job=self.paths.job,
                 path=found.ref,
-                next_step="look at it with `arroyo-state epochs`; nothing was deleted",
+                next_step="check it with `arroyo-state epochs`; nothing was deleted",
             )
         self.check_fence()
         if isinstance(found, recovery.StartEmpty):
@@ -307,8 +307,8 @@ class ParquetBackend(BackendReader):
                 f"the epoch to continue from, {record.epoch}, is listed below another job",
                 job=self.paths.root,
                 path=record.checkpoint_ref,
-                next_step="run the job under the name that its metadata gives; a copy keeps that "
-                "name below a URL of its own. Nothing was published",
+                next_step="run the job under the name that its metadata contains; a copy keeps "
+                "that name below a URL of its own. Nothing was published",
             )
 
     def _asked(
@@ -346,7 +346,7 @@ class ParquetBackend(BackendReader):
         data = metadata.encode_operator(operator)
         self.store.put(path, data)
         if metadata.decode_operator(self.store.read(path), path) != operator:
-            raise ProtocolError("metadata reads back different from what was written", path=path)
+            raise ProtocolError("metadata that was written reads back different", path=path)
         return path
 
     def write_checkpoint_metadata(self, checkpoint: Manifest | LegacyCheckpoint) -> StatePath:
@@ -394,7 +394,7 @@ class ParquetBackend(BackendReader):
                 f"epoch {checkpoint.epoch} belongs to another checkpoint",
                 job=self.paths.job,
                 path=path,
-                next_step="start the job again: it goes on from the epoch that exists",
+                next_step="start the job again: it continues from the existing epoch",
             )
         if there != checkpoint:
             self.store.put(path, metadata.encode_legacy_checkpoint(checkpoint))
@@ -440,9 +440,9 @@ class ParquetBackend(BackendReader):
                     # An older run published just before it was fenced: starting anew goes on
                     # from its epoch. A newer owner goes on by itself.
                     retryable=owner.worker_generation < manifest.worker_generation,
-                    next_step="start it again: it goes on from the epoch that exists"
+                    next_step="start it again: it continues from the existing epoch"
                     if owner.worker_generation < manifest.worker_generation
-                    else "let the other run go on; this one stops and deletes nothing",
+                    else "let the other run continue; this run stops and deletes nothing",
                 )
         # Whoever was fenced meanwhile may have made an epoch that has come and gone already. It
         # must not commit; a newer run finds the epoch, if it is one, and finishes it.
@@ -509,7 +509,7 @@ class ParquetBackend(BackendReader):
             return  # a lost claim is not an error: whoever won is read next
         if self.store.read(path) != data:
             raise ConflictError(
-                "another object lies where this epoch's manifest belongs",
+                "another object exists at the path of this epoch's manifest",
                 path=path,
                 next_step="start the job again: the next worker generation has a directory of its "
                 "own; nothing was deleted",
@@ -691,7 +691,6 @@ def delete_all(store: ObjectStore, paths: Sequence[StatePath]) -> None:
 
 
 StateBackend = ParquetBackend
-"""The backend that the runtime keeps its state in, by the name that Arroyo gives its own.
-
-Source: crates/arroyo-state/src/lib.rs, `StateBackend`.
+"""The backend in which the runtime keeps its state, under the name that Arroyo uses. Source:
+crates/arroyo-state/src/lib.rs, `StateBackend`.
 """

@@ -194,7 +194,7 @@ class JobRun:
     def _damaged(self, error: ArroyoStateError) -> ArroyoStateError:
         """The error of a newest epoch that cannot be restored, with the command that goes back."""
         command = f"arroyo-state rollback {self.pipeline.paths.root}"
-        step = f"bring the object back, or go back to an older epoch: `{command}` lists them"
+        step = f"restore the object, or go back to an older epoch: `{command}` lists them"
         found = type(error)(error.message, next_step=step, retryable=error.retryable)
         found.facts = error.facts
         return found
@@ -207,8 +207,8 @@ class JobRun:
             return
         if there:
             raise InputError(
-                f"the job's state lies in the {other.layout.value} layout, up to epoch {there[-1]}:"
-                " this run would begin without it",
+                f"the job's state is stored in the {other.layout.value} layout, up to epoch "
+                f"{there[-1]}: this run would start without it",
                 job=other.root,
                 next_step="give the pipeline that layout, or another name",
             )
@@ -219,7 +219,7 @@ class JobRun:
                 f"epoch {newest} exists, but no worker generation leads to it",
                 job=self.pipeline.job,
                 restored=self.base.epoch if self.base else None,
-                next_step="look at it with `arroyo-state epochs`; nothing was deleted",
+                next_step="check it with `arroyo-state epochs`; nothing was deleted",
             )
         self._check_own()
         if self.base is not None and self.base.epoch != newest:
@@ -229,12 +229,12 @@ class JobRun:
         """A copy of a job under another name lists the original's files, and would expire them."""
         if self.base is not None and self.base.job != self.pipeline.paths.job:
             raise ProtocolError(
-                f"epoch {self.base.epoch} is of job {self.base.job}: its files are listed below "
-                "that job's name",
+                f"epoch {self.base.epoch} belongs to job {self.base.job}: its files are listed "
+                "below that job's name",
                 job=self.pipeline.paths.root,
                 path=self.base.ref,
-                next_step="run the job under the name that its metadata gives; a copy keeps that "
-                "name below a URL of its own. Nothing was published",
+                next_step="run the job under the name that its metadata contains; a copy keeps "
+                "that name below a URL of its own. Nothing was published",
             )
 
     def _newest_epoch(self) -> Epoch | None:
@@ -249,8 +249,8 @@ class JobRun:
         checkpoint = self.backend.prepare_checkpoint_load(epoch)
         if checkpoint.progress is None:
             raise FormatError(
-                "the checkpoint does not say how far its sources were read: another program wrote "
-                "it, or it is truncated",
+                "the checkpoint contains no source offsets: another program wrote it, or it is "
+                "truncated",
                 job=checkpoint.job,
                 epoch=epoch,
                 path=checkpoint.ref,
@@ -273,11 +273,11 @@ class JobRun:
             and operator.operator not in self._sinks
         ):
             raise InputError(
-                "the checkpoint still has to commit what a sink has prepared, and the pipeline no "
-                "longer has that sink",
+                "the checkpoint still has to commit the data of a sink that the pipeline no "
+                "longer has",
                 operator=operator.operator,
                 epoch=checkpoint.epoch,
-                next_step="run the pipeline once with the sink, then take it out",
+                next_step="run the pipeline once with the sink, then remove it",
             )
 
     # ---- sources ---------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ class JobRun:
             raise ProtocolError(
                 f"epoch {self._unfinished} of this run failed while it was published",
                 job=self.pipeline.job,
-                next_step="start a new run: it goes on from whatever exists",
+                next_step="start a new run: it continues from the newest epoch",
             )
         operators = self.base.operators if self.base else ()
         return EpochPlan(
@@ -422,9 +422,9 @@ class JobRun:
         """Write every operator's object, then the checkpoint's, which makes the epoch exist."""
         if self.backend.exists(plan.epoch):
             raise ConflictError(
-                f"epoch {plan.epoch} exists already: another run wrote it",
+                f"epoch {plan.epoch} already exists: another run wrote it",
                 job=self.pipeline.paths.job,
-                next_step="start the job again: it goes on from that epoch; nothing was written",
+                next_step="start the job again: it continues from that epoch; nothing was written",
             )
         for operator in operators:
             self.backend.write_operator_checkpoint_metadata(operator)
@@ -493,7 +493,7 @@ class JobRun:
             left = self.backend.every_epoch()
             self.overdue_epochs = sum(epoch < min_epoch for epoch in left)
         _LOG.warning(
-            "retention of job %s failed; %d epochs before epoch %d are left for the next time: %s",
+            "retention of job %s failed; %d epochs before epoch %d stay until the next attempt: %s",
             self.pipeline.paths.root,
             self.overdue_epochs,
             min_epoch,
@@ -672,7 +672,7 @@ def request_stop(store: ObjectStore, paths: JobPaths, now_micros: int) -> int:
     number = _newest_run(store, paths)
     if not number:
         raise NotFoundError(
-            "the job was never started",
+            "the job has never been started",
             job=paths.root,
             url=store.url,
             next_step="list jobs with `arroyo-state jobs`",

@@ -157,7 +157,7 @@ class LocalRun:
                 "the job's newest epoch was written by a streaming query",
                 job=self.pipeline.job,
                 recorded_query=progress.query_id,
-                next_step=f"go on with `arroyo-state run --spark`; or {ADOPT}",
+                next_step=f"continue with `arroyo-state run --spark`; or {ADOPT}",
             )
 
     @property

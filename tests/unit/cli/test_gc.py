@@ -165,7 +165,7 @@ def test_a_job_of_arroyo_s_is_explained_and_collected_once_it_is_known_to_have_s
     assert undecided["reasons"]["undecided"]["objects"] > 0
     refused = run(url, "gc", "plan", "orphans", root)
     assert refused.exit_code == 1
-    assert "what the job is doing is unknown" in refused.stderr
+    assert "the status of the job is unknown" in refused.stderr
     said = ("--assume", f"{root}=stopped", "--older-than", "1h")
     plan = document(url, "gc", "plan", "orphans", root, *said)
     raw = f"{root}/{directory}/table-s-001".replace("%3C", "<").replace("%3E", ">")

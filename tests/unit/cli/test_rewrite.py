@@ -62,7 +62,7 @@ def test_a_stopped_job_is_planned_rewritten_and_put_back(job: ArroyoJob) -> None
     assert shown.exit_code == 0
     assert "newest rows, one a row group" in shown.stdout
     assert "up to 12 rows that Arroyo would lose are repaired" in shown.stdout
-    assert "every epoch writes it whole" in shown.stdout
+    assert "every epoch writes it completely," in shown.stdout
     assert "nothing was changed, add --yes to execute" in shown.stdout
     assert listing(job.store) == was
     done = run(job, "run", *said, "--policy", "full", "--quiet", "0", "--yes")
@@ -133,7 +133,7 @@ def test_a_window_is_planned_then_carried_out(job: ArroyoJob, model: ModelArroyo
     assert done.exit_code == 0, done.stderr
     assert "rewritten, runs again; 17 files became 5" in done.stdout
     assert "undo" not in done.stdout
-    assert "asked Arroyo to stop the job" in done.stderr
+    assert "requested Arroyo to stop the job" in done.stderr
     assert model.state == "Running"
     assert content(job.store, job.paths) == before
 
@@ -205,7 +205,7 @@ def test_a_call_after_a_killed_window_says_that_the_job_is_down_and_starts_it(
         assert said.startswith("job_x: the window that arroyo-state compact window opened at ")
         assert "has not ended; the job may be down" in said
         assert "Arroyo reports status Stopped" in said
-    assert "waiting until its lease is free or expires" in done.stderr
+    assert "waiting until the lease of an earlier window is free" in done.stderr
     assert "the window is not open now" not in done.stderr
     assert model.state == "Running"
 

@@ -244,9 +244,10 @@ def compact_job(
         return _nothing(plan, facts)
     if paths.layout is Layout.LEGACY:
         raise InputError(
-            "a job in the legacy layout has no epoch records: nobody could take merged files over",
+            "a job in the legacy layout has no epoch records: a running job could not adopt "
+            "merged files",
             job=paths.root,
-            next_step="let its runs merge (merge_files_after), or keep it in the protocol layout",
+            next_step="let its runs merge (merge_files_after), or use the protocol layout",
         )
     with lease(store, paths, owner, wait_seconds=lease_wait_seconds, clock=clock) as held:
         # Whoever held the lease before may have done some of it.
@@ -321,7 +322,7 @@ def _carried_out(
         check_same(paths, plan.epoch, outcome)
     if len(outcomes) != len(tasks):
         raise ProtocolError(
-            f"{len(outcomes)} of {len(tasks)} merges came back",
+            f"{len(outcomes)} of {len(tasks)} merges returned a result",
             job=paths.root,
             next_step="run it again; nothing was published",
         )
@@ -392,7 +393,7 @@ def _publish_epoch(
     applied = apply_merges(base.operators, merged)
     if not {outcome.merged for outcome in outcomes} <= set(applied.done):
         raise ConflictError(
-            f"merged files no longer fit what the job lists: {applied.stale[0].reason}",
+            f"merged files no longer match what the job lists: {applied.stale[0].reason}",
             job=backend.paths.root,
             retryable=True,
             next_step="run it again; nothing was published",

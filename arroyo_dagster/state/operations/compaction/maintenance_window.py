@@ -264,7 +264,7 @@ class _Window:
         if read_window_record(self.store, self.paths) is None:
             return 0.0
         if _is_held(self.store, self.paths, self.options.clock()):
-            self.did("a window was opened before: waiting until its lease is free or expires")
+            self.did("waiting until the lease of an earlier window is free or expires")
         return EXPIRED_SECONDS
 
     def failed(self, at: str, error: ArroyoStateError) -> None:
@@ -290,7 +290,7 @@ class _Window:
         answer = self.directory.find(self.paths, checkpoints=False)
         if answer.facts.condition is JobCondition.UNKNOWN:
             raise InputError(
-                f"Arroyo does not say what the job is doing: {answer.reason}",
+                f"Arroyo does not report the job's status: {answer.reason}",
                 job=self.paths.root,
                 next_step="check that this is the API of the cluster that runs it",
             )
@@ -323,7 +323,7 @@ class _Window:
     def check_may_stop(self, facts: JobFacts) -> None:
         if facts.condition is not JobCondition.RUNNING or facts.pipeline is None:
             raise InputError(
-                f"only a job that runs can be given a window; it is {facts.state}",
+                f"a window needs a running job; this job is {facts.state}",
                 job=self.paths.root,
                 next_step="wait until it runs",
             )
@@ -331,17 +331,18 @@ class _Window:
         needed = limits.stop + limits.start
         if closes is not None and self.seconds_left(closes) < needed:
             raise InputError(
-                f"the window closes in {max(0, self.seconds_left(closes)):.0f} s, but to stop the "
-                f"job and start it again may take {needed:.0f} s",
+                f"the window closes in {max(0, self.seconds_left(closes)):.0f} s, but stopping "
+                f"and starting the job may take {needed:.0f} s",
                 job=self.paths.root,
-                next_step="begin earlier, or give the steps less time; the job was not touched",
+                next_step="start earlier, or reduce the limits of the steps; the job was not "
+                "touched",
             )
 
     # ---- a job that nobody has to start ----------------------------------------------------------
 
     def at_rest(self) -> WindowOutcome:
         """Somebody stopped it on purpose: rewritten, and left stopped."""
-        self.did("the job is at rest already: it is rewritten, and not started")
+        self.did("the job is already at rest: it is rewritten, and not started")
         limits = self.options.limits
         found = self.rewrite(self.after(limits.rewrite), limits.quiet)
         return self.outcome(WindowEnd.AT_REST, plan=found.plan, rewrite=found)
@@ -351,10 +352,13 @@ class _Window:
         facts = self.ask()
         run = left.run_id if isinstance(left, WindowRecord) else None
         if run is not None and facts.run_id is not None and facts.run_id > run:
-            self.did(f"an earlier window was cut off; the job was started since, as {facts.run_id}")
+            self.did(
+                "an earlier window was interrupted; the job has been started since, as "
+                f"{facts.run_id}"
+            )
             self.forget(held)
             return self.outcome(WindowEnd.RECOVERED)
-        self.did("an earlier window was cut off: the job is started again")
+        self.did("an earlier window was interrupted: the job is started again")
         pipeline = facts.pipeline or (left.pipeline if isinstance(left, WindowRecord) else None)
         down_since = _down_since(facts, left)
         started = pipeline is not None and self.start(pipeline)
@@ -402,7 +406,7 @@ class _Window:
             opened_at_micros=self.options.clock(),
         )
         held.put(self.paths.window, encode_window_record(record))
-        self.did(f"left a record beside the job, which runs as {facts.run_id}")
+        self.did(f"wrote the window's record; the job runs as {facts.run_id}")
 
     def forget(self, held: Leased) -> None:
         # One that stays is found later, when the job runs, and removed then.
@@ -416,15 +420,16 @@ class _Window:
         stopped = self.stop(before.pipeline, self.after(limits.stop))
         if stopped.run_id != before.run_id:
             raise ConflictError(
-                f"somebody started the job meanwhile: it is run {stopped.run_id} now",
+                f"the job was started by someone else: it is now run {stopped.run_id}",
                 job=self.paths.root,
                 retryable=True,
             )
         if stopped.condition is not JobCondition.STOPPED:
             raise ConflictError(
-                f"the job did not stop, it {stopped.state}: {stopped.failure or 'no reason given'}",
+                f"the job did not stop, its status is {stopped.state}: "
+                f"{stopped.failure or 'no reason given'}",
                 job=self.paths.root,
-                next_step="look at it in Arroyo",
+                next_step="check it in Arroyo",
             )
         until = self.after(limits.rewrite)
         if self.options.closes_at_micros is not None:
@@ -447,7 +452,7 @@ class _Window:
         asked = False
         for facts in self.asked(until_micros):
             if facts.condition.at_rest:
-                self.did(f"the job is {facts.state}")
+                self.did(f"the job's status is {facts.state}")
                 return facts
             if not asked or facts.stop_requested == "none":
                 asked = self.tried(lambda: self.control.stop_with_checkpoint(pipeline), "stop")
@@ -455,7 +460,7 @@ class _Window:
             f"the job did not stop within {self.options.limits.stop:g} s",
             job=self.paths.root,
             retryable=True,
-            next_step="give it more time to stop; its state was not touched",
+            next_step="increase the stop limit; the job's state was not touched",
         )
 
     def tried(self, request: Callable[[], None], what: str) -> bool:
@@ -463,9 +468,9 @@ class _Window:
         try:
             request()
         except ArroyoStateError as error:
-            self.did(f"asked Arroyo to {what} the job, without an answer: {error}")
+            self.did(f"requested Arroyo to {what} the job, without an answer: {error}")
             return False
-        self.did(f"asked Arroyo to {what} the job")
+        self.did(f"requested Arroyo to {what} the job")
         return True
 
     def rewrite(self, until_micros: int, quiet_seconds: float) -> RewriteOutcome:
@@ -504,7 +509,7 @@ class _Window:
         except StorageError as error:
             self.failed("not verified", error)
         except ArroyoStateError as error:
-            self.failed("the rewritten epoch does not pass", error)
+            self.failed("the rewritten epoch does not pass verification", error)
             self.undone = self.restore_metadata()
 
     # ---- starting --------------------------------------------------------------------------------
@@ -537,14 +542,14 @@ class _Window:
                 elif not asked or not _means_to_run(facts):
                     asked = self.tried(lambda: self.control.start(pipeline), "start") or asked
         except ArroyoStateError as error:
-            self.failed("nobody knows whether the job runs", error)
+            self.failed("it is unknown whether the job runs", error)
             return False
         self.failed(
             "not started",
             ConflictError(
-                f"the job was asked to run, and is {self.facts and self.facts.state}",
+                f"the job was asked to run, but its status is {self.facts and self.facts.state}",
                 job=self.paths.root,
-                next_step="look at it in Arroyo, and start it by hand",
+                next_step="check it in Arroyo, and start it by hand",
             ),
         )
         return False
@@ -562,9 +567,9 @@ class _Window:
                 sleep=self.options.sleep,
             )
         except ArroyoStateError as error:
-            self.failed("could not put the old state back", error)
+            self.failed("could not restore the original metadata", error)
             return False
-        self.did(f"put {len(undone.objects)} metadata objects back as they were")
+        self.did(f"restored the original content of {len(undone.objects)} metadata objects")
         return undone.done
 
     def restore_metadata_and_start(self, pipeline: PipelineId) -> bool:
@@ -635,8 +640,8 @@ def _within(
         raise failed[0]
     if not done:
         raise ConflictError(
-            "the rewrite hangs, and was left behind: it changes nothing any more",
+            "the rewrite hangs and was abandoned: it can no longer change anything",
             retryable=True,
-            next_step="look at the store; what was published so far can be restored",
+            next_step="check the store; everything published so far can be restored",
         )
     return done[0]

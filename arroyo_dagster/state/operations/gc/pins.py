@@ -21,7 +21,7 @@ from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.storage.store import ObjectStore
 
 ANY = Epoch(0)
-"""Whichever epoch."""
+"""Any epoch."""
 
 
 def read_pins(store: ObjectStore, paths: JobPaths) -> JobPins:
@@ -79,12 +79,12 @@ def _check_own(checkpoint: Checkpoint, paths: JobPaths) -> None:
     others = [path for path in checkpoint.paths if not paths.contains(path)]
     if others:
         raise ProtocolError(
-            f"epoch {checkpoint.epoch} lists files of another job, from which this one was copied: "
-            "a pin here does not hold them",
+            f"epoch {checkpoint.epoch} lists files of another job, of which this one is a copy: "
+            "a pin here does not protect them",
             job=paths.root,
             epoch=checkpoint.epoch,
             found=others[0],
-            next_step="pin the epoch in the job that it was copied from; nothing was pinned",
+            next_step="pin the epoch in the original job; nothing was pinned",
         )
 
 
@@ -129,7 +129,7 @@ def unpin_epochs(
                 "this epoch is not pinned",
                 job=paths.root,
                 epoch=unknown[0],
-                next_step="list the pinned ones with `arroyo-state pins`; nothing was changed",
+                next_step="list the pinned epochs with `arroyo-state pins`; nothing was changed",
             )
         return release(found, epochs=wanted)
 
@@ -161,10 +161,11 @@ def put_pins(held: ObjectStore, paths: JobPaths, change: Callable[[JobPins], Job
     held.put(paths.job_pins, encode_pins(found))
     if read_pins(held, paths) != found:
         raise ConflictError(
-            "what stays reads back different from what was written",
+            "the pins read back different from what was written",
             job=paths.root,
             path=paths.job_pins,
-            next_step="see who else writes there, then try again; nothing was deleted",
+            next_step="find out which other program writes there, then try again; nothing was "
+            "deleted",
         )
     return found
 

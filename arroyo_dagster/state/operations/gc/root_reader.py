@@ -31,12 +31,12 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 T = TypeVar("T")
 AT_ONCE = 64
-"""So many epochs are read at a time."""
+"""How many epochs are read at a time."""
 
-NO_EPOCH = "the job has no epoch, so nothing says what is needed"
+NO_EPOCH = "the job has no epoch, so it is unknown which objects are needed"
 
 Progress = Callable[[str, int, int | None], None]
-"""Told what is being done, how much of it is done, and of how much: None if nobody knows yet."""
+"""Called with the step, the number of done items, and the total; None = unknown yet."""
 
 
 def no_root_progress(step: str, done: int, total: int | None) -> None:
@@ -66,7 +66,7 @@ class Reader:
         """Read an object that something refers to."""
         value = self.optional(path, decode)
         if value is None:
-            raise refuse("an object that must be there is missing", self.paths, path=path)
+            raise refuse("a required object is missing", self.paths, path=path)
         return value
 
     def raw(self, path: StatePath) -> bool:

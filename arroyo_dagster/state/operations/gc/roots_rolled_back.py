@@ -86,7 +86,7 @@ def _check_claim(reader: Reader, claim: EpochRecord, epoch: Epoch) -> None:
     except ProtocolError as error:
         raise FormatError(error.message) from error
     if (address.epoch, claim.epoch) != (epoch, epoch):
-        raise FormatError(f"its record says that it is epoch {claim.epoch}")
+        raise FormatError(f"its record belongs to epoch {claim.epoch}")
 
 
 def _readable(reader: Reader, claim: EpochRecord, manifest: References | None) -> EpochRoot:
@@ -95,7 +95,7 @@ def _readable(reader: Reader, claim: EpochRecord, manifest: References | None) -
         raise FormatError("its manifest is missing")
     expected = (paths.pipeline, paths.job, claim.epoch)
     if (manifest.pipeline, manifest.job, manifest.epoch) != expected:
-        raise FormatError("its manifest is of another job or epoch")
+        raise FormatError("its manifest belongs to another job or epoch")
     found = epoch_root(paths, ref, manifest, CheckpointState.ROLLED_BACK, (), rolled_back=True)
     if found.outside is not None:
         raise FormatError("it lists a file outside of its job")
