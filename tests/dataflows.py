@@ -190,7 +190,7 @@ class Flow:
     def step(self) -> int:
         """One epoch of each service that has something to do. Returns how many there were."""
         if self._runs is None:
-            self._runs = [LocalRun(pipeline, self.store) for pipeline in self.pipelines]
+            self._runs = [LocalRun.start(pipeline, self.store) for pipeline in self.pipelines]
         return sum(run.step() is not None for run in self._runs)
 
     def run(self) -> Flow:

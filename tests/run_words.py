@@ -30,9 +30,9 @@ def main(folder: str, seed: int, where: str, url: str | None = None) -> None:
     if where != "spark":
         run_pipeline(pipeline, store)
         return
-    from arroyo_dagster.spark.pipeline import run_pipeline as run_on_spark
+    from arroyo_dagster.spark import pipeline as on_spark
 
-    run_on_spark(pipeline, store, master="local[2]")
+    on_spark.run_pipeline(pipeline, store, on_spark.SparkOptions(master="local[2]"))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.reading import parse_document
-from arroyo_dagster.dataflow.in_process import DataflowOutcome, run_dataflow
+from arroyo_dagster.dataflow.in_process import DataflowOptions, DataflowOutcome, run_dataflow
 from arroyo_dagster.dataflow.runtime.service import RunOptions, build_dataflow
 from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
 from arroyo_dagster.dataflow.topics.wiring import wire
@@ -141,7 +141,8 @@ def run_story(
         bindings=wired.bindings,
         options=RunOptions(flush_open=True, keep_epochs=4),
     )
-    return run_dataflow(pipelines, store, between=wired.between, **options)
+    chosen = DataflowOptions(**options)
+    return run_dataflow(pipelines, store, chosen, between=wired.between)
 
 
 def outcome(store: ObjectStore, folder: Path) -> dict[str, Any]:

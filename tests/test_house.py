@@ -1,10 +1,12 @@
-"""The import table of CONTRIBUTING, the size of folders, import cycles, and what is loaded when."""
+"""The import table of CONTRIBUTING, the size of folders, import cycles, what is loaded when, and
+where names of objects are built."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +19,22 @@ from arroyo_dagster import state
 PACKAGE = Path(__file__).parents[1] / "arroyo_dagster"
 OURS = "arroyo_dagster"
 MOST_MODULES = 25
+MOST_PARAMETERS = 7
+MOST_LINES_OF_A_CLASS = 300
+MANY_PARAMETERS = {
+    "orchestration.definitions.build_arroyo_definitions": "each is a documented keyword",
+    "state.operations.catalog.query.read_rows": "each is a documented keyword",
+    "state.metadata.lease.lease": "to be cut with the rest of state/metadata",
+    "state.operations.gc.journal.Journal.__init__": "to be cut with the rest of operations/gc",
+    "state.planning.gc.dead_jobs.plan_dead_job": "to be cut with the rest of planning/gc",
+}
+"""Functions with more than `MOST_PARAMETERS`, and why. Commands of click have what they offer."""
+LONG_CLASSES = {
+    "state.metadata.backend.ParquetBackend": "to be cut with the rest of state/metadata",
+    "state.metadata.reader.BackendReader": "to be cut with the rest of state/metadata",
+    "state.storage.remote.obstore_store.ObstoreStore": "the contract of a store, on one client",
+}
+"""Classes with more than `MOST_LINES_OF_A_CLASS`, and why."""
 
 # Floor -> (floors it may import, third parties it may import). The longest matching name counts.
 BASE = {"errors", "redaction", "user_modules"}
@@ -159,6 +177,57 @@ def test_no_folder_is_too_full_to_read(folder: Path) -> None:
     assert len(modules) <= MOST_MODULES
 
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _definitions(path: Path) -> Iterator[tuple[str, ast.ClassDef | Function]]:
+    """Every class and function of a module, nested ones too, by its full name."""
+
+    def below(node: ast.AST, name: str) -> Iterator[tuple[str, ast.ClassDef | Function]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef | Function):
+                yield f"{name}.{child.name}", child
+                yield from below(child, f"{name}.{child.name}")
+            else:
+                yield from below(child, name)
+
+    return below(ast.parse(path.read_text()), _name(path))
+
+
+def _parameters(function: Function) -> int:
+    given = function.args
+    names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+def _is_command(function: Function) -> bool:
+    """Whether click gives it its parameters."""
+    return any(".command(" in ast.unparse(one) for one in function.decorator_list)
+
+
+def test_functions_with_many_settings_take_one_value_of_options() -> None:
+    found = {
+        name
+        for path in MODULES
+        for name, node in _definitions(path)
+        if isinstance(node, Function)
+        and _parameters(node) > MOST_PARAMETERS
+        and not _is_command(node)
+    }
+    assert found == set(MANY_PARAMETERS)
+
+
+def test_no_class_holds_two_ideas() -> None:
+    found = {
+        name
+        for path in MODULES
+        for name, node in _definitions(path)
+        if isinstance(node, ast.ClassDef)
+        and (node.end_lineno or 0) - node.lineno >= MOST_LINES_OF_A_CLASS
+    }
+    assert found == set(LONG_CLASSES)
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_every_package_says_what_is_in_it(folder: Path) -> None:
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
@@ -251,3 +320,42 @@ def test_names_of_arroyo_say_which_source_they_obey(name: str) -> None:
 def test_every_module_says_what_it_is(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree) or not tree.body
+
+
+# ---- names of objects ----------------------------------------------------------------------------
+
+STATE_NAME = re.compile(
+    r"(checkpoint-manifest\.pb|(committed|(current-generation|generation-manifest))\.json"
+    r"|(retained|index|stop-request|window|removal)\.json|_arroyo_dagster"
+    r"|(^|/)(generations|epochs|checkpoints|quarantine|compactions|journal|leases|commits)/"
+    r"|(^|/)(checkpoint|operator|table|epoch)-$|\.record$)"
+)
+NAMES_BUILT_IN = {
+    "state/model/layout.py": "builds and parses every path",
+    "state/model/objects.py": "parses the names in a listing",
+    "state/model/ids.py": "the name of our own directory, which no job may have",
+    "state/planning/gc/reachability.py": "recognizes the root of another job by parts of names",
+}
+
+
+def _state_names(path: Path) -> list[str]:
+    """Literals that are names of objects of the state tree, or parts of them."""
+    return [
+        node.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and not re.search(r"\s", node.value)  # messages and docstrings
+        and STATE_NAME.search(node.value)
+    ]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_only_the_layout_builds_and_parses_names_of_the_state_tree(path: Path) -> None:
+    if str(path.relative_to(PACKAGE)) not in NAMES_BUILT_IN:
+        assert not _state_names(path), "build or parse them in state/model/layout.py"
+
+
+def test_each_exception_for_names_is_still_needed() -> None:
+    for name in NAMES_BUILT_IN:
+        assert _state_names(PACKAGE / name), name

@@ -40,8 +40,14 @@ from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
 from arroyo_dagster.state.operations.compaction.execute import OnProgress, Progress
-from arroyo_dagster.state.operations.compaction.job import CompactionOutcome, compact_job, plan_job
-from arroyo_dagster.state.operations.compaction.rewrite import plan_rewrite_of, rewrite_job
+from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
+from arroyo_dagster.state.operations.compaction.plan import plan_compaction
+from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
+from arroyo_dagster.state.operations.compaction.rewrite import (
+    RewriteOptions,
+    plan_rewrite,
+    run_rewrite,
+)
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     ListedJob,
     is_arroyo_job,
@@ -185,10 +191,9 @@ def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
     store = open_to_read(url)
     paths = find_job(store, job)
     if is_arroyo_job(store, paths):
-        rewrite = _rewritten(store, paths, given, yes=False)
-        print_rewrite(rewrite, yes=False, as_json=as_json, in_full=True)
+        print_rewrite(_plan_rewrite(store, paths, given), yes=False, as_json=as_json, in_full=True)
         return
-    found = plan_job(store, paths, _settings(given))
+    found = plan_compaction(store, paths, _settings(given))
     if as_json:
         print_json(plan_to_json(found))
         return
@@ -221,9 +226,9 @@ def forecast(
     for one in paths:
         try:
             if is_arroyo_job(store, one):
-                plans.append(plan_rewrite_of(store, one, JobDirectory(), settings, sampled=sample))
+                plans.append(plan_rewrite(store, one, JobDirectory(), settings, sampled=sample))
             else:
-                plans.append(plan_job(store, one, settings, sampled=sample))
+                plans.append(plan_compaction(store, one, settings, sampled=sample))
         except ArroyoStateError as error:
             problems.append(error)
     plans.sort(key=lambda one: one.files_after - one.files_before)
@@ -321,20 +326,24 @@ def run(
     """
     store = open_url(url) if yes else open_to_read(url)
     settings = _settings(given)
-    options: dict[str, Any] = {"wait_seconds": wait, "dry_run": not yes}
     outcomes: list[CompactionOutcome | RewriteOutcome] = []
     problems: list[ArroyoStateError] = []
     chosen = [find_job(store, job) for job in jobs]
     listed = _listed_together(store, chosen) if yes and len(chosen) > 1 else {}
     for paths in chosen:
         try:
-            if is_arroyo_job(store, paths):
+            if is_arroyo_job(store, paths) and yes:
                 since = listed.get(paths)
-                outcomes.append(_rewritten(store, paths, given, yes=yes, spark=spark, since=since))
+                outcomes.append(_rewrite(store, paths, given, spark=spark, since=since))
+            elif is_arroyo_job(store, paths):
+                outcomes.append(_plan_rewrite(store, paths, given))
+            elif yes:
+                with _progress(paths, shown=not as_json) as told:
+                    options = CompactionOptions(wait_seconds=wait, on_progress=told)
+                    outcomes.append(_compact(store, paths, settings, options, spark=spark))
             else:
-                with _progress(paths, shown=yes and not as_json) as told:
-                    how = {**options, "on_progress": told}
-                    outcomes.append(_compact(store, paths, settings, how, spark=spark and yes))
+                plan = plan_compaction(store, paths, settings)
+                outcomes.append(CompactionOutcome.of_plan(plan))
         except ArroyoStateError as error:
             problems.append(error)
             continue
@@ -369,42 +378,43 @@ def _sleep_and_report(paths: JobPaths) -> Callable[[float], None]:
     return sleep
 
 
-def _rewritten(
+def _plan_rewrite(store: ObjectStore, paths: JobPaths, given: dict[str, Any]) -> RewriteOutcome:
+    directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
+    return RewriteOutcome.of_plan(plan_rewrite(store, paths, directory, _settings(given)))
+
+
+def _rewrite(
     store: ObjectStore,
     paths: JobPaths,
     given: dict[str, Any],
     *,
-    yes: bool,
-    spark: bool = False,
-    since: ListedJob | None = None,
+    spark: bool,
+    since: ListedJob | None,
 ) -> RewriteOutcome:
-    return rewrite_job(
-        store,
-        paths,
-        directory_of(given["api"], given["database"], given["assume"], given["token"]),
-        _settings(given),
-        run=runner(spark=spark and yes),
+    directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
+    options = RewriteOptions(
+        run=runner(spark=spark),
         quiet_seconds=given["quiet"],
         quiet_since=since,
-        dry_run=not yes,
         sleep=_sleep_and_report(paths),
     )
+    return run_rewrite(store, paths, directory, _settings(given), options)
 
 
 def _compact(
     store: ObjectStore,
     paths: JobPaths,
     settings: CompactionSettings,
-    options: dict[str, Any],
+    options: CompactionOptions,
     *,
     spark: bool,
 ) -> CompactionOutcome:
     if not spark:
-        return compact_job(store, paths, settings, **options)
-    from arroyo_dagster.spark.compaction import compact_job_on_spark
+        return run_compaction(store, paths, settings, options)
+    from arroyo_dagster.spark.compaction import run_compaction_on_spark
     from arroyo_dagster.spark.session import get_session
 
-    return compact_job_on_spark(lambda: get_session()[0], store, paths, settings, **options)
+    return run_compaction_on_spark(lambda: get_session()[0], store, paths, settings, options)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.progress import heartbeat
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import plan_undelete, undelete
+from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -152,19 +152,13 @@ def _job(store: ObjectStore, name: str) -> JobPaths:
         return paths
 
 
-def _asked(
-    kind: str,
-    keep: int | None,
-    keep_for: int | None,
-    older_than: int | None,
-    unreadable: bool,
-    api: str | None,
-    database: str | None,
-    assume: tuple[str, ...],
-    plan: GcPlan | None = None,
-) -> GcRequest:
-    """What the options ask for; what they leave out is as the stored plan was asked for."""
-    chosen = PlanKind(kind)
+def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> GcRequest:
+    """What the options ask for; what they leave out is as the stored plan was asked for.
+
+    Args:
+        given: the options of `_plan_options`.
+    """
+    chosen, keep, keep_for = PlanKind(kind), given["keep"], given["keep_for"]
     if chosen is not PlanKind.EXPIRE and (keep is not None or keep_for is not None):
         raise click.UsageError("--keep and --keep-for are options of `expire`")
     if plan is not None and plan.kind is not chosen:
@@ -179,14 +173,17 @@ def _asked(
         if keep is None and keep_for is None:
             keep, keep_for = rule.get("keep_epochs"), rule.get("keep_micros")
         retention = Retention(keep_epochs=keep, keep_micros=keep_for)
-    grace = rule.get("grace_micros", GRACE_MICROS) if older_than is None else older_than
-    directory = directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
+    grace = rule.get("grace_micros", GRACE_MICROS)
+    if given["older_than"] is not None:
+        grace = given["older_than"]
+    token = os.environ.get(TOKEN_VARIABLE)
+    directory = directory_of(given["api"], given["database"], given["assume"], token)
     return GcRequest(
         kind=chosen,
         retention=retention,
         grace_micros=grace,
         directory=directory,
-        unreadable=unreadable or UNREADABLE in rule,
+        unreadable=given["unreadable"] or UNREADABLE in rule,
     )
 
 
@@ -204,7 +201,7 @@ def plan_command(
     store.
     """
     store = open_to_read(url)
-    plan = _planned(store, _job(store, job), _asked(kind, **_renamed(asked)), as_json)
+    plan = _planned(store, _job(store, job), _asked(kind, asked), as_json)
     if out is not None:
         out.write_bytes(encode_json(gc_plan_to_json(plan)))
     if as_json:
@@ -253,7 +250,7 @@ def run_command(
     store = open_url(url) if yes else open_to_read(url)
     paths = _job(store, job)
     plan = None if plan_file is None else _stored_plan(plan_file, paths)
-    request = _asked(kind, **_renamed(asked), plan=plan)
+    request = _asked(kind, asked, plan)
     if yes:
         options = GcOptions(
             quarantine=quarantine,
@@ -267,11 +264,6 @@ def run_command(
         print_json(outcome_json(outcome))
     else:
         print_outcome(outcome, yes=yes)
-
-
-def _renamed(asked: dict[str, Any]) -> dict[str, Any]:
-    names = ("keep", "keep_for", "older_than", "unreadable", "api", "assume", "database")
-    return {name: asked[name] for name in names}
 
 
 def _stored_plan(path: Path, paths: JobPaths) -> GcPlan:
@@ -469,7 +461,8 @@ def undelete_command(
             print_table(columns, lines)
         return
     plan = plan_undelete(store, paths, quarantine)
-    moved = undelete(store, paths, quarantine, yes=True, sleep=_wait) if yes else plan.objects
+    options = UndeleteOptions(sleep=_wait)
+    moved = run_undelete(store, paths, quarantine, options) if yes else plan.objects
     if as_json:
         fields = {"quarantines": plan.quarantines, "incomplete_epochs": plan.incomplete}
         print_json({"done": yes, "objects": [moved_json(one) for one in moved], **fields})

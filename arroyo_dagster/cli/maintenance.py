@@ -8,7 +8,9 @@ from arroyo_dagster.cli.common import main, open_to_read, open_url, store_option
 from arroyo_dagster.cli.rendering import format_bytes, print_json
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.gc.expire import expire_job
+from arroyo_dagster.state.operations.gc.execute import GcOutcome, run_gc
+from arroyo_dagster.state.operations.gc.expire import to_keep
+from arroyo_dagster.state.operations.gc.plan import plan_gc
 
 
 @main.command()
@@ -23,15 +25,21 @@ def expire(job: str, keep: int, yes: bool, url: str | None, as_json: bool) -> No
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
-    outcome = expire_job(store, paths, keep_epochs=keep, yes=yes)
+    request = to_keep(keep)
+    if yes:
+        outcome = run_gc(store, paths, request)
+    else:
+        outcome = GcOutcome.of_plan(plan_gc(store, paths, request))
+    plan = outcome.plan
+    kept_epochs = plan.proof.epochs - len(plan.epochs)
     if as_json:
         print_json(
             {
-                "plan": gc_plan_to_json(outcome.plan),
+                "plan": gc_plan_to_json(plan),
                 "done": outcome.done,
-                "kept_epochs": outcome.kept_epochs,
-                "files": outcome.files,
-                "size_bytes": outcome.size_bytes,
+                "kept_epochs": kept_epochs,
+                "files": len(plan.data),
+                "size_bytes": plan.data.size_bytes,
             }
         )
         return
@@ -39,8 +47,8 @@ def expire(job: str, keep: int, yes: bool, url: str | None, as_json: bool) -> No
         "deleted" if outcome.done else "would be deleted; nothing was deleted, add --yes to execute"
     )
     click.echo(
-        f"{paths.root}: {len(outcome.plan.epochs)} epochs, {outcome.files} files, "
-        f"{format_bytes(outcome.size_bytes)} {went}; {outcome.kept_epochs} epochs stay"
-        if outcome.plan.epochs
-        else f"{paths.root}: nothing to expire, {outcome.kept_epochs} epochs stay"
+        f"{paths.root}: {len(plan.epochs)} epochs, {len(plan.data)} files, "
+        f"{format_bytes(plan.data.size_bytes)} {went}; {kept_epochs} epochs stay"
+        if plan.epochs
+        else f"{paths.root}: nothing to expire, {kept_epochs} epochs stay"
     )

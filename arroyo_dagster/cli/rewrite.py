@@ -21,7 +21,11 @@ from arroyo_dagster.state.operations.compaction.rewrite import (
     RunRewrites,
     rewrite_here,
 )
-from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
+from arroyo_dagster.state.operations.compaction.rewrite_undo import (
+    UndoOutcome,
+    plan_undo,
+    run_undo,
+)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -198,7 +202,11 @@ def undo(
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
     directory = directory_of(api, database, assume, token)
-    outcome = undo_rewrite(store, paths, directory, dry_run=not yes)
+    outcome = (
+        run_undo(store, paths, directory)
+        if yes
+        else UndoOutcome.of_plan(plan_undo(store, paths, directory))
+    )
     if as_json:
         print_json({"done": outcome.done, "objects": list(outcome.objects)})
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import click
 
@@ -18,11 +17,11 @@ from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.operations.catalog.jobs import find_job, newest_generation, summarise_job
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
-from arroyo_dagster.state.runtime.coordinator import request_stop
 from arroyo_dagster.state.runtime.in_process import OnEpoch, RunOutcome
 from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
 from arroyo_dagster.state.runtime.loading import load_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -79,17 +78,17 @@ def run(
         go_back(store, found.paths, from_epoch, _line_printer(as_json))
     with _progress(store, found, as_json=as_json) as on_epoch:
         if spark:
-            outcome = _run_on_spark(
-                found,
-                store,
+            from arroyo_dagster.spark import pipeline as on_spark
+
+            options = on_spark.SparkOptions(
                 master=master,
                 checkpoint_location=spark_checkpoint,
                 max_epochs=epochs,
-                follow=follow,
                 interval_seconds=interval,
                 adopt=adopt,
-                on_epoch=on_epoch,
+                follow=follow,
             )
+            outcome = on_spark.run_pipeline(found, store, options, on_epoch=on_epoch)
         else:
             outcome = run_in_process(
                 found,
@@ -101,12 +100,6 @@ def run(
                 on_epoch=on_epoch,
             )
     _print_outcome(found, outcome, as_json=as_json)
-
-
-def _run_on_spark(pipeline: Pipeline, store: ObjectStore, **options: Any) -> RunOutcome:
-    from arroyo_dagster.spark.pipeline import run_pipeline
-
-    return run_pipeline(pipeline, store, **options)
 
 
 @contextlib.contextmanager

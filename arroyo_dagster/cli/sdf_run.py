@@ -16,7 +16,12 @@ from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf import sdf
 from arroyo_dagster.cli.sdf_files import allow_functions, load_dataflow, loading_options
 from arroyo_dagster.dataflow.definition.definition import Dataflow
-from arroyo_dagster.dataflow.in_process import DataflowOutcome, OnPipelineEpoch, run_dataflow
+from arroyo_dagster.dataflow.in_process import (
+    DataflowOptions,
+    DataflowOutcome,
+    OnPipelineEpoch,
+    run_dataflow,
+)
 from arroyo_dagster.dataflow.runtime.service import RunOptions, build_dataflow
 from arroyo_dagster.dataflow.topics.bindings import (
     BindingsText,
@@ -204,12 +209,14 @@ def run(
             outcome = run_dataflow(
                 pipelines,
                 store,
+                DataflowOptions(
+                    max_rounds=epochs,
+                    until_idle=until_idle,
+                    interval_seconds=pace,
+                    stop=stop,
+                    on_epoch=_epoch_printer(),
+                ),
                 between=wired.between,
-                max_rounds=epochs,
-                until_idle=until_idle,
-                interval_seconds=pace,
-                stop=stop,
-                on_epoch=_epoch_printer(),
             )
     _print_outcome(dataflow, store, outcome, as_json=as_json)
 
@@ -236,13 +243,13 @@ def _run_on_spark(
     stop: Callable[[], bool],
     options: Mapping[str, Any],
 ) -> DataflowOutcome:
-    from arroyo_dagster.spark.dataflow.pipelines import SparkOptions, run_pipelines
+    from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
+    from arroyo_dagster.spark.pipeline import SparkOptions
 
     done = run_pipelines(
         pipelines,
         store,
-        options=SparkOptions(**options),
-        follow=follow,
+        SparkOptions(follow=follow, **options),
         topics=topics,
         between=wired.between,
         stop=stop,

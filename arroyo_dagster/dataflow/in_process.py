@@ -39,17 +39,33 @@ class DataflowOutcome:
     ended: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataflowOptions:
+    """How the services of a dataflow run.
+
+    Attributes:
+        max_rounds: how many rounds that write something; None = no end of its own.
+        until_idle: end when nothing is new.
+        idle_seconds: how long to wait before looking again.
+        interval_seconds: the least time between two rounds.
+        stop: asked between epochs; True = write the last checkpoints and end.
+        on_epoch: called with every epoch once it is published and committed.
+    """
+
+    max_rounds: int | None = None
+    until_idle: bool = False
+    idle_seconds: float = 0.2
+    interval_seconds: float = 0.0
+    stop: Callable[[], bool] = lambda: False
+    on_epoch: OnPipelineEpoch | None = None
+
+
 def run_dataflow(
     pipelines: Sequence[Pipeline],
     store: ObjectStore,
+    options: DataflowOptions | None = None,
     *,
     between: Sequence[SegmentSource] = (),
-    max_rounds: int | None = None,
-    until_idle: bool = False,
-    idle_seconds: float = 0.2,
-    interval_seconds: float = 0.0,
-    stop: Callable[[], bool] = lambda: False,
-    on_epoch: OnPipelineEpoch | None = None,
 ) -> DataflowOutcome:
     """Run the services of a dataflow, each from its newest checkpoint on.
 
@@ -59,11 +75,6 @@ def run_dataflow(
     Args:
         pipelines: one a service, owners of states before their readers.
         between: the sources of topics that services write themselves.
-        max_rounds: how many rounds that write something.
-        idle_seconds: how long to wait before looking again.
-        interval_seconds: the least time between two rounds.
-        stop: asked between epochs; True = write the last checkpoints and end.
-        on_epoch: called with every epoch once it is published and committed.
 
     Raises:
         ConflictError: a newer run of a service was started. Nothing is lost.
@@ -76,10 +87,14 @@ def run_dataflow(
     with contextlib.ExitStack() as held:
         # All start before the first step: what an epoch of another run left to be committed is
         # there then, whichever service reads it.
-        told = _notes_between(between, on_epoch)
-        runs = [_Running(pipeline, store, held, told) for pipeline in pipelines]
-        rounds = _Rounds(runs, between, stop)
-        return rounds.run(max_rounds, until_idle, idle_seconds, interval_seconds)
+        chosen = options or DataflowOptions()
+        told = _notes_between(between, chosen.on_epoch)
+        runs: list[_Running] = []
+        for pipeline in pipelines:
+            run = LocalRun.start(pipeline, store)
+            held.enter_context(contextlib.closing(run.job))
+            runs.append(_Running(run, told))
+        return _Rounds(runs, between, chosen).run()
 
 
 def _notes_between(
@@ -114,14 +129,11 @@ class _Running:
 
     def __init__(
         self,
-        pipeline: Pipeline,
-        store: ObjectStore,
-        held: contextlib.ExitStack,
+        run: LocalRun,
         on_epoch: OnPipelineEpoch,
     ) -> None:
-        self.pipeline = pipeline
-        self._run = LocalRun(pipeline, store)
-        held.enter_context(contextlib.closing(self._run.job))
+        self.pipeline = run.pipeline
+        self._run = run
         self._on_epoch = on_epoch
         self.epochs = 0
         self.last = False
@@ -157,29 +169,25 @@ class _Rounds:
         self,
         runs: Sequence[_Running],
         between: Sequence[SegmentSource],
-        stop: Callable[[], bool],
+        options: DataflowOptions,
     ) -> None:
         self._runs = runs
         self._between = between
-        self._stop = stop
+        self._options = options
+        self._stop = options.stop
 
-    def run(
-        self,
-        max_rounds: int | None,
-        until_idle: bool,
-        idle_seconds: float,
-        interval_seconds: float,
-    ) -> DataflowOutcome:
+    def run(self) -> DataflowOutcome:
+        options = self._options
         count = 0
-        while not self._asked() and (max_rounds is None or count < max_rounds):
-            due = time.monotonic() + interval_seconds
+        while not self._asked() and (options.max_rounds is None or count < options.max_rounds):
+            due = time.monotonic() + options.interval_seconds
             wrote = self._round()
             count += wrote
             if not wrote and self._note_ends():
                 continue
-            if not wrote and (until_idle or self._ended()):
+            if not wrote and (options.until_idle or self._ended()):
                 break
-            self._pause(max(due - time.monotonic(), 0.0 if wrote else idle_seconds))
+            self._pause(max(due - time.monotonic(), 0.0 if wrote else options.idle_seconds))
         return self._finish(count)
 
     def _round(self) -> bool:

@@ -45,6 +45,7 @@ from .runners import (
 from .runners import (
     SparkRunner as SparkRunner,
 )
+from .schedules import DueOptions as DueOptions
 from .schedules import build_due_schedule as build_due_schedule
 from .translator import (
     ArroyoTableProps as ArroyoTableProps,

@@ -121,7 +121,7 @@ class Maintenance(dg.Model, dg.Resolvable):
         )
 
 
-class Window(dg.Model, dg.Resolvable):
+class WindowSettings(dg.Model, dg.Resolvable):
     """When running Arroyo jobs may be stopped to be rewritten. Opt-in per job."""
 
     jobs: list[str] = Field(
@@ -177,7 +177,7 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
     sensor_running: bool = Field(default=False, description="Start the sensor as running.")
     schedules: ScheduleTimes = Field(default_factory=ScheduleTimes)
     maintenance: Maintenance = Field(default_factory=Maintenance)
-    window: Window | None = Field(
+    window: WindowSettings | None = Field(
         default=None,
         description="Which running Arroyo jobs may be stopped, and when. Default: none.",
     )

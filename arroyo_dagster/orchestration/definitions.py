@@ -41,6 +41,7 @@ from arroyo_dagster.orchestration.maintenance import (
     DEAD_JOBS_CRON,
     GC_CRON,
     ORPHANS_CRON,
+    MaintenanceAssets,
     MaintenanceOptions,
     build_batches,
     build_maintenance_job,
@@ -145,13 +146,13 @@ def build_arroyo_definitions(
     fleet_job = _in_process(
         "arroyo_fleet",
         dg.AssetSelection.assets(fleet),
-        "Summarise all jobs, and evaluate the checks over them.",
+        "Look at all jobs at once.",
     )
     sync_job = build_sync_job(naming)
     compacted, journal = build_compacted_state(naming), build_gc_journal(naming)
-    retained, orphans, dead_jobs = (build_collection(naming, kind) for kind in PlanKind)
+    expiry_assets, orphans, dead_jobs = (build_collection(naming, kind) for kind in PlanKind)
     compaction_job = build_maintenance_job("arroyo_compaction", naming, compacted)
-    gc_job = build_maintenance_job("arroyo_gc", naming, retained, journal)
+    gc_job = build_maintenance_job("arroyo_gc", naming, expiry_assets, journal)
     orphans_job = build_maintenance_job("arroyo_collect_orphans", naming, orphans, journal)
     dead_jobs_job = build_maintenance_job("arroyo_remove_dead_jobs", naming, dead_jobs, journal)
     session = spark or SparkSessionResource()
@@ -167,12 +168,14 @@ def build_arroyo_definitions(
     batches = build_batches(
         naming,
         maintenance or MaintenanceOptions(),
-        catalogue=catalogue,
-        compacted=compacted,
-        retained=retained,
-        orphans=orphans,
-        dead_jobs=dead_jobs,
-        journal=journal,
+        MaintenanceAssets(
+            catalogue=catalogue,
+            compacted=compacted,
+            expiry_assets=expiry_assets,
+            orphans=orphans,
+            dead_jobs=dead_jobs,
+            journal=journal,
+        ),
     )
     batch_jobs = {name: build_batch_job(one.kind) for name, one in batches.items()}
     sensors = [build_checkpoint_sensor(naming, options=sensor, states=told, running=sensor_running)]
@@ -185,7 +188,7 @@ def build_arroyo_definitions(
     shared = dg.Definitions(
         assets=[
             *(checkpoint_spec(naming), catalogue, fleet, compacted),
-            *(retained, orphans, dead_jobs, journal),
+            *(expiry_assets, orphans, dead_jobs, journal),
             *(asset for graph in graphs for asset in build_sdf_assets(graph, sdf)),
         ],
         jobs=[

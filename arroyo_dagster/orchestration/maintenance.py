@@ -104,16 +104,20 @@ class RefreshBatch(BatchConfig):
     settings: CatalogConfig = CatalogConfig()
 
 
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceAssets:
+    """The assets that batches materialize."""
+
+    catalogue: dg.AssetsDefinition
+    compacted: dg.AssetsDefinition
+    expiry_assets: dg.AssetsDefinition
+    orphans: dg.AssetsDefinition
+    dead_jobs: dg.AssetsDefinition
+    journal: dg.AssetsDefinition
+
+
 def build_batches(
-    naming: Naming,
-    options: MaintenanceOptions,
-    *,
-    catalogue: dg.AssetsDefinition,
-    compacted: dg.AssetsDefinition,
-    retained: dg.AssetsDefinition,
-    orphans: dg.AssetsDefinition,
-    dead_jobs: dg.AssetsDefinition,
-    journal: dg.AssetsDefinition,
+    naming: Naming, options: MaintenanceOptions, assets: MaintenanceAssets
 ) -> dict[str, BatchRequests]:
     """Return the kinds of maintenance that run in batches, by the name of the schedule."""
     gc = options.gc or GcConfig()
@@ -126,7 +130,7 @@ def build_batches(
                 name="arroyo_refresh_fleet",
                 description="Catalogue new epochs of the jobs with the most new epochs.",
                 config=RefreshBatch,
-                events=asset_events(catalogue),
+                events=asset_events(assets.catalogue),
                 backlog=new_epochs,
                 single="arroyo_refresh",
             ),
@@ -138,7 +142,7 @@ def build_batches(
                 name="arroyo_compaction_fleet",
                 description="Compact the jobs with the most unmerged files.",
                 config=CompactionBatch,
-                events=asset_events(compacted),
+                events=asset_events(assets.compacted),
                 backlog=compaction_backlogs,
                 min_backlog=options.min_backlog,
                 single="arroyo_compaction",
@@ -152,7 +156,7 @@ def build_batches(
                 name="arroyo_gc_fleet",
                 description="Expire old epochs of the jobs with the most expired epochs.",
                 config=GcBatch,
-                events=asset_events(retained, journal),
+                events=asset_events(assets.expiry_assets, assets.journal),
                 backlog=lambda store: _over_jobs(store, _expiry_backlog(gc.keep_epochs or 2)),
                 single="arroyo_gc",
                 pool="arroyo_gc",
@@ -165,7 +169,7 @@ def build_batches(
                 name="arroyo_collect_orphans_fleet",
                 description="Delete orphans of every job that allows it.",
                 config=OrphansBatch,
-                events=asset_events(orphans, journal),
+                events=asset_events(assets.orphans, assets.journal),
                 backlog=orphans_backlog,
                 single="arroyo_collect_orphans",
                 pool="arroyo_gc",
@@ -178,7 +182,7 @@ def build_batches(
                 name="arroyo_remove_dead_jobs_fleet",
                 description="Delete jobs that Arroyo's API or database proves to be gone.",
                 config=DeadJobsBatch,
-                events=asset_events(dead_jobs, journal),
+                events=asset_events(assets.dead_jobs, assets.journal),
                 backlog=dead_jobs_backlog,
                 single="arroyo_remove_dead_jobs",
                 pool="arroyo_gc",
@@ -216,7 +220,7 @@ def _over_jobs(store: ArroyoStateStore, backlog: Callable[[Any, Any], int]) -> M
 
 def compaction_backlogs(store: ArroyoStateStore) -> Mapping[str, int]:
     """Return how many files of each job were never merged, by its root."""
-    from arroyo_dagster.state.operations.compaction.job import compaction_backlog
+    from arroyo_dagster.state.operations.compaction.plan import compaction_backlog
 
     return _over_jobs(store, compaction_backlog)
 

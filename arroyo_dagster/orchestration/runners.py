@@ -12,38 +12,42 @@ from arroyo_dagster.state.model.layout import JobPaths
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.garbage import GcPlan
-    from arroyo_dagster.state.operations.compaction.job import CompactionOutcome
+    from arroyo_dagster.state.operations.compaction.job import CompactionOptions
+    from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
     from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites
     from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome
     from arroyo_dagster.state.operations.gc.plan import GcRequest
     from arroyo_dagster.state.storage.store import ObjectStore
 
 
+_OLD_METHODS = {
+    "collect": "run_gc(store, paths, request, options, *, plan)",
+    "compact": "run_compaction(store, paths, settings, options)",
+}
+
+
 class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
     """Compacts jobs and runs gc plans. Two are built in; subclass it to add another engine."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse the method of release 0.1, which is no longer called.
+        """Refuse the methods of release 0.1: nobody would call them.
 
         Raises:
-            TypeError: the class defines `collect`.
+            TypeError: the class defines `collect` or `compact`.
         """
         super().__init_subclass__(**options)
-        if "collect" in vars(cls):
-            raise TypeError(
-                f"{cls.__name__}.collect is no longer called; implement run_gc(store, paths, "
-                "request, options, *, plan)"
-            )
+        for old in _OLD_METHODS.keys() & vars(cls).keys():
+            raise TypeError(f"{cls.__name__}.{old} is {_OLD_METHODS[old]} now")
 
     @abstractmethod
-    def compact(
+    def run_compaction(
         self,
         store: "ObjectStore",
         paths: JobPaths,
         settings: CompactionSettings,
-        **options: Any,
+        options: "CompactionOptions",
     ) -> "CompactionOutcome":
-        """Compact a job; `options` as in `state.operations.compaction.job.compact_job`."""
+        """Compact a job; see `state.operations.compaction.job.run_compaction`."""
 
     def run_gc(
         self,
@@ -77,22 +81,22 @@ class SparkRunner(MaintenanceRunner):
         description="Compactions that read fewer MiB run in the process of the step.",
     )
 
-    def compact(
+    def run_compaction(
         self,
         store: "ObjectStore",
         paths: JobPaths,
         settings: CompactionSettings,
-        **options: Any,
+        options: "CompactionOptions",
     ) -> "CompactionOutcome":
-        from arroyo_dagster.spark.compaction import compact_job_on_spark
+        from arroyo_dagster.spark.compaction import run_compaction_on_spark
 
-        return compact_job_on_spark(
+        return run_compaction_on_spark(
             lambda: self.spark.session,
             store,
             paths,
             settings,
+            options,
             in_process_bytes=self.in_process_mb << 20,
-            **options,
         )
 
     def run_gc(
@@ -119,13 +123,13 @@ class SparkRunner(MaintenanceRunner):
 class InProcessRunner(MaintenanceRunner):
     """Runs in the process of the step: for small state, and for hosts without Java."""
 
-    def compact(
+    def run_compaction(
         self,
         store: "ObjectStore",
         paths: JobPaths,
         settings: CompactionSettings,
-        **options: Any,
+        options: "CompactionOptions",
     ) -> "CompactionOutcome":
-        from arroyo_dagster.state.operations.compaction.job import compact_job
+        from arroyo_dagster.state.operations.compaction.job import run_compaction
 
-        return compact_job(store, paths, settings, **options)
+        return run_compaction(store, paths, settings, options)

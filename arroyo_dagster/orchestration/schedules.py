@@ -1,6 +1,7 @@
 """Schedules: the fleet and the partition keys by the clock, maintenance by the backlog."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -40,6 +41,24 @@ def build_clock_schedule(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DueOptions:
+    """How a schedule asks for runs of what is due.
+
+    Attributes:
+        min_backlog: fewer is left for later.
+        most_runs: at most so many a tick, the largest backlog first.
+        run_config: of each run.
+        running: on from the start.
+    """
+
+    min_backlog: int = 1
+    most_runs: int = MOST_RUNS
+    run_config: dg.RunConfig | None = None
+    running: bool = False
+    timezone: str = "UTC"
+
+
 def build_due_schedule(
     name: str,
     job: Any,
@@ -47,47 +66,44 @@ def build_due_schedule(
     *,
     naming: Naming,
     backlog: Backlog,
-    min_backlog: int = 1,
-    most_runs: int = MOST_RUNS,
-    run_config: dg.RunConfig | None = None,
-    running: bool = False,
-    timezone: str = "UTC",
+    options: DueOptions | None = None,
 ) -> dg.ScheduleDefinition:
     """Build a schedule of a job partitioned by jobs: a run for each that has enough to do.
 
     Args:
-        backlog: read from storage, never from events; only called when the schedule is evaluated.
-        min_backlog: jobs with a smaller backlog wait.
-        most_runs: the maximum number of runs per tick, the largest backlog first.
+        backlog: how much there is to do, from storage and never from events; only called when
+            the schedule is evaluated.
     """
+    chosen = options or DueOptions()
+    min_backlog = chosen.min_backlog
 
     @dg.schedule(
         name=name,
         job=job,
         cron_schedule=cron,
-        execution_timezone=timezone,
-        default_status=schedule_status(running),
+        execution_timezone=chosen.timezone,
+        default_status=schedule_status(chosen.running),
     )
     def due_schedule(context: dg.ScheduleEvaluationContext, arroyo_store: ArroyoStateStore) -> Any:
         found = backlog(arroyo_store)
         partitions = set(context.instance.get_dynamic_partitions(str(naming.jobs.name)))
         # A run of a partition that is not there would fail the whole tick.
         due = {key: n for key, n in found.items() if n >= min_backlog and key in partitions}
-        chosen = sorted(due, key=lambda key: (-due[key], key))[:most_runs]
+        largest = sorted(due, key=lambda key: (-due[key], key))[: chosen.most_runs]
         unknown = [key for key in found if key not in partitions and key_error(key) is None]
         if unknown:
             context.log.warning(f"{len(unknown)} jobs have no partition key yet: {unknown[:5]}")
-        if not chosen:
+        if not largest:
             return dg.SkipReason(f"nothing due: {len(found)} jobs, none with {min_backlog} or more")
         at = context.scheduled_execution_time.strftime("%Y%m%dT%H%M")
         return [
             dg.RunRequest(
                 run_key=f"{key}:{at}",
                 partition_key=key,
-                run_config=run_config,
+                run_config=chosen.run_config,
                 tags={JOB_TAG: key},
             )
-            for key in chosen
+            for key in largest
         ]
 
     return due_schedule

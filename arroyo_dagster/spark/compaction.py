@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from arroyo_dagster.spark.tasks import run_items
-from arroyo_dagster.state.model.compaction import MEBIBYTE, CompactionSettings, MergeOutcome
+from arroyo_dagster.state.model.compaction import (
+    MEBIBYTE,
+    CompactionPlan,
+    CompactionSettings,
+    MergeOutcome,
+)
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.compaction.execute import merge_here
-from arroyo_dagster.state.operations.compaction.job import CompactionOutcome, compact_job
+from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
+from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.task import MergeTask, combined, run_shard, split_task
 
@@ -24,23 +31,23 @@ _BYTES_OF_A_FILE = 4096
 """What opening a file is worth, in bytes read."""
 
 
-def compact_job_on_spark(
+def run_compaction_on_spark(
     session: Callable[[], SparkSession],
     store: ObjectStore,
     paths: JobPaths,
     settings: CompactionSettings | None = None,
+    options: CompactionOptions | None = None,
     *,
+    plan: CompactionPlan | None = None,
     in_process_bytes: int = IN_PROCESS_BYTES,
-    **options: Any,
 ) -> CompactionOutcome:
-    """As `operations.compaction.job.compact_job`; each merge, or part of one, is an item of a task.
+    """As `operations.compaction.job.run_compaction`; merges, or parts of them, are items of tasks.
 
     Args:
         session: gives the session; called only if there is enough to merge.
         store: must be one that workers can open as well.
         in_process_bytes: less than that is merged in this process, by the same code: a session
             takes seconds to start.
-        options: as of `compact_job`.
     """
 
     def run(
@@ -50,7 +57,8 @@ def compact_job_on_spark(
             return merge_here(held, tasks, on_bytes)
         return _on_spark(session(), held, tasks, on_bytes)
 
-    return compact_job(store, paths, settings, run=run, **options)
+    chosen = replace(options or CompactionOptions(), run=run)
+    return run_compaction(store, paths, settings, chosen, plan=plan)
 
 
 def _on_spark(

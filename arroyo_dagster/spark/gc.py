@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from arroyo_dagster.spark.orphans import plan_orphans_on_spark
 from arroyo_dagster.spark.tasks import run_items
@@ -17,7 +17,6 @@ from arroyo_dagster.state.model.garbage import GcPlan, PlanKind
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome, run_gc
-from arroyo_dagster.state.operations.gc.expire import ExpireOutcome, expire_job
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.steps import Delete, Pace, delete_here
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
@@ -66,22 +65,8 @@ def run_gc_on_spark(
     )
 
 
-def expire_job_on_spark(
-    session: Callable[[], SparkSession],
-    store: ObjectStore,
-    paths: JobPaths,
-    *,
-    from_objects: int = FROM_OBJECTS,
-    pace: Pace | None = None,
-    **options: Any,
-) -> ExpireOutcome:
-    """As `operations.gc.expire.expire_job`; data files are deleted as by `run_gc_on_spark`."""
-    delete = deleting_on_spark(session, from_objects)
-    return expire_job(store, paths, delete=delete, pace=_wide(pace), **options)
-
-
-def _wide(pace: Pace | None) -> Pace:
-    return replace(pace or Pace(), in_flight=BATCHES_AT_ONCE)
+def _wide(pace: Pace) -> Pace:
+    return replace(pace, in_flight=BATCHES_AT_ONCE)
 
 
 def deleting_on_spark(session: Callable[[], SparkSession], from_objects: int) -> Delete:

@@ -14,8 +14,9 @@ import pickle
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
@@ -56,30 +57,48 @@ _POLL_SECONDS = 0.1
 _STOP_POLL_SECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkOptions:
+    """How pipelines run on Spark.
+
+    Attributes:
+        master: where; `local[*]` by default. An active session is used as it is.
+        conf: Spark settings.
+        checkpoint_location: where Spark keeps its logs of batches, a directory for each job in it
+            if there are several; by default below the jobs when those lie on local disk.
+        interval_seconds: the least time between two epochs of a job.
+        adopt: go on from the offsets recorded with the states, as new streaming queries.
+        max_epochs: stop each job, with a last checkpoint, after so many epochs; None = no end
+            of its own.
+        follow: wait for more when the sources have nothing new; else stop then. Several jobs run
+            all at once then, else one after the other, again and again.
+        session: the session to use; started, and stopped at the end, unless given.
+    """
+
+    master: str | None = None
+    conf: Mapping[str, str] | None = field(default=None, repr=False)
+    checkpoint_location: str | None = None
+    interval_seconds: float = 0.0
+    adopt: bool = False
+    max_epochs: int | None = None
+    follow: bool = False
+    session: SparkSession | None = None
+
+    def get_session(self) -> tuple[SparkSession, bool]:
+        """The session, and whether whoever asks has to stop it."""
+        return (self.session, False) if self.session else get_session(self.master, self.conf)
+
+
 def run_pipeline(
     pipeline: Pipeline,
     store: ObjectStore,
+    options: SparkOptions | None = None,
     *,
-    master: str | None = None,
-    conf: Mapping[str, str] | None = None,
-    checkpoint_location: str | None = None,
-    max_epochs: int | None = None,
-    follow: bool = False,
-    adopt: bool = False,
-    interval_seconds: float = 0.0,
     on_epoch: OnEpoch | None = None,
 ) -> RunOutcome:
     """Run a pipeline on Spark, from its newest checkpoint on.
 
     Args:
-        master: where to run; `local[*]` by default. An active session is used as it is.
-        conf: Spark settings.
-        checkpoint_location: where Spark keeps its own log of batches; by default below the job
-            when that lies on local disk.
-        max_epochs: stop, with a last checkpoint, after so many epochs.
-        follow: wait for more when the sources have nothing new; else stop then.
-        adopt: go on from the offsets recorded with the state, as a new streaming query.
-        interval_seconds: the least time between two epochs.
         on_epoch: called with every epoch once it is published and committed.
 
     Raises:
@@ -90,21 +109,14 @@ def run_pipeline(
     """
     if (newest := finished(store, pipeline)) is not None:
         return RunOutcome(epochs=0, newest=newest, exhausted=True)
-    run = SparkRun(
-        pipeline,
-        store,
-        checkpoint_location=checkpoint_location,
-        max_epochs=max_epochs,
-        follow=follow,
-        adopt=adopt,
-        on_epoch=on_epoch,
-    )
+    chosen = options or SparkOptions()
+    run = SparkRun.start(pipeline, store, chosen, on_epoch=on_epoch)
     with contextlib.closing(run.job):
-        session, ours = get_session(master, conf)
+        session, mine = chosen.get_session()
         try:
-            return run.run(session, interval_seconds)
+            return run.run(session)
         finally:
-            if ours:
+            if mine:
                 session.stop()
 
 
@@ -112,74 +124,112 @@ class _Finished(Exception):
     """Stops the streaming query: a batch that returned normally would count as done."""
 
 
-class SparkRun:
-    """One run on Spark. The driver's side; nothing of it travels.
+@dataclass
+class _QueryLog:
+    """Which streaming query goes on, and where its log lies.
 
-    Args:
-        application: the same for runs that share workers and go on together; others forget the
-            subtasks that workers hold. The rest as for `run_pipeline`.
+    Attributes:
+        location: of the log; that of the recorded query once it is accepted.
+        given: whether the caller chose the location.
+        adopt: begin a query of its own.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        store: ObjectStore,
-        *,
-        checkpoint_location: str | None,
-        max_epochs: int | None,
-        follow: bool,
-        adopt: bool,
-        on_epoch: OnEpoch | None,
-        application: str | None = None,
-    ) -> None:
-        self._pipeline = pipeline
-        self._store = store
-        self._adopt = adopt
-        self._given_location = checkpoint_location
-        self._location = checkpoint_location or (
-            f"{default_location(store, pipeline.paths.maintenance)}/{uuid.uuid4().hex[:16]}"
-        )
-        self._packed = PackedPipeline.pack(pipeline)
-        # Before the start: a refused one must not fence the run that may be under way.
-        self.job = JobRun(store, pipeline, accept=self._check_progress)
-        self._run_id = RunId(application or uuid.uuid4().hex, pipeline.paths.root)
-        self._max_epochs = max_epochs
-        self._follow = follow
-        self._on_epoch = on_epoch
-        self._count = 0
-        self._done = False
-        self._failure: BaseException | None = None
-        with self.job.closed_on_failure():
-            self._offsets: dict[OperatorId, Offset] = {
-                name: self.job.offset(name) or node.source.initial_offset()
-                for name, node in pipeline.sources.items()
-            }
+    job: str
+    location: str
+    given: bool
+    adopt: bool
 
-    def _check_progress(self, progress: StreamProgress) -> None:
+    def accept(self, progress: StreamProgress) -> None:
         """Go on with the query that wrote the newest epoch, unless its log is known to be gone."""
-        if self._adopt or progress.rolled_back_to is not None:
+        if self.adopt or progress.rolled_back_to is not None:
             return  # a query of its own, begun at the recorded offsets
-        if self._given_location is None and progress.checkpoint_location:
-            self._location = progress.checkpoint_location
+        if not self.given and progress.checkpoint_location:
+            self.location = progress.checkpoint_location
         if progress.query_id == IN_PROCESS:
             raise ConflictError(
                 "the job's newest epoch was written in process",
-                job=self._pipeline.job,
+                job=self.job,
                 next_step=f"continue without --spark; or {ADOPT}",
             )
-        folder = self._location.removeprefix("file://")
+        folder = self.location.removeprefix("file://")
         if folder.startswith("/") and not Path(folder, "metadata").exists():
-            raise another_query(progress, path=self._location)
+            raise another_query(progress, path=self.location)
+
+
+class SparkRun:
+    """One run on Spark. The driver's side; nothing of it travels. Made by `start`."""
+
+    def __init__(
+        self,
+        job: JobRun,
+        packed: PackedPipeline,
+        location: str,
+        options: SparkOptions,
+        *,
+        on_epoch: OnEpoch | None,
+        application: str,
+    ) -> None:
+        self.job = job
+        self._pipeline = job.pipeline
+        self._store = job.store
+        self._packed = packed
+        self._location = location
+        self._options = options
+        self._adopt = options.adopt
+        self._on_epoch = on_epoch
+        self._run_id = RunId(application, job.pipeline.paths.root)
+        self._offsets = job.offsets()
+        self._count = 0
+        self._done = False
+        self._failure: BaseException | None = None
+
+    @classmethod
+    def start(
+        cls,
+        pipeline: Pipeline,
+        store: ObjectStore,
+        options: SparkOptions,
+        *,
+        on_epoch: OnEpoch | None,
+        application: str | None = None,
+    ) -> Self:
+        """Start the next run of a job; arguments and errors as of `run_pipeline`.
+
+        Args:
+            application: the same for runs that share workers and go on together; others forget the
+                subtasks that workers hold.
+        """
+        given = options.checkpoint_location
+        log = _QueryLog(
+            pipeline.job,
+            given
+            or f"{default_location(store, pipeline.paths.maintenance)}/{uuid.uuid4().hex[:16]}",
+            given=given is not None,
+            adopt=options.adopt,
+        )
+        # Before the start: a refused one must not fence the run that may be under way.
+        packed = PackedPipeline.pack(pipeline)
+        job = JobRun.start(store, pipeline, accept=log.accept)
+        with job.closed_on_failure():
+            return cls(
+                job,
+                packed,
+                log.location,
+                options,
+                on_epoch=on_epoch,
+                application=application or uuid.uuid4().hex,
+            )
 
     # ---- the query -------------------------------------------------------------------------------
 
-    def run(self, session: SparkSession, interval_seconds: float) -> RunOutcome:
+    def run(self, session: SparkSession) -> RunOutcome:
         """Start the streaming query, and wait until the run ends by itself or by request."""
         from arroyo_dagster.spark.stream import open_streams
 
         chunks = open_streams(session, self._packed, self._offsets)
         writer = chunks.writeStream.foreachBatch(self._on_batch)
         writer = writer.option("checkpointLocation", self._location)
+        interval_seconds = self._options.interval_seconds
         if interval_seconds > 0:
             writer = writer.trigger(processingTime=f"{interval_seconds} seconds")
         # What a batch raises is raised again below; py4j need not print it as well.
@@ -207,7 +257,7 @@ class SparkRun:
             if time.monotonic() - looked < _STOP_POLL_SECONDS or not self._idle(query):
                 continue
             looked = time.monotonic()
-            if not self._follow or self.job.stop_requested():
+            if not self._options.follow or self.job.stop_requested():
                 return
 
     def _idle(self, query: StreamingQuery) -> bool:
@@ -252,7 +302,8 @@ class SparkRun:
         stop: bool,
     ) -> None:
         exhausted = self._exhausted(ends)
-        last = self._max_epochs is not None and self._count + 1 >= self._max_epochs
+        most = self._options.max_epochs
+        last = most is not None and self._count + 1 >= most
         plan = self.job.plan(then_stop=stop or exhausted or last)
         progress = StreamProgress(
             query_id=query,

@@ -11,14 +11,14 @@ from arroyo_dagster.state.model.compaction import LeftOut
 from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, run_rewrite
+from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 def rewrites_on_spark(session: Callable[[], SparkSession]) -> RunRewrites:
-    """Carry the parts out on Spark, each a part of a task; for `rewrite_job`.
+    """Carry the parts out on Spark, each a part of a task; for `run_rewrite`.
 
     Args:
         session: gives the session; called only if there is something to write.
@@ -28,6 +28,6 @@ def rewrites_on_spark(session: Callable[[], SparkSession]) -> RunRewrites:
         if not tasks:
             return []
         weights = [task.size_bytes + len(task.inputs) * 4096 for task in tasks]
-        return run_items(session(), partial(run_rewrite, store), tasks, weights)
+        return run_items(session(), partial(rewrite_shard, store), tasks, weights)
 
     return run

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,7 +23,7 @@ import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.remote.open import open_store
@@ -218,18 +217,7 @@ def _tables(store: ObjectStore, checkpoint: Checkpoint, name: str) -> TableManag
         task_index=0,
         parallelism=1,
     )
-    return TableManager(
-        task=task,
-        configs=operator.configs,
-        store=store,
-        generation=None,
-        restored=operator,
-        write_metadata=_refuse,
-    )
-
-
-def _refuse(metadata: OperatorCheckpoint, subtask_index: int) -> NoReturn:
-    raise AssertionError("verify only reads")
+    return TableManager(ParquetBackend(store, JOB), task, operator.configs, operator)
 
 
 # ---- the comparison ------------------------------------------------------------------------------

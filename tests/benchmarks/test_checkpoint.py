@@ -64,14 +64,7 @@ def _manager(config: object) -> TableManager:
         task_index=0,
         parallelism=1,
     )
-    return TableManager(
-        task=task,
-        configs={TableName("t"): config},  # type: ignore[dict-item]
-        store=store,
-        generation=GENERATION,
-        restored=None,
-        write_metadata=backend.write_operator_checkpoint_metadata,
-    )
+    return TableManager(backend, task, {TableName("t"): config}, None)  # type: ignore[dict-item]
 
 
 def _checkpoint(manager: TableManager) -> None:

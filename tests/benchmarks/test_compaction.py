@@ -25,14 +25,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.spark.compaction import compact_job_on_spark
+from arroyo_dagster.spark.compaction import run_compaction_on_spark
 from arroyo_dagster.spark.session import get_session
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pair_columns
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
-from arroyo_dagster.state.operations.compaction.job import compact_job, plan_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
+from arroyo_dagster.state.operations.compaction.plan import plan_compaction
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
@@ -166,7 +167,7 @@ def _ours(session: Any, url: str) -> Callable[[], float]:
     def run() -> float:
         with _undone(url):
             begun = time.perf_counter()
-            outcome = compact_job_on_spark(
+            outcome = run_compaction_on_spark(
                 lambda: session, open_store(url), PATHS, FULL, in_process_bytes=0
             )
             taken = time.perf_counter() - begun
@@ -194,9 +195,9 @@ print("done", flush=True)
 
 
 def _tasks(url: str) -> list[MergeTask]:
-    """The merges of a plan, as `compact_job` hands them out."""
+    """The merges of a plan, as `run_compaction` hands them out."""
     store = open_store(url)
-    plan = plan_job(store, PATHS, FULL)
+    plan = plan_compaction(store, PATHS, FULL)
     (operator,) = ParquetBackend(store, PATHS).load().operators
     return [
         MergeTask(
@@ -401,7 +402,7 @@ def test_bytes_out_beside_an_uncompressed_file(
     measured: Measured, many: str, tmp_path: Path
 ) -> None:
     with _undone(many):
-        outcome = compact_job(open_store(many), PATHS, FULL)
+        outcome = run_compaction(open_store(many), PATHS, FULL)
         ours = sum(merge.size_bytes_out for merge in outcome.merges)
         outputs = [path for merge in outcome.merges for path in merge.merged.output_paths]
         rows = pa.concat_tables([pq.ParquetFile(f"{many}/{path}").read() for path in outputs])
@@ -448,11 +449,11 @@ def test_over_s3_with_latency(measured: Measured, many: str) -> None:
 
         def over_s3() -> None:
             with _undone(many):
-                assert compact_job(remote, PATHS, FULL).published
+                assert run_compaction(remote, PATHS, FULL).published
 
         def on_disk() -> None:
             with _undone(many):
-                assert compact_job(open_store(many), PATHS, FULL).published
+                assert run_compaction(open_store(many), PATHS, FULL).published
 
         what = "over a canned S3 server with 20 ms latency against the same job on local disk"
         measured.rate(what, over_s3, on_disk, 0.6, 0.8, rounds=2)
@@ -477,7 +478,7 @@ def test_two_workers_of_a_cluster_beside_one(measured: Measured, many: str) -> N
 CLUSTER = """
 import os, statistics, sys, time
 os.sched_setaffinity(0, range(int(sys.argv[2])))  # what is started from here inherits it
-from arroyo_dagster.spark.compaction import compact_job_on_spark
+from arroyo_dagster.spark.compaction import run_compaction_on_spark
 from arroyo_dagster.spark.session import get_session
 from arroyo_dagster.state.storage.remote.open import open_store
 from tests.benchmarks.test_compaction import FULL, PATHS, _undone
@@ -487,7 +488,7 @@ found = []
 for turn in range(3):
     with _undone(url):
         begun = time.perf_counter()
-        compact_job_on_spark(lambda: session, open_store(url), PATHS, FULL, in_process_bytes=0)
+        run_compaction_on_spark(lambda: session, open_store(url), PATHS, FULL, in_process_bytes=0)
         found.append(time.perf_counter() - begun)
 print(statistics.median(found[1:]))
 """

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.spark.pipeline import SparkRun
+from arroyo_dagster.spark.pipeline import SparkOptions, SparkRun
 from arroyo_dagster.spark.session import get_session
 from arroyo_dagster.spark.stream import open_streams
 from arroyo_dagster.spark.worker import PackedPipeline
@@ -119,16 +119,13 @@ def _no_op_seconds(stream: Any, location: Path) -> list[float]:
 
 def _our_seconds(session: Any, folder: Path, path: Path, rows: int) -> list[float]:
     marks: list[float] = []
-    run = SparkRun(
+    run = SparkRun.start(
         _pipeline(path, rows),
         open_store(f"file://{folder}/state"),
-        checkpoint_location=None,
-        max_epochs=None,
-        follow=False,
-        adopt=False,
+        SparkOptions(),
         on_epoch=lambda checkpoint: marks.append(time.perf_counter()),
     )
-    run.run(session, 0)
+    run.run(session)
     return _between(marks)
 
 

@@ -81,7 +81,7 @@ def test_the_database_tells_what_the_server_tells() -> None:
         paths = [JobPaths(JobId(job)) for job, *_ in LEGACY]
         both = open_directory(api=server.url, database=DATABASE).look_up(paths, checkpoints=True)
     for answer in both:
-        api, database = (word.facts for word in answer.words)
+        api, database = (word.facts for word in answer.answers)
         assert api is not None
         assert database is not None
         assert answer.disagreements == ()

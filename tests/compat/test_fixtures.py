@@ -12,6 +12,7 @@ import pytest
 
 from arroyo_dagster.state.codec.parquet import decode_file
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.objects import MetadataReader
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
@@ -234,7 +235,7 @@ def test_the_next_start_of_a_leader_would_restore_the_newest_epoch(root: Root) -
     if root.name != "leader":
         return
     for paths, job in root.jobs():
-        asked: Callable[[StatePath], Any] = ParquetBackend(root.store, paths)._fact
+        asked: Callable[[StatePath], Any] = MetadataReader(root.store, paths).fact
         fence = asked(paths.current_generation)
         starting = fence.worker_generation + 1
         facts: dict[StatePath, Any] = {}

@@ -23,8 +23,12 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
 from arroyo_dagster.state.operations.catalog.query import read_rows
-from arroyo_dagster.state.operations.compaction.rewrite import plan_rewrite_of, rewrite_job
-from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
+from arroyo_dagster.state.operations.compaction.rewrite import (
+    RewriteOptions,
+    plan_rewrite,
+    run_rewrite,
+)
+from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
@@ -62,7 +66,9 @@ def rewritten(
     return {
         name: (
             store,
-            rewrite_job(store, paths, stopped(paths), FULL, quiet_seconds=0, sampled=True),
+            run_rewrite(
+                store, paths, stopped(paths), FULL, RewriteOptions(quiet_seconds=0, sampled=True)
+            ),
         )
         for name, (store, paths) in unpacked(tmp_path_factory, "rewritten").items()
     }
@@ -102,7 +108,7 @@ def test_bytes_come_to_what_was_forecast(jobs: Any, rewritten: Any) -> None:
     for paths, store, _, outcome in each(jobs, rewritten):
         came = outcome.after.size_bytes
         assert came / 1.1 <= outcome.plan.after.size_bytes <= came * 1.1, paths
-        dry = plan_rewrite_of(WriteProtected(store), paths, JobDirectory(), FULL, sampled=True)
+        dry = plan_rewrite(WriteProtected(store), paths, JobDirectory(), FULL, sampled=True)
         assert dry.after == outcome.plan.after
 
 
@@ -210,14 +216,14 @@ def test_what_was_put_back_is_what_arroyo_wrote(jobs: Any, rewritten: Any) -> No
         if outcome.plan.before.files > 60:
             continue
         again = copy_job(twin, paths)
-        assert undo_rewrite(again, paths, stopped(paths)).done == outcome.published
+        assert run_undo(again, paths, stopped(paths)).done == outcome.published
         for info in store.list(paths.root):
             assert again.read(info.path) == store.read(info.path)
 
 
 def test_a_second_rewrite_finds_nothing(jobs: Any, rewritten: Any) -> None:
     for paths, _, twin, _ in each(jobs, rewritten):
-        assert not plan_rewrite_of(WriteProtected(twin), paths, stopped(paths), FULL).tables
+        assert not plan_rewrite(WriteProtected(twin), paths, stopped(paths), FULL).tables
 
 
 @pytest.mark.parametrize("subtasks", [1, 3])
@@ -225,7 +231,9 @@ def test_files_can_be_split_for_another_parallelism(jobs: Any, subtasks: int) ->
     for name in ("leader pl_EkDb8RNAgx/job_kv98EQxj80", "flights carrier_totals"):
         store, paths = jobs[name]
         twin, settings = copy_job(store, paths), replace(FULL, parallelism=subtasks)
-        outcome = rewrite_job(twin, paths, stopped(paths), settings, quiet_seconds=0)
+        outcome = run_rewrite(
+            twin, paths, stopped(paths), settings, RewriteOptions(quiet_seconds=0)
+        )
         assert content(twin, paths) == content(store, paths)
         assert verify_job(WriteProtected(twin), paths, parallelism=subtasks).passed
         assert len(outcome.after.opens) == subtasks
@@ -270,9 +278,9 @@ def test_the_grand_total_that_arroyo_would_lose_is_repaired(jobs: Any) -> None:
     (right,) = read_rows(store, paths, "updating_aggregate_4", "a").rows
     before = read_rows(twin, paths, "updating_aggregate_4", "a")
     assert before.problem is not None
-    plan = plan_rewrite_of(WriteProtected(twin), paths, stopped(paths), FULL)
+    plan = plan_rewrite(WriteProtected(twin), paths, stopped(paths), FULL)
     assert [one.lost_rows for one in plan.repairs] == [2]
-    outcome = rewrite_job(twin, paths, stopped(paths), FULL, quiet_seconds=0)
+    outcome = run_rewrite(twin, paths, stopped(paths), FULL, RewriteOptions(quiet_seconds=0))
     assert outcome.repaired == 1
     found = read_rows(twin, paths, "updating_aggregate_4", "a")
     assert found.problem is None
@@ -294,7 +302,7 @@ def test_an_unknown_field_of_the_metadata_is_kept(jobs: Any) -> None:
     for operator in ParquetBackend(twin, paths).load().operators:
         path = paths.operator_metadata(operator.operator, operator.epoch)
         twin.put(path, twin.read(path) + b"\xf2\x3e\x03abc")  # field 1006
-    rewrite_job(twin, paths, stopped(paths), FULL, quiet_seconds=0)
+    run_rewrite(twin, paths, stopped(paths), FULL, RewriteOptions(quiet_seconds=0))
     for operator in ParquetBackend(twin, paths).load().operators:
         assert operator.unknown == b"\xf2\x3e\x03abc"
         data = twin.read(paths.operator_metadata(operator.operator, operator.epoch))

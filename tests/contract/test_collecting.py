@@ -13,7 +13,7 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName, WorkerGeneration
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import read_journal
-from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.operations.gc.undelete import run_undelete
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.collecting import expiry, orphans, whole, without_ours
@@ -42,7 +42,7 @@ def test_what_goes_is_read_back_and_comes_back(new_store: Callable[[], ObjectSto
     assert {entry.outcome for entry in read_journal(store, PATHS)} == {"moved"}
     whole(store, PATHS, 3, 4)
     assert ParquetBackend(store, PATHS).epochs() == [3, 4]
-    undelete(store, PATHS, str(outcome.quarantine), yes=True)
+    run_undelete(store, PATHS, str(outcome.quarantine))
     assert without_ours(store) == before
     store.put(LOST, b"x")
     young = run_gc(store, PATHS, orphans(**STOPPED))

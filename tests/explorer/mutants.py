@@ -124,7 +124,7 @@ def _regardless() -> Iterator[None]:
 
 
 MUTANTS: dict[str, Callable[[], Any]] = {
-    "pins are ignored": _instead(roots_read.Reader, "job_pins", _without_pins),
+    "pins are ignored": _instead(roots_read.Reader, "pins_in_full", _without_pins),
     "the parent of the newest epoch is skipped": _instead(
         expiry, "_needed_by_recovery", lambda roots, newest: roots.current[:1]
     ),
@@ -150,7 +150,7 @@ MUTANTS: dict[str, Callable[[], Any]] = {
     ),
     "a rewrite goes on whatever the job does": _regardless,
     "what epochs in quarantine need is ignored": _instead(
-        roots_read.Reader, "job_pins", _without_quarantine
+        roots_read.Reader, "pins_in_full", _without_quarantine
     ),
     "newer epochs go before older ones": _instead(
         collecting_steps.GcRun, "carry_out", _newest_first
@@ -199,13 +199,12 @@ def _any_spelling() -> Iterator[None]:
         yield
 
 
-def _by_the_writers_clock(roots: Any, retention: Any, now_micros: int, answer: Any = None) -> Any:
+def _by_the_writers_clock(roots: Any, retention: Any, *, newest: Any, now_micros: int = 0) -> Any:
     """`expiry.oldest_staying`, of epochs as old as their writers say."""
     keeping = [one.epoch for one in roots.epochs[: retention.keep_epochs or 0]]
     if retention.keep_micros is not None:
         since = now_micros - retention.keep_micros
         keeping += [one.epoch for one in roots.epochs if one.finish_time_micros >= since]
-    newest = expiry.newest_restorable(roots, answer)
     oldest = min([*keeping, *(one.epoch for one in expiry._needed_by_recovery(roots, newest))])
     if roots.paths.layout is Layout.LEGACY:
         return min(oldest, max(0, newest - expiry.LEGACY_EPOCHS_BEFORE_NEWEST))

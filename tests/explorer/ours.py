@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError
 from arroyo_dagster.state.metadata import backend as backend_module
+from arroyo_dagster.state.metadata import expiry as expiry_module
 from arroyo_dagster.state.metadata import lease as lease_module
 from arroyo_dagster.state.model import clock as clock_module
 from arroyo_dagster.state.model.checkpoints import (
@@ -52,21 +53,22 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.compaction.job import compact_job
-from arroyo_dagster.state.operations.compaction.rewrite import rewrite_job
-from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
+from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
+from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
+from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOptions, run_undo
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.operations.restore import rollback as rollback_module
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.start_checks import StartChecks
 from arroyo_dagster.state.storage import concurrency, conditional_create
 from arroyo_dagster.state.storage.wrappers import Crash
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
@@ -207,10 +209,9 @@ def replaced_machinery() -> Iterator[None]:
         remembering(),
         contextlib.ExitStack() as stack,
     ):
-        for module in (lease_module, backend_module):
-            if hasattr(module, "own_clock"):
-                ticks = functools.partial(_time_here, monotonic=True)
-                stack.enter_context(mock.patch.object(module, "own_clock", ticks))
+        for module in (lease_module, expiry_module):
+            ticks = functools.partial(_time_here, monotonic=True)
+            stack.enter_context(mock.patch.object(module, "own_clock", ticks))
         yield
 
 
@@ -269,11 +270,17 @@ class Job:
         return pipeline
 
 
+class OpaqueChecks(StartChecks):
+    """The product's checks of a start, for data files that hold nothing."""
+
+    def check_restorable(self, epoch: Epoch) -> None:
+        self.backend.prepare_checkpoint_load(epoch)
+
+
 class OpaqueRun(JobRun):
     """The product's coordinator, for data files that hold nothing."""
 
-    def _check_restorable(self, epoch: Epoch) -> None:
-        self.backend.prepare_checkpoint_load(epoch)
+    start_checks = OpaqueChecks
 
     def _open_sources(self) -> dict[Any, Any]:
         return {}
@@ -287,7 +294,7 @@ def write_epochs(
     run: OpaqueRun | None = None
     surprising = process.fault_at is None and job.known
     try:
-        run = OpaqueRun(hands, job.pipeline(), clock=world.clock_of(process))
+        run = OpaqueRun.start(hands, job.pipeline(), clock=world.clock_of(process))
         for _ in range(epochs):
             _write_epoch(hands, run, job, chance)
     except ArroyoStateError as error:
@@ -366,8 +373,8 @@ def _report(
             tables[config.table] = GlobalKeyedReport(file=file)
     return SubtaskCheckpoint(
         subtask_index=subtask,
-        start_time_micros=run.clock(),
-        finish_time_micros=run.clock(),
+        start_time_micros=run.backend.clock(),
+        finish_time_micros=run.backend.clock(),
         watermark_micros=watermark,
         size_bytes=0,
         tables=tables,
@@ -415,13 +422,11 @@ def compact(world: World, process: Process, job: Job) -> str:
             yield MergeOutcome(merged=merged, rows_in=1, rows_out=1)
 
     try:
-        done = compact_job(
+        done = run_compaction(
             Hands(world, process),  # type: ignore[arg-type]
             job.paths,
             QUICK,
-            run=merge,
-            owner=process.name,
-            clock=_clock_of(world, process),
+            CompactionOptions(run=merge, owner=process.name, clock=_clock_of(world, process)),
         )
     except ArroyoStateError as error:
         return refused(error)
@@ -470,16 +475,18 @@ def rewrite(world: World, process: Process, paths: JobPaths, controller: Any) ->
             yield RewriteShard(merged=merged, rows_in=1, rows_out=1)
 
     try:
-        done = rewrite_job(
+        done = run_rewrite(
             Hands(world, process),  # type: ignore[arg-type]
             paths,
             directory(controller),
             QUICK,
-            run=written,
-            owner=process.name,
-            quiet_seconds=0,
-            verify_level=0,
-            clock=_clock_of(world, process),
+            RewriteOptions(
+                run=written,
+                owner=process.name,
+                quiet_seconds=0,
+                verify_level=0,
+                clock=_clock_of(world, process),
+            ),
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
@@ -491,8 +498,11 @@ def put_back(world: World, process: Process, paths: JobPaths, controller: Any) -
     """The last rewrite undone."""
     hands: Any = Hands(world, process)
     try:
-        done = undo_rewrite(
-            hands, paths, directory(controller), owner=process.name, clock=_clock_of(world, process)
+        done = run_undo(
+            hands,
+            paths,
+            directory(controller),
+            UndoOptions(owner=process.name, clock=_clock_of(world, process)),
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
@@ -659,14 +669,15 @@ def bring_back(world: World, process: Process, paths: JobPaths, watch: Watch) ->
         names = read_pins(hands, paths).quarantines
         if not names:
             return "nothing"
-        moved = undelete(
+        moved = run_undelete(
             hands,
             paths,
             names[-1],
-            yes=True,
-            owner=process.name,
-            clock=_clock_of(world, process),
-            sleep=lambda seconds: world.wait(process, seconds),
+            UndeleteOptions(
+                owner=process.name,
+                clock=_clock_of(world, process),
+                sleep=lambda seconds: world.wait(process, seconds),
+            ),
         )
     except ArroyoStateError as error:
         kept = json.loads(watch.objects[paths.job_pins][0]) if names else {}

@@ -33,7 +33,7 @@ from arroyo_dagster.state.operations.gc import (
 from arroyo_dagster.state.operations.gc import (
     steps as collecting_steps,
 )
-from arroyo_dagster.state.planning.gc import dead_jobs, orphans
+from arroyo_dagster.state.planning.gc import dead_jobs, epoch_roots, orphans
 
 MOST = 50_000
 
@@ -95,5 +95,5 @@ def remembering() -> Iterator[None]:
         instead(objects, "_pack_columns", lambda *columns: columns)
         instead(objects, "_paths_in", lambda pack: pack[0])
         instead(objects, "_unpacked", _unpacked)
-        instead(roots_read, "Packed", _Packed())
+        instead(epoch_roots, "Packed", _Packed())
         yield

@@ -19,7 +19,7 @@ QUARANTINE = """
     import os, sys, time
     from pathlib import Path
     from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-    from arroyo_dagster.state.operations.gc.undelete import undelete
+    from arroyo_dagster.state.operations.gc.undelete import run_undelete
     from arroyo_dagster.state.storage import open_store
     from tests.collecting import orphans
     from tests.contract.test_collecting import LOST, PATHS, STOPPED
@@ -41,7 +41,7 @@ QUARANTINE = """
     moved = run_gc(store, PATHS, orphans(**STOPPED), GcOptions(quarantine=True))
     assert moved.deleted == count
     assert len(list(root.rglob("*-lost*"))) == 1
-    back = undelete(store, PATHS, str(moved.quarantine), yes=True)
+    back = run_undelete(store, PATHS, str(moved.quarantine))
     assert len(back) == count
     assert sorted(f.stat().st_size for f in first.parent.glob("*-lost?*")) == [size] * count
     print(peak() - before)

@@ -119,7 +119,7 @@ def test_epochs_without_rows_keep_everything() -> None:
     store = MemoryStore()
     run_word_job(store, rows=9, rows_per_epoch=3)
     before = state_of(store, word_job(store)), output_of(store)
-    run = LocalRun(word_job(store, rows=9, rows_per_epoch=3), store)
+    run = LocalRun.start(word_job(store, rows=9, rows_per_epoch=3), store)
     for _ in range(5):
         run.step(even_if_idle=True)
     after = state_of(store, word_job(store)), output_of(store)
@@ -131,21 +131,18 @@ def test_bytes_written_an_epoch_follow_the_change_and_not_the_size() -> None:
     keys, changed = 1_000_000, 10_000
     store = Counting(MemoryStore())
     name = TableName("g")
+    paths = JobPaths(JobId("j"), PipelineId("p"))
     tables = TableManager(
-        task=TaskInfo(
-            pipeline=PipelineId("p"),
-            job=JobId("j"),
+        ParquetBackend(store, paths, generation=WorkerGeneration(1)),
+        TaskInfo(
+            pipeline=paths.pipeline,
+            job=paths.job,
             operator=OperatorId("o"),
             task_index=0,
             parallelism=1,
         ),
-        configs={name: global_table_config("g", key=int, value=int)},
-        store=store,
-        generation=WorkerGeneration(1),
-        restored=None,
-        write_metadata=ParquetBackend(
-            store, JobPaths(JobId("j"), PipelineId("p")), generation=WorkerGeneration(1)
-        ).write_operator_checkpoint_metadata,
+        {name: global_table_config("g", key=int, value=int)},
+        None,
     )
     view = tables.get_global_keyed_state("g", int, int)
     view.insert_many((key, key) for key in range(keys))

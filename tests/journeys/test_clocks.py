@@ -16,7 +16,7 @@ from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected, open_store
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Counting, Wrapper
@@ -241,8 +241,11 @@ def test_epochs_brought_back_do_not_hold_newer_ones() -> None:
         job.store, PROTOCOL, expiry(12, **said), GcOptions(quarantine=True, clock=clock, pace=QUICK)
     )
     assert moved.plan.epochs == (1, 2, 3, 4, 5)
-    undelete(
-        job.store, PROTOCOL, str(moved.quarantine), yes=True, clock=clock, sleep=lambda _: None
+    run_undelete(
+        job.store,
+        PROTOCOL,
+        str(moved.quarantine),
+        UndeleteOptions(clock=clock, sleep=lambda _: None),
     )
     plan = planned(job.store, PROTOCOL, expiry(micros=WEEK, **said), clock)
     assert plan.keep_from == 16

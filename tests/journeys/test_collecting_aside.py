@@ -27,7 +27,7 @@ from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_
 from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
 from tests.collecting import (
     JOB,
@@ -101,7 +101,7 @@ def test_a_job_s_own_expiry_stops_where_a_pinned_epoch_is_not_whole() -> None:
     pin_epoch(store, paths, Epoch(2), clock=clock)
     store.delete_many([paths.operator_metadata(OPERATOR, Epoch(2))])
     before = without_ours(store)
-    with pytest.raises(NotFoundError):
+    with pytest.raises(ProtocolError, match="epoch 2 is to be kept, but 1 of its objects"):
         ParquetBackend(store, paths).cleanup_checkpoint(Epoch(14))
     assert without_ours(store) == before
 
@@ -164,13 +164,13 @@ def test_what_was_moved_aside_comes_back_byte_for_byte(kind: str) -> None:
     assert outcome.quarantine is not None
     assert len(without_ours(store)) == len(before) - outcome.deleted
     # What stays of the epochs in quarantine survives the next expiries.
-    other = undelete(store, paths, outcome.quarantine)
+    other = list(plan_undelete(store, paths, outcome.quarantine).objects)
     assert {one.path for one in other} == set(before) - set(without_ours(store))
-    undelete(store, paths, outcome.quarantine, yes=True, clock=clock)
+    run_undelete(store, paths, outcome.quarantine, UndeleteOptions(clock=clock))
     assert without_ours(store) == before
     whole(store, paths, *epochs)
     assert {pin.epoch for pin in read_pins(store, paths).pins} == set(outcome.plan.epochs)
-    undelete(store, paths, outcome.quarantine, yes=True, clock=clock)
+    run_undelete(store, paths, outcome.quarantine, UndeleteOptions(clock=clock))
     assert without_ours(store) == before
 
 
@@ -189,7 +189,7 @@ def test_what_epochs_in_quarantine_need_stays_until_they_are_purged() -> None:
     clock.days(9)
     run_gc(store, PATHS, orphans(), GcOptions(clock=clock, pace=QUICK))
     assert needed <= data_files(store, PATHS)
-    undelete(store, PATHS, str(aside), yes=True, clock=clock)
+    run_undelete(store, PATHS, str(aside), UndeleteOptions(clock=clock))
     whole(store, PATHS, 1, 2, 7, 8)
     unpin_epochs(store, PATHS, [Epoch(1), Epoch(2)], clock=clock)
     assert [one.name for one in purge(store, PATHS, yes=True, clock=clock)] == [aside]
@@ -233,7 +233,7 @@ def test_what_a_listing_hides_of_a_quarantine_comes_back_and_goes_with_the_rest(
     hidden = f"{PATHS.quarantine}/{aside}/{hides}"
     cut = Hiding(store, lambda path: path.startswith(hidden))
     assert without_ours(store) != before
-    undelete(cut, PATHS, aside, yes=True, clock=clock)
+    run_undelete(cut, PATHS, aside, UndeleteOptions(clock=clock))
     assert without_ours(store) == before
     clock.days(8)
     assert [one.name for one in purge(cut, PATHS, yes=True, clock=clock)] == [aside]
@@ -249,7 +249,7 @@ def test_a_quarantine_of_a_release_that_did_not_count_its_parts_comes_back() -> 
     fields = json.loads(store.read(index))
     assert fields.pop("parts")
     store.put(index, json.dumps(fields).encode())
-    undelete(store, PATHS, aside, yes=True, clock=clock)
+    run_undelete(store, PATHS, aside, UndeleteOptions(clock=clock))
     assert without_ours(store) == before
 
 
@@ -257,24 +257,24 @@ def test_what_lies_where_it_was_is_not_overwritten() -> None:
     clock = Clock()
     store = begun(4, clock, **SMALL)
     outcome = expired(store, clock, quarantine=True)
-    moved = undelete(store, PATHS, str(outcome.quarantine))
+    moved = list(plan_undelete(store, PATHS, str(outcome.quarantine)).objects)
     store.put(moved[0].path, b"somebody else's")
     with pytest.raises(ConflictError, match="another object exists"):
-        undelete(store, PATHS, str(outcome.quarantine), yes=True, clock=clock)
+        run_undelete(store, PATHS, str(outcome.quarantine), UndeleteOptions(clock=clock))
     assert store.read(moved[0].path) == b"somebody else's"
     assert store.head(moved[1].path) is None
     with pytest.raises(NotFoundError, match="no such quarantine"):
-        undelete(store, PATHS, "none")
+        list(plan_undelete(store, PATHS, "none").objects)
 
 
 def test_a_copy_that_was_changed_does_not_come_back() -> None:
     clock = Clock()
     store = begun(4, clock, **SMALL)
     outcome = expired(store, clock, quarantine=True)
-    moved = undelete(store, PATHS, str(outcome.quarantine))
+    moved = list(plan_undelete(store, PATHS, str(outcome.quarantine)).objects)
     store.put(moved[0].copy, b"rotten")
     with pytest.raises(FormatError, match="not match the object that was moved"):
-        undelete(store, PATHS, str(outcome.quarantine), yes=True, clock=clock)
+        run_undelete(store, PATHS, str(outcome.quarantine), UndeleteOptions(clock=clock))
 
 
 # ---- journal, orphans, dead jobs -----------------------------------------------------------------
@@ -365,7 +365,7 @@ def test_a_dead_job_goes_whole_and_can_come_back() -> None:
     )
     assert list(without_ours(store)) == ["words/main/notes.txt"]
     assert outcome.plan.proof.condition == "gone (the user)"
-    undelete(store, PATHS, str(outcome.quarantine), yes=True, clock=clock)
+    run_undelete(store, PATHS, str(outcome.quarantine), UndeleteOptions(clock=clock))
     assert without_ours(store) == before
     restorable(store, PATHS, 1, 2, 3, 4)
     clock.days(4)

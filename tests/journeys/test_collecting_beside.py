@@ -15,7 +15,7 @@ from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
@@ -47,7 +47,7 @@ SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
 
 
 def run_of(store: MemoryStore, **changes: Any) -> LocalRun:
-    return LocalRun(word_job(store, **{**JOB, **SMALL, **changes}), store)
+    return LocalRun.start(word_job(store, **{**JOB, **SMALL, **changes}), store)
 
 
 @pytest.mark.parametrize("asked", ["expire", "orphans"])
@@ -266,7 +266,8 @@ def test_what_a_compaction_has_merged_and_nobody_lists_yet_stays() -> None:
     running = run_of(store)
     for _ in range(5):
         running.step()
-    compact_job(store, PATHS, CompactionSettings(policy=CompactionPolicy.FULL), clock=clock)
+    settings = CompactionSettings(policy=CompactionPolicy.FULL)
+    run_compaction(store, PATHS, settings, CompactionOptions(clock=clock))
     clock.days(30)
     plan = plan_gc(store, PATHS, orphans(GRACE_FLOOR_MICROS), now_micros=clock())
     assert plan.objects == 0

@@ -19,7 +19,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import operator_references
-from arroyo_dagster.state.metadata import backend as backend_module
+from arroyo_dagster.state.metadata import expiry as expiry_module
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
@@ -29,7 +29,7 @@ from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_
 from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.storage import (
     Crash,
     FaultInjecting,
@@ -116,7 +116,7 @@ def test_only_whole_epochs_come_back_wherever_an_expiry_was_stopped(layout: str)
         stays = ParquetBackend(store, paths).epochs()
         if not names:
             continue
-        undelete(store, paths, names[0], yes=True, clock=clock)
+        run_undelete(store, paths, names[0], UndeleteOptions(clock=clock))
         back = read_pins(store, paths).pinned
         came_back.append(len(back))
         whole(store, paths, *back)
@@ -180,7 +180,9 @@ def test_a_removal_that_was_given_up_can_begin_again() -> None:
         if store.head(PATHS.removal) is None:
             continue
         begun_at_all += 1
-        undelete(store, PATHS, read_pins(store, PATHS).quarantines[0], yes=True, clock=clock)
+        run_undelete(
+            store, PATHS, read_pins(store, PATHS).quarantines[0], UndeleteOptions(clock=clock)
+        )
         assert without_ours(store) == before, f"crash after change {at}"
         unpin_epochs(store, PATHS, read_pins(store, PATHS).pinned, clock=clock)
         clock.days(4)
@@ -298,8 +300,8 @@ def test_a_pin_waits_for_what_the_job_has_sent_before_it_could_see_it() -> None:
 
         def arrives(seconds: float) -> None:
             waited.append(seconds)  # noqa: B023
-            for step in plan.steps:  # noqa: B023
-                store.delete_many(step)  # noqa: B023
+            for step in (plan.data, plan.records, plan.metadata):  # noqa: B023
+                store.delete_many(step.paths)  # noqa: B023
 
         def pin(arrives: Callable[[float], None] = arrives) -> None:
             pin_epoch(store, PATHS, Epoch(epoch), clock=clock, sleep=arrives)  # noqa: B023
@@ -327,7 +329,9 @@ def test_a_quarantine_waits_for_what_the_job_has_sent_before_it_could_see_it() -
         (aside,) = [one for one, _ in list_quarantines(store, PATHS)]
         assert aside.needs, "nothing could be lost: this shows nothing"
         assert waited == expected
-        undelete(store, PATHS, done.quarantine, yes=True, clock=clock, sleep=waited.append)
+        run_undelete(
+            store, PATHS, done.quarantine, UndeleteOptions(clock=clock, sleep=waited.append)
+        )
         assert waited == expected * 2
         whole(store, PATHS, *range(1, 9))
 
@@ -351,7 +355,7 @@ def test_a_job_s_own_cleaning_up_takes_nothing_that_is_brought_back_meanwhile() 
         store = copied(start, clock=clock)
 
         def bring_back(store: MemoryStore = store) -> None:
-            undelete(store, PATHS, name, yes=True, clock=clock, sleep=clock.seconds)
+            run_undelete(store, PATHS, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
 
         cleaning = ParquetBackend(Interrupted(store, at, bring_back), PATHS, clock=clock)
         cleaning.cleanup_checkpoint(Epoch(6))
@@ -362,7 +366,7 @@ def test_what_comes_back_does_so_beside_a_job_s_own_cleaning_up() -> None:
     clock = Clock()
     start, name = set_aside(clock)
     counted = Interrupted(copied(start, clock=clock))
-    undelete(counted, PATHS, name, yes=True, clock=clock, sleep=clock.seconds)
+    run_undelete(counted, PATHS, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
     ends = set()
     for at in range(1, counted.calls + 1):
         store = copied(start, clock=clock)
@@ -371,7 +375,7 @@ def test_what_comes_back_does_so_beside_a_job_s_own_cleaning_up() -> None:
             ParquetBackend(store, PATHS, clock=clock).cleanup_checkpoint(Epoch(6))
 
         cut = Interrupted(store, at, clean_up)
-        undelete(cut, PATHS, name, yes=True, clock=clock, sleep=clock.seconds)
+        run_undelete(cut, PATHS, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
         back = read_pins(store, PATHS).pinned
         whole(store, PATHS, *back, 6, 7, 8)
         clean_up()
@@ -384,9 +388,9 @@ def test_what_comes_back_does_so_beside_a_job_s_own_cleaning_up() -> None:
 def test_a_job_s_own_cleaning_up_looks_for_pins_until_it_has_ended(
     monkeypatch: pytest.MonkeyPatch, set_back: bool
 ) -> None:
-    monkeypatch.setattr(backend_module, "DELETE_BATCH", 1)
+    monkeypatch.setattr(expiry_module, "DELETE_BATCH", 1)
     clock = Clock()
-    monkeypatch.setattr(backend_module, "own_clock", clock)
+    monkeypatch.setattr(expiry_module, "own_clock", clock)
     stands_still = clock.micros
     of_job = (lambda: stands_still) if set_back else clock
     start = kept_no_more(begun, 8, clock, **SMALL)
@@ -490,7 +494,7 @@ def test_a_job_that_is_gone_and_cannot_be_read_can_be_moved_aside_on_the_user_s_
     assert done.plan.rule["unreadable"], "the plan says why it could not be read"
     assert list(without_ours(store)) == [beside]
     with contextlib.suppress(ArroyoStateError):  # what comes back is as broken as it was
-        undelete(store, PATHS, str(done.quarantine), yes=True, clock=clock)
+        run_undelete(store, PATHS, str(done.quarantine), UndeleteOptions(clock=clock))
     assert without_ours(store) == before
 
 

@@ -19,10 +19,12 @@ from arroyo_dagster.state.model.compaction import (
     MergeOutcome,
     RowsDigest,
 )
+from arroyo_dagster.state.model.ids import JobId
 from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.compaction.execute import merge_here
-from arroyo_dagster.state.operations.compaction.job import compact_job, plan_job
+from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
+from arroyo_dagster.state.operations.compaction.plan import plan_compaction
 from arroyo_dagster.state.planning.compaction.plan import ARROYO_JOB
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
@@ -31,7 +33,7 @@ from arroyo_dagster.state.storage.wrappers import Counting, WriteProtected
 from arroyo_dagster.state.tables.merge.rows import OnBytes
 from arroyo_dagster.state.tables.merge.task import MergeTask
 from tests.compat.arroyo import unpack
-from tests.jobs import copied, output_of, run_word_job, state_of, word_job
+from tests.jobs import copied, listing, output_of, run_word_job, state_of, word_job
 from tests.shares import EITHER_OR_BOTH, either_or_both
 
 JOB: dict[str, Any] = {
@@ -57,7 +59,7 @@ def begun(epochs: int, job: dict[str, Any] = JOB) -> MemoryStore:
 def killed(epochs: int, job: dict[str, Any] = JOB) -> MemoryStore:
     """A job that just died."""
     store = MemoryStore()
-    run = LocalRun(word_job(store, **job), store)
+    run = LocalRun.start(word_job(store, **job), store)
     for _ in range(epochs):
         run.step()
     return store
@@ -84,8 +86,8 @@ def test_a_job_at_rest_gets_an_epoch_of_the_same_content_and_shorter_lists(
 ) -> None:
     store = begun(7)
     before, files = content(store), files_of(store)
-    assert plan_job(WriteProtected(store), PATHS, settings).merges
-    outcome = compact_job(store, PATHS, settings)
+    assert plan_compaction(WriteProtected(store), PATHS, settings).merges
+    outcome = run_compaction(store, PATHS, settings)
     assert outcome.published == "epoch"
     assert outcome.epoch == 8
     assert outcome.files_after == files_of(store) < files
@@ -98,9 +100,9 @@ def test_a_job_at_rest_gets_an_epoch_of_the_same_content_and_shorter_lists(
 @pytest.mark.parametrize("settings", [FULL, PACK], ids=["full", "bin-pack"])
 def test_a_second_run_changes_nothing(settings: CompactionSettings) -> None:
     for store in (begun(7), killed(7)):
-        assert compact_job(store, PATHS, settings).changed
+        assert run_compaction(store, PATHS, settings).changed
         counted = Counting(store)
-        again = compact_job(counted, PATHS, settings)
+        again = run_compaction(counted, PATHS, settings)
         assert not again.changed
         assert not again.plan.merges
         assert {one.reason for one in again.plan.left_out}
@@ -113,11 +115,11 @@ def test_a_running_job_takes_over_what_was_merged_at_its_next_checkpoint(
     settings: CompactionSettings, later: int
 ) -> None:
     store = MemoryStore()
-    run = LocalRun(word_job(store, **JOB), store)
+    run = LocalRun.start(word_job(store, **JOB), store)
     for _ in range(6):
         run.step()
-    plan_of = plan_job(store, PATHS, settings)
-    outcome = compact_job(store, PATHS, settings)
+    plan_of = plan_compaction(store, PATHS, settings)
+    outcome = run_compaction(store, PATHS, settings)
     assert outcome.published == "record"
     assert outcome.plan == plan_of
     assert content(store)  # nothing has changed yet
@@ -133,7 +135,7 @@ def test_a_running_job_takes_over_what_was_merged_at_its_next_checkpoint(
 
 def test_what_a_killed_run_never_took_over_the_next_one_does() -> None:
     store = killed(6)
-    assert compact_job(store, PATHS, FULL).published == "record"
+    assert run_compaction(store, PATHS, FULL).published == "record"
     run_word_job(store, **JOB, max_epochs=1)
     assert any(map(is_compacted, ParquetBackend(store, PATHS).load().paths))
     run_word_job(store, **JOB)
@@ -142,16 +144,16 @@ def test_what_a_killed_run_never_took_over_the_next_one_does() -> None:
 
 def test_what_a_stopped_run_never_took_over_the_compactor_does() -> None:
     store = MemoryStore()
-    run = LocalRun(word_job(store, **JOB), store)
+    run = LocalRun.start(word_job(store, **JOB), store)
     for _ in range(6):
         run.step()
-    compact_job(store, PATHS, FULL)
+    run_compaction(store, PATHS, FULL)
     record = next(iter(ParquetBackend(store, PATHS).compaction_records()))
     kept = store.read(record)
     run_word_job(store, **JOB, max_epochs=1)
     store.put(record, kept)  # as if it came too late
     before = content(store)
-    outcome = compact_job(store, PATHS, FULL)
+    outcome = run_compaction(store, PATHS, FULL)
     assert outcome.published == "epoch"
     assert content(store) == before
     assert not ParquetBackend(store, PATHS).compaction_records()
@@ -159,12 +161,12 @@ def test_what_a_stopped_run_never_took_over_the_compactor_does() -> None:
 
 def test_two_records_for_the_same_files_count_once() -> None:
     store = MemoryStore()
-    run = LocalRun(word_job(store, **JOB), store)
+    run = LocalRun.start(word_job(store, **JOB), store)
     for _ in range(6):
         run.step()
     other = copied(store)
-    compact_job(store, PATHS, FULL)
-    compact_job(other, PATHS, PACK)
+    run_compaction(store, PATHS, FULL)
+    run_compaction(other, PATHS, PACK)
     for info in other.list():
         if store.head(info.path) is None:
             store.put(info.path, other.read(info.path))
@@ -178,10 +180,10 @@ def test_two_records_for_the_same_files_count_once() -> None:
 @pytest.mark.parametrize("damage", ["outputs gone", "not JSON", "of another job", "another path"])
 def test_a_record_that_cannot_be_believed_changes_nothing(damage: str) -> None:
     store = MemoryStore()
-    run = LocalRun(word_job(store, **JOB), store)
+    run = LocalRun.start(word_job(store, **JOB), store)
     for _ in range(6):
         run.step()
-    outcome = compact_job(store, PATHS, FULL)
+    outcome = run_compaction(store, PATHS, FULL)
     assert outcome.record is not None
     text = store.read(outcome.record)
     if damage == "outputs gone":
@@ -212,16 +214,16 @@ def test_a_fault_at_any_change_of_a_compaction_loses_and_doubles_nothing(
     start, expected = (begun if at_rest else killed)(4, SHORT), ended(SHORT)
     state = content(start)
     counted = FaultInjecting(copied(start))
-    compact_job(counted, PATHS, FULL)
+    run_compaction(counted, PATHS, FULL)
     assert counted.changes > 6
     for at in range(1, counted.changes + 1):
         store = copied(start)
         faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
         with contextlib.suppress(Crash, StorageError):
-            compact_job(faulty, PATHS, FULL)
+            run_compaction(faulty, PATHS, FULL)
         assert content(store) == state, f"fault at change {at}"
         again = copied(store)
-        compact_job(again, PATHS, FULL)
+        run_compaction(again, PATHS, FULL)
         assert content(again) == state, f"second run after a fault at change {at}"
         for end in either_or_both(store, again, at, both=both):
             run_word_job(end, **SHORT)
@@ -238,7 +240,7 @@ def test_a_job_that_is_started_meanwhile_wins() -> None:
         run_word_job(store, **JOB, max_epochs=1)
 
     with pytest.raises(ConflictError, match="started while its files were merged"):
-        compact_job(store, PATHS, FULL, run=start_the_job)
+        run_compaction(store, PATHS, FULL, CompactionOptions(run=start_the_job))
     run_word_job(store, **JOB)
     assert (content(store), output_of(store)) == ended()
 
@@ -254,8 +256,55 @@ def test_a_merge_that_would_not_restore_the_same_is_not_published() -> None:
             yield replace(outcome, after=RowsDigest(outcome.after.rows - 1, 7))
 
     with pytest.raises(ProtocolError, match="nothing was published"):
-        compact_job(store, PATHS, FULL, run=lose_a_row)
+        run_compaction(store, PATHS, FULL, CompactionOptions(run=lose_a_row))
     assert (content(store), ParquetBackend(store, PATHS).epochs()) == before
+
+
+def test_a_plan_of_the_newest_epoch_is_carried_out_as_it_is() -> None:
+    for store in (begun(7), killed(7)):
+        plan = plan_compaction(store, PATHS, PACK)
+        outcome = run_compaction(store, PATHS, FULL, plan=plan)
+        assert outcome.plan == plan
+        assert {one.merged.input_paths for one in outcome.merges} == {
+            one.paths for one in plan.merges
+        }
+
+
+def test_a_plan_of_an_older_epoch_is_refused() -> None:
+    store = begun(6)
+    plan = plan_compaction(store, PATHS, FULL)
+    assert run_compaction(store, PATHS, plan=plan).changed
+    before = listing(store)
+    with pytest.raises(ConflictError, match="it is of epoch 6, the job is at epoch 7"):
+        run_compaction(store, PATHS, plan=plan)
+    assert listing(store) == before
+
+
+def test_a_plan_whose_files_a_record_has_merged_is_refused() -> None:
+    store = killed(6)
+    plan = plan_compaction(store, PATHS, FULL)
+    assert run_compaction(store, PATHS, PACK).published == "record"
+    before = listing(store)
+    with pytest.raises(ConflictError, match="its files were merged meanwhile"):
+        run_compaction(store, PATHS, plan=plan)
+    assert listing(store) == before
+
+
+def test_a_plan_is_refused_whose_file_was_written_again() -> None:
+    store = begun(6)
+    plan = plan_compaction(store, PATHS, FULL)
+    file = plan.inputs[0].path
+    store.put(file, store.read(file) + b" ")
+    with pytest.raises(ConflictError, match="a file was written again") as caught:
+        run_compaction(store, PATHS, plan=plan)
+    assert caught.value.facts["path"] == file
+
+
+def test_a_plan_of_another_job_is_refused() -> None:
+    store = begun(6)
+    plan = replace(plan_compaction(store, PATHS, FULL), job=JobId("another"))
+    with pytest.raises(ConflictError, match="it is of another job"):
+        run_compaction(store, PATHS, plan=plan)
 
 
 def test_a_missing_file_stops_everything() -> None:
@@ -263,7 +312,7 @@ def test_a_missing_file_stops_everything() -> None:
     gone = ParquetBackend(store, PATHS).load().paths[0]
     store.delete_many([gone])
     with pytest.raises(FormatError, match="nothing is merged") as caught:
-        compact_job(store, PATHS, FULL)
+        run_compaction(store, PATHS, FULL)
     assert caught.value.facts["path"] == gone
 
 
@@ -271,16 +320,16 @@ def test_one_at_a_time() -> None:
     store = begun(6)
     with lease(store, PATHS, "somebody"):
         with pytest.raises(ConflictError, match="the job is leased by") as caught:
-            compact_job(store, PATHS, FULL)
+            run_compaction(store, PATHS, FULL)
         assert caught.value.retryable
-    assert compact_job(store, PATHS, FULL).changed
+    assert run_compaction(store, PATHS, FULL).changed
 
 
 @pytest.mark.parametrize("archive", ["flights", "leader"])
 def test_jobs_of_arroyo_are_left_alone_and_that_is_said(archive: str, tmp_path: Path) -> None:
     store = open_store(unpack(archive, tmp_path))
     for paths in list_jobs(store):
-        plan = plan_job(WriteProtected(store), paths, FULL)
+        plan = plan_compaction(WriteProtected(store), paths, FULL)
         assert not plan.merges
         assert [one.reason for one in plan.left_out] == [ARROYO_JOB]
-        assert not compact_job(WriteProtected(store), paths, FULL).changed
+        assert not run_compaction(WriteProtected(store), paths, FULL).changed

@@ -19,7 +19,7 @@ from arroyo_dagster.state.codec.operations import INSERT, DeleteKey, encode_oper
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings, SortOrder
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TableConfig
-from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.storage import Crash, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
@@ -134,17 +134,17 @@ def check(
 ) -> None:
     store, (crash, late) = copied(start), mode
     with contextlib.suppress(Crash, ArroyoStateError):
-        compact_job(FailingAt(store, at, crash=crash, late=late), PATHS, settings)
+        run_compaction(FailingAt(store, at, crash=crash, late=late), PATHS, settings)
     assert content(store) == before, f"fault at call {at}"
-    compact_job(store, PATHS, settings)
+    run_compaction(store, PATHS, settings)
     assert content(store) == before, f"run again after a fault at call {at}"
 
 
 def calls_of(start: MemoryStore, settings: CompactionSettings) -> int:
     counted = FailingAt(copied(start), None, crash=False, late=False)
-    assert compact_job(counted, PATHS, settings).changed
+    assert run_compaction(counted, PATHS, settings).changed
     assert content(counted.inner) == content(start)
-    assert not compact_job(counted.inner, PATHS, settings).changed
+    assert not run_compaction(counted.inner, PATHS, settings).changed
     return counted.calls
 
 

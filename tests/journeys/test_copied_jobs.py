@@ -13,7 +13,7 @@ from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins
 from arroyo_dagster.state.operations.gc.quarantine import purge
-from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.operations.gc.undelete import run_undelete
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import MemoryStore
@@ -79,7 +79,7 @@ def test_the_quarantine_of_a_copy_under_another_name_is_refused(verb: str) -> No
     (name,) = read_pins(store, copy).quarantines
     now += 2 * DAY
     verbs = {
-        "undelete": lambda: undelete(store, copy, name, yes=True),
+        "undelete": lambda: run_undelete(store, copy, name),
         "purge": lambda: purge(store, copy, older_than_micros=DAY, yes=True, clock=lambda: now),
     }
     with pytest.raises(ProtocolError, match="another job"):

@@ -13,8 +13,10 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.compaction.job import compact_job
-from arroyo_dagster.state.operations.gc.expire import expire_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
+from arroyo_dagster.state.operations.gc.execute import run_gc
+from arroyo_dagster.state.operations.gc.expire import to_keep
+from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
 from arroyo_dagster.state.storage.remote.open import open_store
@@ -62,23 +64,22 @@ def kept_whole(store: MemoryStore, keep: int) -> None:
 def test_a_dry_run_is_the_default_and_changes_nothing() -> None:
     store = begun(8)
     before = listing(store)
-    outcome = expire_job(WriteProtected(store), PATHS, keep_epochs=3)
-    assert not outcome.done
-    assert outcome.plan.epochs == (1, 2, 3, 4, 5)
-    assert outcome.files > 0
-    assert outcome.size_bytes > 0
+    plan = plan_gc(WriteProtected(store), PATHS, to_keep(3))
+    assert plan.epochs == (1, 2, 3, 4, 5)
+    assert len(plan.data) > 0
+    assert plan.data.size_bytes > 0
     assert listing(store) == before
 
 
 def test_the_newest_epochs_stay_and_a_second_run_finds_nothing() -> None:
     store = begun(8)
-    planned = expire_job(store, PATHS, keep_epochs=3)
-    done = expire_job(store, PATHS, keep_epochs=3, yes=True)
+    planned = plan_gc(store, PATHS, to_keep(3))
+    done = run_gc(store, PATHS, to_keep(3))
     assert done.done
-    assert done.plan.digest == planned.plan.digest
+    assert done.plan.digest == planned.digest
     assert ParquetBackend(store, PATHS).epochs() == [6, 7, 8]
     kept_whole(store, 3)
-    again = expire_job(store, PATHS, keep_epochs=3, yes=True)
+    again = run_gc(store, PATHS, to_keep(3))
     assert not again.done
     assert again.plan.objects == 0
     assert end_of(store) == ended()
@@ -86,9 +87,9 @@ def test_the_newest_epochs_stay_and_a_second_run_finds_nothing() -> None:
 
 def test_after_a_compaction_most_files_go() -> None:
     store = begun(9)
-    compact_job(store, PATHS, FULL)
+    run_compaction(store, PATHS, FULL)
     files = sum("table-" in info.path for info in store.list())
-    expire_job(store, PATHS, keep_epochs=2, yes=True)
+    run_gc(store, PATHS, to_keep(2))
     left = sum("table-" in info.path for info in store.list())
     assert left < files
     kept_whole(store, 2)
@@ -97,13 +98,13 @@ def test_after_a_compaction_most_files_go() -> None:
 
 def test_what_waits_to_be_taken_over_stays() -> None:
     store = MemoryStore()
-    run = LocalRun(word_job(store, **JOB), store)
+    run = LocalRun.start(word_job(store, **JOB), store)
     for _ in range(6):
         run.step()
-    compact_job(store, PATHS, FULL)
-    expire_job(store, PATHS, keep_epochs=2, yes=True)
+    run_compaction(store, PATHS, FULL)
+    run_gc(store, PATHS, to_keep(2))
     run.step()
-    expire_job(store, PATHS, keep_epochs=2, yes=True)
+    run_gc(store, PATHS, to_keep(2))
     kept_whole(store, 2)
     assert end_of(store) == ended()
 
@@ -119,17 +120,17 @@ def test_a_fault_at_any_change_of_an_expiry_leaves_what_is_kept_whole(
 ) -> None:
     start, expected = begun(6, SHORT), ended(SHORT)
     counted = FaultInjecting(copied(start))
-    expire_job(counted, PATHS, keep_epochs=2, yes=True)
+    run_gc(counted, PATHS, to_keep(2))
     clean = {path for path in listing(counted) if OURS not in path}
     assert counted.changes > 6
     for at in range(1, counted.changes + 1):
         store = copied(start)
         faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
         with contextlib.suppress(Crash, StorageError):
-            expire_job(faulty, PATHS, keep_epochs=2, yes=True)
+            run_gc(faulty, PATHS, to_keep(2))
         kept_whole(store, 2)
         at_once = copied(store)
-        expire_job(store, PATHS, keep_epochs=2, yes=True)
+        run_gc(store, PATHS, to_keep(2))
         left = {path for path in listing(store) if OURS not in path}
         assert left == clean, f"fault at change {at}: not finished by the next run"
         for end in either_or_both(at_once, store, at, both=both):
@@ -140,13 +141,13 @@ def test_bad_requests_are_refused_before_anything_goes(tmp_path: Path) -> None:
     store = begun(4)
     before = listing(store)
     with pytest.raises(InputError, match="at least 2"):
-        expire_job(store, PATHS, keep_epochs=1, yes=True)
+        run_gc(store, PATHS, to_keep(1))
     with lease(copied(store), PATHS, "other"):
         pass
     assert {p for p in listing(store) if OURS not in p} == set(before)
     arroyo = open_store(unpack("flights", tmp_path))
     with pytest.raises(ProtocolError, match="unknown: no job-status source is configured"):
-        expire_job(WriteProtected(arroyo), list_jobs(arroyo)[0], keep_epochs=2)
+        plan_gc(WriteProtected(arroyo), list_jobs(arroyo)[0], to_keep(2))
 
 
 def test_unreadable_metadata_of_a_kept_epoch_is_never_nothing_referenced() -> None:
@@ -155,11 +156,11 @@ def test_unreadable_metadata_of_a_kept_epoch_is_never_nothing_referenced() -> No
     store.put(newest.ref, store.read(newest.ref)[:40])
     before = {p for p in listing(store) if OURS not in p}
     with pytest.raises(FormatError):
-        expire_job(store, PATHS, keep_epochs=2, yes=True)
+        run_gc(store, PATHS, to_keep(2))
     assert {p for p in listing(store) if OURS not in p} == before
 
 
 def test_no_work_reads_no_data_file() -> None:
     store = Counting(begun(6))
-    expire_job(store, PATHS, keep_epochs=6)
+    plan_gc(store, PATHS, to_keep(6))
     assert not store.bytes_written.total()

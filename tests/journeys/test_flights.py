@@ -122,7 +122,7 @@ def test_a_job_that_dies_between_epochs_gives_the_same_and_keeps_few_epochs(
     built = flights_pipeline(
         job.output, data=str(tmp_path / "flights.parquet"), rows_per_epoch=8192, keep_epochs=3
     )
-    died = LocalRun(built, store)
+    died = LocalRun.start(built, store)
     for _ in range(4):
         died.step()
     job.run(rows_per_epoch=8192, keep_epochs=3)

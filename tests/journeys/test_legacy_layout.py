@@ -22,11 +22,14 @@ from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSe
 from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.catalog.jobs import list_epochs, list_jobs
-from arroyo_dagster.state.operations.compaction.job import compact_job
-from arroyo_dagster.state.operations.gc.expire import expire_job
-from arroyo_dagster.state.runtime.coordinator import JobRun, request_stop, requested_stop
+from arroyo_dagster.state.operations.compaction.job import run_compaction
+from arroyo_dagster.state.operations.compaction.plan import plan_compaction
+from arroyo_dagster.state.operations.gc.execute import run_gc
+from arroyo_dagster.state.operations.gc.expire import to_keep
+from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.stop_requests import request_stop, requested_stop
 from arroyo_dagster.state.storage import (
     Crash,
     FaultInjecting,
@@ -219,7 +222,7 @@ def test_a_commit_that_was_left_is_shown_and_finished_by_the_next_run() -> None:
     run(store, 1, **TINY)
     store.delete_many([PATHS.commit_note(Epoch(1))])
     assert [one.state for one in list_epochs(store, PATHS)] == [CheckpointState.COMMITTING]
-    JobRun(store, legacy_job(store, **TINY)).close()
+    JobRun.start(store, legacy_job(store, **TINY)).close()
     assert [one.state for one in list_epochs(store, PATHS)] == [CheckpointState.READY]
 
 
@@ -237,16 +240,16 @@ def test_a_note_of_another_attempt_commits_nothing() -> None:
 
 def test_a_second_starter_is_refused_until_the_first_has_ended() -> None:
     store = MemoryStore()
-    first = LocalRun(legacy_job(store, **TINY), store)
+    first = LocalRun.start(legacy_job(store, **TINY), store)
     first.step()
     before = listing(store)
     with pytest.raises(ConflictError, match="the job is leased by") as caught:
-        LocalRun(legacy_job(store, **TINY), store)
+        LocalRun.start(legacy_job(store, **TINY), store)
     assert caught.value.retryable
     asked = {PATHS.writers / "clock.json"}  # what the store's clock was asked by
     assert {path: etag for path, etag in listing(store).items() if path not in asked} == before
     first.job.close()
-    second = LocalRun(legacy_job(store, **TINY), store)
+    second = LocalRun.start(legacy_job(store, **TINY), store)
     second.step()
     second.job.close()
     assert ParquetBackend(store, PATHS).epochs() == [1, 2]
@@ -255,9 +258,9 @@ def test_a_second_starter_is_refused_until_the_first_has_ended() -> None:
 @pytest.mark.usefixtures("restarts_at_once")
 def test_a_run_whose_lease_was_taken_writes_no_epoch_and_deletes_nothing() -> None:
     store = MemoryStore()
-    first = LocalRun(legacy_job(store, **TINY), store)
+    first = LocalRun.start(legacy_job(store, **TINY), store)
     first.step()
-    second = LocalRun(legacy_job(store, **TINY), store)
+    second = LocalRun.start(legacy_job(store, **TINY), store)
     second.step()
     there = ParquetBackend(store, PATHS).load()
     with pytest.raises(ConflictError, match="lease"):
@@ -286,8 +289,8 @@ def test_a_start_that_fails_gives_the_lease_back() -> None:
     pipeline = legacy_job(store, **TINY)
     store.delete_many([PATHS.commit_note(Epoch(1))])
     with pytest.raises(StorageError):
-        LocalRun(pipeline, broken)
-    LocalRun(pipeline, store).job.close()
+        LocalRun.start(pipeline, broken)
+    LocalRun.start(pipeline, store).job.close()
 
 
 @pytest.mark.parametrize("hidden", [range(3, 4), range(1, 4), range(2, 3)], ids=str)
@@ -297,7 +300,7 @@ def test_no_older_epoch_is_restored_where_a_listing_hides_the_newest(hidden: ran
     assert ParquetBackend(store, PATHS).epochs() == [1, 2, 3]
     cut = hiding(store, PATHS, hidden)
     assert ParquetBackend(cut, PATHS).epochs() == [n for n in (1, 2, 3) if n not in hidden]
-    job = LocalRun(legacy_job(store, **TINY), cut).job
+    job = LocalRun.start(legacy_job(store, **TINY), cut).job
     assert job.base is not None
     assert job.base.epoch == 3
     job.close()
@@ -307,11 +310,11 @@ def test_state_in_the_other_layout_is_never_silently_left_behind() -> None:
     store = MemoryStore()
     run(store, 1, **TINY)
     with pytest.raises(InputError, match="is stored in the legacy layout"):
-        LocalRun(word_job(store, **TINY), store)
+        LocalRun.start(word_job(store, **TINY), store)
     other = MemoryStore()
     run_pipeline(word_job(other, **TINY), other, max_epochs=1)
     with pytest.raises(InputError, match="is stored in the protocol layout"):
-        LocalRun(legacy_job(other, **TINY), other)
+        LocalRun.start(legacy_job(other, **TINY), other)
 
 
 def test_the_first_run_below_a_url_that_does_not_exist_begins(tmp_path: Path) -> None:
@@ -337,11 +340,11 @@ def test_maintenance_of_it_says_what_it_can_and_cannot_do(written: MemoryStore) 
     store = copied(written)
     before = listing(store)
     settings = CompactionSettings(policy=CompactionPolicy.FULL)
-    assert compact_job(store, PATHS, settings, dry_run=True).plan.merges
+    assert plan_compaction(store, PATHS, settings).merges
     with pytest.raises(InputError, match="legacy layout"):
-        compact_job(store, PATHS, settings)
+        run_compaction(store, PATHS, settings)
     assert listing(store) == before
-    outcome = expire_job(store, PATHS, keep_epochs=2, yes=True)
+    outcome = run_gc(store, PATHS, to_keep(2))
     assert outcome.plan.keep_from == 6
     assert ParquetBackend(store, PATHS).epochs() == list(range(6, 17))
     assert ParquetBackend(store, PATHS).load().min_epoch == 6
@@ -355,12 +358,12 @@ def test_the_legacy_layout_has_no_second_level() -> None:
 
 def test_a_run_stops_when_it_is_asked_and_later_ones_are_not_held_up() -> None:
     store = MemoryStore()
-    first = JobRun(store, legacy_job(store, **TINY))
+    first = JobRun.start(store, legacy_job(store, **TINY))
     assert not first.stop_requested()
     assert request_stop(store, PATHS, 7) == first.number
     assert first.stop_requested()
     first.close()
-    second = JobRun(store, legacy_job(store, **TINY))
+    second = JobRun.start(store, legacy_job(store, **TINY))
     assert not second.stop_requested()
     assert requested_stop(store, PATHS) == first.number
     second.close()

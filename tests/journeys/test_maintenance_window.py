@@ -23,7 +23,7 @@ from arroyo_dagster.state.model.compaction import (
 from arroyo_dagster.state.model.layout import Layout, is_rewritten
 from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits, WindowOutcome
 from arroyo_dagster.state.model.rewrite import RewriteShard
-from arroyo_dagster.state.operations.compaction import maintenance_window
+from arroyo_dagster.state.operations.compaction import controlled_job, maintenance_window
 from arroyo_dagster.state.operations.compaction.maintenance_window import (
     WindowOptions,
     interrupted_windows,
@@ -121,7 +121,7 @@ def test_a_window_that_saw_the_job_stop_does_not_wait_for_quiet(layout: Layout) 
 
     outcome = window(model, sleep=sleep, limits=replace(LIMITS, quiet=60))
     assert outcome.end is WindowEnd.REWRITTEN
-    assert max(slept) <= maintenance_window.POLL_SECONDS
+    assert max(slept) <= controlled_job.POLL_SECONDS
     assert outcome.downtime_seconds < 60
 
 

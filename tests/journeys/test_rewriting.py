@@ -26,12 +26,13 @@ from arroyo_dagster.state.model.layout import Layout, is_rewritten
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewriteShard
 from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite import (
-    plan_rewrite_of,
+    RewriteOptions,
+    plan_rewrite,
     rewrite_here,
-    rewrite_job,
+    run_rewrite,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import ListedJob, list_objects
-from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
+from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOptions, plan_undo, run_undo
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
@@ -62,7 +63,8 @@ LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one
 
 def rewrite(store: ObjectStore, job: ArroyoJob, **options: Any) -> RewriteOutcome:
     said = options.pop("directory", stopped(job.paths))
-    return rewrite_job(store, job.paths, said, FULL, **{"quiet_seconds": 0.0, **options})
+    chosen = RewriteOptions(**{"quiet_seconds": 0.0, **options})
+    return run_rewrite(store, job.paths, said, FULL, chosen)
 
 
 def others(store: MemoryStore) -> dict[StatePath, bytes]:
@@ -81,7 +83,7 @@ def others(store: MemoryStore) -> dict[StatePath, bytes]:
 def test_a_stopped_job_gets_few_files_of_the_same_rows(layout: Layout) -> None:
     job = begun(layout)
     before, was = content(job.store, job.paths), others(job.store)
-    plan = plan_rewrite_of(WriteProtected(job.store), job.paths, stopped(job.paths), FULL)
+    plan = plan_rewrite(WriteProtected(job.store), job.paths, stopped(job.paths), FULL)
     assert plan.why_not is None
     outcome = rewrite(job.store, job)
     assert outcome.published
@@ -106,7 +108,7 @@ def test_what_arroyo_would_lose_is_repaired_and_that_is_said(layout: Layout) -> 
     job = begun(layout)
     found = {one.code for one in verify_job(job.store, job.paths).verdict.findings}
     assert found - {"table-unknown"} == {"unkeyed-aggregate"}
-    plan = plan_rewrite_of(job.store, job.paths, stopped(job.paths), FULL)
+    plan = plan_rewrite(job.store, job.paths, stopped(job.paths), FULL)
     assert [(one.table, one.lost_rows) for one in plan.repairs] == [("a", 4), ("b", 8)]
     outcome = rewrite(job.store, job)
     # Arroyo would have gone on from the first row of each file: total 31, tuple x.
@@ -114,7 +116,7 @@ def test_what_arroyo_would_lose_is_repaired_and_that_is_said(layout: Layout) -> 
     assert outcome.repaired == 3
     found = {one.code for one in verify_job(job.store, job.paths).verdict.findings}
     assert found == {"table-unknown"}
-    assert not plan_rewrite_of(job.store, job.paths, stopped(job.paths), FULL).repairs
+    assert not plan_rewrite(job.store, job.paths, stopped(job.paths), FULL).repairs
 
 
 @LAYOUTS
@@ -132,8 +134,8 @@ def test_a_second_run_changes_nothing(layout: Layout) -> None:
 def test_a_dry_run_writes_nothing(layout: Layout) -> None:
     job = begun(layout)
     store = WriteProtected(job.store)
-    assert rewrite(store, job, dry_run=True).plan.tables
-    assert not undo_rewrite(store, job.paths, stopped(job.paths), dry_run=True).done
+    assert plan_rewrite(store, job.paths, stopped(job.paths), FULL).tables
+    assert not plan_undo(store, job.paths, stopped(job.paths)).objects
 
 
 @LAYOUTS
@@ -163,10 +165,10 @@ def test_the_whole_is_put_back_byte_for_byte(layout: Layout) -> None:
     was = others(job.store)
     rewrite(job.store, job)
     assert others(job.store) != was
-    undone = undo_rewrite(job.store, job.paths, stopped(job.paths))
+    undone = run_undo(job.store, job.paths, stopped(job.paths))
     assert undone.done
     assert others(job.store) == was
-    assert not undo_rewrite(job.store, job.paths, stopped(job.paths)).done
+    assert not run_undo(job.store, job.paths, stopped(job.paths)).done
     assert rewrite(job.store, job).published
 
 
@@ -179,9 +181,9 @@ def test_a_copy_under_another_name_puts_nothing_back_in_the_original(layout: Lay
         inside = info.path.removeprefix(job.paths.root)
         job.store.put(StatePath(copy.root + inside), job.store.read(info.path))
     before = listing(job.store)
-    for dry_run in (True, False):
+    for undo in (plan_undo, run_undo):
         with pytest.raises(ProtocolError, match=r"another job|outside|not below") as caught:
-            undo_rewrite(job.store, copy, stopped(copy), dry_run=dry_run)
+            undo(job.store, copy, stopped(copy))
         assert caught.value.facts["job"]
     assert listing(job.store) == before
 
@@ -196,32 +198,31 @@ def test_nothing_is_put_back_once_a_file_of_the_old_lists_is_gone(layout: Layout
     data = job.store.read(lost)
     job.store.delete_many([lost])
     rewritten = others(job.store)
-    for dry_run in (True, False):
+    for undo in (plan_undo, run_undo):
         with pytest.raises(FormatError, match="files of the original lists are missing") as error:
-            undo_rewrite(job.store, job.paths, stopped(job.paths), dry_run=dry_run)
+            undo(job.store, job.paths, stopped(job.paths))
         assert error.value.facts == {"job": job.paths.root, "path": lost}
     assert others(job.store) == rewritten
     job.store.put(lost, data)
-    assert undo_rewrite(job.store, job.paths, stopped(job.paths)).done
+    assert run_undo(job.store, job.paths, stopped(job.paths)).done
 
 
 @LAYOUTS
 def test_nothing_is_put_back_over_what_somebody_else_has_changed(layout: Layout) -> None:
     job = begun(layout)
     rewrite(job.store, job)
-    planned = undo_rewrite(job.store, job.paths, stopped(job.paths), dry_run=True)
+    planned = plan_undo(job.store, job.paths, stopped(job.paths))
     assert planned.objects
-    assert not planned.done
     changed = planned.objects[-1]
     managed = job.store.read(changed)
     job.store.put(changed, managed + b"\xf2\x3f\x01x")  # a field that nobody knows
     now = others(job.store)
     with pytest.raises(ConflictError, match="another process changed the metadata") as error:
-        undo_rewrite(job.store, job.paths, stopped(job.paths))
+        run_undo(job.store, job.paths, stopped(job.paths))
     assert error.value.facts == {"job": job.paths.root, "path": changed}
     assert others(job.store) == now
     job.store.put(changed, managed)
-    assert undo_rewrite(job.store, job.paths, stopped(job.paths)).objects == planned.objects
+    assert run_undo(job.store, job.paths, stopped(job.paths)).objects == planned.objects
 
 
 def rewritten_a_month_ago(layout: Layout) -> tuple[ArroyoJob, dict[StatePath, bytes], Clock]:
@@ -242,7 +243,7 @@ def test_what_putting_back_needs_is_not_collected_and_goes_once_it_is_of_no_use(
     job, was, clock = rewritten_a_month_ago(layout)
     asked = orphans(**{str(job.paths.root): "stopped"})
     run_gc(job.store, job.paths, asked, GcOptions(clock=clock))
-    assert undo_rewrite(job.store, job.paths, stopped(job.paths), clock=clock).done
+    assert run_undo(job.store, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
     assert others(job.store) == was
     clock.days(30)
     gone = run_gc(job.store, job.paths, asked, GcOptions(clock=clock))
@@ -258,10 +259,10 @@ def test_what_putting_back_needs_is_not_collected_where_a_listing_hides_that_it_
     cut = Hiding(job.store, lambda path: path.startswith(f"{job.paths.rewrites}"))
     asked = orphans(**{str(job.paths.root): "stopped"})
     assert not run_gc(cut, job.paths, asked, GcOptions(clock=clock)).deleted
-    assert undo_rewrite(cut, job.paths, stopped(job.paths), clock=clock).done
+    assert run_undo(cut, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
     assert others(job.store) == was
     assert not job.store.list_dir(job.paths.rewrites).objects
-    assert not undo_rewrite(job.store, job.paths, stopped(job.paths), clock=clock).done
+    assert not run_undo(job.store, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
 
 
 @LAYOUTS
@@ -271,7 +272,7 @@ def test_records_that_no_name_was_kept_of_are_found_by_listing(layout: Layout) -
     job.store.delete_many([job.paths.job_pins])
     asked = orphans(**{str(job.paths.root): "stopped"})
     assert not run_gc(job.store, job.paths, asked, GcOptions(clock=clock)).deleted
-    assert undo_rewrite(job.store, job.paths, stopped(job.paths), clock=clock).done
+    assert run_undo(job.store, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
     assert others(job.store) == was
 
 
@@ -288,8 +289,8 @@ def test_nobody_puts_back_beside_a_collector_whatever_a_listing_hides(layout: La
         lease(job.store, job.paths, "collector", clock=clock),
         pytest.raises(ConflictError, match="the job is leased by"),
     ):
-        undo_rewrite(cut, job.paths, stopped(job.paths), clock=clock)
-    assert undo_rewrite(cut, job.paths, stopped(job.paths), clock=clock).done
+        run_undo(cut, job.paths, stopped(job.paths), UndoOptions(clock=clock))
+    assert run_undo(cut, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
 
 
 # ---- faults --------------------------------------------------------------------------------------
@@ -323,7 +324,7 @@ def test_a_fault_at_any_change_leaves_a_job_that_restores_the_same(
         rewrite(finished, job)
         expect_whole(finished, job, before, f"run again after a {note}")
         assert not rewrite(finished, job).changed
-        undo_rewrite(undone, job.paths, stopped(job.paths))
+        run_undo(undone, job.paths, stopped(job.paths))
         assert others(undone) == was, f"put back after a {note}"
 
 
@@ -336,14 +337,14 @@ def test_a_fault_at_any_change_of_an_undo_leaves_a_job_that_restores_the_same(
     before, was = content(job.store, job.paths), others(job.store)
     rewrite(job.store, job)
     counted = FaultInjecting(copied(job.store))
-    undo_rewrite(counted, job.paths, stopped(job.paths))
+    run_undo(counted, job.paths, stopped(job.paths))
     for at in share(range(1, counted.changes + 1)):
         store = copied(job.store)
         with contextlib.suppress(Crash, OSError):
             faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
-            undo_rewrite(faulty, job.paths, stopped(job.paths))
+            run_undo(faulty, job.paths, stopped(job.paths))
         expect_whole(store, job, before, f"fault at change {at}")
-        undo_rewrite(store, job.paths, stopped(job.paths))
+        run_undo(store, job.paths, stopped(job.paths))
         assert others(store) == was
 
 
@@ -411,7 +412,7 @@ def test_only_a_job_at_rest_is_rewritten_and_the_plan_says_why_not(
     job = begun(layout)
     store = WriteProtected(job.store)
     said = JobDirectory([Telling(facts_of(job.paths, **facts))])
-    plan = plan_rewrite_of(store, job.paths, said, FULL)
+    plan = plan_rewrite(store, job.paths, said, FULL)
     assert plan.tables
     assert plan.why_not is not None
     assert message in plan.why_not
@@ -673,7 +674,7 @@ def test_a_job_that_has_gone_on_is_not_put_back() -> None:
     rewrite(job.store, job)
     job.write({})
     with pytest.raises(ConflictError, match="would now restore epoch 5"):
-        undo_rewrite(job.store, job.paths, stopped(job.paths))
+        run_undo(job.store, job.paths, stopped(job.paths))
 
 
 def test_the_epoch_that_arroyo_names_is_rewritten_not_a_later_one() -> None:

@@ -31,7 +31,7 @@ from arroyo_dagster.state.model.rollback import RollbackOutcome
 from arroyo_dagster.state.operations.catalog.changes import FleetCursor, poll_fleet
 from arroyo_dagster.state.operations.catalog.epochs import refresh
 from arroyo_dagster.state.operations.catalog.jobs import list_epochs
-from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
@@ -234,7 +234,7 @@ def test_plan_says_that_a_run_may_be_alive_unless_it_ended_with_its_newest_epoch
     store = written()
     pipeline = job(store)
     assert not plan_rollback(store, pipeline.paths, 5).may_be_running
-    LocalRun(pipeline, store).step()
+    LocalRun.start(pipeline, store).step()
     plan = plan_rollback(store, pipeline.paths, 5)
     assert plan.may_be_running
     assert f"arroyo-state stop {pipeline.paths.root}" in plan.warnings[0]
@@ -269,7 +269,7 @@ def test_sdf_service_with_siblings_is_refused() -> None:
         offsets = json.dumps({"lines": offset})
         progress = replace(base.progress, offsets=offsets, final=False)
         run.base = replace(base, progress=progress)
-        manifest = run._manifest(run.plan(False), base.operators, progress)
+        manifest = run._publisher.manifest(run.plan(False), base.operators, run.base, progress)
         backend_of_run = run.backend
         backend_of_run.publish(replace(manifest, needs_commit=False))
     run_pipeline(job(store, job="other"), store, max_epochs=1)
@@ -283,7 +283,7 @@ class JobRunOf:
     """A run that is closed in the end."""
 
     def __init__(self, store: ObjectStore, pipeline: Pipeline) -> None:
-        self._run = JobRun(store, pipeline)
+        self._run = JobRun.start(store, pipeline)
 
     def __enter__(self) -> JobRun:
         return self._run
@@ -341,7 +341,7 @@ def test_fault_at_any_change_leaves_the_job_as_before_or_rolled_back(
 def test_run_that_is_alive_is_fenced_and_publishes_nothing_more() -> None:
     store = written()
     pipeline = job(store)
-    alive = LocalRun(pipeline, store)
+    alive = LocalRun.start(pipeline, store)
     alive.step()
     go_back(store, pipeline.paths, 5)
     with pytest.raises(ConflictError, match="fenced"):
@@ -376,7 +376,7 @@ def test_epoch_that_a_live_run_lets_expire_is_kept_while_it_is_restored(
     store = written(8, rows=60, merge_files_after=2)
     pipeline = job(store, keep_epochs=2)
     paths = pipeline.paths
-    alive = LocalRun(pipeline, store)
+    alive = LocalRun.start(pipeline, store)
     plan = plan_rollback(store, paths, 5)
 
     def cleanup(_: float) -> None:
@@ -390,11 +390,11 @@ def test_epoch_that_a_live_run_lets_expire_is_kept_while_it_is_restored(
 def test_subtasks_of_an_older_worker_generation_are_not_reused() -> None:
     store = MemoryStore()
     pipeline = job(store, retention_micros=60_000_000)
-    alive = LocalRun(pipeline, store)
+    alive = LocalRun.start(pipeline, store)
     for _ in range(8):
         alive.step()
     go_back(store, pipeline.paths, 5)
-    run = LocalRun(pipeline, store)
+    run = LocalRun.start(pipeline, store)
     run._tasks = alive._tasks  # as a Spark worker would keep them
     while run.step() is not None:
         pass
@@ -460,7 +460,7 @@ def test_parent_of_the_published_epoch_stays_while_recovery_needs_it() -> None:
     backend = ParquetBackend(store, pipeline.paths)
     assert backend.every_epoch() == [5, 9]
     backend.generation = None
-    assert JobRun(store, pipeline).base is not None
+    assert JobRun.start(store, pipeline).base is not None
 
 
 def test_pinned_rolled_back_epoch_stays() -> None:
@@ -479,11 +479,11 @@ def test_pinned_rolled_back_epoch_stays() -> None:
 def test_compaction_of_rolled_back_files_is_void() -> None:
     store = MemoryStore()
     pipeline = job(store, merge_files_after=100)
-    alive = LocalRun(pipeline, store)
+    alive = LocalRun.start(pipeline, store)
     for _ in range(8):
         alive.step()
     settings = CompactionSettings(policy=CompactionPolicy.FULL, min_files=2)
-    assert compact_job(store, pipeline.paths, settings).published == "record"
+    assert run_compaction(store, pipeline.paths, settings).published == "record"
     go_back(store, pipeline.paths, 3)
     run_pipeline(pipeline, store)
     undisturbed = written(100)
@@ -494,7 +494,7 @@ def test_compaction_of_rolled_back_files_is_void() -> None:
 def test_compaction_at_rest_right_behind_a_rollback_keeps_the_lineage() -> None:
     store, pipeline = rolled_back("none", Layout.PROTOCOL, merge_files_after=100)
     settings = CompactionSettings(policy=CompactionPolicy.FULL, min_files=2)
-    assert compact_job(store, pipeline.paths, settings).epoch == 10
+    assert run_compaction(store, pipeline.paths, settings).epoch == 10
     assert states(store, pipeline.paths)[9] == "ready"
     assert verify_job(store, pipeline.paths).verdict.findings == ()
     plan_gc(store, pipeline.paths, ORPHANS)
@@ -513,7 +513,9 @@ def test_sensor_and_catalogue_go_on_behind_an_epoch_whose_commit_is_never_finish
     with contextlib.suppress(Crash), JobRunOf(store, pipeline) as run:
         assert run.base is not None
         assert run.base.progress is not None
-        manifest = run._manifest(run.plan(False), run.base.operators, run.base.progress)
+        manifest = run._publisher.manifest(
+            run.plan(False), run.base.operators, run.base, run.base.progress
+        )
         run.backend.publish(manifest)
     assert refresh(store, catalogue, pipeline.paths).history.epochs[-1].state == "committing"
     go_back(store, pipeline.paths, 7)
@@ -544,7 +546,7 @@ def test_rollback_of_a_job_that_spark_wrote_is_continued_by_any_run() -> None:
         spark = StreamProgress(
             query_id="8a4f", batch_id=7, offsets=run.base.progress.offsets, checkpoint_location="x"
         )
-        manifest = run._manifest(run.plan(False), run.base.operators, spark)
+        manifest = run._publisher.manifest(run.plan(False), run.base.operators, run.base, spark)
         run.backend.publish(replace(manifest, needs_commit=False))
     go_back(store, pipeline.paths, 8)
     with JobRunOf(store, pipeline) as run:
@@ -552,4 +554,4 @@ def test_rollback_of_a_job_that_spark_wrote_is_continued_by_any_run() -> None:
         assert run.verdict("another query", 0, offsets, adopt=False).value == "next"
         with pytest.raises(ConflictError, match="at batch 8 already"):
             run.verdict("8a4f", 8, offsets, adopt=False)
-    assert LocalRun(pipeline, store).step() is not None
+    assert LocalRun.start(pipeline, store).step() is not None

@@ -21,7 +21,7 @@ from arroyo_dagster.state.model.tables import (
     TableConfig,
 )
 from arroyo_dagster.state.operations.catalog.query import load_epoch, read_rows
-from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.restore.schema_evolution import changed_in
 from arroyo_dagster.state.runtime.in_process import LocalRun
@@ -151,7 +151,7 @@ class Job:
             {k: v for k, v in {**blank, **row}.items() if k in columns or k in ("key", "at")}
             for row in self.model
         ]
-        run = LocalRun(self.pipeline(columns, parallelism), self.store)
+        run = LocalRun.start(self.pipeline(columns, parallelism), self.store)
         for commands in epochs:
             for command in commands:
                 self.obey(len(self.commands), command)
@@ -172,7 +172,7 @@ class Job:
             self.model = [r for r in self.model if r["key"] != key]
 
     def compact(self) -> bool:
-        return compact_job(self.store, self.pipeline(self.columns).paths, FULL).changed
+        return run_compaction(self.store, self.pipeline(self.columns).paths, FULL).changed
 
     def expected(self) -> Counter[str]:
         return Counter(
@@ -283,7 +283,7 @@ def test_what_cannot_be_read_is_refused_with_its_reason_and_nothing_is_written(
     job.run(FIRST, [KEEPS])
     before = {path: etag for path, etag in listing(job.store).items() if "generation" not in path}
     with pytest.raises(InputError, match=reason):
-        LocalRun(job.pipeline(columns, **options), job.store).step()
+        LocalRun.start(job.pipeline(columns, **options), job.store).step()
     after = {path: etag for path, etag in listing(job.store).items() if "generation" not in path}
     assert after == before
     job.run(FIRST, [KEEPS])

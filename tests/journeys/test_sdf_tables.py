@@ -13,8 +13,9 @@ import pytest
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.operations.catalog.query import read_rows
-from arroyo_dagster.state.operations.compaction.job import compact_job
-from arroyo_dagster.state.operations.gc.expire import expire_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
+from arroyo_dagster.state.operations.gc.execute import run_gc
+from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from tests.dataflows import Flow, definition, row_of
@@ -88,10 +89,10 @@ def test_maintenance_changes_nothing_that_readers_or_builders_see(parallelism: i
         if turn % 3 == 1:
             flow.restart()
         if turn % 4 == 2:
-            compact_job(flow.store, paths, FULL)
+            run_compaction(flow.store, paths, FULL)
             flow.restart()
         if turn % 5 == 4:
-            expire_job(flow.store, paths, keep_epochs=2, yes=True)
+            run_gc(flow.store, paths, to_keep(2))
         cells, rows = expected(words[: 10 * (turn + 1)])
         assert (flow.cells("build.cells"), flow.rows("build.rows")) == (cells, rows)
         verdict = verify_job(flow.store, paths)
@@ -108,7 +109,7 @@ def test_a_builder_takes_over_what_was_merged_while_it_runs() -> None:
     flow.topics["words"].per_epoch = 10
     for _ in range(5):
         flow.step()
-    compact_job(flow.store, flow.pipelines[0].paths, FULL)
+    run_compaction(flow.store, flow.pipelines[0].paths, FULL)
     flow.run()
     assert (flow.cells("build.cells"), flow.rows("build.rows")) == expected(words)
     assert verify_job(flow.store, flow.pipelines[0].paths).passed
@@ -126,7 +127,7 @@ def test_windowed_tables_drop_what_is_closed_and_stay_restorable() -> None:
         flow.send("events", [event(second, "a"), event(second + 1, "b")])
         assert verify_job(flow.store, paths).passed
         if second % 20 == 0:
-            compact_job(flow.store, paths, FULL)
+            run_compaction(flow.store, paths, FULL)
             flow.restart()
     values = flow.sinks["closed"].values
     assert values == [[["a", 2], ["b", 2]]] * 5

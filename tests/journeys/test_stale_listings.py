@@ -15,7 +15,7 @@ from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.gc.steps import HEADS, Pace
-from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
@@ -85,7 +85,7 @@ def test_orphans_that_only_the_listing_shows_end_no_run(count: int, aside: bool)
         assert set(map(said.get, paths[: count // 2])) == {"gone"}
         [(found, moved)] = list_quarantines(store, PATHS)
         assert [one.path for one in moved] == paths[count // 2 :]
-        undelete(store, PATHS, found.name, yes=True, clock=clock)
+        run_undelete(store, PATHS, found.name, UndeleteOptions(clock=clock))
         assert [path for path in paths if store.head(path)] == paths[count // 2 :]
 
 

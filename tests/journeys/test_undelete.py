@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.errors import ConflictError, NotFoundError
 from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model import objects
@@ -21,7 +22,7 @@ from arroyo_dagster.state.operations.gc.pins import read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import plan_undelete, undelete
+from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.collecting import JOB, PATHS, Clock, begun, dead, expiry, restorable, whole, without_ours
@@ -102,7 +103,7 @@ def test_a_removal_that_two_runs_finished_comes_back_whole_by_either_of_their_na
         for name in names:
             other = copied(store, clock=clock, keep_times=True)
             plan = plan_undelete(other, paths, name)
-            undelete(other, paths, name, yes=True, clock=clock, sleep=clock.seconds)
+            run_undelete(other, paths, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
             found = its_own(other, paths)
             if plan.objects:
                 assert found == before, name
@@ -129,7 +130,7 @@ def test_epochs_that_two_runs_expired_between_them_come_back(kind: str) -> None:
             other = copied(store, clock=clock, keep_times=True)
             if not plan_undelete(other, paths, name).objects:
                 continue
-            undelete(other, paths, name, yes=True, clock=clock, sleep=clock.seconds)
+            run_undelete(other, paths, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
             assert its_own(other, paths) == before, name
     assert several > 5
 
@@ -140,7 +141,7 @@ def test_a_job_goes_on_from_its_newest_epoch_after_either_quarantine_came_back()
     clock.days(4)
     for store in stopped_anywhere(start, PATHS, lambda: dead(**{str(PATHS.root): "gone"}), clock):
         name = read_pins(store, PATHS).quarantines[-1]
-        undelete(store, PATHS, name, yes=True, clock=clock, sleep=clock.seconds)
+        run_undelete(store, PATHS, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
         run_word_job(store, **{**JOB, **SMALL}, max_epochs=1)
         restorable(store, PATHS, 4, 5)
 
@@ -155,7 +156,7 @@ def test_quarantines_of_runs_that_ended_come_back_one_by_one() -> None:
     assert second
     assert plan_undelete(store, PATHS, first).quarantines == (first,)
     assert plan_undelete(store, PATHS, second).quarantines == (second,)
-    undelete(store, PATHS, second, yes=True, clock=clock, sleep=clock.seconds)
+    run_undelete(store, PATHS, second, UndeleteOptions(clock=clock, sleep=clock.seconds))
     assert ParquetBackend(store, PATHS).epochs() == [3, 4, 5, 6, 7]
     # What was brought back, and moved aside once more, is in both: each is enough.
     unpin_epochs(store, PATHS, [Epoch(3), Epoch(4)], clock=clock)
@@ -170,7 +171,7 @@ def test_an_older_quarantine_only_fills_in_what_lies_nowhere() -> None:
     clock.days(4)
     everything = quarantine_objects(start, PATHS, dead(**{str(PATHS.root): "gone"}), clock)
     assert everything
-    undelete(start, PATHS, everything, yes=True, clock=clock, sleep=clock.seconds)
+    run_undelete(start, PATHS, everything, UndeleteOptions(clock=clock, sleep=clock.seconds))
     unpin_epochs(start, PATHS, [Epoch(n) for n in (1, 2, 3, 4)], clock=clock)
     run_word_job(start, **{**JOB, **SMALL}, max_epochs=3)
     filled = 0
@@ -183,7 +184,7 @@ def test_an_older_quarantine_only_fills_in_what_lies_nowhere() -> None:
         last = quarantine_objects(store, PATHS, expiry(2), clock)
         if last is not None:
             plan = plan_undelete(store, PATHS, last)
-            undelete(store, PATHS, last, yes=True, clock=clock, sleep=clock.seconds)
+            run_undelete(store, PATHS, last, UndeleteOptions(clock=clock, sleep=clock.seconds))
             restorable(store, PATHS, *_epochs(store))
             assert {6, 7} <= {*_epochs(store)}
             filled += everything in plan.quarantines
@@ -210,7 +211,7 @@ def test_epochs_that_cannot_come_back_are_named_before_anything_does() -> None:
             )
         ] == [names[0]]
         plan = plan_undelete(store, PATHS, names[1])
-        undelete(store, PATHS, names[1], yes=True, clock=clock, sleep=clock.seconds)
+        run_undelete(store, PATHS, names[1], UndeleteOptions(clock=clock, sleep=clock.seconds))
         there = set(_epochs(store))
         assert there.isdisjoint(plan.incomplete)
         moved = {one.path for one in plan.objects}
@@ -227,6 +228,21 @@ def _moved_at(name: str) -> int:
 
 def _epochs(store: MemoryStore) -> list[int]:
     return [n for n in range(1, 9) if store.head(PATHS.epoch_record(Epoch(n))) is not None]
+
+
+def test_no_more_comes_back_than_was_planned() -> None:
+    clock = Clock()
+    store = begun(5, clock, **SMALL)
+    name = quarantine_objects(store, PATHS, expiry(3), clock)
+    assert name
+    plan, options = plan_undelete(store, PATHS, name), UndeleteOptions(clock=clock)
+    less, before = replace(plan, objects=plan.objects[:-1]), without_ours(store)
+    with pytest.raises(ConflictError, match="1 other objects would come back now") as caught:
+        run_undelete(store, PATHS, name, options, plan=less)
+    assert caught.value.facts["path"] == plan.objects[-1].path
+    assert without_ours(store) == before
+    assert not read_pins(store, PATHS).pinned
+    assert run_undelete(store, PATHS, name, options, plan=plan) == list(plan.objects)
 
 
 def test_a_quarantine_that_is_not_there_is_named_with_those_that_are() -> None:
@@ -264,7 +280,9 @@ def test_an_epoch_that_a_writer_breaks_before_it_reads_the_pins_stays_away() -> 
             pairs = {one.path: _manifest_of(store, one.copy) for one in heads}
             in_place = {head: ref for head, ref in pairs.items() if store.head(ref) is not None}
             writer = DeletedBefore(store, PATHS.job_pins, [*in_place, *in_place.values()])
-            back = undelete(writer, PATHS, name, yes=True, clock=clock, sleep=clock.seconds)
+            back = run_undelete(
+                writer, PATHS, name, UndeleteOptions(clock=clock, sleep=clock.seconds)
+            )
             there = _epochs(store)
             assert {3, 4, 5} <= {*there}
             whole(store, PATHS, *there)

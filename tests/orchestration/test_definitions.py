@@ -282,5 +282,5 @@ def test_only_a_session_that_was_started_here_is_stopped() -> None:
     for managed, stop, stopped in ((True, True, True), (False, True, False), (True, False, False)):
         session, resource = Session(), SparkSessionResource(stop_on_teardown=stop)
         with resource.yield_for_execution(context):
-            resource._session, resource._ours = session, managed
+            resource._session, resource._created = session, managed
         assert session.stopped is stopped

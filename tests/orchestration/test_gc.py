@@ -14,7 +14,7 @@ from arroyo_dagster.orchestration.gc.assets import dead_jobs_backlog, orphans_ba
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.operations.gc.undelete import run_undelete
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
@@ -192,7 +192,7 @@ def test_what_was_moved_aside_can_come_back(
     before = without_ours(store)
     run = Run(instance, resource(url), "arroyo_gc", keep_epochs=3, dry_run=False, quarantine=True)
     name = run.assets["retained_epochs"]["arroyo/quarantine"]
-    undelete(store, PATHS, name, yes=True)
+    run_undelete(store, PATHS, name)
     assert without_ours(store) == before
 
 

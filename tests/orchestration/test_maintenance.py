@@ -21,7 +21,7 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import RowsDigest
 from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.operations.compaction.execute import merge_here
-from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.jobs import listing, run_word_job, state_of, word_job
@@ -126,12 +126,12 @@ def test_a_dry_run_changes_and_materialises_nothing(
 class Lossy(InProcessRunner):
     """Loses a row on the way."""
 
-    def compact(self, store: Any, paths: Any, settings: Any, **options: Any) -> Any:
+    def run_compaction(self, store: Any, paths: Any, settings: Any, options: Any) -> Any:
         def lose(held: Any, tasks: Any, on_bytes: Any) -> Any:
             for outcome in merge_here(held, tasks):
                 yield replace(outcome, after=RowsDigest(outcome.after.rows - 1, 5))
 
-        return compact_job(store, paths, settings, run=lose, **options)
+        return run_compaction(store, paths, settings, replace(options, run=lose))
 
 
 def test_a_merge_that_loses_a_row_fails_the_check_and_the_run_and_publishes_nothing(
@@ -165,7 +165,7 @@ def test_a_failed_runs_first_line_says_what_happened_to_what_and_what_to_do(
 class Failing(MaintenanceRunner):
     """A store that does not answer now."""
 
-    def compact(self, store: Any, paths: Any, settings: Any, **options: Any) -> Any:
+    def run_compaction(self, store: Any, paths: Any, settings: Any, options: Any) -> Any:
         raise StorageError("the store does not answer", url=store.url)
 
     def run_gc(self, store: Any, paths: Any, request: Any, options: Any, *, plan: Any) -> Any:
@@ -204,22 +204,20 @@ def test_what_may_heal_is_tried_twice_more_and_then_says_why_it_failed(
     assert "the store does not answer" in failed.step_failure_data.error_display_string
 
 
-def test_a_runner_with_the_old_method_is_refused_where_it_is_defined() -> None:
-    with pytest.raises(TypeError, match="collect is run_gc"):
-
-        class Old(InProcessRunner):
-            def collect(self, *_: Any, **__: Any) -> Any:
-                return None
+@pytest.mark.parametrize(("old", "new"), [("collect", "run_gc"), ("compact", "run_compaction")])
+def test_a_runner_with_an_old_method_is_refused_where_it_is_defined(old: str, new: str) -> None:
+    with pytest.raises(TypeError, match=f"{old} is {new}"):
+        type("Old", (InProcessRunner,), {old: lambda *_, **__: None})
 
 
 class Healing(InProcessRunner):
     """A store that does not answer at first."""
 
-    def compact(self, store: Any, paths: Any, settings: Any, **options: Any) -> Any:
+    def run_compaction(self, store: Any, paths: Any, settings: Any, options: Any) -> Any:
         if not _HEALED:
             _HEALED.append(True)
             raise StorageError("the store does not answer", url=store.url)
-        return super().compact(store, paths, settings, **options)
+        return super().run_compaction(store, paths, settings, options)
 
 
 _HEALED: list[bool] = []
@@ -317,8 +315,8 @@ def test_a_compaction_shows_its_forecast_beside_the_outcome_and_its_progress(
 class Idle(InProcessRunner):
     """Forecasts too much."""
 
-    def compact(self, store: Any, paths: Any, settings: Any, **options: Any) -> Any:
-        outcome = super().compact(store, paths, settings, **options)
+    def run_compaction(self, store: Any, paths: Any, settings: Any, options: Any) -> Any:
+        outcome = super().run_compaction(store, paths, settings, options)
         few = replace(outcome.plan.after, files=1)
         return replace(outcome, plan=replace(outcome.plan, after=few))
 
@@ -380,10 +378,10 @@ class FailingFor(InProcessRunner):
 
     job: str
 
-    def compact(self, store: Any, paths: Any, settings: Any, **options: Any) -> Any:
+    def run_compaction(self, store: Any, paths: Any, settings: Any, options: Any) -> Any:
         if paths.job == self.job:
             raise StorageError("the store does not answer", retryable=False)
-        return super().compact(store, paths, settings, **options)
+        return super().run_compaction(store, paths, settings, options)
 
 
 def test_one_run_over_many_jobs_goes_on_where_one_fails_and_repeats_only_that(

@@ -17,7 +17,7 @@ from arroyo_dagster.orchestration.partitions import (
     plan_sync,
 )
 from arroyo_dagster.orchestration.rendering import sparkline, table, timestamp
-from arroyo_dagster.orchestration.schedules import build_due_schedule
+from arroyo_dagster.orchestration.schedules import DueOptions, build_due_schedule
 from arroyo_dagster.orchestration.translator import DagsterArroyoTranslator, Naming
 from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
@@ -85,7 +85,7 @@ def requests(deployed: Any, backlog: dict[str, int], **options: Any) -> Any:
         "17 * * * *",
         naming=naming,
         backlog=lambda store: backlog,
-        **options,
+        options=DueOptions(**options),
     )
     when = dt.datetime(2026, 1, 1, 5, 17, tzinfo=dt.UTC)
     with dg.build_schedule_context(

@@ -19,7 +19,7 @@ from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.layout import Layout, is_rewritten
-from arroyo_dagster.state.operations.compaction import maintenance_window
+from arroyo_dagster.state.operations.compaction import controlled_job
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, window_config
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
@@ -159,7 +159,7 @@ def test_a_source_that_does_not_answer_is_asked_again(
 
 @pytest.fixture
 def model(deployed: Deployment, monkeypatch: pytest.MonkeyPatch) -> ModelArroyo:
-    monkeypatch.setattr(maintenance_window, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(controlled_job, "POLL_SECONDS", 0.01)
     return ModelArroyo(written(deployed), seconds_a_request=2.0)
 
 

@@ -36,7 +36,8 @@ from arroyo_dagster.state.model.tables import (
     TableConfig,
     TimeFile,
 )
-from arroyo_dagster.state.operations.compaction.job import compact_job, plan_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
+from arroyo_dagster.state.operations.compaction.plan import plan_compaction
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,
@@ -238,7 +239,7 @@ def test_a_restore_loads_the_same_at_any_parallelism_and_any_later_watermark(
         watermark_micros=WATERMARK,
     )
     before = list(_restores(store, config, files))
-    outcome = compact_job(store, PATHS, way)
+    outcome = run_compaction(store, PATHS, way)
     assert list(_restores(store, config, _listed(store))) == before
     for merge in outcome.merges:
         assert merge.same
@@ -255,11 +256,11 @@ def _goes_on_to_an_end(store: ObjectStore, way: CompactionSettings) -> None:
     """Run again until there is nothing to do: files that became smaller than was forecast may go
     together with others, and each run leaves fewer of them."""
     count = _file_count(store)
-    while plan_job(store, PATHS, way).merges:
-        assert compact_job(store, PATHS, way).changed
+    while plan_compaction(store, PATHS, way).merges:
+        assert run_compaction(store, PATHS, way).changed
         count, before = _file_count(store), count
         assert count < before
-    assert not compact_job(store, PATHS, way).changed
+    assert not run_compaction(store, PATHS, way).changed
 
 
 def _file_count(store: ObjectStore) -> int:
@@ -289,7 +290,7 @@ def test_of_a_global_table_the_last_write_of_each_key_is_left(
     expected = {key: value for key, value in last.items() if value is not None}
     table = GlobalKeyedTable(config, store)
     assert table.load_with_version(files) == expected
-    compact_job(store, PATHS, way)
+    run_compaction(store, PATHS, way)
     (operator,) = ParquetBackend(store, PATHS).load().operators
     (listed,) = operator.tables.values()
     assert table.load_with_version(listed.paths) == expected

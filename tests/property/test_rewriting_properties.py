@@ -22,7 +22,7 @@ from arroyo_dagster.state.model.tables import (
     TableConfig,
     TimeFile,
 )
-from arroyo_dagster.state.operations.compaction.rewrite import rewrite_job
+from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import (
@@ -202,7 +202,9 @@ def test_a_restore_loads_what_it_loaded_at_any_parallelism_and_nothing_is_left_t
     chosen = CompactionSettings(policy=policy, min_files=2, part_bytes=part_bytes)
     right = {n: restored(job, n, as_arroyo=False) for n in (1, 2, 3)}
     exactly_at = {n: restored(job, n) for n in (1, 2, 3)}
-    outcome = rewrite_job(job.store, job.paths, stopped(job.paths), chosen, quiet_seconds=0)
+    outcome = run_rewrite(
+        job.store, job.paths, stopped(job.paths), chosen, RewriteOptions(quiet_seconds=0)
+    )
     for part in outcome.parts:
         assert part.rows_in == part.rows_out + sum(part.dropped.values())
     rewritten = {f"{one.operator} {one.table}" for one in outcome.plan.tables}
@@ -221,7 +223,9 @@ def test_a_restore_loads_what_it_loaded_at_any_parallelism_and_nothing_is_left_t
         own = job.parallelism
         assert restored(job, own)["join_2 left"] == exactly_at[own]["join_2 left"]
     assert verify_job(WriteProtected(job.store), job.paths).verdict.errors == ()
-    again = rewrite_job(job.store, job.paths, stopped(job.paths), chosen, quiet_seconds=0)
+    again = run_rewrite(
+        job.store, job.paths, stopped(job.paths), chosen, RewriteOptions(quiet_seconds=0)
+    )
     assert not again.published
 
 

@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
 from tests.dataflows import Flow, definition, reader, row_of
 
 Event = dict[str, Any]
@@ -241,7 +241,7 @@ def check(
         if not flow.step():
             break
         if upset == "compact":
-            compact_job(flow.store, flow.pipelines[0].paths, FULL)
+            run_compaction(flow.store, flow.pipelines[0].paths, FULL)
         if upset:
             flow.restart()
     flow.run()

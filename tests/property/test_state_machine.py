@@ -21,8 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.operations.compaction.job import compact_job
-from arroyo_dagster.state.operations.gc.expire import expire_job
+from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.runtime.operators import (
     Collector,
@@ -195,7 +196,7 @@ class Job(RuleBasedStateMachine):
 
     def start(self, store: ObjectStore) -> None:
         pipeline = self.pipeline(store)
-        self.run = LocalRun(pipeline, store)
+        self.run = LocalRun.start(pipeline, store)
         self.others = [
             [LevelTask(pipeline, level, index, store) for index in range(self.parallelism)]
             for level in range(1, pipeline.levels + 1)
@@ -289,15 +290,18 @@ class Job(RuleBasedStateMachine):
     @rule(policy=st.sampled_from(CompactionPolicy), fault=FAULTS)
     def compact(self, policy: CompactionPolicy, fault: Fault) -> None:
         """Maintenance, beside a run or alone; a run takes over what it leaves."""
-        chosen = CompactionSettings(policy=policy, min_files=2)
-        self.maintain(fault, lambda store, paths: compact_job(store, paths, chosen, owner="m"))
+        chosen, options = (
+            CompactionSettings(policy=policy, min_files=2),
+            CompactionOptions(owner="m"),
+        )
+        self.maintain(fault, lambda store, paths: run_compaction(store, paths, chosen, options))
 
     @precondition(lambda self: bool(self.boundaries))
     @rule(keep=st.integers(2, 3), fault=FAULTS)
     def expire(self, keep: int, fault: Fault) -> None:
         self.maintain(
             fault,
-            lambda store, paths: expire_job(store, paths, keep_epochs=keep, yes=True, owner="m"),
+            lambda store, paths: run_gc(store, paths, to_keep(keep), GcOptions(owner="m")),
         )
 
     def maintain(self, fault: Fault, work: Callable[[ObjectStore, JobPaths], object]) -> None:

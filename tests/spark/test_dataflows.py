@@ -18,9 +18,10 @@ from arroyo_dagster.dataflow.views.view import Views, service_paths
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
 from arroyo_dagster.spark.dataflow.states import for_spark, register_states, state_frame
+from arroyo_dagster.spark.pipeline import SparkOptions
 from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.coordinator import request_stop
 from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage.remote.open import open_store
 from tests.seeds import soak_seeds
 from tests.word_services import (
@@ -56,8 +57,8 @@ def test_the_same_dataflow_gives_equal_states_and_outputs_in_process_and_on_spar
     outcomes = run_pipelines(
         words_services(spark, words, ASKED),
         spark,
+        SparkOptions(session=session),
         on_epoch=lambda pipeline, checkpoint: told.append(pipeline.job),
-        session=session,
     )
     assert all(outcome.exhausted for outcome in outcomes.values())
     assert told.index("count") < told.index("look-up")  # owners before readers
@@ -80,7 +81,7 @@ def test_all_at_once_they_go_on_until_they_are_asked_to_stop(session: Any, tmp_p
 
     asking = threading.Thread(target=ask)
     asking.start()
-    (outcome,) = run_pipelines(services, store, follow=True, session=session).values()
+    (outcome,) = run_pipelines(services, store, SparkOptions(follow=True, session=session)).values()
     asking.join()
     assert outcome.newest is not None
     assert dict(states_of(store)["count.counts"]) == {
@@ -94,8 +95,8 @@ def test_services_that_run_at_once_read_each_its_own_source(session: Any, tmp_pa
     run_words(plain, words, ASKED)
     # The same names of operators in each, and other rows.
     count, look_up, windowed = words_services(store, words, ASKED, parallelism=1)
-    run_pipelines([count, windowed], store, follow=True, session=session)
-    run_pipelines([look_up], store, follow=True, session=session)
+    run_pipelines([count, windowed], store, SparkOptions(follow=True, session=session))
+    run_pipelines([look_up], store, SparkOptions(follow=True, session=session))
     assert everything(store) == everything(plain)
 
 
@@ -108,7 +109,7 @@ def test_when_one_service_fails_the_others_stop_with_a_checkpoint(
     bad.name = "other"
     bad.sources["topics"].source.read = _fails  # type: ignore[union-attr,method-assign,assignment,index]
     with pytest.raises(ArroyoStateError, match="on purpose"):
-        run_pipelines([good, bad], store, follow=True, session=session)
+        run_pipelines([good, bad], store, SparkOptions(follow=True, session=session))
     newest = Views(store, words_dataflow()).head("count")
     assert newest is not None
     assert newest.progress is not None
@@ -145,7 +146,7 @@ def test_look_ups_see_the_epoch_that_theirs_began_with_whatever_the_owner_does_m
         words_dataflow(), "look-up", store, bindings=bindings, options=RunOptions(parallelism=2)
     )
     if on_spark:
-        run_pipelines([look_up], store, session=session)
+        run_pipelines([look_up], store, SparkOptions(session=session))
     else:
         run_pipeline(look_up, store)
     first, every = plain_counts(words[:50]), plain_counts(words)

@@ -19,6 +19,7 @@ from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
 from arroyo_dagster.dataflow.topics.wiring import wire
 from arroyo_dagster.dataflow.views.view import Views
 from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
+from arroyo_dagster.spark.pipeline import SparkOptions
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage.remote.open import open_store
@@ -146,7 +147,7 @@ def test_an_example_gives_equal_states_and_outputs_in_process_and_on_spark(
         if where == "plain":
             run_here(services, store, between)
         else:
-            run_pipelines(services, store, between=between, session=session)
+            run_pipelines(services, store, SparkOptions(session=session), between=between)
         found.append(seen(dataflow, store, root / name))
     assert found[1] == found[0]
     assert all(found[0][name] for name in found[0] if not name.endswith("True"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.spark.pipeline import run_pipeline
+from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
@@ -30,10 +30,10 @@ def test_a_job_in_the_legacy_layout_stops_and_goes_on_with_equal_tables(tmp_path
     outputs = [tmp_path / f"{name}-output" for name in ("local", "spark")]
     run_in_process(legacy(rows, outputs[0]), stores[0])
     on_spark = legacy(rows, outputs[1])
-    first = run_pipeline(on_spark, stores[1], max_epochs=2)
+    first = run_pipeline(on_spark, stores[1], SparkOptions(max_epochs=2))
     assert first.newest is not None
     assert first.newest.worker_generation is None
-    held = JobRun(stores[1], on_spark, accept=lambda progress: None)
+    held = JobRun.start(stores[1], on_spark, accept=lambda progress: None)
     with pytest.raises(ConflictError, match="the job is leased by"):
         run_pipeline(on_spark, stores[1])
     held.close()

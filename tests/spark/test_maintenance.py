@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
-from arroyo_dagster.spark.compaction import compact_job_on_spark
-from arroyo_dagster.spark.gc import expire_job_on_spark, run_gc_on_spark
+from arroyo_dagster.spark.compaction import run_compaction_on_spark
+from arroyo_dagster.spark.gc import run_gc_on_spark
 from arroyo_dagster.spark.rewrite import rewrites_on_spark
 from arroyo_dagster.spark.tasks import assigned, run_items
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -23,8 +23,9 @@ from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSe
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.operations.compaction.execute import Progress
-from arroyo_dagster.state.operations.compaction.job import compact_job
-from arroyo_dagster.state.operations.compaction.rewrite import rewrite_job
+from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
+from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
+from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import FaultInjecting
@@ -58,16 +59,16 @@ def test_compacted_and_expired_on_spark_the_job_goes_on_as_if_nothing_had_been(
     twin, _ = _run(tmp_path / "twin", 9)
     before = newest(store, pipeline)
     content = tables_of(store, before)
-    outcome = compact_job_on_spark(lambda: session, store, pipeline.paths, FULL, in_process_bytes=0)
-    in_process = compact_job(twin, pipeline.paths, FULL)
+    outcome = run_compaction_on_spark(
+        lambda: session, store, pipeline.paths, FULL, in_process_bytes=0
+    )
+    in_process = run_compaction(twin, pipeline.paths, FULL)
     assert outcome.published == "epoch"
     assert [m.after for m in outcome.merges] == [m.after for m in in_process.merges]
     after = newest(store, pipeline)
     assert tables_of(store, after) == content == tables_of(twin, newest(twin, pipeline))
     assert len(set(after.paths)) == outcome.files_after < len(set(before.paths))
-    expired = expire_job_on_spark(
-        lambda: session, store, pipeline.paths, keep_epochs=2, yes=True, from_objects=1
-    )
+    expired = run_gc_on_spark(lambda: session, store, pipeline.paths, to_keep(2), from_objects=1)
     assert expired.done
     assert ParquetBackend(store, pipeline.paths).epochs() == [9, 10]
     assert not any(store.head(path) for path in expired.plan.data.paths)
@@ -106,9 +107,9 @@ def test_a_fault_somewhere_on_spark_loses_and_doubles_nothing(
     at, late = chance.randint(1, 12), chance.choice(["before", "after"])
     faulty = FaultInjecting(store, fail_at=at, mode=late)  # type: ignore[arg-type]
     with contextlib.suppress(StorageError, ConflictError):
-        compact_job_on_spark(lambda: session, faulty, pipeline.paths, FULL, in_process_bytes=0)
+        run_compaction_on_spark(lambda: session, faulty, pipeline.paths, FULL, in_process_bytes=0)
     assert tables_of(store, newest(store, pipeline)) == content
-    compact_job_on_spark(lambda: session, store, pipeline.paths, FULL, in_process_bytes=0)
+    run_compaction_on_spark(lambda: session, store, pipeline.paths, FULL, in_process_bytes=0)
     assert tables_of(store, newest(store, pipeline)) == content
 
 
@@ -119,12 +120,18 @@ def test_a_stopped_job_of_arroyos_is_rewritten_by_workers(
     job, store = _arroyo_job(tmp_path, layout)
     before = content(job.store, job.paths)
     run = rewrites_on_spark(lambda: session)
-    outcome = rewrite_job(store, job.paths, stopped(job.paths), FULL, run=run, quiet_seconds=0)
+    outcome = run_rewrite(
+        store, job.paths, stopped(job.paths), FULL, RewriteOptions(run=run, quiet_seconds=0)
+    )
     assert outcome.published
-    here = rewrite_job(job.store, job.paths, stopped(job.paths), FULL, quiet_seconds=0)
+    here = run_rewrite(
+        job.store, job.paths, stopped(job.paths), FULL, RewriteOptions(quiet_seconds=0)
+    )
     assert [part.after for part in outcome.parts] == [part.after for part in here.parts]
     expect_whole(store, job, before, "on Spark")
-    again = rewrite_job(store, job.paths, stopped(job.paths), FULL, run=run, quiet_seconds=0)
+    again = run_rewrite(
+        store, job.paths, stopped(job.paths), FULL, RewriteOptions(run=run, quiet_seconds=0)
+    )
     assert not again.published
 
 
@@ -139,9 +146,13 @@ def test_a_fault_somewhere_leaves_a_job_of_arroyos_that_restores_the_same(
     at, late = chance.randint(1, 14), chance.choice(["before", "after"])
     faulty = FaultInjecting(store, fail_at=at, mode=late)  # type: ignore[arg-type]
     with contextlib.suppress(StorageError, ConflictError):
-        rewrite_job(faulty, job.paths, stopped(job.paths), FULL, run=run, quiet_seconds=0)
+        run_rewrite(
+            faulty, job.paths, stopped(job.paths), FULL, RewriteOptions(run=run, quiet_seconds=0)
+        )
     expect_whole(store, job, before, f"change {at} failed, {late}")
-    rewrite_job(store, job.paths, stopped(job.paths), FULL, run=run, quiet_seconds=0)
+    run_rewrite(
+        store, job.paths, stopped(job.paths), FULL, RewriteOptions(run=run, quiet_seconds=0)
+    )
     expect_whole(store, job, before, "done again")
 
 
@@ -160,13 +171,13 @@ def test_a_large_merge_is_carried_out_in_parts_and_progress_is_told(
     content = tables_of(store, newest(store, pipeline))
     told: list[Progress] = []
     settings = replace(FULL, part_bytes=2_000)
-    outcome = compact_job_on_spark(
+    outcome = run_compaction_on_spark(
         lambda: session,
         store,
         pipeline.paths,
         settings,
+        CompactionOptions(on_progress=told.append),
         in_process_bytes=0,
-        on_progress=told.append,
     )
     assert any(len(merge.merged.output_paths) > 1 for merge in outcome.merges)
     assert told[-1].bytes_done == told[-1].bytes_total > 0
@@ -178,10 +189,10 @@ def test_nothing_to_do_and_little_ask_for_no_session(tmp_path: Path) -> None:
         raise AssertionError("a session was asked for")
 
     store, pipeline = _run(tmp_path, 3)
-    assert compact_job_on_spark(none, store, pipeline.paths, FULL).changed
-    again = compact_job_on_spark(none, store, pipeline.paths, FULL)
+    assert run_compaction_on_spark(none, store, pipeline.paths, FULL).changed
+    again = run_compaction_on_spark(none, store, pipeline.paths, FULL)
     assert not again.changed
-    kept = expire_job_on_spark(none, store, pipeline.paths, keep_epochs=9, yes=True)
+    kept = run_gc_on_spark(none, store, pipeline.paths, to_keep(9))
     assert not kept.done
 
 

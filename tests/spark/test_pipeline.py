@@ -10,13 +10,14 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import ConflictError, InputError
-from arroyo_dagster.spark.pipeline import run_pipeline
+from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
 from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.coordinator import JobRun, request_stop
+from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage.remote.open import open_store
 from tests.seeds import soak_seeds
 from tests.words import (
@@ -58,7 +59,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_row(tmp_path: Path) -> Non
     rows = random_words(240, 3)
     store, output = _paths(tmp_path, "stopped")
     pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
-    first = run_pipeline(pipeline, store, max_epochs=2)
+    first = run_pipeline(pipeline, store, SparkOptions(max_epochs=2))
     assert first.newest is not None
     assert first.newest.progress is not None
     assert (first.epochs, first.newest.progress.final, first.exhausted) == (2, True, False)
@@ -77,14 +78,14 @@ def test_a_recreated_checkpoint_directory_stops_the_run_until_adopt_is_said(
     rows = random_words(240, 4)
     store, output = _paths(tmp_path, "adopted")
     pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
-    before = run_pipeline(pipeline, store, max_epochs=1).newest
+    before = run_pipeline(pipeline, store, SparkOptions(max_epochs=1)).newest
     assert before is not None
     assert before.progress is not None
     shutil.rmtree(before.progress.checkpoint_location.removeprefix("file://"))
     with pytest.raises(ConflictError, match="--adopt"):
         run_pipeline(pipeline, store)
     assert newest(store, pipeline).epoch == before.epoch
-    after = run_pipeline(pipeline, store, adopt=True)
+    after = run_pipeline(pipeline, store, SparkOptions(adopt=True))
     assert after.exhausted
     assert after.newest is not None
     assert after.newest.progress is not None
@@ -96,13 +97,13 @@ def test_a_run_in_process_takes_over_from_spark_only_when_told_to(tmp_path: Path
     rows = random_words(180, 5)
     store, output = _paths(tmp_path, "both")
     pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
-    run_pipeline(pipeline, store, max_epochs=1)
+    run_pipeline(pipeline, store, SparkOptions(max_epochs=1))
     with pytest.raises(ConflictError, match="streaming query"):
         run_in_process(pipeline, store)
     assert run_in_process(pipeline, store, max_epochs=1, adopt=True).epochs == 1
     with pytest.raises(ConflictError, match="--adopt"):
         run_pipeline(pipeline, store)
-    assert run_pipeline(pipeline, store, adopt=True).exhausted
+    assert run_pipeline(pipeline, store, SparkOptions(adopt=True)).exhausted
     assert len(output_of(output)) == 180
 
 
@@ -110,14 +111,14 @@ def test_a_new_query_goes_on_from_the_offsets_of_a_rollback(tmp_path: Path) -> N
     rows = random_words(240, 7)
     store, output = _paths(tmp_path, "back")
     pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
-    before = run_pipeline(pipeline, store, max_epochs=3).newest
+    before = run_pipeline(pipeline, store, SparkOptions(max_epochs=3)).newest
     assert before is not None
     assert before.progress is not None
     plan = plan_rollback(store, pipeline.paths, 1)
     run_rollback(store, plan, sleep=lambda _: None)
     location = before.progress.checkpoint_location
     with pytest.raises(ConflictError, match="does not continue from the recorded offsets"):
-        run_pipeline(pipeline, store, checkpoint_location=location)
+        run_pipeline(pipeline, store, SparkOptions(checkpoint_location=location))
     after = run_pipeline(pipeline, store)
     assert (after.epochs, after.exhausted) == (3, True)
     plain, plain_output = _paths(tmp_path, "plain")
@@ -136,7 +137,9 @@ def test_asked_to_stop_while_idle_a_run_writes_a_last_epoch_without_rows(tmp_pat
         if checkpoint.epoch == 2:
             request_stop(store, pipeline.paths, 0)
 
-    outcome = run_pipeline(pipeline, store, follow=True, on_epoch=stop_behind_the_second)
+    outcome = run_pipeline(
+        pipeline, store, SparkOptions(follow=True), on_epoch=stop_behind_the_second
+    )
     assert outcome.newest is not None
     assert outcome.newest.progress is not None
     assert (outcome.newest.epoch, outcome.newest.progress.final) == (3, True)
@@ -161,7 +164,7 @@ def test_a_run_that_was_fenced_stops_and_loses_nothing(tmp_path: Path) -> None:
 
     def start_another(checkpoint: Any) -> None:
         if checkpoint.epoch == 2:
-            JobRun(store, pipeline)
+            JobRun.start(store, pipeline)
 
     with pytest.raises(ConflictError, match="fenced"):
         run_pipeline(pipeline, store, on_epoch=start_another)

@@ -21,6 +21,7 @@ from arroyo_dagster.dataflow.topics.wiring import wire
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
 from arroyo_dagster.spark.dataflow.topics import SparkTopics
+from arroyo_dagster.spark.pipeline import SparkOptions
 from arroyo_dagster.spark.staging import staged_batches
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.remote.open import open_store
@@ -57,7 +58,8 @@ class Place:
         services = build_dataflow(
             dataflow, self.store, bindings=wired.bindings, options=RunOptions()
         )
-        run_pipelines(services, self.store, topics=topics, session=self.session, **options)
+        chosen = SparkOptions(session=self.session, **options)
+        run_pipelines(services, self.store, chosen, topics=topics)
 
     @property
     def answers(self) -> Path:

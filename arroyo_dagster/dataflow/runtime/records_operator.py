@@ -280,7 +280,7 @@ class RecordsOperator(ServiceOperator):
             if not has_result(key):
                 continue
             try:
-                text, kind = self._key_of(function, key)
+                text, kind = _key_of(function, key, self.plan.key_types)
             except Exception as error:
                 self.failures.note(
                     function.plan.name, error, records.values[at], place(records.at[at])
@@ -312,30 +312,6 @@ class RecordsOperator(ServiceOperator):
             return function.body(records.values[at])
         key = None if records.keys is None else records.keys[at]
         return function.body(key, records.values[at])
-
-    def _key_of(self, function: Function, key: Any) -> tuple[str, int]:
-        if not isinstance(key, str | int):
-            raise OperatorResultError(
-                f"assign-key `{function.plan.name}` returned a {type(key).__name__}, which "
-                "cannot be used as a key; expected text, an int or a bool",
-                number="E28",
-                path=function.plan.path,
-            )
-        found: set[Key] = set()
-        for declared in self.plan.key_types:
-            found.add(key_text(key_for(declared, key, path=function.plan.path)))
-        if len(found) > 1:
-            raise OperatorResultError(
-                f"assign-key `{function.plan.name}` returned {key!r:.80}, which maps to "
-                "different keys in the service's states",
-                number="E41",
-                path=function.plan.path,
-                types=[one.value for one in self.plan.key_types],
-            )
-        text = str(found.pop()) if found else key_text(key)
-        text.encode()  # half a surrogate pair is no text
-        kind = BOOL_KEY if isinstance(key, bool) else INT_KEY if isinstance(key, int) else TEXT_KEY
-        return text, kind
 
     def _watermark_rows(
         self, mark: tuple[int, tuple[Window, ...]], parallelism: int
@@ -379,7 +355,37 @@ def keys_of_every_subtask(parallelism: int) -> list[str]:
     return found
 
 
-# ---- records of a batch --------------------------------------------------------------------------
+# ---- keys and records of a batch -----------------------------------------------------------------
+
+
+def _key_of(function: Function, key: Any, key_types: Sequence[ScalarType]) -> tuple[str, int]:
+    """The text and the kind of a key that assign-key returned.
+
+    Raises:
+        OperatorResultError: it is no key, or not the same one for each of the service's states.
+    """
+    if not isinstance(key, str | int):
+        raise OperatorResultError(
+            f"assign-key `{function.plan.name}` returned a {type(key).__name__}, which cannot be "
+            "used as a key; expected text, an int or a bool",
+            number="E28",
+            path=function.plan.path,
+        )
+    found: set[Key] = set()
+    for declared in key_types:
+        found.add(key_text(key_for(declared, key, path=function.plan.path)))
+    if len(found) > 1:
+        raise OperatorResultError(
+            f"assign-key `{function.plan.name}` returned {key!r:.80}, which maps to different "
+            "keys in the service's states",
+            number="E41",
+            path=function.plan.path,
+            types=[one.value for one in key_types],
+        )
+    text = str(found.pop()) if found else key_text(key)
+    text.encode()  # half a surrogate pair is no text
+    kind = BOOL_KEY if isinstance(key, bool) else INT_KEY if isinstance(key, int) else TEXT_KEY
+    return text, kind
 
 
 def _by_source(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

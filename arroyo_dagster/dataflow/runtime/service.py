@@ -176,8 +176,7 @@ def _connect(
 ) -> None:
     source = ServiceSource(
         {topic.name: bindings.sources[topic.name] for topic in plan.sources},
-        store=plan.store,
-        owners={owner: plan.paths[owner] for owner in plan.owners},
+        owners={owner: OwnerJob(plan.store, plan.paths[owner]) for owner in plan.owners},
         raw={topic.name for topic in plan.sources if topic.converter.name == "raw"},
         ticks=plan.window is not None,
         idleness_ms=None if plan.window is None else plan.window.idleness_ms,

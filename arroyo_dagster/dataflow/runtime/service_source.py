@@ -20,9 +20,7 @@ from arroyo_dagster.dataflow.storage.boundary import VALUE, check_topic_schema, 
 from arroyo_dagster.dataflow.views.view import OwnerJob
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.runtime.operators import Offset, Source
-from arroyo_dagster.state.storage.store import ObjectStore
 
 SOURCE, CLOCK = "_source", "_clock"
 TICK, IDLE = -1, -2
@@ -65,8 +63,7 @@ class ServiceSource(Source):
         self,
         sources: Mapping[str, Source],
         *,
-        store: ObjectStore,
-        owners: Mapping[str, JobPaths],
+        owners: Mapping[str, OwnerJob],
         raw: Set[str] = frozenset(),
         ticks: bool = False,
         idleness_ms: int | None = None,
@@ -76,7 +73,7 @@ class ServiceSource(Source):
         for topic, source in sources.items():
             check_topic_schema(topic, source.schema)
         self._sources = dict(sources)
-        self._owners = {owner: OwnerJob(store, where) for owner, where in owners.items()}
+        self._owners = dict(owners)
         self._raw = frozenset(raw)
         self._ticks = ticks
         self._idleness_ms = idleness_ms

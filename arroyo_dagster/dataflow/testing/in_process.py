@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
 from arroyo_dagster.dataflow.definition.loading import load_dataflow
-from arroyo_dagster.dataflow.in_process import run_dataflow
+from arroyo_dagster.dataflow.in_process import DataflowOptions, run_dataflow
 from arroyo_dagster.dataflow.runtime.service import (
     Bindings,
     RunOptions,
@@ -156,8 +156,8 @@ class DataflowTrial:
         run_dataflow(
             self._pipelines(flush_open=close_windows),
             self.store,
+            DataflowOptions(idle_seconds=0.0),
             between=tuple(self._between.values()),
-            idle_seconds=0.0,
         )
         for source in self._between.values():
             source.complete = False

@@ -10,7 +10,11 @@ from pydantic import Field
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.catalog.checks import RESTORABLE, check_result, kept_verdict
-from arroyo_dagster.orchestration.compaction.rewrite import is_arroyo_job, rewritten_events
+from arroyo_dagster.orchestration.compaction.rewrite import (
+    RewriteStep,
+    is_arroyo_job,
+    rewritten_events,
+)
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure, of_selected
 from arroyo_dagster.orchestration.partitions import job_of
@@ -32,7 +36,7 @@ from arroyo_dagster.state.planning.verify.checks import effective, row_parity
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.compaction.execute import Progress
-    from arroyo_dagster.state.operations.compaction.job import CompactionOutcome
+    from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
 
 ROW_PARITY = "row_parity"
 EFFECTIVE = "effective"
@@ -195,13 +199,15 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
                         context,
                         paths,
                         key,
-                        config.settings(),
-                        store=arroyo_store,
-                        directory=arroyo_directory,
-                        runner=runner,
-                        checks=checks,
-                        quiet_seconds=config.quiet_seconds,
-                        dry_run=config.dry_run,
+                        RewriteStep(
+                            store=arroyo_store,
+                            directory=arroyo_directory,
+                            runner=runner,
+                            settings=config.settings(),
+                            quiet_seconds=config.quiet_seconds,
+                            dry_run=config.dry_run,
+                        ),
+                        checks,
                     )
                     if is_arroyo_job(arroyo_store, paths)
                     else _compacted_events(paths, config, arroyo_store, runner, context, key)
@@ -273,8 +279,11 @@ def compacted(
         published: receives what was published, also if an interrupt follows.
 
     Raises:
-        ArroyoStateError: see `state.operations.compaction.job.compact_job`.
+        ArroyoStateError: see `state.operations.compaction.job.run_compaction`.
     """
+    from arroyo_dagster.state.operations.compaction.job import CompactionOptions
+    from arroyo_dagster.state.operations.compaction.plan import plan_compaction
+    from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
 
     def on_merge(outcome: MergeOutcome, left: int) -> None:
         merges.append(outcome)
@@ -283,19 +292,20 @@ def compacted(
             f"merged {len(outcome.merged.input_paths)} files of {table}, {left} merges left"
         )
 
-    outcome = runner.compact(
-        store.writable(),
-        paths,
-        config.settings(),
-        owner=f"dagster run {context.run.run_id}",
-        lease_wait_seconds=EXPIRED_SECONDS,
-        wait_seconds=config.wait_seconds,
-        dry_run=config.dry_run,
-        sampled=True,
-        on_merge=on_merge,
-        on_progress=_logged(context.log.info),
-        on_published=published.append,
-    )
+    if config.dry_run:
+        plan = plan_compaction(store.reading(), paths, config.settings(), sampled=True)
+        outcome = CompactionOutcome.of_plan(plan)
+    else:
+        options = CompactionOptions(
+            owner=f"dagster run {context.run.run_id}",
+            lease_wait_seconds=EXPIRED_SECONDS,
+            wait_seconds=config.wait_seconds,
+            sampled=True,
+            on_merge=on_merge,
+            on_progress=_logged(context.log.info),
+            on_published=published.append,
+        )
+        outcome = runner.run_compaction(store.writable(), paths, config.settings(), options)
     context.log.info(_format_outcome(outcome, dry_run=config.dry_run))
     return outcome
 

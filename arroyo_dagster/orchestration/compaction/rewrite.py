@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -33,18 +34,24 @@ def is_arroyo_job(store: ArroyoStateStore, paths: JobPaths) -> bool:
     return of_arroyo(store.reading(), paths)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RewriteStep:
+    """How the step of an asset rewrites jobs; `quiet_seconds` as of `RewriteOptions`."""
+
+    store: ArroyoStateStore
+    directory: ArroyoDirectory
+    runner: MaintenanceRunner
+    settings: CompactionSettings
+    quiet_seconds: float
+    dry_run: bool
+
+
 def rewritten_events(
     context: dg.AssetExecutionContext,
     paths: JobPaths,
     key: dg.AssetKey,
-    settings: CompactionSettings,
-    *,
-    store: ArroyoStateStore,
-    directory: ArroyoDirectory,
-    runner: MaintenanceRunner,
+    step: RewriteStep,
     checks: tuple[str, str],
-    quiet_seconds: float,
-    dry_run: bool,
 ) -> Iterator[Any]:
     """Rewrite a stopped Arroyo job, and yield its events.
 
@@ -52,10 +59,14 @@ def rewritten_events(
         checks: the names of the checks of row parity, and of the comparison with the forecast.
 
     Raises:
-        ArroyoStateError: as `rewrite_job`. dagster.Failure: the job runs, or its status is unknown;
-        with the forecast.
+        ArroyoStateError: as `run_rewrite`.
+        dagster.Failure: the job runs, or nobody says what it does; with the forecast.
     """
-    from arroyo_dagster.state.operations.compaction.rewrite import rewrite_job
+    from arroyo_dagster.state.operations.compaction.rewrite import (
+        RewriteOptions,
+        plan_rewrite,
+        run_rewrite,
+    )
 
     parts: list[RewriteShard] = []
     published: list[RewriteOutcome] = []
@@ -78,23 +89,22 @@ def rewritten_events(
         version = dg.DataVersion(version_of(outcome))
         return dg.MaterializeResult(asset_key=key, metadata=metadata, data_version=version)
 
-    asked = directory.directory(store)
+    asked = step.directory.directory(step.store)
     try:
-        outcome = rewrite_job(
-            store.writable(),
-            paths,
-            asked,
-            settings,
-            run=runner.rewrites(),
-            owner=f"dagster run {context.run.run_id}",
-            lease_wait_seconds=EXPIRED_SECONDS,
-            quiet_seconds=quiet_seconds,
-            dry_run=dry_run,
-            or_forecast=True,
-            sampled=True,
-            on_shard=on_shard,
-            on_published=published.append,
-        )
+        plan = plan_rewrite(step.store.reading(), paths, asked, step.settings, sampled=True)
+        if step.dry_run or plan.why_not is not None:
+            outcome = RewriteOutcome.of_plan(plan)
+        else:
+            options = RewriteOptions(
+                run=step.runner.rewrites(),
+                owner=f"dagster run {context.run.run_id}",
+                lease_wait_seconds=EXPIRED_SECONDS,
+                quiet_seconds=step.quiet_seconds,
+                on_shard=on_shard,
+                on_published=published.append,
+            )
+            store = step.store.writable()
+            outcome = run_rewrite(store, paths, asked, step.settings, options, plan=plan)
     except ArroyoStateError:
         if not row_parity(parts).passed:
             yield check_result(row_parity(parts), checks[0], key)
@@ -104,8 +114,8 @@ def rewritten_events(
     except BaseException:  # an interrupt
         yield from map(materialized, published)
         raise
-    context.log.info(format_rewrite(outcome, dry_run=dry_run))
-    if outcome.plan.tables and outcome.plan.why_not is not None and not dry_run:
+    context.log.info(format_rewrite(outcome, dry_run=step.dry_run))
+    if outcome.plan.tables and outcome.plan.why_not is not None and not step.dry_run:
         raise _not_now(paths, asked, outcome)
     if outcome.published:
         yield materialized(outcome)

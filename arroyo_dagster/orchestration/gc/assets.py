@@ -6,7 +6,8 @@ needs read-only credentials.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
@@ -34,14 +35,14 @@ from arroyo_dagster.state.planning.verify.findings import Verdict
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.garbage import GcPlan
     from arroyo_dagster.state.model.layout import JobPaths
-    from arroyo_dagster.state.operations.gc.execute import GcOutcome
+    from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome
     from arroyo_dagster.state.operations.gc.plan import GcRequest
 
 PROVED = "referenced_set_proved"
 READ_BACK = "read_back"
 
 
-class CollectConfig(dg.Config):
+class GcRunConfig(dg.Config):
     """Fields that all three kinds of gc share."""
 
     dry_run: bool = Field(default=True, description="Plan only. Set to false to delete.")
@@ -62,7 +63,7 @@ class CollectConfig(dg.Config):
         raise NotImplementedError
 
 
-class GcConfig(CollectConfig):
+class GcConfig(GcRunConfig):
     """Which epochs of a job to keep. With both fields, an epoch stays if either keeps it."""
 
     keep_epochs: int | None = Field(default=10, ge=2, description="Keep this many newest epochs.")
@@ -80,7 +81,7 @@ class GcConfig(CollectConfig):
         return _asked(PlanKind.EXPIRE, store, retention=retention)
 
 
-class OrphansConfig(CollectConfig):
+class OrphansConfig(GcRunConfig):
     """How long to keep unreferenced objects."""
 
     older_than_days: float = Field(default=3.0, gt=0, description="Keep objects younger than this.")
@@ -117,7 +118,7 @@ def _asked(
 @dataclass(frozen=True)
 class _AssetKind:
     table: str
-    config: type[CollectConfig]
+    config: type[GcRunConfig]
     deps: tuple[str, ...]
 
 
@@ -178,7 +179,7 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
         arroyo_runner: MaintenanceRunner,
     ):
         with as_failure():
-            paths, given = job_of(context.partition_key), cast(CollectConfig, config)
+            paths, given = job_of(context.partition_key), cast(GcRunConfig, config)
             if context.selected_asset_keys:
                 yield from of_selected(
                     context,
@@ -195,7 +196,7 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
 
 def _collection_events(
     paths: "JobPaths",
-    config: CollectConfig,
+    config: GcRunConfig,
     store: ArroyoStateStore,
     runner: MaintenanceRunner,
     context: dg.AssetExecutionContext,
@@ -203,6 +204,8 @@ def _collection_events(
     key: dg.AssetKey,
 ) -> Iterator[Any]:
     """Plan a collection, carry it out if this run may, and give what Dagster shows of both."""
+    from arroyo_dagster.state.operations.gc.execute import GcOptions
+
     asked = config.asked(paths, store)
     try:
         plan = _planned(store, paths, asked)
@@ -211,7 +214,13 @@ def _collection_events(
         raise
     yield from _plan_metadata(plan, plan_key)
     if key in context.selected_asset_keys and plan.objects and _may_delete(config, plan, context):
-        yield from _collected_events(paths, config, asked, plan, store, runner, context, key)
+        options = GcOptions(
+            quarantine=config.quarantine,
+            owner=f"dagster run {context.run.run_id}",
+            lease_wait_seconds=EXPIRED_SECONDS,
+        )
+        run = partial(runner.run_gc, store.writable(), paths, asked, plan=plan)
+        yield from _collected_events(plan, run, options, context, key)
 
 
 def _planned(store: ArroyoStateStore, paths: "JobPaths", asked: "GcRequest") -> "GcPlan":
@@ -221,12 +230,9 @@ def _planned(store: ArroyoStateStore, paths: "JobPaths", asked: "GcRequest") -> 
 
 
 def _collected_events(
-    paths: "JobPaths",
-    config: CollectConfig,
-    asked: "GcRequest",
     plan: "GcPlan",
-    store: ArroyoStateStore,
-    runner: MaintenanceRunner,
+    run: "Callable[[GcOptions], GcOutcome]",
+    options: "GcOptions",
     context: dg.AssetExecutionContext,
     key: dg.AssetKey,
 ) -> Iterator[Any]:
@@ -234,8 +240,6 @@ def _collected_events(
 
     What a run had deleted before it was interrupted stands in the journal.
     """
-    from arroyo_dagster.state.operations.gc.execute import GcOptions
-
     done: list[GcOutcome] = []
 
     def result_events(outcome: "GcOutcome") -> Iterator[Any]:
@@ -247,13 +251,7 @@ def _collected_events(
         yield _read_back(outcome, key)
 
     try:
-        options = GcOptions(
-            quarantine=config.quarantine,
-            owner=f"dagster run {context.run.run_id}",
-            lease_wait_seconds=EXPIRED_SECONDS,
-            on_done=done.append,
-        )
-        outcome = runner.run_gc(store.writable(), paths, asked, options, plan=plan)
+        outcome = run(replace(options, on_done=done.append))
     except Exception:
         raise
     except BaseException:  # an interrupt
@@ -287,7 +285,7 @@ def _plan_metadata(plan: "GcPlan", key: dg.AssetKey) -> Iterator[Any]:
     yield check_result(verdict, PROVED, key, metadata=gc_shown.proof_metadata(plan))
 
 
-def _may_delete(config: CollectConfig, plan: "GcPlan", context: dg.AssetExecutionContext) -> bool:
+def _may_delete(config: GcRunConfig, plan: "GcPlan", context: dg.AssetExecutionContext) -> bool:
     """Whether this run deletes: configured for it, and approved where approval is asked for."""
     if config.dry_run:
         context.log.info(f"dry run: {gc_shown.format_plan(plan)}")

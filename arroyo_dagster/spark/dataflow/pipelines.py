@@ -8,19 +8,19 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from arroyo_dagster.dataflow.topics.segments import SegmentSource, note_ends
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.spark.dataflow.topics import SparkTopics
-from arroyo_dagster.spark.pipeline import SparkRun
-from arroyo_dagster.spark.session import get_session
+from arroyo_dagster.spark.pipeline import SparkOptions, SparkRun
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.runtime.coordinator import finished, request_stop
+from arroyo_dagster.state.runtime.coordinator import finished
 from arroyo_dagster.state.runtime.in_process import RunOutcome
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -32,52 +32,27 @@ _STOP_POLL_SECONDS = 0.2
 OnServiceEpoch = Callable[[Pipeline, Checkpoint], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparkOptions:
-    """How pipelines run on Spark.
-
-    Attributes:
-        master: where; `local[*]` by default. An active session is used as it is.
-        conf: Spark settings.
-        checkpoint_location: where Spark keeps its logs of batches, a directory for each job in it;
-            by default below the jobs when those lie on local disk.
-        interval_seconds: the least time between two epochs of a job.
-        adopt: go on from the offsets recorded with the states, as new streaming queries.
-        max_epochs: of each job in this run; None = no end of its own.
-    """
-
-    master: str | None = None
-    conf: Mapping[str, str] | None = field(default=None, repr=False)
-    checkpoint_location: str | None = None
-    interval_seconds: float = 0.0
-    adopt: bool = False
-    max_epochs: int | None = None
-
-
 def run_pipelines(
     pipelines: Sequence[Pipeline],
     store: ObjectStore,
-    *,
     options: SparkOptions | None = None,
-    follow: bool = False,
+    *,
     topics: SparkTopics | None = None,
     between: Sequence[SegmentSource] = (),
     stop: Callable[[], bool] = lambda: False,
     on_epoch: OnServiceEpoch | None = None,
-    session: SparkSession | None = None,
 ) -> dict[str, RunOutcome]:
     """Run pipelines of one application, from their newest checkpoints on.
 
     Args:
         pipelines: those that others read from first.
-        follow: all at once, until each has ended or was asked to stop; else one after the other,
-            again and again until none of them has anything new.
+        options: with `follow` they run all at once, until each has ended or was asked to stop; else
+            one after the other, again and again until none of them has anything new.
         topics: those that are bound to Spark's sources, to be read meanwhile.
         between: the sources of topics that pipelines write themselves.
         stop: asked now and then; True = every run writes a last checkpoint and ends.
         on_epoch: called with every epoch once it is published and committed; from one thread at a
             time.
-        session: the session to use; started, and stopped at the end, unless given.
 
     Returns:
         By the job's root, how its run ended.
@@ -87,53 +62,59 @@ def run_pipelines(
             asked to stop with a checkpoint, and did.
     """
     chosen = options or SparkOptions()
-    found, ours = (session, False) if session else get_session(chosen.master, chosen.conf)
+    found, mine = chosen.get_session()
     try:
-        together = _Together(found, store, chosen, follow, topics, between, stop, on_epoch)
-        if follow:
+        together = _Together(
+            _Environment(
+                session=found,
+                store=store,
+                options=chosen,
+                topics=topics,
+                between=between,
+                stop=stop,
+                on_epoch=on_epoch,
+            )
+        )
+        if chosen.follow:
             return together.all_at_once(pipelines)
         return together.in_turn(pipelines)
     finally:
-        if ours:
+        if mine:
             found.stop()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Environment:
+    """What the runs of one application share; attributes as of `run_pipelines`."""
+
+    session: SparkSession
+    store: ObjectStore
+    options: SparkOptions
+    topics: SparkTopics | None
+    between: Sequence[SegmentSource]
+    stop: Callable[[], bool]
+    on_epoch: OnServiceEpoch | None
+
+
 class _Together:
-    def __init__(
-        self,
-        session: SparkSession,
-        store: ObjectStore,
-        options: SparkOptions,
-        follow: bool,
-        topics: SparkTopics | None,
-        between: Sequence[SegmentSource],
-        stop: Callable[[], bool],
-        on_epoch: OnServiceEpoch | None,
-    ) -> None:
-        self._session = session
-        self._store = store
-        self._options = options
-        self._follow = follow
-        self._topics = topics
-        self._between = between
-        self._asked = stop
-        self._on_epoch = on_epoch
+    def __init__(self, shared: _Environment) -> None:
+        self._shared = shared
         self._noting = threading.Lock()
         self._application = uuid.uuid4().hex
 
     def in_turn(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
         """Rounds over all of them, until a round in which nothing was new."""
-        if self._topics is not None:
-            self._topics.stage_all(self._session)
+        if self._shared.topics is not None:
+            self._shared.topics.stage_all(self._shared.session)
         outcomes: dict[str, RunOutcome] = {}
         news = True
-        while news and not self._asked():
+        while news and not self._shared.stop():
             news = False
             for pipeline in pipelines:
                 root = pipeline.paths.root
                 before = outcomes.get(root)
                 if before is not None and (
-                    self._options.max_epochs is not None
+                    self._shared.options.max_epochs is not None
                     or not has_new_rows(pipeline, before.newest)
                 ):
                     continue
@@ -141,12 +122,14 @@ class _Together:
                 news = news or outcome.epochs > 0
                 outcomes[root] = outcome.after(before) if before else outcome
             ended = {one.job for one in pipelines if outcomes[one.paths.root].exhausted}
-            news = note_ends(self._between, ended) or news
+            news = note_ends(self._shared.between, ended) or news
         return outcomes
 
     def all_at_once(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
         """A thread each, while topics land; when one fails the others stop with a checkpoint."""
-        staging = [] if self._topics is None else self._topics.start(self._session)
+        staging = (
+            [] if self._shared.topics is None else self._shared.topics.start(self._shared.session)
+        )
         try:
             return self._at_once(pipelines, staging)
         finally:
@@ -161,7 +144,7 @@ class _Together:
                 one.paths.root: pool.submit(self._run, one) for one in pipelines
             }
             going = set(runs.values())
-            while going and not self._asked() and _is_staging(staging):
+            while going and not self._shared.stop() and _is_staging(staging):
                 done, going = wait(going, timeout=_STOP_POLL_SECONDS, return_when=FIRST_EXCEPTION)
                 if any(run.exception() is not None for run in done):
                     break
@@ -178,34 +161,34 @@ class _Together:
             run = runs[pipeline.paths.root]
             while not run.done():
                 with contextlib.suppress(NotFoundError):
-                    request_stop(self._store, pipeline.paths, wall_clock())
+                    request_stop(self._shared.store, pipeline.paths, wall_clock())
                 wait([run], timeout=_ASK_AGAIN_SECONDS)
 
     def _run(self, pipeline: Pipeline) -> RunOutcome:
-        if (newest := finished(self._store, pipeline)) is not None:
+        if (newest := finished(self._shared.store, pipeline)) is not None:
             return RunOutcome(epochs=0, newest=newest, exhausted=True)
-        location = self._options.checkpoint_location
-        run = SparkRun(
+        options = self._shared.options
+        if options.checkpoint_location is not None:
+            location = f"{options.checkpoint_location}/{pipeline.paths.root}"
+            options = replace(options, checkpoint_location=location)
+        run = SparkRun.start(
             pipeline,
-            self._store,
-            checkpoint_location=None if location is None else f"{location}/{pipeline.paths.root}",
-            max_epochs=self._options.max_epochs,
-            follow=self._follow,
-            adopt=self._options.adopt,
+            self._shared.store,
+            options,
             on_epoch=lambda checkpoint: self._note_epoch(pipeline, checkpoint),
             application=self._application,
         )
         with contextlib.closing(run.job):
-            return run.run(self._session, self._options.interval_seconds)
+            return run.run(self._shared.session)
 
     def _note_epoch(self, pipeline: Pipeline, checkpoint: Checkpoint) -> None:
         with self._noting:
-            for source in self._between:
+            for source in self._shared.between:
                 source.note(pipeline.job, checkpoint)
-            if self._topics is not None:
-                self._topics.note(pipeline, checkpoint)
-            if self._on_epoch is not None:
-                self._on_epoch(pipeline, checkpoint)
+            if self._shared.topics is not None:
+                self._shared.topics.note(pipeline, checkpoint)
+            if self._shared.on_epoch is not None:
+                self._shared.on_epoch(pipeline, checkpoint)
 
 
 def _is_staging(staging: Sequence[StreamingQuery]) -> bool:

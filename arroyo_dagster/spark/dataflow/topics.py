@@ -20,6 +20,7 @@ from arroyo_dagster.spark.staging import SparkTopic, StagedSource, Staging
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.runtime.connectors import FolderSink, staged_paths
 from arroyo_dagster.state.runtime.operators import Sink, Source
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -166,7 +167,7 @@ class SparkSink(FolderSink):
 
     def folder(self, task: TaskInfo) -> str:
         """Where records are staged: below the job, with what else is ours."""
-        return f"{task.pipeline}/{task.job}/_arroyo_dagster/spark-sinks/{self._topic}/"
+        return f"{JobPaths(task.job, task.pipeline).spark_sink(self._topic)}/"
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
         """Write what an epoch has staged, unless that is done.

@@ -127,7 +127,7 @@ class OperatorCommit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRequest:
+class CommitCommand:
     """`CommitReq`: do the second phase of an epoch's commit."""
 
     epoch: Epoch
@@ -223,7 +223,7 @@ _MESSAGES: dict[type[Any], type[Message]] = {
     CheckpointRequest: pb.CheckpointReq,
     TableCommit: pb.TableCommitData,
     OperatorCommit: pb.OperatorCommitData,
-    CommitRequest: pb.CommitReq,
+    CommitCommand: pb.CommitReq,
     StartExecution: pb.StartExecutionReq,
     CheckpointEvent: pb.TaskCheckpointEventReq,
     CheckpointCompleted: pb.TaskCheckpointCompletedReq,

@@ -39,6 +39,7 @@ from arroyo_dagster.state.model.ids import (
     TableName,
     WorkerGeneration,
 )
+from arroyo_dagster.state.model.layout import operator_metadata_name
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
@@ -149,7 +150,7 @@ def _manifest(message: pb.CheckpointManifest) -> Manifest:
 def _legacy_checkpoint(message: pb.CheckpointMetadata) -> LegacyCheckpoint:
     for name in message.operator_ids:
         # These become paths of objects that are read: none may lead out of the job.
-        StatePath(f"operator-{name}/metadata")
+        StatePath(operator_metadata_name(name))
     return LegacyCheckpoint(
         job=JobId(message.job_id),
         epoch=Epoch(message.epoch),

@@ -7,22 +7,21 @@ crates/arroyo-state-protocol/src/{store,workflow}.rs.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 from arroyo_dagster.errors import (
-    ArroyoStateError,
     ConflictError,
     FormatError,
     InputError,
     NotFoundError,
     ProtocolError,
-    StorageError,
 )
 from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, Leased
+from arroyo_dagster.state.metadata.expiry import JobExpiry
+from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.metadata.reader import BackendReader, as_checkpoint
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
@@ -30,16 +29,14 @@ from arroyo_dagster.state.model.checkpoints import (
     CommitNote,
     CommittedMarker,
     CurrentGeneration,
-    EpochRecord,
     GenerationManifest,
     LegacyCheckpoint,
     Manifest,
     OperatorCheckpoint,
 )
-from arroyo_dagster.state.model.clock import Clock, own_clock, wall_clock
+from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionRecord
-from arroyo_dagster.state.model.garbage import JobPins
-from arroyo_dagster.state.model.gc import ExpirePlan
+from arroyo_dagster.state.model.garbage import ExpirePlan
 from arroyo_dagster.state.model.ids import (
     Epoch,
     OperatorId,
@@ -50,19 +47,15 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.layout import (
     JobPaths,
     Layout,
-    parse_manifest_path,
+    parse_epoch_record,
 )
-from arroyo_dagster.state.planning.gc.retention import oldest_kept, plan_expire, with_unreadable
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.checkpoint import incomplete
-from arroyo_dagster.state.planning.restore.lineage import rolled_back
+from arroyo_dagster.state.planning.restore.copied_jobs import check_own
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore, check_size
 
 _T = TypeVar("_T")
-DELETE_BATCH = 1000
-_PINS_TTL_MICROS = int(IN_FLIGHT_GRACE_SECONDS * 1e6) // 2
-"""Reads of what stays are reused this long. A pin waits twice as long for deletions in flight."""
 
 
 @runtime_checkable
@@ -224,7 +217,7 @@ class ParquetBackend(BackendReader):
         return store
 
     def _take_generation(self) -> GenerationManifest:
-        fence = self._fact(self.paths.current_generation)
+        fence = self.objects.fact(self.paths.current_generation)
         number = fence.worker_generation + 1 if isinstance(fence, CurrentGeneration) else 1
         while True:
             manifest = GenerationManifest(
@@ -288,40 +281,25 @@ class ParquetBackend(BackendReader):
         now = self.clock()
         facts: dict[StatePath, recovery.MetadataRecord | None] = {}
         while True:
-            found = recovery.resolve(self.paths, generation, facts, now_micros=now)
-            if isinstance(found, recovery.Need):
-                facts[found.path] = self._fact(found.path)
-                continue
+            found = recovery.resolve_with(
+                self.objects.fact, self.paths, generation, facts, now_micros=now
+            )
             if not isinstance(found, recovery.Claim):
                 return found
-            self._check_own(found.record)
+            check_own(
+                self.paths,
+                f"the epoch to continue from, {found.record.epoch},",
+                [found.record.checkpoint_ref],
+                next_step="run the job under the name that its metadata contains; a copy keeps "
+                "that name below a URL of its own. Nothing was published",
+            )
             # A newer run may have claimed this epoch long ago, and let it expire since.
             self.check_fence()
             self._create_once(found.record_path, records.encode_epoch_record(found.record))
             del facts[found.record_path]
 
-    def _check_own(self, record: EpochRecord) -> None:
-        """A copy of a job under another name refers to the original's epochs: it claims none."""
-        if not self.paths.contains(record.checkpoint_ref):
-            raise ProtocolError(
-                f"the epoch to continue from, {record.epoch}, is listed below another job",
-                job=self.paths.root,
-                path=record.checkpoint_ref,
-                next_step="run the job under the name that its metadata contains; a copy keeps "
-                "that name below a URL of its own. Nothing was published",
-            )
-
-    def _asked(
-        self,
-        question: Callable[[recovery.Facts], _T | recovery.Need],
-    ) -> _T:
-        """Ask a pure rule, reading what it says it needs, until it answers."""
-        facts: dict[StatePath, recovery.MetadataRecord | None] = {}
-        while True:
-            answer = question(facts)
-            if not isinstance(answer, recovery.Need):
-                return answer
-            facts[answer.path] = self._fact(answer.path)
+    def _asked(self, question: Callable[[recovery.Facts], _T | recovery.Need]) -> _T:
+        return recovery.answer_with(question, self.objects.fact, {})
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -388,7 +366,7 @@ class ParquetBackend(BackendReader):
                 )
 
     def _rewrite_min_epoch(self, path: StatePath, checkpoint: LegacyCheckpoint) -> None:
-        there = self._read(path, metadata.decode_legacy_checkpoint)
+        there = self.objects.read(path, metadata.decode_legacy_checkpoint)
         if replace(there, min_epoch=checkpoint.min_epoch) != checkpoint:
             raise ConflictError(
                 f"epoch {checkpoint.epoch} belongs to another checkpoint",
@@ -430,7 +408,7 @@ class ParquetBackend(BackendReader):
         record = recovery.claim_of(ref, manifest, self.clock())
         path = self.paths.epoch_record(manifest.epoch)
         if not self.store.create(path, records.encode_epoch_record(record)):
-            owner = self._read(path, records.decode_epoch_record)
+            owner = self.objects.read(path, records.decode_epoch_record)
             if owner.checkpoint_ref != ref:
                 raise ConflictError(
                     f"epoch {manifest.epoch} belongs to another checkpoint",
@@ -486,7 +464,7 @@ class ParquetBackend(BackendReader):
         path = recovery.marker_path(ref)
         if self.store.create(path, records.encode_committed_marker(marker)):
             return
-        found = self._read(path, records.decode_committed_marker)
+        found = self.objects.read(path, records.decode_committed_marker)
         writer = marker.writer_worker_generation
         if replace(found, writer_worker_generation=writer, unknown=b"") != marker:
             raise ProtocolError("the commit marker belongs to another checkpoint", path=path)
@@ -505,7 +483,7 @@ class ParquetBackend(BackendReader):
         check_size(self.store.url, path, len(data))
         if self.store.create(path, data):
             return
-        if path.name.endswith(".record"):
+        if parse_epoch_record(path.name) is not None:
             return  # a lost claim is not an error: whoever won is read next
         if self.store.read(path) != data:
             raise ConflictError(
@@ -525,133 +503,25 @@ class ParquetBackend(BackendReader):
     # ---- cleaning up -----------------------------------------------------------------------------
 
     def cleanup_checkpoint(self, min_epoch: Epoch) -> ExpirePlan:
-        """Remove the epochs below `min_epoch`: data, then records, then manifests, oldest first.
+        """Remove the epochs below `min_epoch`: data, then records, then metadata, oldest first.
 
-        Carries out the expire plan of `planning.gc`, without logic of its own. Stopped half way,
-        the next call finishes it. What was pinned or moved aside meanwhile stays: that is looked
-        at before the first request to delete, and again whenever the last look is too old. While a
-        pinned epoch is not there, as when it is brought back, nothing goes.
+        Executes the expire plan of `planning.gc.expiry`, without logic of its own. What that keeps
+        besides stays: after a rollback more than is asked for. Stopped half way, the next call
+        finishes it. What was pinned or moved aside meanwhile stays. While a pinned epoch is not
+        there, as when it is brought back, nothing goes.
 
         Raises:
-            ProtocolError: `min_epoch` is newer than the newest checkpoint.
+            ProtocolError: `min_epoch` is newer than the newest checkpoint, or an epoch that stays
+                is not whole or cannot be read; nothing was deleted.
+            NotFoundError, FormatError: an object of an epoch that was not rolled back is missing or
+                broken; nothing was deleted.
             StorageError: objects could not be deleted; what refers to them is still there.
         """
-        plan, known = self._planned_expiry(min_epoch)
-        while not self._carried_out(plan, known):
-            # Somebody has pinned an epoch, or moved one aside, while this was thought about.
-            plan, known = self._planned_expiry(min_epoch)
-        return plan
+        return JobExpiry(self, self.clock, self._written).run(min_epoch)
 
     def expire_plan(self, min_epoch: Epoch) -> ExpirePlan:
-        """Plan what goes with the epochs below `min_epoch`, from every epoch's metadata.
-
-        Raises:
-            ProtocolError: `min_epoch` is newer than the newest checkpoint.
-            NotFoundError, FormatError: an object of an epoch that stays is missing or broken.
-        """
-        return self._planned_expiry(min_epoch)[0]
-
-    def _planned_expiry(self, min_epoch: Epoch) -> tuple[ExpirePlan, JobPins]:
-        """The plan, and what it knows to stay besides the newest epochs."""
-        job_pins, needed = self._pins_in_full()
-        history, problems = self._whole_history(min_epoch, job_pins.pinned)
-        pinned = job_pins.pinned
-        unknown = bool(history) and not pinned <= {one.epoch for one in history}
-        if unknown or self._stays_unreadable(history, problems, min_epoch):
-            # One is on its way back, or is damaged: what it lists is not known, so nothing goes.
-            min_epoch = min(min_epoch, history[-1].epoch)
-            problems = {}
-        plan = plan_expire(self.paths, history, min_epoch, pinned=pinned, needed=needed)
-        operators = history[0].operators
-        names = [operator.operator for operator in operators]
-        return with_unreadable(plan, {n: self.by_name(n, names) for n in problems}), job_pins
-
-    def _stays_unreadable(
-        self, history: Sequence[Checkpoint], problems: Collection[Epoch], min_epoch: Epoch
-    ) -> bool:
-        """Whether an epoch that stays cannot be read, so that nobody knows what it lists."""
-        if not problems or not history:
-            return False
-        keep_from = oldest_kept([one.epoch for one in history], min_epoch, self.paths.layout)
-        parent = history[0].parent_ref
-        address = None if parent is None else parse_manifest_path(parent)
-        needed = None if address is None else address.epoch
-        return any(epoch >= keep_from or epoch == needed for epoch in problems)
-
-    def _pins_in_full(self) -> tuple[JobPins, frozenset[StatePath]]:
-        """What stays besides the newest epochs, and what epochs in quarantine need of the rest."""
-        job_pins = self.job_pins()
-        while True:
-            try:
-                return job_pins, self._needed_by_quarantine(job_pins)
-            except NotFoundError:
-                before, job_pins = job_pins, self.job_pins()
-                if job_pins == before:
-                    raise  # else somebody else has purged a quarantine meanwhile
-
-    def _whole_history(
-        self, min_epoch: Epoch, pinned: Collection[Epoch]
-    ) -> tuple[list[Checkpoint], dict[Epoch, ArroyoStateError]]:
-        """What a kept epoch lists must be known in full before anything may go.
-
-        Returns:
-            The epochs that can be read, newest first, and why others cannot: they were rolled back,
-            go in their turn, and must not end a run before.
-
-        Raises:
-            NotFoundError, FormatError, ProtocolError: an epoch that was not rolled back is damaged.
-        """
-        named = {*pinned, *(() if self._written is None else (self._written,))}
-        epochs = self.every_epoch(named)
-        while epochs:
-            keep_from = oldest_kept(epochs[::-1], min_epoch, self.paths.layout)
-            whole = {epoch for epoch in epochs if epoch >= keep_from or epoch in pinned}
-            history, problems = self.load_readable(epochs, whole=whole)
-            before = epochs
-            if any(isinstance(problem, NotFoundError) for problem in problems.values()):
-                epochs = self.every_epoch(named)  # somebody else may have let some expire
-            if epochs == before:
-                # What goes anyway and has no name any more is in the listing alone.
-                shown = {one for one in problems.keys() - whole if not self.exists(one)}
-                problems = {one: error for one, error in problems.items() if one not in shown}
-                for epoch in sorted(problems.keys() - _rolled_back(epochs, history)):
-                    raise problems[epoch]
-                return history, problems
-        return [], {}
-
-    def _carried_out(self, plan: ExpirePlan, known: JobPins) -> bool:
-        """Delete what a plan says, each step complete before the next; False: it is out of date.
-
-        Args:
-            known: what the plan knows to stay.
-
-        Raises:
-            StorageError: objects could not be deleted; what refers to them is still there.
-        """
-        looked: tuple[int, int] | None = None
-        for step in plan.steps:
-            for start in range(0, len(step), DELETE_BATCH):
-                # By two clocks: one of them may be set back.
-                now = self.clock(), own_clock()
-                if looked is None or not all(
-                    0 <= here - then < _PINS_TTL_MICROS
-                    for here, then in zip(now, looked, strict=True)
-                ):
-                    looked = now
-                    if self.job_pins() != known:
-                        return False
-                delete_all(self.store, step[start : start + DELETE_BATCH])
-        if self.paths.layout is Layout.LEGACY and plan.epochs:
-            self.note_min_epoch(plan.keep_from)
-        return True
-
-    def note_min_epoch(self, min_epoch: Epoch) -> None:
-        """Let the newest epoch say which is the oldest that is left, as Arroyo's cleanup does."""
-        newest = self.paths.legacy_metadata(self.every_epoch()[-1])
-        head = self._read(newest, metadata.decode_legacy_checkpoint)
-        if head.min_epoch < min_epoch:
-            changed = replace(head, min_epoch=min_epoch)
-            self.store.put(newest, metadata.encode_legacy_checkpoint(changed))
+        """Plan what goes with the epochs below `min_epoch`. Errors as `cleanup_checkpoint`."""
+        return JobExpiry(self, self.clock, self._written).plan(min_epoch)
 
     # ---- plumbing --------------------------------------------------------------------------------
 
@@ -665,29 +535,6 @@ class ParquetBackend(BackendReader):
         if self.generation is None:
             raise InputError("writing needs a worker generation", next_step="call start()")
         return self.generation
-
-
-def _rolled_back(epochs: Sequence[Epoch], readable: Iterable[Checkpoint]) -> frozenset[Epoch]:
-    restored = {one.epoch: to for one in readable if (to := one.rolled_back_to) is not None}
-    return rolled_back(epochs[-1], epochs, restored)
-
-
-def delete_all(store: ObjectStore, paths: Sequence[StatePath]) -> None:
-    """Delete objects in bulk; those that are gone already count as deleted.
-
-    Raises:
-        StorageError: some could not be deleted.
-    """
-    for start in range(0, len(paths), DELETE_BATCH):
-        outcome = store.delete_many(paths[start : start + DELETE_BATCH])
-        if outcome.failed:
-            path, reason = next(iter(outcome.failed.items()))
-            raise StorageError(
-                f"{len(outcome.failed)} objects could not be deleted; the first: {reason}",
-                path=path,
-                url=store.url,
-                next_step="run it again: what refers to them is still there",
-            )
 
 
 StateBackend = ParquetBackend

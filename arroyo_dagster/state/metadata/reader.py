@@ -6,24 +6,21 @@ crates/arroyo-state-protocol/src/store.rs.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from arroyo_dagster.errors import (
-    ArroyoStateError,
     FormatError,
     InputError,
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.state.codec import gc as collecting
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.parquet import read_facts
+from arroyo_dagster.state.metadata.objects import MetadataReader, missing_epoch
 from arroyo_dagster.state.model.checkpoints import (
     RECORD_VERSION,
     Checkpoint,
@@ -44,7 +41,6 @@ from arroyo_dagster.state.model.ids import (
     WorkerGeneration,
 )
 from arroyo_dagster.state.model.layout import (
-    CURRENT_GENERATION,
     JobPaths,
     Layout,
     parse_checkpoint_dir,
@@ -53,7 +49,6 @@ from arroyo_dagster.state.model.layout import (
 )
 from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.planning.gc.retention import unreadable_objects
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.verify.checks import reading_of
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -78,6 +73,7 @@ class BackendReader:
     def __init__(self, store: ObjectStore, paths: JobPaths) -> None:
         self.store = store
         self.paths = paths
+        self.objects = MetadataReader(store, paths)
 
     # ---- epochs ----------------------------------------------------------------------------------
 
@@ -161,7 +157,7 @@ class BackendReader:
         for number in range(max(0, listed - PROBE_COUNT), listed + PROBE_COUNT):
             path = self.paths.generation_manifest(WorkerGeneration(number))
             try:
-                found = self._optional(path, records.decode_generation_manifest)
+                found = self.objects.optional(path, records.decode_generation_manifest)
             except FormatError:
                 continue
             if found is not None and found.latest_ref is not None:
@@ -186,78 +182,20 @@ class BackendReader:
             )
         return self.load_checkpoint_metadata(epochs[-1])
 
-    def load_history(
-        self, epochs: Iterable[Epoch] | None = None, *, whole: Collection[Epoch] = ()
-    ) -> list[Checkpoint]:
+    def load_history(self, epochs: Iterable[Epoch] | None = None) -> list[Checkpoint]:
         """Read epochs, newest first, those that a cleanup left half done included.
 
         Args:
             epochs: which; None = every one that a listing shows.
-            whole: of these no object may be missing.
 
         Raises:
-            NotFoundError: one is.
             FormatError: an object does not decode.
         """
         numbers = sorted(self.epochs() if epochs is None else epochs, reverse=True)
         if self.paths.layout is Layout.LEGACY:
-            return concurrently(
-                lambda epoch: self._load_legacy(epoch, whole=epoch in whole), numbers
-            )
+            return concurrently(lambda epoch: self._load_legacy(epoch, whole=False), numbers)
         history = concurrently(self.load_checkpoint_metadata, numbers)
         return [*history, *self.load_chain(history[-1])] if history else []
-
-    def load_readable(
-        self, epochs: Iterable[Epoch], *, whole: Collection[Epoch] = ()
-    ) -> tuple[list[Checkpoint], dict[Epoch, ArroyoStateError]]:
-        """Read epochs, newest first, and say of each that cannot be read why.
-
-        Args:
-            whole: as of `load_history`.
-        """
-
-        def one(epoch: Epoch) -> Checkpoint | ArroyoStateError:
-            try:
-                if self.paths.layout is Layout.LEGACY:
-                    found = self._load_legacy(epoch, whole=epoch in whole)
-                else:
-                    found = self.load_checkpoint_metadata(epoch)
-                self._check_identity(found, epoch)
-                return found
-            except (NotFoundError, FormatError, ProtocolError) as error:
-                return error
-
-        numbers = sorted(epochs, reverse=True)
-        found = dict(zip(numbers, concurrently(one, numbers), strict=True))
-        history = [one for one in found.values() if isinstance(one, Checkpoint)]
-        problems = {n: one for n, one in found.items() if isinstance(one, ArroyoStateError)}
-        if history and self.paths.layout is Layout.PROTOCOL:
-            with contextlib.suppress(FormatError):  # the chain ends at what does not decode
-                history.extend(self.load_chain(history[-1]))
-        return history, problems
-
-    def _check_identity(self, found: Checkpoint, epoch: Epoch) -> None:
-        self._parent_ref(found)
-        if (found.job, found.epoch) != (self.paths.job, epoch):
-            raise FormatError(
-                f"the metadata of epoch {epoch} belongs to epoch {found.epoch} of job "
-                f"{found.job!r}",
-                job=self.paths.job,
-                path=found.ref,
-                next_step="keep the object and report it",
-            )
-
-    def by_name(self, epoch: Epoch, operators: Iterable[OperatorId]) -> tuple[StatePath, ...]:
-        """The metadata of an epoch that cannot be read, as far as names are known.
-
-        Args:
-            operators: those it may have, in the legacy layout.
-        """
-        ref = None
-        if self.paths.layout is Layout.PROTOCOL:
-            with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
-                ref = self._record(epoch).checkpoint_ref
-        return unreadable_objects(self.paths, epoch, ref, operators)
 
     def _parent_ref(self, checkpoint: Checkpoint) -> StatePath | None:
         ref = checkpoint.parent_ref
@@ -269,8 +207,8 @@ class BackendReader:
         """Read one epoch. Errors as `load`."""
         if self.paths.layout is Layout.LEGACY:
             return self._load_legacy(epoch)
-        record = self._record(epoch)
-        manifest = self._read(record.checkpoint_ref, metadata.decode_manifest)
+        record = self.objects.epoch_record(epoch)
+        manifest = self.objects.read(record.checkpoint_ref, metadata.decode_manifest)
         return self._checkpoint(record.checkpoint_ref, manifest, record)
 
     def load_remains(self, epoch: Epoch) -> tuple[Checkpoint, tuple[StatePath, ...]]:
@@ -306,7 +244,7 @@ class BackendReader:
             ProtocolError: the chain leads out of the job, or not back in time.
         """
         while (ref := self._parent_ref(oldest)) is not None:
-            manifest = self._optional(ref, metadata.decode_manifest)
+            manifest = self.objects.optional(ref, metadata.decode_manifest)
             if manifest is None:
                 return
             if manifest.epoch >= oldest.epoch:
@@ -319,19 +257,12 @@ class BackendReader:
             oldest = as_checkpoint(manifest, ref, CheckpointState.PARTIALLY_COLLECTED)
             yield oldest
 
-    def _record(self, epoch: Epoch) -> EpochRecord:
-        path = self.paths.epoch_record(epoch)
-        record = self._read(path, records.decode_epoch_record, self._missing_epoch(epoch))
-        recovery.expect_manifest_path(self.paths, record.checkpoint_ref)
-        return record
-
-    def _missing_epoch(self, epoch: Epoch) -> str:
-        return f"epoch {epoch} does not exist"
-
     def _checkpoint(self, ref: StatePath, manifest: Manifest, record: EpochRecord) -> Checkpoint:
         marker = None
         if manifest.needs_commit:
-            marker = self._optional(recovery.marker_path(ref), records.decode_committed_marker)
+            marker = self.objects.optional(
+                recovery.marker_path(ref), records.decode_committed_marker
+            )
         standing = recovery.checkpoint_state(ref, manifest, record, marker)
         versions = (one.version for one in (record, marker) if one is not None)
         strange = next((one for one in versions if one != RECORD_VERSION), RECORD_VERSION)
@@ -346,9 +277,9 @@ class BackendReader:
     ) -> tuple[LegacyCheckpoint, dict[StatePath, OperatorCheckpoint | None]]:
         """The object that makes the epoch exist, and its operators' by path, None = gone."""
         path = self.paths.legacy_metadata(epoch)
-        head = self._read(path, metadata.decode_legacy_checkpoint, self._missing_epoch(epoch))
+        head = self.objects.read(path, metadata.decode_legacy_checkpoint, missing_epoch(epoch))
         names = [self.paths.operator_metadata(name, epoch) for name in head.operators]
-        read = self._read if whole else self._optional
+        read = self.objects.read if whole else self.objects.optional
         found = concurrently(lambda name: read(name, metadata.decode_operator), names)
         return head, dict(zip(names, found, strict=True))
 
@@ -372,7 +303,7 @@ class BackendReader:
             FormatError: it is there, and broken.
         """
         if self.paths.layout is Layout.LEGACY:
-            return self._optional(
+            return self.objects.optional(
                 self.paths.operator_metadata(operator, epoch), metadata.decode_operator
             )
         try:
@@ -444,7 +375,7 @@ class BackendReader:
 
     def _compaction_record(self, path: StatePath) -> CompactionRecord | None:
         try:
-            record = self._optional(path, records.decode_compaction_record)
+            record = self.objects.optional(path, records.decode_compaction_record)
         except FormatError:
             return None
         if record is None or (record.pipeline, record.job) != (self.paths.pipeline, self.paths.job):
@@ -453,9 +384,7 @@ class BackendReader:
         managed = all(map(self.paths.contains, touched))
         return record if managed else None
 
-    def next_restore(
-        self,
-    ) -> recovery.Restore | recovery.Claim | recovery.StartEmpty | recovery.CannotStart:
+    def next_restore(self) -> recovery.Resolved:
         """Say what the next start of Arroyo's would restore in the protocol layout. Writes nothing.
 
         Raises:
@@ -463,21 +392,20 @@ class BackendReader:
             ProtocolError: objects contradict each other, so that nothing would be restored.
         """
         self._protocol_only()
-        fence = self._read(self.paths.current_generation, records.decode_current_generation)
+        fence = self.objects.read(self.paths.current_generation, records.decode_current_generation)
         starting = WorkerGeneration(fence.worker_generation + 1)
         # A start raises the fence before it looks, so that it may claim.
         raised = replace(fence, worker_generation=starting)
-        facts: dict[StatePath, recovery.MetadataRecord | None] = {
-            self.paths.current_generation: raised
-        }
-        while True:
-            found = recovery.resolve(self.paths, starting, facts, now_micros=0, as_arroyo=True)
-            if not isinstance(found, recovery.Need):
-                return found
-            facts[found.path] = self._fact(found.path)
+        return recovery.resolve_with(
+            self.objects.fact,
+            self.paths,
+            starting,
+            {self.paths.current_generation: raised},
+            as_arroyo=True,
+        )
 
     def _committed_note(self, head: LegacyCheckpoint) -> bool:
-        note = self._optional(self.paths.commit_note(head.epoch), records.decode_commit_note)
+        note = self.objects.optional(self.paths.commit_note(head.epoch), records.decode_commit_note)
         return note == CommitNote(
             job=head.job, epoch=head.epoch, finish_time_micros=head.finish_time_micros
         )
@@ -488,52 +416,15 @@ class BackendReader:
         Raises:
             FormatError: it does not decode; nothing may be deleted then.
         """
-        return self._optional(self.paths.job_pins, collecting.decode_pins) or JobPins()
-
-    def _needed_by_quarantine(self, job_pins: JobPins) -> frozenset[StatePath]:
-        """What epochs in quarantine list and was not moved there with them."""
-        needed: set[StatePath] = set()
-        for name in job_pins.quarantines:
-            path = self.paths.quarantine / name / "index.json"
-            aside = self._read(path, partial(collecting.decode_quarantined, name=name))
-            needed.update(aside.needs.paths)
-        return frozenset(needed)
+        return self.objects.job_pins()
 
     # ---- plumbing --------------------------------------------------------------------------------
-
-    def _fact(self, path: StatePath) -> recovery.MetadataRecord | None:
-        record = self._optional(path, decode_by_name)
-        # Only writers ask for facts; readers take what a later release wrote, and report it.
-        recovery.check_versions(path, record)
-        return record
 
     def _protocol_only(self) -> None:
         if self.paths.layout is not Layout.PROTOCOL:
             raise InputError(
                 "worker generations exist in the protocol layout only", job=self.paths.job
             )
-
-    def _read(
-        self, path: StatePath, decode: Callable[[bytes, str], _T], missing: str | None = None
-    ) -> _T:
-        try:
-            data = self.store.read(path)
-        except NotFoundError as error:
-            raise NotFoundError(
-                missing or "an object that the job's metadata refers to is missing",
-                job=self.paths.job,
-                path=path,
-                url=self.store.url,
-                next_step="list the epochs with `arroyo-state epochs`",
-            ) from error
-        return decode(data, path)
-
-    def _optional(self, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
-        try:
-            data = self.store.read(path)
-        except NotFoundError:
-            return None
-        return decode(data, path)
 
 
 def _beside(epochs: Collection[Epoch]) -> set[Epoch]:
@@ -551,20 +442,6 @@ def restore_or_roll_back(paths: JobPaths, checkpoint: Checkpoint, what: str) -> 
         return f"restore another epoch, or restore the {what}"
     command = f"arroyo-state rollback {paths.root}"
     return f"restore the {what}, or go back to an older epoch: `{command}` lists them"
-
-
-def decode_by_name(data: bytes, path: str) -> recovery.MetadataRecord:
-    """Decode a record of the protocol layout by what its name says it is."""
-    name = path.rpartition("/")[2]
-    if name == "checkpoint-manifest.pb":
-        return metadata.decode_manifest(data, path)
-    if name == "committed.json":
-        return records.decode_committed_marker(data, path)
-    if name == "generation-manifest.json":
-        return records.decode_generation_manifest(data, path)
-    if name == CURRENT_GENERATION:
-        return records.decode_current_generation(data, path)
-    return records.decode_epoch_record(data, path)
 
 
 def _misfit(

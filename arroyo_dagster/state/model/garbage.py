@@ -417,6 +417,26 @@ class PlanKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpirePlan:
+    """What goes when epochs expire: each step is complete before the next begins.
+
+    Attributes:
+        keep_from: the oldest epoch that stays, pinned ones aside.
+        epochs: the epochs that go, oldest first.
+        data: data files that no epoch which stays lists.
+        records: markers, subtask objects, notes and epoch records.
+        metadata: what refers to the others, oldest first, last of all: a run that stops half way
+            leaves no gap in the chain of parents, and the next finds again what is left.
+    """
+
+    keep_from: Epoch
+    epochs: tuple[Epoch, ...] = ()
+    data: Packed = NOTHING
+    records: Packed = NOTHING
+    metadata: Packed = NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GcPlan:
     """What is to be deleted of one job: each step is complete before the next begins.
 

@@ -24,6 +24,20 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.numbers import number_pattern, parse_number
 
 CURRENT_GENERATION = "current-generation.json"
+GENERATION_MANIFEST = "generation-manifest.json"
+CHECKPOINT_MANIFEST = "checkpoint-manifest.pb"
+COMMITTED_MARKER = "committed.json"
+QUARANTINE_INDEX = "index.json"
+MAINTENANCE_NAMES = frozenset(
+    {
+        *("stop-request.json", "retained.json", "compactions", "leases", "writers", "commits"),
+        *("journal", "quarantine", "removal.json"),
+        *("topics", "stdin", "landed", "spark", "spark-sinks"),
+        *("rewrites", "window.json", "windows"),
+    }
+)
+"""What lies in the directory of a job that is ours alone."""
+
 REMOVED = "-removed"
 """Ends the name of a file of removed keys of a global keyed table."""
 
@@ -109,6 +123,10 @@ class JobPaths:
         """Lines of a pipe that an SDF service keeps until their epoch is ready."""
         return self.maintenance / "stdin" / topic
 
+    def spark_sink(self, topic: str) -> StatePath:
+        """Records that a sink of Spark's has staged, until their epoch is ready."""
+        return self.maintenance / "spark-sinks" / topic
+
     @cached_property
     def leases(self) -> StatePath:
         """Who maintains the job: one object a lease, the highest number counts."""
@@ -138,6 +156,10 @@ class JobPaths:
     def quarantine(self) -> StatePath:
         """What was moved aside instead of deleted: a directory a run."""
         return self.maintenance / "quarantine"
+
+    def quarantine_index(self, name: str) -> StatePath:
+        """What lies in one quarantine, and what its epochs need besides."""
+        return self.quarantine / name / QUARANTINE_INDEX
 
     @cached_property
     def rewrites(self) -> StatePath:
@@ -181,7 +203,7 @@ class JobPaths:
 
     def generation_manifest(self, generation: WorkerGeneration) -> StatePath:
         """What one worker generation started from, and wrote last."""
-        return StatePath(f"{self.root}/generations/{generation}/generation-manifest.json")
+        return StatePath(f"{self.root}/generations/{generation}/{GENERATION_MANIFEST}")
 
     def epoch_record(self, epoch: Epoch) -> StatePath:
         """The record that says which checkpoint owns an epoch."""
@@ -189,11 +211,11 @@ class JobPaths:
 
     def manifest(self, generation: WorkerGeneration, epoch: Epoch) -> StatePath:
         """The manifest of an epoch that a worker generation wrote."""
-        return self._in_checkpoint(epoch, generation, "checkpoint-manifest.pb")
+        return self._in_checkpoint(epoch, generation, CHECKPOINT_MANIFEST)
 
     def committed(self, generation: WorkerGeneration, epoch: Epoch) -> StatePath:
         """The marker of a commit that is done."""
-        return self._in_checkpoint(epoch, generation, "committed.json")
+        return self._in_checkpoint(epoch, generation, COMMITTED_MARKER)
 
     # ---- both ------------------------------------------------------------------------------------
 
@@ -249,11 +271,16 @@ class JobPaths:
         self, operator: OperatorId, epoch: Epoch, generation: WorkerGeneration | None = None
     ) -> StatePath:
         """The merged metadata of one operator at one epoch."""
-        return self._in_checkpoint(epoch, generation, f"operator-{operator}/metadata")
+        return self._in_checkpoint(epoch, generation, operator_metadata_name(operator))
 
     def legacy_metadata(self, epoch: Epoch) -> StatePath:
         """The object that makes an epoch exist in the legacy layout."""
         return self._in_checkpoint(epoch, None, "metadata")
+
+
+def operator_metadata_name(operator: str) -> str:
+    """The name of an operator's merged metadata, below the directory of its epoch."""
+    return f"operator-{operator}/metadata"
 
 
 def probe_path(beside: str, unique: str) -> StatePath:
@@ -336,7 +363,7 @@ def parse_manifest_path(path: str) -> ManifestAddress | None:
     if len(segments) != 7 or segments[2] != "generations" or segments[4] != "checkpoints":
         return None
     epoch, generation = parse_checkpoint_dir(segments[5]), parse_number(segments[3])
-    if epoch is None or generation is None or segments[6] != "checkpoint-manifest.pb":
+    if epoch is None or generation is None or segments[6] != CHECKPOINT_MANIFEST:
         return None
     return ManifestAddress(
         JobPaths(JobId(segments[1]), PipelineId(segments[0])),

@@ -16,6 +16,8 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import OUR_DIRECTORY, Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import (
     CHECKPOINT_DIR,
+    CHECKPOINT_MANIFEST,
+    COMMITTED_MARKER,
     COMPACTED,
     CURRENT_GENERATION,
     EPOCH_RECORD,
@@ -82,7 +84,7 @@ _DIRECTORY = re.compile(
 )
 _GENERATION = re.compile(rf"generations/({number_pattern()})/generation-manifest\.json")
 _RECORD = re.compile(rf"epochs/{EPOCH_RECORD}")
-_ALONE = {"checkpoint-manifest.pb": ObjectKind.MANIFEST, "committed.json": ObjectKind.MARKER}
+_ALONE = {CHECKPOINT_MANIFEST: ObjectKind.MANIFEST, COMMITTED_MARKER: ObjectKind.MARKER}
 _ALONE_IN_LEGACY = {"metadata": ObjectKind.CHECKPOINT}
 _WITH_SINKS = ("topics", "spark-sinks")
 _FOREIGN = ObjectName(kind=ObjectKind.FOREIGN)

@@ -177,6 +177,11 @@ class RewriteOutcome:
     unlisted: tuple[StatePath, ...] = ()
     after: Forecast = NOTHING_READ
 
+    @classmethod
+    def of_plan(cls, plan: RewritePlan) -> RewriteOutcome:
+        """The outcome of a dry run: nothing changed."""
+        return cls(plan=plan, left_out=plan.left_out, after=plan.before)
+
     @property
     def changed(self) -> bool:
         """Whether anything was published."""

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.model.checkpoints import Checkpoint, StreamProgress, SubtaskCheckpoint
@@ -29,6 +30,9 @@ IN_PROCESS = "in-process"
 """The query id of epochs that no streaming query wrote."""
 
 OnEpoch = Callable[[Checkpoint], None]
+
+_IDLE_SECONDS = 0.2
+"""How long to wait before looking again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +60,8 @@ class RunOutcome:
             epochs=epochs,
             newest=run.base,
             exhausted=exhausted,
-            retention_failures=run.retention_failures,
-            overdue_epochs=run.overdue_epochs,
+            retention_failures=run.retention.failures,
+            overdue_epochs=run.retention.overdue_epochs,
         )
 
     def after(self, before: RunOutcome) -> RunOutcome:
@@ -75,7 +79,6 @@ def run_pipeline(
     *,
     max_epochs: int | None = None,
     follow: bool = False,
-    idle_seconds: float = 0.2,
     interval_seconds: float = 0.0,
     adopt: bool = False,
     on_epoch: OnEpoch | None = None,
@@ -85,7 +88,6 @@ def run_pipeline(
     Args:
         max_epochs: stop, with a last checkpoint, after so many epochs.
         follow: wait for more when the sources have nothing new; else stop then.
-        idle_seconds: how long to wait before looking again.
         interval_seconds: the least time between two epochs.
         adopt: go on from a checkpoint that a streaming query wrote.
         on_epoch: called with every epoch once it is published and committed.
@@ -97,23 +99,22 @@ def run_pipeline(
     """
     if (newest := finished(store, pipeline)) is not None:
         return RunOutcome(epochs=0, newest=newest, exhausted=True)
-    runner = LocalRun(pipeline, store, adopt=adopt)
+    runner = LocalRun.start(pipeline, store, adopt=adopt)
     with contextlib.closing(runner.job):
-        return _run(runner, max_epochs, follow, idle_seconds, interval_seconds, on_epoch)
+        return _run(runner, max_epochs, follow, interval_seconds, on_epoch)
 
 
 def _run(
     runner: LocalRun,
     max_epochs: int | None,
     follow: bool,
-    idle_seconds: float,
     interval_seconds: float,
     on_epoch: OnEpoch | None,
 ) -> RunOutcome:
     count, due = 0, 0.0
     while True:
         while (left := due - time.monotonic()) > 0 and not runner.job.stop_requested():
-            time.sleep(min(left, idle_seconds))
+            time.sleep(min(left, _IDLE_SECONDS))
         due = time.monotonic() + interval_seconds
         last = max_epochs is not None and count + 1 >= max_epochs
         stop = runner.job.stop_requested()
@@ -126,39 +127,42 @@ def _run(
             runner.job.stop_done()
             return RunOutcome.of(runner.job, count, runner.exhausted)
         if done is None:
-            time.sleep(idle_seconds)
+            time.sleep(_IDLE_SECONDS)
 
 
 class LocalRun:
     """One run in this process; `step` writes one epoch."""
 
-    def __init__(self, pipeline: Pipeline, store: ObjectStore, *, adopt: bool = False) -> None:
-        self.pipeline = pipeline
-        self._adopt = adopt
-        # Before the start: a refused one must not fence the streaming query that may be running.
-        self.job = JobRun(store, pipeline, accept=self._check_progress)
+    def __init__(self, job: JobRun, offsets: dict[OperatorId, Offset]) -> None:
+        self.job = job
+        self.pipeline = job.pipeline
+        self._offsets = offsets
         self._tasks = [
             [
-                LevelTask(pipeline, level, index, store, as_it_is)
-                for index in range(pipeline.parallelism)
+                LevelTask(job.pipeline, level, index, job.store, as_it_is)
+                for index in range(job.pipeline.parallelism)
             ]
-            for level in range(1, pipeline.levels + 1)
+            for level in range(1, job.pipeline.levels + 1)
         ]
-        with self.job.closed_on_failure():
-            self._offsets: dict[OperatorId, Offset] = {
-                name: self.job.offset(name) or node.source.initial_offset()
-                for name, node in pipeline.sources.items()
-            }
 
-    def _check_progress(self, progress: StreamProgress) -> None:
-        any_run = progress.rolled_back_to is not None
-        if progress.query_id != IN_PROCESS and not any_run and not self._adopt:
-            raise ConflictError(
-                "the job's newest epoch was written by a streaming query",
-                job=self.pipeline.job,
-                recorded_query=progress.query_id,
-                next_step=f"continue with `arroyo-state run --spark`; or {ADOPT}",
-            )
+    @classmethod
+    def start(cls, pipeline: Pipeline, store: ObjectStore, *, adopt: bool = False) -> Self:
+        """Start the next run of a job; arguments and errors as of `run_pipeline`."""
+
+        def accept(progress: StreamProgress) -> None:
+            any_run = progress.rolled_back_to is not None
+            if progress.query_id != IN_PROCESS and not any_run and not adopt:
+                raise ConflictError(
+                    "the job's newest epoch was written by a streaming query",
+                    job=pipeline.job,
+                    recorded_query=progress.query_id,
+                    next_step=f"continue with `arroyo-state run --spark`; or {ADOPT}",
+                )
+
+        # Before the start: a refused one must not fence the streaming query that may be running.
+        job = JobRun.start(store, pipeline, accept=accept)
+        with job.closed_on_failure():
+            return cls(job, job.offsets())
 
     @property
     def exhausted(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.model.checkpoints import (
@@ -23,20 +23,19 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
-    GlobalKeyedFiles,
     TableConfig,
     TimeFile,
 )
-from arroyo_dagster.state.model.types import describe, without_classes
-from arroyo_dagster.state.planning.restore.checkpoint import files_to_carry
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
+from arroyo_dagster.state.tables.following import Following
 from arroyo_dagster.state.tables.global_keyed import (
     GlobalKeyedTable,
     GlobalKeyedView,
     MigratableState,
     is_migratable,
 )
+from arroyo_dagster.state.tables.loaded import LoadedState
 from arroyo_dagster.state.tables.messages import (
     CheckpointMessage,
     CommitData,
@@ -44,6 +43,7 @@ from arroyo_dagster.state.tables.messages import (
     StateMessage,
     TableChange,
 )
+from arroyo_dagster.state.tables.open_views import AnyTable, OpenViews
 from arroyo_dagster.state.tables.registration import as_stored, check_tables
 from arroyo_dagster.state.tables.table import Checkpointer, EpochFiles, TaskInfo
 from arroyo_dagster.state.tables.time_views import (
@@ -80,12 +80,10 @@ class TableManager:
     since the last barrier under names that no other attempt uses, and reports the files.
 
     Args:
+        backend: what the subtask needs of the backend of its job.
         task: who this is.
         configs: the tables the operator registers.
-        store: where the job's files lie.
-        generation: the worker generation that writes; None in the legacy layout.
         restored: the operator at the epoch to continue from; None to start empty.
-        write_metadata: writes the durable "this subtask is done" and reads it back.
         base_epoch: the epoch to continue, where `restored` is None because the operator is new.
 
     Raises:
@@ -95,41 +93,33 @@ class TableManager:
 
     def __init__(
         self,
-        *,
+        backend: SubtaskBackend,
         task: TaskInfo,
         configs: Mapping[TableName, TableConfig],
-        store: ObjectStore,
-        generation: WorkerGeneration | None,
         restored: OperatorCheckpoint | None,
-        write_metadata: WriteSubtaskMetadata,
+        *,
         base_epoch: Epoch | None = None,
         clock: Clock = wall_clock,
     ) -> None:
-        self.task = task
         if restored is not None:
             check_tables(configs, restored)
+        self.task = task
         self.configs = as_stored(configs, restored)
-        self._store = store
+        self.stopped = False
+        self._backend = backend
         self._paths = JobPaths(task.job, task.pipeline)
-        self._generation = generation
-        self._write_metadata = write_metadata
         self._clock = clock
-        self._tables = {name: _open_table(config, store) for name, config in self.configs.items()}
-        self._global_views: dict[TableName, GlobalKeyedView[Any, Any]] = {}
-        self._time_views: dict[TableName, TimeView] = {}
+        self._tables = {
+            name: _open_table(config, backend.store) for name, config in self.configs.items()
+        }
         self._checkpointers: dict[TableName, Checkpointer] = {}
         self._time_files: dict[TableName, tuple[TimeFile, ...]] = {}
-        self._seen: dict[TableName, set[StatePath]] = {name: set() for name in configs}
-        self._merged: dict[TableName, set[StatePath]] = {name: set() for name in configs}
         self._reports: dict[Epoch, SubtaskCheckpoint] = {}
-        self._watermark_micros: int | None = None
-        self.epoch = Epoch(base_epoch or 0)
-        self._followed = self.epoch
-        self.stopped = False
-        if restored is not None:
-            self.epoch = self._followed = restored.epoch
-            self._watermark_micros = restored.min_watermark_micros
-        self._restored = restored
+        self._loaded = LoadedState.of(restored, base_epoch, self.configs)
+        self._views = OpenViews(self._tables, self.configs, self._loaded, task, self.send)
+        self._following = Following(
+            self._views, self._loaded, task, self._reports, self._time_files
+        )
 
     @classmethod
     def load(
@@ -147,15 +137,12 @@ class TableManager:
         Differs: tables are read when they are first asked for; the restored watermark is
         `watermark_micros`.
         """
-        return cls(
-            task=task,
-            configs=configs,
-            store=backend.store,
-            generation=backend.generation,
-            restored=restored,
-            write_metadata=backend.write_operator_checkpoint_metadata,
-            base_epoch=base_epoch,
-        )
+        return cls(backend, task, configs, restored, base_epoch=base_epoch)
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch that the tables are of."""
+        return self._loaded.epoch
 
     @property
     def watermark_micros(self) -> int | None:
@@ -164,7 +151,7 @@ class TableManager:
         Of a restored epoch the smallest of its subtasks; rows older than this less a table's
         retention are gone.
         """
-        return self._watermark_micros
+        return self._loaded.watermark_micros
 
     # ---- views -----------------------------------------------------------------------------------
 
@@ -181,26 +168,7 @@ class TableManager:
         Raises:
             InputError: no such table, no types known, or other types than the registered ones.
         """
-        table = self._table(name, GlobalKeyedTable)
-        known = self._global_views.get(TableName(name))
-        if known is not None:
-            return known
-        key = self._typed(name, "key", key, table.config.key_type)
-        value = self._typed(name, "value", value, table.config.value_type)
-        if is_migratable(value) and table.config.state_version != value.VERSION:
-            raise InputError(
-                f"the value type is of version {value.VERSION}, the table is registered with "
-                f"{table.config.state_version}",
-                table=name,
-                next_step="register it with global_table_config_with_version(…, VERSION)",
-            )
-        view: GlobalKeyedView[Any, Any] = GlobalKeyedView(table, key, value, self.send)
-        self._global_views[TableName(name)] = view
-        files = self._restored.tables.get(TableName(name)) if self._restored else None
-        if isinstance(files, GlobalKeyedFiles):
-            view.follow(files.files)
-            self._seen[TableName(name)].update(files.files)
-        return view
+        return self._views.global_keyed(name, key, value)
 
     def get_global_keyed_state_migratable(
         self, name: str, key: Any, value: type[MigratableState]
@@ -219,11 +187,11 @@ class TableManager:
         Raises:
             InputError: no such table.
         """
-        return self._time_view(name, ExpiringTimeKeyView)
+        return self._views.time_view(name, ExpiringTimeKeyView)
 
     def get_key_time_table(self, name: str) -> KeyTimeView:
         """As `get_expiring_time_key_table`, with the rows looked up by their storage key."""
-        return self._time_view(name, KeyTimeView)
+        return self._views.time_view(name, KeyTimeView)
 
     def get_uncached_key_value_view(self, name: str) -> UncachedKeyValueView:
         """A view of an expiring table that keeps nothing in memory.
@@ -231,77 +199,7 @@ class TableManager:
         Raises:
             InputError: no such table, or it has a view of another kind already.
         """
-        table = self._table(name, ExpiringTimeKeyTable)
-        view = UncachedKeyValueView(table, self.send, self.task.key_range)
-        known = self._time_views.setdefault(TableName(name), view)
-        self._check_view(name, known, UncachedKeyValueView)
-        if known is view:
-            view.go_on_from(self._restore_from(name, table), self._cutoff(table))
-        return cast(UncachedKeyValueView, known)
-
-    def _time_view(self, name: str, kind: type[_View]) -> _View:
-        table = self._table(name, ExpiringTimeKeyTable)
-        known = self._time_views.get(TableName(name))
-        if known is not None:
-            self._check_view(name, known, kind)
-            return cast(_View, known)
-        view = kind(table, self.send)
-        assert isinstance(view, ExpiringTimeKeyView)
-        files, cutoff = self._restore_from(name, table), self._cutoff(table)
-        view.replay(table.read(files, self.task.key_range, cutoff_micros=cutoff))
-        view.evict(cutoff)
-        self._time_views[TableName(name)] = view
-        return view
-
-    def _check_view(self, name: str, known: TimeView, kind: type[TimeView]) -> None:
-        if type(known) is not kind:
-            raise InputError(
-                f"the table already has a view of type {type(known).__name__}, not {kind.__name__}",
-                operator=self.task.operator,
-                table=name,
-                next_step="use one view per table",
-            )
-
-    def _cutoff(self, table: ExpiringTimeKeyTable) -> int:
-        return table.cutoff_micros(self._watermark_micros)
-
-    def _restore_from(self, name: str, table: ExpiringTimeKeyTable) -> tuple[TimeFile, ...]:
-        """The files that this subtask opens of what the restored epoch lists."""
-        stored = self._restored.tables.get(TableName(name)) if self._restored else None
-        if not isinstance(stored, ExpiringTimeKeyFiles):
-            return ()
-        self._seen[TableName(name)].update(stored.paths)
-        return files_to_carry(stored.files, self._cutoff(table), self.task.key_range)
-
-    def _table(self, name: str, kind: type[Any]) -> Any:
-        table = self._tables.get(TableName(name))
-        if not isinstance(table, kind):
-            raise InputError(
-                f"the operator has no {'global keyed' if kind is GlobalKeyedTable else 'expiring'}"
-                f" table {name!r}",
-                operator=self.task.operator,
-                tables={known: config.kind.label for known, config in self.configs.items()},
-                next_step="return its configuration from tables()",
-            )
-        return table
-
-    def _typed(self, name: str, part: str, given: Any, stored: Any) -> Any:
-        if given is None and stored is None:
-            raise InputError(
-                f"the type of the {part}s is not known",
-                table=name,
-                next_step=f"pass {part}=… to global_table_config or to get_global_keyed_state",
-            )
-        if given is not None and stored is not None:
-            described = without_classes(describe(given))
-            if described != stored:
-                raise InputError(
-                    f"the type of the {part}s does not match the registered one",
-                    table=name,
-                    registered=stored,
-                    given=described,
-                )
-        return stored if given is None else given
+        return self._views.uncached(name)
 
     # ---- messages --------------------------------------------------------------------------------
 
@@ -347,7 +245,7 @@ class TableManager:
                 table,
                 self.task.task_index,
                 epoch,
-                self._generation,
+                self._backend.generation,
                 attempt=uuid.uuid4().hex[:16] + suffix,
             )
 
@@ -412,13 +310,15 @@ class TableManager:
             tables=tables,
             configs={name: self.configs[name] for name in tables},
         )
-        self._write_metadata(self._as_operator(barrier.epoch, done), self.task.task_index)
+        self._backend.write_operator_checkpoint_metadata(
+            self._as_operator(barrier.epoch, done), self.task.task_index
+        )
         self._after(barrier, done)
 
     def _listed(self, name: TableName) -> tuple[TimeFile, ...]:
         if name in self._time_files:
             return self._time_files[name]
-        stored = self._restored.tables.get(name) if self._restored else None
+        stored = self._loaded.files(name)
         return stored.files if isinstance(stored, ExpiringTimeKeyFiles) else ()
 
     def _as_operator(self, epoch: Epoch, done: SubtaskCheckpoint) -> OperatorCheckpoint:
@@ -435,27 +335,20 @@ class TableManager:
         )
 
     def _after(self, barrier: CheckpointMessage, done: SubtaskCheckpoint) -> None:
-        self.epoch = barrier.epoch
+        self._loaded.epoch = barrier.epoch
+        self._loaded.watermark_micros = barrier.watermark_micros
         self.stopped = barrier.then_stop
-        self._watermark_micros = barrier.watermark_micros
         self._checkpointers.clear()
         self._reports[barrier.epoch] = done
         for old in [epoch for epoch in self._reports if epoch < min(barrier.min_epoch, self.epoch)]:
             del self._reports[old]
         for name, table in self._tables.items():
             report = done.tables.get(name)
-            self._seen[name].update(report.paths if report else ())
+            self._loaded.read_files[name].update(report.paths if report else ())
             if isinstance(table, ExpiringTimeKeyTable):
                 files = report.files if isinstance(report, ExpiringTimeKeyReport) else ()
                 self._time_files[name] = files
-        for name, view in self._time_views.items():
-            table = self._tables[name]
-            assert isinstance(table, ExpiringTimeKeyTable)
-            cutoff = table.cutoff_micros(barrier.watermark_micros)
-            if isinstance(view, ExpiringTimeKeyView):
-                view.evict(cutoff)
-            elif isinstance(view, UncachedKeyValueView):
-                view.go_on_from(self._time_files[name], cutoff)
+        self._views.after_barrier(self._time_files)
 
     # ---- following the job -----------------------------------------------------------------------
 
@@ -469,67 +362,7 @@ class TableManager:
             False if that is not possible: another attempt at the epoch won. The manager is then
             useless; load a new one.
         """
-        if published.epoch < self.epoch or not self._confirmed_by(published):
-            return False
-        for name in self.configs:
-            files = published.tables.get(name)
-            if isinstance(self._tables[name], GlobalKeyedTable):
-                self._follow_global(name, files.paths if files else ())
-            else:
-                listed = files.files if isinstance(files, ExpiringTimeKeyFiles) else ()
-                self._follow_expiring(name, listed, published.min_watermark_micros)
-        self.epoch = self._followed = published.epoch
-        self._watermark_micros = published.min_watermark_micros
-        self._restored = published
-        return True
-
-    def _confirmed_by(self, published: OperatorCheckpoint) -> bool:
-        """Whether what this manager wrote last is what was published.
-
-        Names are unique to an attempt: if the files are listed, the attempt won.
-        """
-        if self._followed == self.epoch:
-            return True
-        for name, report in self._reports[self.epoch].tables.items():
-            files = published.tables.get(name)
-            fresh = set(report.paths) & _written_in(report, self.epoch)
-            if not fresh - self._merged[name] <= set(files.paths if files else ()):
-                return False
-        return True
-
-    def _follow_global(self, name: TableName, listed: tuple[StatePath, ...]) -> None:
-        view = self._global_views.get(name)
-        if view is not None and not self._seen[name] - self._merged[name] <= set(listed):
-            # A file that was to be in memory is listed no more: merged, and that was not said.
-            view.reload(listed)
-        elif view is not None:
-            # From the first unknown file on, own ones included: of two subtasks that wrote one
-            # key the later in the list wins here as it does at a restore.
-            fresh = (at for at, path in enumerate(listed) if path not in self._seen[name])
-            view.follow(listed[next(fresh, len(listed)) :])
-        self._seen[name] = set(listed)
-        self._merged[name].clear()
-
-    def _follow_expiring(
-        self, name: TableName, listed: tuple[TimeFile, ...], watermark_micros: int | None
-    ) -> None:
-        table = self._tables[name]
-        assert isinstance(table, ExpiringTimeKeyTable)
-        keys = self.task.key_range
-        mine = [f for f in listed if keys.intersects(f.min_routing_key, f.max_routing_key)]
-        fresh = [file for file in mine if file.path not in self._seen[name]]
-        view, cutoff = self._time_views.get(name), table.cutoff_micros(watermark_micros)
-        if isinstance(view, UncachedKeyValueView):
-            view.go_on_from(mine, cutoff)
-        elif isinstance(view, ExpiringTimeKeyView):
-            if any(file.compaction_generation for file in fresh):
-                view.forget()  # some of its rows are in memory: read everything anew
-                fresh = mine
-            view.replay(table.read(fresh, keys, cutoff_micros=cutoff))
-            view.evict(cutoff)
-        self._time_files[name] = tuple(mine)
-        self._seen[name] = {file.path for file in listed}
-        self._merged[name].clear()
+        return self._following.follow(published)
 
     def load_compacted(self, message: Compaction) -> None:
         """Learn that files were merged, before an epoch lists the outputs in their place.
@@ -539,24 +372,10 @@ class TableManager:
         Source: crates/arroyo-state/src/tables/table_manager.rs, `load_compacted`.
         Differs: lists of files are the coordinator's; a subtask learns what outputs stand for.
         """
-        for name, merged in message.tables.items():
-            seen = self._seen.get(name)
-            view = self._global_views.get(name)
-            inputs = set(message.inputs[name])
-            # What is in memory already need not be read again. Inputs that are not may be deleted
-            # before the table is next asked: then it is read anew.
-            if seen is not None and inputs <= seen and not (view and view.is_behind(inputs)):
-                seen.update(merged.paths)
-                self._merged[name].update(inputs)
+        self._following.load_compacted(message)
 
 
-def _written_in(report: TableReport, epoch: Epoch) -> set[StatePath]:
-    if isinstance(report, ExpiringTimeKeyReport):
-        return {file.path for file in report.files if file.epoch == epoch}
-    return set(report.paths)
-
-
-def _open_table(config: TableConfig, store: ObjectStore) -> GlobalKeyedTable | ExpiringTimeKeyTable:
+def _open_table(config: TableConfig, store: ObjectStore) -> AnyTable:
     if isinstance(config.config, GlobalKeyedConfig):
         return GlobalKeyedTable(config, store)
     return ExpiringTimeKeyTable(config, store)

@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
 from arroyo_dagster.cli import common as grammar
-from arroyo_dagster.cli import run as running
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.spark.pipeline import SparkOptions
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.runtime.in_process import RunOutcome
@@ -444,11 +444,13 @@ def test_spark_options_reach_the_runtime_on_spark(
 ) -> None:
     seen: dict[str, Any] = {}
 
-    def on_spark(pipeline: Pipeline, store: Any, **options: Any) -> RunOutcome:
-        seen.update(options, pipeline=pipeline.name, url=store.url)
+    def on_spark(
+        pipeline: Pipeline, store: Any, options: SparkOptions, *, on_epoch: Any
+    ) -> RunOutcome:
+        seen.update(options=options, on_epoch=on_epoch, pipeline=pipeline.name, url=store.url)
         return RunOutcome(epochs=0, newest=None, exhausted=False)
 
-    monkeypatch.setattr(running, "_run_on_spark", on_spark)
+    monkeypatch.setattr("arroyo_dagster.spark.pipeline.run_pipeline", on_spark)
     options = ("--spark", "--master", "local[2]", "--spark-checkpoint", "/c", "--follow", "--adopt")
     result = run("run", f"{module}:PIPELINE", *options, "--epochs", "4", "--interval", "1.5")
     assert result.exit_code == 0
@@ -456,12 +458,14 @@ def test_spark_options_reach_the_runtime_on_spark(
     assert seen == {
         "pipeline": "words",
         "url": URL,
-        "master": "local[2]",
-        "checkpoint_location": "/c",
-        "max_epochs": 4,
-        "interval_seconds": 1.5,
-        "follow": True,
-        "adopt": True,
+        "options": SparkOptions(
+            master="local[2]",
+            checkpoint_location="/c",
+            max_epochs=4,
+            interval_seconds=1.5,
+            follow=True,
+            adopt=True,
+        ),
     }
 
 

@@ -21,7 +21,7 @@ from arroyo_dagster.state.codec.maintenance_records import (
 from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.maintenance_window import WindowRecord
-from arroyo_dagster.state.operations.compaction import maintenance_window
+from arroyo_dagster.state.operations.compaction import controlled_job
 from arroyo_dagster.state.storage import MemoryStore, configure
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, window_config
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
@@ -46,7 +46,7 @@ def job(tmp_path: Path) -> Iterator[ArroyoJob]:
 
 @pytest.fixture
 def model(job: ArroyoJob, monkeypatch: pytest.MonkeyPatch) -> ModelArroyo:
-    monkeypatch.setattr(maintenance_window, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(controlled_job, "POLL_SECONDS", 0.01)
     return ModelArroyo(job, seconds_a_request=2.0)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.dataflow.in_process import DataflowOutcome, run_dataflow
+from arroyo_dagster.dataflow.in_process import DataflowOptions, DataflowOutcome, run_dataflow
 from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
 from arroyo_dagster.dataflow.topics import segments
 from arroyo_dagster.dataflow.topics.cells import JsonLines
@@ -18,10 +18,10 @@ from arroyo_dagster.dataflow.topics.segments import SegmentSource
 from arroyo_dagster.dataflow.topics.sinks import AppendSink, KeptSink
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.coordinator import request_stop
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
 from tests.stories import outcome, run_story, write_story
 
@@ -69,7 +69,8 @@ def services(
 
 def run(store: Any, out: Path, **options: Any) -> DataflowOutcome:
     pipelines, between = services(store, out, source=options.pop("source", TableSource))
-    return run_dataflow(pipelines, store, between=between, idle_seconds=0.01, **options)
+    chosen = DataflowOptions(idle_seconds=0.01, **options)
+    return run_dataflow(pipelines, store, chosen, between=between)
 
 
 @pytest.fixture
@@ -149,10 +150,10 @@ def test_another_run_takes_over_and_the_first_is_told(store: MemoryStore, tmp_pa
 
     def on_epoch(pipeline: Pipeline, checkpoint: Any) -> None:
         if not others:
-            others.append(LocalRun(pipelines[1], store))
+            others.append(LocalRun.start(pipelines[1], store))
 
     with pytest.raises(ConflictError):
-        run_dataflow(pipelines, store, between=between, on_epoch=on_epoch)
+        run_dataflow(pipelines, store, DataflowOptions(on_epoch=on_epoch), between=between)
     others[0].job.close()
     run(store, tmp_path / "out")
     assert (tmp_path / "out").read_bytes().splitlines() == LINES

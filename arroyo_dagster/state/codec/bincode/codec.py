@@ -31,8 +31,8 @@ from arroyo_dagster.state.codec.bincode.shapes import (
     Decoder,
     Encoder,
     depth_of,
+    item_types,
     named_value,
-    parts_of,
     pick_variant,
     struct_values,
     type_name,
@@ -268,4 +268,4 @@ def _compiled(described: Type) -> Codec[Any]:
 
 
 def _has_keys(described: Type) -> bool:
-    return isinstance(described, MapOf | SetOf) or any(map(_has_keys, parts_of(described)))
+    return isinstance(described, MapOf | SetOf) or any(map(_has_keys, item_types(described)))

@@ -34,10 +34,10 @@ __all__ = [
     "Encoder",
     "depth_of",
     "empty_items",
+    "item_types",
     "key_pairs",
     "min_size",
     "named_value",
-    "parts_of",
     "pick_variant",
     "struct_values",
     "type_name",
@@ -79,7 +79,7 @@ def named_value(value: object) -> str:
 # --- sizes ---------------------------------------------------------------------------------------
 
 
-def parts_of(described: Type) -> tuple[Type, ...]:
+def item_types(described: Type) -> tuple[Type, ...]:
     """Give the types directly within a type."""
     match described:
         case OptionOf(item=item) | ListOf(item=item) | SetOf(item=item) | ArrayOf(item=item):
@@ -101,7 +101,7 @@ def depth_of(described: Type) -> int:
     deepest, level = 0, [described]
     while level and deepest <= MAX_DEPTH + 1:
         deepest += 1
-        level = [part for one in level for part in parts_of(one)]
+        level = [part for one in level for part in item_types(one)]
     return deepest - 1
 
 
@@ -115,9 +115,9 @@ def min_size(described: Type) -> int:
         case ArrayOf(item=item, length=length):
             return length * min_size(item)
         case TupleOf() | StructOf():
-            return sum(map(min_size, parts_of(described)))
+            return sum(map(min_size, item_types(described)))
         case EnumOf():
-            return 1 + min(map(min_size, parts_of(described)))
+            return 1 + min(map(min_size, item_types(described)))
         case _:
             return 1
 
@@ -128,7 +128,7 @@ def empty_items(described: Type) -> int:
         case ArrayOf(item=item, length=length):
             return max(1, length * empty_items(item))
         case TupleOf() | StructOf():
-            return max(1, sum(map(empty_items, parts_of(described))))
+            return max(1, sum(map(empty_items, item_types(described))))
         case _:
             return 1
 

@@ -19,7 +19,7 @@ from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import Scratch
-from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, run_rewrite
+from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 from arroyo_dagster.state.tables.merge.task import MergeTask, run_merge
 
 SAMPLE_BYTES = 8 * MEBIBYTE
@@ -64,7 +64,7 @@ def forecast_rewrites(
 
         def rewritten(chosen: Sequence[int]) -> int:
             table = replace(task.table, inputs=tuple(inputs[at] for at in chosen))
-            found = run_rewrite(Scratch(store), replace(task, table=table))
+            found = rewrite_shard(Scratch(store), replace(task, table=table))
             # What cannot be rewritten stays as it is.
             return found.size_bytes_out if isinstance(found, RewriteShard) else table.size_bytes
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
@@ -41,33 +40,24 @@ from arroyo_dagster.state.model.maintenance_window import (
     WindowStep,
 )
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, JobSource
+from arroyo_dagster.state.operations.compaction.controlled_job import (
+    ControlledJob,
+    JobControl,
+    means_to_run,
+)
 from arroyo_dagster.state.operations.compaction.rewrite import (
+    RewriteOptions,
     RunRewrites,
-    plan_rewrite_of,
+    plan_rewrite,
     rewrite_here,
-    rewrite_job,
+    run_rewrite,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import check_restorable
-from arroyo_dagster.state.operations.compaction.rewrite_undo import undo_rewrite
+from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOptions, run_undo
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
-POLL_SECONDS = 1.0
 _GRACE_SECONDS = 30.0
-
-
-class JobControl(JobSource, Protocol):
-    """Who says what jobs are doing, and can stop and start them: `ArroyoControl`."""
-
-    def stop_with_checkpoint(self, pipeline: PipelineId) -> None:
-        """Ask for a last checkpoint and a stop."""
-
-    def start(self, pipeline: PipelineId) -> None:
-        """Ask a stopped job to run again; takes back a stop, too."""
-
-    def restart(self, pipeline: PipelineId) -> None:
-        """Ask a failed job to run again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +129,7 @@ def run_window(
         left = read_window_record(store, paths)
         if left is not None:
             return window.recovered(held, left)
-        facts = window.ask()
+        facts = window.job.ask()
         if facts.condition.at_rest:
             return window.at_rest()
         window.check_may_stop(facts)
@@ -229,12 +219,10 @@ class _Window:
     ) -> None:
         self.store = store
         self.paths = paths
-        self.control = control
         self.options = options
-        self.directory = JobDirectory([control])
-        self.steps: list[WindowStep] = []
-        self.problem: ArroyoStateError | None = None
-        self.facts: JobFacts | None = None
+        self.job = ControlledJob(
+            paths, control, clock=options.clock, sleep=options.sleep, on_step=options.on_step
+        )
 
     def outcome(
         self,
@@ -246,79 +234,24 @@ class _Window:
     ) -> WindowOutcome:
         return WindowOutcome(
             end=end,
-            steps=tuple(self.steps),
+            steps=tuple(self.job.steps),
             plan=plan,
             rewrite=rewrite,
-            problem=self.problem,
-            facts=self.facts,
+            problem=self.job.problem,
+            facts=self.job.facts,
             downtime_seconds=downtime_seconds,
         )
-
-    def did(self, what: str) -> None:
-        step = WindowStep(at_micros=self.options.clock(), did=what)
-        self.steps.append(step)
-        self.options.on_step(step)
 
     def lease_wait_seconds(self) -> float:
         """How long to wait for the window's lease: a job may be down whose window was cut off."""
         if read_window_record(self.store, self.paths) is None:
             return 0.0
         if _is_held(self.store, self.paths, self.options.clock()):
-            self.did("waiting until the lease of an earlier window is free or expires")
+            self.job.did("waiting until the lease of an earlier window is free or expires")
         return EXPIRED_SECONDS
 
-    def failed(self, at: str, error: ArroyoStateError) -> None:
-        """Remember what went wrong first, and go on to start the job."""
-        self.did(f"{at}: {error}")
-        self.problem = self.problem or error
-
-    def seconds_left(self, until_micros: int) -> float:
-        return (until_micros - self.options.clock()) / 1e6
-
-    def after(self, seconds: float) -> int:
-        return self.options.clock() + int(seconds * 1e6)
-
-    # ---- asking ----------------------------------------------------------------------------------
-
-    def ask(self) -> JobFacts:
-        """What Arroyo says of the job now.
-
-        Raises:
-            StorageError…: it cannot be asked.
-            InputError: it has no such job, or uses a word that nobody here knows.
-        """
-        answer = self.directory.find(self.paths, checkpoints=False)
-        if answer.facts.condition is JobCondition.UNKNOWN:
-            raise InputError(
-                f"Arroyo does not report the job's status: {answer.reason}",
-                job=self.paths.root,
-                next_step="check that this is the API of the cluster that runs it",
-            )
-        self.facts = answer.facts
-        return answer.facts
-
-    def asked(self, until_micros: int) -> Iterator[JobFacts]:
-        """What Arroyo says, again and again until a time; what fails is asked again.
-
-        Raises:
-            ArroyoStateError: what failed last, once the time is over.
-        """
-        while True:
-            error: ArroyoStateError | None = None
-            try:
-                facts = self.ask()
-            except ArroyoStateError as caught:
-                error = caught
-            else:
-                yield facts
-            if self.seconds_left(until_micros) <= 0:
-                if error is not None:
-                    raise error
-                return
-            self.options.sleep(POLL_SECONDS)
-
     def plan(self) -> RewritePlan:
-        return plan_rewrite_of(self.store, self.paths, self.directory, self.options.settings)
+        return plan_rewrite(self.store, self.paths, self.job.directory, self.options.settings)
 
     def check_may_stop(self, facts: JobFacts) -> None:
         if facts.condition is not JobCondition.RUNNING or facts.pipeline is None:
@@ -329,10 +262,11 @@ class _Window:
             )
         closes, limits = self.options.closes_at_micros, self.options.limits
         needed = limits.stop + limits.start
-        if closes is not None and self.seconds_left(closes) < needed:
+        left = None if closes is None else self.job.seconds_left(closes)
+        if left is not None and left < needed:
             raise InputError(
-                f"the window closes in {max(0, self.seconds_left(closes)):.0f} s, but stopping "
-                f"and starting the job may take {needed:.0f} s",
+                f"the window closes in {max(0, left):.0f} s, but to stop the job and start it "
+                f"again may take {needed:.0f} s",
                 job=self.paths.root,
                 next_step="start earlier, or reduce the limits of the steps; the job was not "
                 "touched",
@@ -342,30 +276,31 @@ class _Window:
 
     def at_rest(self) -> WindowOutcome:
         """Somebody stopped it on purpose: rewritten, and left stopped."""
-        self.did("the job is already at rest: it is rewritten, and not started")
+        self.job.did("the job is already at rest: it is rewritten, and not started")
         limits = self.options.limits
-        found = self.rewrite(self.after(limits.rewrite), limits.quiet)
+        found = self.rewrite(self.job.after(limits.rewrite), limits.quiet)
         return self.outcome(WindowEnd.AT_REST, plan=found.plan, rewrite=found)
 
     def recovered(self, held: Leased, left: WindowRecord | FormatError) -> WindowOutcome:
         """Start what a window that was cut off left stopped."""
-        facts = self.ask()
+        facts = self.job.ask()
         run = left.run_id if isinstance(left, WindowRecord) else None
         if run is not None and facts.run_id is not None and facts.run_id > run:
-            self.did(
+            self.job.did(
                 "an earlier window was interrupted; the job has been started since, as "
                 f"{facts.run_id}"
             )
             self.forget(held)
             return self.outcome(WindowEnd.RECOVERED)
-        self.did("an earlier window was interrupted: the job is started again")
+        self.job.did("an earlier window was interrupted: the job is started again")
         pipeline = facts.pipeline or (left.pipeline if isinstance(left, WindowRecord) else None)
         down_since = _down_since(facts, left)
-        started = pipeline is not None and self.start(pipeline)
+        limit = self.options.limits.start
+        started = pipeline is not None and self.job.start(pipeline, limit)
         end = WindowEnd.RECOVERED if started else WindowEnd.NOT_STARTED
         if started:
             self.forget(held)
-        down = 0.0 if down_since is None else max(0.0, -self.seconds_left(down_since))
+        down = 0.0 if down_since is None else max(0.0, -self.job.seconds_left(down_since))
         return self.outcome(end, downtime_seconds=down)
 
     # ---- a job that is stopped for it ------------------------------------------------------------
@@ -374,15 +309,16 @@ class _Window:
         assert facts.pipeline is not None
         self.leave_record(held, facts)
         began = self.options.clock()
+        limits = self.options.limits
         rewrite: RewriteOutcome | None = None
         started = undone = False
         try:
             rewrite = self.between(facts)
         except ArroyoStateError as error:
-            self.failed("given up", error)
+            self.job.failed("given up", error)
         finally:
             # Also where this process is told to end: that is no reason to leave the job stopped.
-            started = self.start(facts.pipeline)
+            started = self.job.start(facts.pipeline, limits.start)
         if not started and rewrite is not None and rewrite.published:
             started = undone = self.restore_metadata_and_start(facts.pipeline)
         if started:
@@ -391,7 +327,7 @@ class _Window:
             _end(started, undone or self.undone, rewrite),
             plan=plan,
             rewrite=rewrite,
-            downtime_seconds=-self.seconds_left(began),
+            downtime_seconds=-self.job.seconds_left(began),
         )
 
     undone = False
@@ -406,7 +342,7 @@ class _Window:
             opened_at_micros=self.options.clock(),
         )
         held.put(self.paths.window, encode_window_record(record))
-        self.did(f"wrote the window's record; the job runs as {facts.run_id}")
+        self.job.did(f"wrote the window's record; the job runs as {facts.run_id}")
 
     def forget(self, held: Leased) -> None:
         # One that stays is found later, when the job runs, and removed then.
@@ -417,7 +353,7 @@ class _Window:
         """From the request to stop to the moment before the start."""
         assert before.pipeline is not None
         limits = self.options.limits
-        stopped = self.stop(before.pipeline, self.after(limits.stop))
+        stopped = self.job.stop(before.pipeline, limits.stop)
         if stopped.run_id != before.run_id:
             raise ConflictError(
                 f"the job was started by someone else: it is now run {stopped.run_id}",
@@ -431,7 +367,7 @@ class _Window:
                 job=self.paths.root,
                 next_step="check it in Arroyo",
             )
-        until = self.after(limits.rewrite)
+        until = self.job.after(limits.rewrite)
         if self.options.closes_at_micros is not None:
             closes = self.options.closes_at_micros - int(limits.start * 1e6)
             until = min(until, closes)
@@ -443,36 +379,6 @@ class _Window:
             self.verify(found)
         return found
 
-    def stop(self, pipeline: PipelineId, until_micros: int) -> JobFacts:
-        """Stop the job with a checkpoint, and give what it came to rest as.
-
-        Raises:
-            ConflictError: it did not stop in time.
-        """
-        asked = False
-        for facts in self.asked(until_micros):
-            if facts.condition.at_rest:
-                self.did(f"the job's status is {facts.state}")
-                return facts
-            if not asked or facts.stop_requested == "none":
-                asked = self.tried(lambda: self.control.stop_with_checkpoint(pipeline), "stop")
-        raise ConflictError(
-            f"the job did not stop within {self.options.limits.stop:g} s",
-            job=self.paths.root,
-            retryable=True,
-            next_step="increase the stop limit; the job's state was not touched",
-        )
-
-    def tried(self, request: Callable[[], None], what: str) -> bool:
-        """Make a request, and say whether it was surely taken."""
-        try:
-            request()
-        except ArroyoStateError as error:
-            self.did(f"requested Arroyo to {what} the job, without an answer: {error}")
-            return False
-        self.did(f"requested Arroyo to {what} the job")
-        return True
-
     def rewrite(self, until_micros: int, quiet_seconds: float) -> RewriteOutcome:
         """Rewrite within the time: what hangs is left behind, and changes nothing any more.
 
@@ -483,121 +389,72 @@ class _Window:
         options = self.options
 
         def rewrite() -> RewriteOutcome:
-            return rewrite_job(
-                self.store,
-                self.paths,
-                self.directory,
-                options.settings,
+            how = RewriteOptions(
                 run=options.run,
                 owner=options.owner,
                 quiet_seconds=quiet_seconds,
                 clock=options.clock,
                 sleep=options.sleep,
-                cancelled=lambda: over.is_set() or self.seconds_left(until_micros) <= 0,
+                cancelled=lambda: over.is_set() or self.job.seconds_left(until_micros) <= 0,
             )
+            return run_rewrite(self.store, self.paths, self.job.directory, options.settings, how)
 
-        found = _within(rewrite, max(0.0, self.seconds_left(until_micros)) + _GRACE_SECONDS, over)
+        found = _within(
+            rewrite, max(0.0, self.job.seconds_left(until_micros)) + _GRACE_SECONDS, over
+        )
         files = f"{found.plan.before.files} files became {found.after.files}"
-        self.did(f"rewritten: {files}" if found.published else "nothing was rewritten")
+        self.job.did(f"rewritten: {files}" if found.published else "nothing was rewritten")
         return found
 
     def verify(self, found: RewriteOutcome) -> None:
         """Verify what the job will restore, and put the old state back where it does not pass."""
         try:
             check_restorable(self.store, self.paths, found.plan.epoch, self.options.verify_level)
-            self.did(f"verified at level {self.options.verify_level}")
+            self.job.did(f"verified at level {self.options.verify_level}")
         except StorageError as error:
-            self.failed("not verified", error)
+            self.job.failed("not verified", error)
         except ArroyoStateError as error:
-            self.failed("the rewritten epoch does not pass verification", error)
+            self.job.failed("the rewritten epoch does not pass verification", error)
             self.undone = self.restore_metadata()
-
-    # ---- starting --------------------------------------------------------------------------------
-
-    def start(self, pipeline: PipelineId) -> bool:
-        """Start the job, whatever it takes, within the time; whether it surely runs.
-
-        A request to start is sent even to a job that runs: one to stop may still be on its way.
-        """
-        asked = False
-        restarted: int | None = None
-        until = self.after(self.options.limits.start)
-
-        def restart() -> None:
-            self.control.restart(pipeline)
-
-        try:
-            for facts in self.asked(until):
-                if facts.condition is JobCondition.FINISHED:
-                    self.did("the job has finished: there is nothing to start")
-                    return True
-                if asked and facts.condition is JobCondition.RUNNING and _means_to_run(facts):
-                    self.did(f"the job runs, as {facts.run_id}")
-                    return True
-                if facts.condition is JobCondition.FAILED and asked:
-                    if restarted not in (None, facts.run_id):
-                        break  # it was tried again, and failed again
-                    if restarted is None and self.tried(restart, "restart"):
-                        restarted = facts.run_id
-                elif not asked or not _means_to_run(facts):
-                    asked = self.tried(lambda: self.control.start(pipeline), "start") or asked
-        except ArroyoStateError as error:
-            self.failed("it is unknown whether the job runs", error)
-            return False
-        self.failed(
-            "not started",
-            ConflictError(
-                f"the job was asked to run, but its status is {self.facts and self.facts.state}",
-                job=self.paths.root,
-                next_step="check it in Arroyo, and start it by hand",
-            ),
-        )
-        return False
 
     def restore_metadata(self) -> bool:
         """Put the metadata back that the job had before."""
         try:
-            undone = undo_rewrite(
-                self.store,
-                self.paths,
-                self.directory,
+            options = UndoOptions(
                 owner=self.options.owner,
                 lease_wait_seconds=EXPIRED_SECONDS,
                 clock=self.options.clock,
                 sleep=self.options.sleep,
             )
+            undone = run_undo(self.store, self.paths, self.job.directory, options)
         except ArroyoStateError as error:
-            self.failed("could not restore the original metadata", error)
+            self.job.failed("could not restore the original metadata", error)
             return False
-        self.did(f"restored the original content of {len(undone.objects)} metadata objects")
+        self.job.did(f"restored the original content of {len(undone.objects)} metadata objects")
         return undone.done
 
     def restore_metadata_and_start(self, pipeline: PipelineId) -> bool:
         """It failed from what was rewritten: once more from what was before."""
-        if self.facts is None or self.facts.condition is not JobCondition.FAILED:
+        if self.job.facts is None or self.job.facts.condition is not JobCondition.FAILED:
             return False
-        self.failed(
+        self.job.failed(
             "failed after the rewrite",
             ConflictError(
-                f"the job failed after its state was rewritten: {self.facts.failure}",
+                f"the job failed after its state was rewritten: {self.job.facts.failure}",
                 job=self.paths.root,
                 next_step="report it, with the job's logs",
             ),
         )
-        return self.restore_metadata() and self.start(pipeline)
+        return self.restore_metadata() and self.job.start(pipeline, self.options.limits.start)
 
 
 def _down_since(facts: JobFacts, left: WindowRecord | FormatError) -> int | None:
     """When the job was asked to stop, in microseconds; None if it runs, or nobody knows."""
-    if facts.condition is JobCondition.RUNNING and _means_to_run(facts):
+    if facts.condition is JobCondition.RUNNING and means_to_run(facts):
         return None
     if isinstance(left, WindowRecord):
         return left.opened_at_micros
     return facts.finish_time_micros
-
-
-def _means_to_run(facts: JobFacts) -> bool:
-    return facts.stop_requested in (None, "none") and facts.running_desired is not False
 
 
 def _end(started: bool, undone: bool, rewrite: RewriteOutcome | None) -> WindowEnd:

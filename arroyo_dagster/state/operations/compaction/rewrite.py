@@ -11,12 +11,12 @@ condition of the job and its run are asked again before every put and after the 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from arroyo_dagster.errors import (
-    ProtocolError,
-)
+from arroyo_dagster.errors import ConflictError, ProtocolError
 from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import Clock, wall_clock
@@ -45,10 +45,14 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     table_facts,
     take_snapshot,
 )
-from arroyo_dagster.state.operations.compaction.rewrite_publish import publish
-from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey, plan_rewrite
+from arroyo_dagster.state.operations.compaction.rewrite_publish import Publication, publish
+from arroyo_dagster.state.planning.compaction.rewrite import (
+    TableFacts,
+    TableKey,
+    plan_table_rewrites,
+)
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, run_rewrite
+from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 
 RunRewrites = Callable[[ObjectStore, Sequence[RewriteTask]], Iterable[RewriteShard | LeftOut]]
 QUIET_SECONDS = 60.0
@@ -60,13 +64,13 @@ def rewrite_here(
     store: ObjectStore, tasks: Sequence[RewriteTask]
 ) -> Iterable[RewriteShard | LeftOut]:
     """Carry out the parts in this process, one after the other."""
-    return (run_rewrite(store, task) for task in tasks)
+    return (rewrite_shard(store, task) for task in tasks)
 
 
 # ---- planning ------------------------------------------------------------------------------------
 
 
-def plan_rewrite_of(
+def plan_rewrite(
     store: ObjectStore,
     paths: JobPaths,
     directory: JobDirectory,
@@ -117,14 +121,119 @@ def _plan(
     part_bytes: Mapping[TableKey, Sequence[int]] | None = None,
 ) -> RewritePlan:
     return replace(
-        plan_rewrite(snapshot.checkpoint, facts, settings, part_bytes),
+        plan_table_rewrites(snapshot.checkpoint, facts, settings, part_bytes),
         condition=snapshot.answer.facts.condition,
         run_id=snapshot.answer.facts.run_id,
         why_not=snapshot.why_not,
     )
 
 
+plan_rewrite_of = plan_rewrite
+"""The old name; it goes with release 0.3."""
+
+
 # ---- carrying out --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteOptions:
+    """How a rewrite is carried out.
+
+    Attributes:
+        owner: who runs it, for the lease.
+        lease_wait_seconds: how long to wait for a process that holds the lease of the job.
+        quiet_seconds: how long nothing of the job may change before its metadata is written: the
+            controller's cleanup goes on for a while after a stop.
+        quiet_since: an earlier listing of the job. If nothing has changed since, the time that has
+            passed counts, so that one wait serves all jobs that were listed together.
+        verify_level: how closely the epoch as it would be is verified before it is published.
+        sampled: forecast the bytes that are left, as `plan_rewrite` does; a given plan has its
+            forecast.
+        clock: microseconds since 1970 in UTC, by this machine.
+        run: carries the parts out; in this process, or on Spark.
+        cancelled: whether to give up; asked between the parts and before each change of metadata.
+        on_shard: called with every part that is done, before it is judged, and how many are left.
+        on_published: called with what was published, before an interrupt can come in between.
+    """
+
+    owner: str = "arroyo-state compact"
+    lease_wait_seconds: float = 0.0
+    quiet_seconds: float = QUIET_SECONDS
+    quiet_since: ListedJob | None = None
+    verify_level: int = 1
+    sampled: bool = False
+    clock: Clock = wall_clock
+    sleep: Callable[[float], None] = time.sleep
+    run: RunRewrites = rewrite_here
+    cancelled: Callable[[], bool] = lambda: False
+    on_shard: Callable[[RewriteShard | LeftOut, int], None] = lambda part, left: None
+    on_published: Callable[[RewriteOutcome], None] = lambda outcome: None
+
+
+def run_rewrite(
+    store: ObjectStore,
+    paths: JobPaths,
+    directory: JobDirectory,
+    settings: CompactionSettings | None = None,
+    options: RewriteOptions | None = None,
+    *,
+    plan: RewritePlan | None = None,
+) -> RewriteOutcome:
+    """Rewrite what a stopped job of Arroyo's restores: fewer files, the same rows, in place.
+
+    Nothing is deleted, and what the metadata was is kept on record (`run_undo`). Stopped
+    anywhere, the job is restorable; run again, it goes on. A second run finds nothing to do.
+
+    Args:
+        directory: who says what the job is doing; asked again before each change.
+        settings: the plan is made by them.
+        plan: carry out this one, made earlier by `plan_rewrite` with the same settings; None = make
+            it under the lease.
+
+    Raises:
+        InputError: the job is not at rest, or nobody says so; or it is one of ours.
+        ConflictError: somebody else maintains the job; it changed or was started meanwhile; it was
+            cancelled; or `plan` no longer fits.
+        ProtocolError: what was written would not restore as what was read, or the epoch would not
+            pass; nothing was published.
+        NotFoundError, FormatError: the epoch, or a file of it, is missing or broken.
+    """
+    settings, chosen = settings or CompactionSettings(), options or RewriteOptions()
+    snapshot = take_snapshot(store, paths, directory)
+    fresh = _fresh(_plan(snapshot, table_facts(store, snapshot), settings), plan)
+    if not fresh.tables:
+        return RewriteOutcome.of_plan(fresh)
+    check_may(paths, snapshot)
+    with lease(
+        store,
+        paths,
+        chosen.owner,
+        wait_seconds=chosen.lease_wait_seconds,
+        clock=chosen.clock,
+        sleep=chosen.sleep,
+    ) as held:
+        # Whoever held the lease before may have done some of it.
+        snapshot = take_snapshot(held, paths, directory)
+        check_may(paths, snapshot)
+        facts = table_facts(held, snapshot)
+        fresh = _fresh(_plan(snapshot, facts, settings), plan)
+        if not fresh.tables:
+            return RewriteOutcome.of_plan(fresh)
+        if chosen.sampled and plan is None:
+            fresh = _sampled(held, paths, snapshot, facts, fresh, settings)
+        check_restorable(held, paths, fresh.epoch, 0)
+        began = _quiet_from(paths, snapshot, chosen.quiet_since, chosen.clock())
+        parts, left_out = _carried_out(held, paths, snapshot, fresh, chosen)
+        work = Unchanged(paths, directory, snapshot, facts.sizes, chosen.cancelled)
+        quiet = _quiet_left(snapshot, chosen.quiet_seconds, began, chosen.clock())
+        if quiet > 0:
+            chosen.sleep(quiet)
+        publication = Publication(
+            verify_level=chosen.verify_level,
+            now_micros=chosen.clock(),
+            on_published=chosen.on_published,
+        )
+        return publish(held, work, fresh, parts, left_out, publication)
 
 
 def rewrite_job(
@@ -133,83 +242,33 @@ def rewrite_job(
     directory: JobDirectory,
     settings: CompactionSettings | None = None,
     *,
-    run: RunRewrites = rewrite_here,
-    owner: str = "arroyo-state compact",
-    quiet_seconds: float = QUIET_SECONDS,
-    quiet_since: ListedJob | None = None,
-    verify_level: int = 1,
     dry_run: bool = False,
-    or_forecast: bool = False,
     sampled: bool = False,
-    lease_wait_seconds: float = 0.0,
-    clock: Clock = wall_clock,
-    sleep: Callable[[float], None] = time.sleep,
-    cancelled: Callable[[], bool] = lambda: False,
-    on_shard: Callable[[RewriteShard | LeftOut, int], None] = lambda part, left: None,
-    on_published: Callable[[RewriteOutcome], None] = lambda outcome: None,
+    **options: Any,
 ) -> RewriteOutcome:
-    """Rewrite what a stopped job of Arroyo's restores: fewer files, the same rows, in place.
+    """The old name of `run_rewrite` and, with `dry_run`, of `plan_rewrite`; goes with 0.3."""
+    warnings.warn(
+        "rewrite_job is plan_rewrite and run_rewrite now; it goes with release 0.3",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    plan = plan_rewrite(store, paths, directory, settings, sampled=dry_run and sampled)
+    if dry_run or (options.pop("or_forecast", False) and plan.why_not is not None):
+        return RewriteOutcome.of_plan(plan)
+    chosen = RewriteOptions(sampled=sampled, **options)
+    return run_rewrite(store, paths, directory, settings, chosen)
 
-    Nothing is deleted, and what the metadata was is kept on record (`undo_rewrite`). Stopped
-    anywhere, the job is restorable; run again, it goes on. A second run finds nothing to do.
 
-    Args:
-        directory: who says what the job is doing; asked again before each change.
-        run: carries the parts out; in this process unless given.
-        owner: who asks, for the lease.
-        quiet_seconds: how long nothing of the job may change before its metadata is written: the
-            controller's cleanup goes on for a while after a stop.
-        quiet_since: an earlier listing of the job. If nothing has changed since, the time that has
-            passed counts, so that one wait serves all jobs that were listed together.
-        verify_level: how closely the epoch as it would be is verified before it is published.
-        dry_run: plan, and change nothing.
-        or_forecast: where nothing may be rewritten now, give the plan in place of an error.
-        sampled: as of `plan_rewrite_of`.
-        cancelled: whether to give up; asked between the parts and before each change of metadata.
-        on_part: called with every part that is done, before it is judged, and how many are left.
-        on_published: called with what was published, before an interrupt can come in between.
-
-    Raises:
-        InputError: the job is not at rest, or nobody says so; or it is one of ours.
-        ConflictError: somebody else maintains the job; it changed or was started meanwhile; or
-            it was cancelled.
-        ProtocolError: what was written would not restore as what was read, or the epoch would not
-            pass; nothing was published.
-        NotFoundError, FormatError: the epoch, or a file of it, is missing or broken.
-    """
-    settings = settings or CompactionSettings()
-    snapshot = take_snapshot(store, paths, directory)
-    facts = table_facts(store, snapshot)
-    plan = _plan(snapshot, facts, settings)
-    if dry_run or not plan.tables or (or_forecast and plan.why_not is not None):
-        return _nothing(
-            _sampled(store, paths, snapshot, facts, plan, settings) if sampled else plan
+def _fresh(fresh: RewritePlan, given: RewritePlan | None) -> RewritePlan:
+    """The plan of fresh facts, which must be the given one, if there is one."""
+    if given is not None and (given.epoch, given.tables) != (fresh.epoch, fresh.tables):
+        raise ConflictError(
+            f"the plan no longer fits: it was made for epoch {given.epoch}, and other files",
+            job=JobPaths(fresh.job, fresh.pipeline).root,
+            epoch=fresh.epoch,
+            next_step="make a new plan; nothing was written",
         )
-    check_may(paths, snapshot)
-    with lease(
-        store, paths, owner, wait_seconds=lease_wait_seconds, clock=clock, sleep=sleep
-    ) as held:
-        # Whoever held the lease before may have done some of it.
-        snapshot = take_snapshot(held, paths, directory)
-        check_may(paths, snapshot)
-        facts = table_facts(held, snapshot)
-        plan = _plan(snapshot, facts, settings)
-        if not plan.tables:
-            return _nothing(plan)
-        if sampled:
-            plan = _sampled(held, paths, snapshot, facts, plan, settings)
-        check_restorable(held, paths, plan.epoch, 0)
-        began = _quiet_from(paths, snapshot, quiet_since, clock())
-        parts, left_out = _carried_out(held, paths, snapshot, plan, run, cancelled, on_shard)
-        work = Unchanged(paths, directory, snapshot, facts.sizes, cancelled)
-        quiet = _quiet_left(snapshot, quiet_seconds, began, clock())
-        if quiet > 0:
-            sleep(quiet)
-        return publish(held, work, plan, parts, left_out, verify_level, clock(), on_published)
-
-
-def _nothing(plan: RewritePlan) -> RewriteOutcome:
-    return RewriteOutcome(plan=plan, left_out=plan.left_out, after=plan.before)
+    return fresh if given is None else replace(fresh, after=given.after)
 
 
 def _carried_out(
@@ -217,19 +276,17 @@ def _carried_out(
     paths: JobPaths,
     snapshot: JobSnapshot,
     plan: RewritePlan,
-    run: RunRewrites,
-    cancelled: Callable[[], bool],
-    on_shard: Callable[[RewriteShard | LeftOut, int], None],
+    options: RewriteOptions,
 ) -> tuple[list[RewriteShard], list[LeftOut]]:
     tasks = _tasks(paths, snapshot, plan)
     parts: list[RewriteShard] = []
     left_out: list[LeftOut] = []
-    for found in run(store, tasks):
+    for found in options.run(store, tasks):
         (parts if isinstance(found, RewriteShard) else left_out).append(found)  # type: ignore[arg-type]
-        on_shard(found, len(tasks) - len(parts) - len(left_out))
+        options.on_shard(found, len(tasks) - len(parts) - len(left_out))
         if isinstance(found, RewriteShard):
             check_same(paths, plan.epoch, found)
-        check_not_cancelled(paths, cancelled)
+        check_not_cancelled(paths, options.cancelled)
     if len(parts) + len(left_out) != len(tasks):
         raise ProtocolError(
             f"{len(parts) + len(left_out)} of {len(tasks)} parts returned a result",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import (
     ConflictError,
@@ -61,15 +61,22 @@ def _check_quiet(store: ObjectStore, paths: JobPaths, before: JobSnapshot) -> No
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """How a rewrite is published; attributes as of `RewriteOptions`."""
+
+    verify_level: int
+    now_micros: int
+    on_published: Callable[[RewriteOutcome], None]
+
+
 def publish(
     held: Leased,
     work: Unchanged,
     plan: RewritePlan,
     parts: Sequence[RewriteShard],
     left_out: Sequence[LeftOut],
-    verify_level: int,
-    now_micros: int,
-    on_published: Callable[[RewriteOutcome], None] = lambda outcome: None,
+    publication: Publication,
 ) -> RewriteOutcome:
     files, taken = _new_files(plan, parts, left_out)
     after = rewritten(work.snapshot.checkpoint, files)
@@ -80,8 +87,8 @@ def publish(
         return found
     _check_quiet(held, work.paths, work.snapshot)
     epoch = work.snapshot.checkpoint.epoch
-    check_restorable(Overlaid(held, objects), work.paths, epoch, verify_level)
-    record = _record(held, work, plan, objects, found, now_micros)
+    check_restorable(Overlaid(held, objects), work.paths, epoch, publication.verify_level)
+    record = _record(held, work, plan, objects, found, publication.now_micros)
     path = work.paths.rewrites / f"{plan.epoch:07}-{held.lease.token:010}.json"
     held.put(path, encode_rewrite_record(record))
     keep_rewrite(held, work.paths, path.name)
@@ -91,7 +98,7 @@ def publish(
             check_not_cancelled(work.paths, work.cancelled)
             work.check(held)
             overwrite(held, work.paths, at, work.snapshot.objects[at], data)
-        on_published(done)
+        publication.on_published(done)
     work.check(held, published=True)
     # What undoes the rewrite of an epoch that was left behind undoes nothing any more.
     mine = f"{plan.epoch:07}-"

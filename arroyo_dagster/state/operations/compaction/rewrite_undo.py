@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from arroyo_dagster.errors import (
     ConflictError,
     FormatError,
-    ProtocolError,
 )
 from arroyo_dagster.state.codec.maintenance_records import (
     decode_rewrite_record,
@@ -29,8 +30,22 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     take_snapshot,
 )
 from arroyo_dagster.state.operations.gc.pins import forget_rewrites, read_pins
+from arroyo_dagster.state.planning.restore.copied_jobs import check_own
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoPlan:
+    """What undoing the last rewrite of a job would put back.
+
+    Attributes:
+        record: what says how it was; None if there is nothing to put back.
+        objects: the metadata objects that would be put back.
+    """
+
+    record: StatePath | None = None
+    objects: tuple[StatePath, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,36 +62,79 @@ class UndoOutcome:
     objects: tuple[StatePath, ...] = ()
     done: bool = False
 
+    @classmethod
+    def of_plan(cls, plan: UndoPlan) -> UndoOutcome:
+        """The outcome of a dry run: nothing changed."""
+        return cls(record=plan.record, objects=plan.objects)
 
-def undo_rewrite(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoOptions:
+    """How a rewrite is undone.
+
+    Attributes:
+        owner: who runs it, for the lease.
+        lease_wait_seconds: how long to wait for a process that holds the lease of the job.
+        clock: microseconds since 1970 in UTC, by this machine.
+    """
+
+    owner: str = "arroyo-state compact"
+    lease_wait_seconds: float = 0.0
+    clock: Clock = wall_clock
+    sleep: Callable[[float], None] = time.sleep
+
+
+def plan_undo(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> UndoPlan:
+    """Plan to put the metadata of a stopped job of Arroyo's back. Writes nothing: the dry run.
+
+    Args:
+        directory: who says what the job is doing.
+
+    Raises:
+        InputError, ConflictError, FormatError, ProtocolError: as `run_undo`.
+    """
+    _, path, changed = _what_changed(store, paths, directory)
+    return UndoPlan(record=path, objects=tuple(changed))
+
+
+def run_undo(
     store: ObjectStore,
     paths: JobPaths,
     directory: JobDirectory,
+    options: UndoOptions | None = None,
     *,
-    owner: str = "arroyo-state compact",
-    dry_run: bool = False,
-    lease_wait_seconds: float = 0.0,
-    clock: Clock = wall_clock,
-    sleep: Callable[[float], None] = time.sleep,
+    plan: UndoPlan | None = None,
 ) -> UndoOutcome:
     """Put the metadata of a stopped job of Arroyo's back as it was before its last rewrite.
 
     The files it then lists are all there: a rewrite deletes none. Stopped anywhere, the job is
     restorable; run again, it goes on.
 
+    Args:
+        directory: who says what the job is doing; asked again before each change.
+        plan: put back exactly this, as `plan_undo` planned it; None = whatever is to be put back.
+
     Raises:
         InputError: the job is not at rest, or nobody says so.
-        ConflictError: the job was started since, or somebody changed the metadata.
+        ConflictError: the job was started since, somebody changed the metadata, or `plan` no longer
+            fits.
         FormatError: a file that the old metadata lists is gone, or the record is broken.
         ProtocolError: the record is of another job, from which this one was copied.
     """
-    snapshot, path, changed = _what_changed(store, paths, directory)
-    if dry_run or path is None:
-        return UndoOutcome(record=path, objects=tuple(changed))
+    chosen = options or UndoOptions()
+    fresh = _fresh(paths, plan_undo(store, paths, directory), plan)
+    if fresh.record is None:
+        return UndoOutcome()
     with lease(
-        store, paths, owner, wait_seconds=lease_wait_seconds, clock=clock, sleep=sleep
+        store,
+        paths,
+        chosen.owner,
+        wait_seconds=chosen.lease_wait_seconds,
+        clock=chosen.clock,
+        sleep=chosen.sleep,
     ) as held:
         snapshot, path, changed = _what_changed(held, paths, directory)
+        fresh = _fresh(paths, UndoPlan(record=path, objects=tuple(changed)), plan)
         if path is None:
             return UndoOutcome()
         work = Unchanged(paths, directory, snapshot)
@@ -85,7 +143,37 @@ def undo_rewrite(
             overwrite(held, paths, at, found, before)
         work.check(held, published=True)
         forget_rewrites(held, paths, lambda name: name == path.name)
-        return UndoOutcome(record=path, objects=tuple(changed), done=True)
+        return UndoOutcome(record=path, objects=fresh.objects, done=True)
+
+
+def undo_rewrite(
+    store: ObjectStore,
+    paths: JobPaths,
+    directory: JobDirectory,
+    *,
+    dry_run: bool = False,
+    **options: Any,
+) -> UndoOutcome:
+    """The old name of `run_undo` and, with `dry_run`, of `plan_undo`; it goes with release 0.3."""
+    warnings.warn(
+        "undo_rewrite is plan_undo and run_undo now; it goes with release 0.3",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    if dry_run:
+        return UndoOutcome.of_plan(plan_undo(store, paths, directory))
+    return run_undo(store, paths, directory, UndoOptions(**options))
+
+
+def _fresh(paths: JobPaths, fresh: UndoPlan, given: UndoPlan | None) -> UndoPlan:
+    """The plan of fresh facts, which must be the given one, if there is one."""
+    if given is not None and given != fresh:
+        raise ConflictError(
+            "the plan no longer fits: other objects would be put back now",
+            job=paths.root,
+            next_step="make a new plan; nothing was put back",
+        )
+    return fresh
 
 
 def _what_changed(
@@ -111,16 +199,12 @@ def _newest_record(store: ObjectStore, paths: JobPaths) -> StatePath | None:
 def _check_undoable(
     store: ObjectStore, paths: JobPaths, snapshot: JobSnapshot, record: RewriteRecord
 ) -> None:
-    others = [path for path in record.before if not paths.contains(path)]
-    if others:
-        # A job that was copied under another name brings the record of the original's objects.
-        raise ProtocolError(
-            "the rewrite belongs to another job: its record names objects outside of this one",
-            job=paths.root,
-            found=others[0],
-            next_step="undo it in the original job, of which this one is a copy; nothing was "
-            "restored",
-        )
+    check_own(
+        paths,
+        "the record of the rewrite",
+        record.before,
+        next_step="undo it in the original job, of which this one is a copy; nothing was restored",
+    )
     now = (snapshot.checkpoint.epoch, snapshot.checkpoint.worker_generation)
     # A run that was started since, and failed before its first checkpoint, has left no trace.
     if now != (record.epoch, record.worker_generation):

@@ -12,7 +12,8 @@ from typing import Any
 from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
-from arroyo_dagster.state.metadata.backend import ParquetBackend, delete_all
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.expiry import delete_all, note_min_epoch
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import Leased, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
@@ -234,4 +235,4 @@ def _checked(held: ObjectStore, plan: GcPlan, fresh: GcPlan) -> GcPlan:
 def _note_min_epoch(held: ObjectStore, paths: JobPaths, oldest: Epoch, plan: GcPlan) -> None:
     """Let the newest epoch of a job of ours say which is the oldest, as Arroyo's cleanup does."""
     if paths.layout is Layout.LEGACY and plan.proof.condition is None:
-        ParquetBackend(held, paths).note_min_epoch(oldest)
+        note_min_epoch(ParquetBackend(held, paths), oldest)

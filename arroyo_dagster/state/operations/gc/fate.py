@@ -223,7 +223,7 @@ def _known(
     if last is not None:
         outcome = last.entry.outcome
         if last.quarantine is not None and outcome in (MOVED, GONE, UNKNOWN):
-            _, kept = Reader(store, paths).job_pins()
+            _, kept = Reader(store, paths).pins_in_full()
             quarantine = next((one for one in kept if one.name == last.quarantine), None)
             copy = None if quarantine is None else find_copy(store, paths, quarantine, path)
         if copy is not None:
@@ -340,14 +340,14 @@ def _events(store: ObjectStore, paths: JobPaths, search: _Search) -> Iterator[Fa
         except (FormatError, NotFoundError):
             search.unreadable.append(path)
     own = [path for path in listed.prefixes if path.name not in archived]
-    headers = ahead(lambda one: _parts_of(store, one, search), own)
+    headers = ahead(lambda one: _batches_of(store, one, search), own)
     for directory, (begun, parts) in zip(own, headers, strict=True):
         if begun is not None:
             for line in _lines(store, directory, parts, search):
                 yield FateEvent(entry=entry_of(begun, line), quarantine=begun.quarantine)
 
 
-def _parts_of(
+def _batches_of(
     store: ObjectStore, directory: StatePath, search: _Search
 ) -> tuple[JournalRun | None, list[int] | None]:
     """A run, and the numbers of the batches that may hold a wanted path; None: nobody says."""

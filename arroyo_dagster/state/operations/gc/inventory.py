@@ -18,7 +18,7 @@ from arroyo_dagster.state.codec.references import manifest_references, operator_
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.garbage import EpochRoot, PathsDigest, References, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import MAINTENANCE_NAMES, JobPaths
 from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.objects import (
     ObjectKind,
@@ -30,26 +30,16 @@ from arroyo_dagster.state.operations.gc.root_reader import (
     NO_EPOCH,
     Progress,
     Reader,
-    epoch_root,
     no_root_progress,
-    unreadable_root,
 )
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots_once, settled
 from arroyo_dagster.state.operations.gc.roots_protocol import attempt
 from arroyo_dagster.state.operations.gc.roots_rolled_back import known_roots
 from arroyo_dagster.state.operations.gc.roots_times import with_store_times
+from arroyo_dagster.state.planning.gc.epoch_roots import epoch_root, unreadable_root
 from arroyo_dagster.state.planning.gc.reachability import check_listed, nested_root, refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
-
-OUR_NAMES = frozenset(
-    {
-        *("stop-request.json", "retained.json", "compactions", "leases", "writers", "commits"),
-        *("journal", "quarantine", "removal.json"),
-        *("topics", "stdin", "landed", "spark", "spark-sinks"),
-        *("rewrites", "window.json", "windows"),
-    }
-)
 
 
 def directories_of(store: ObjectStore, paths: JobPaths) -> list[StatePath]:
@@ -217,7 +207,7 @@ def _shelf(paths: JobPaths, path: StatePath, addressable: bool) -> str:
         return "foreign"
     if kind in (ObjectKind.MAINTENANCE, ObjectKind.STAGED):
         name = path.removeprefix(f"{paths.maintenance}/").partition("/")[0]
-        if name not in OUR_NAMES:
+        if name not in MAINTENANCE_NAMES:
             raise refuse(
                 f"the job contains data of a newer release: {name}",
                 paths,

@@ -17,7 +17,7 @@ from arroyo_dagster.state.codec.journal import (
     encode_archive,
 )
 from arroyo_dagster.state.codec.records import known_fields
-from arroyo_dagster.state.metadata.backend import delete_all
+from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.gc.journal import ARCHIVE, archives_of

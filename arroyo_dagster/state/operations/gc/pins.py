@@ -10,14 +10,15 @@ from dataclasses import replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.gc import encode_pins
-from arroyo_dagster.state.metadata.backend import ParquetBackend, delete_all
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease
-from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.gc.roots import newest_root
+from arroyo_dagster.state.planning.restore.copied_jobs import check_own
 from arroyo_dagster.state.storage.store import ObjectStore
 
 ANY = Epoch(0)
@@ -55,7 +56,14 @@ def pin_epoch(
         ConflictError: somebody else maintains the job, or removed the epoch meanwhile.
     """
     backend = ParquetBackend(store, paths)
-    _check_own(backend.load_checkpoint_metadata(epoch), paths)
+    # Nobody who maintains the original reads a pin of the copy: it would hold nothing.
+    check_own(
+        paths,
+        f"epoch {epoch}",
+        backend.load_checkpoint_metadata(epoch).paths,
+        next_step="pin the epoch in the original job; nothing was pinned",
+        epoch=epoch,
+    )
     pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=reason)
 
     def add(found: JobPins) -> JobPins:
@@ -72,20 +80,6 @@ def pin_epoch(
         unpin_epochs(store, paths, [epoch], owner=owner, clock=clock)
         raise
     return found
-
-
-def _check_own(checkpoint: Checkpoint, paths: JobPaths) -> None:
-    """A pin holds the files of its own job alone: nobody who maintains the original reads it."""
-    others = [path for path in checkpoint.paths if not paths.contains(path)]
-    if others:
-        raise ProtocolError(
-            f"epoch {checkpoint.epoch} lists files of another job, of which this one is a copy: "
-            "a pin here does not protect them",
-            job=paths.root,
-            epoch=checkpoint.epoch,
-            found=others[0],
-            next_step="pin the epoch in the original job; nothing was pinned",
-        )
 
 
 def may_be_going(store: ObjectStore, paths: JobPaths, epoch: Epoch = ANY) -> bool:

@@ -193,7 +193,7 @@ def _begun_removal(store: ObjectStore, paths: JobPaths) -> GcPlan | None:
 
 def _rest_of(store: ObjectStore, asked: GcRequest, begun: GcPlan, now: int) -> GcPlan:
     _dead(store, asked, begun.paths, managed=bool(begun.rule.get("ours")))
-    job_pins, quarantined = Reader(store, begun.paths).job_pins()
+    job_pins, quarantined = Reader(store, begun.paths).pins_in_full()
     found = list_job(store, begun.paths, Epoch(0))
     return what_is_left_of(
         begun,
@@ -237,7 +237,7 @@ def _unreadable_job(
     Args:
         evidence: why it cannot.
     """
-    job_pins, quarantined = Reader(store, paths).job_pins()
+    job_pins, quarantined = Reader(store, paths).pins_in_full()
     found = list_job(store, paths, Epoch(0))
     if not found.listed:
         raise refuse("the listing is empty", paths)

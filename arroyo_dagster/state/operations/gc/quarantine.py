@@ -6,17 +6,17 @@ As long as it is there, what its epochs list and was not moved with them stays, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.codec.gc import (
     decode_moved,
     encode_moved,
     encode_quarantined,
 )
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
-from arroyo_dagster.state.metadata.backend import delete_all
+from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import (
@@ -28,7 +28,7 @@ from arroyo_dagster.state.model.garbage import (
     Quarantined,
 )
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import QUARANTINE_INDEX, JobPaths
 from arroyo_dagster.state.model.objects import (
     NOTHING,
     ObjectKind,
@@ -43,10 +43,9 @@ from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock
+from arroyo_dagster.state.planning.restore.copied_jobs import check_own
 from arroyo_dagster.state.storage.concurrency import ahead, concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
-
-INDEX = "index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class QuarantineWriter:
             # What is still there at the end of a step is moved once more.
             parts=sum(step.batch_count + 1 for step in steps),
         )
-        path = plan.paths.quarantine / name / INDEX
+        path = plan.paths.quarantine_index(name)
         held.put(path, encode_quarantined(found, owner))
         put_pins(
             held,
@@ -135,10 +134,10 @@ def _needs(held: ObjectStore, plan: GcPlan) -> Packed:
     def listed(path: StatePath) -> tuple[StatePath, ...]:
         kind = object_name(plan.paths, path).kind
         if kind is ObjectKind.MANIFEST:
-            return reader.required(path, manifest_references).files
+            return reader.read(path, manifest_references).files
         # That of an operator whose id holds a slash is known by what lists it, not by its name.
         if kind is ObjectKind.OPERATOR or (kind is ObjectKind.FOREIGN and path.name == "metadata"):
-            return reader.required(path, operator_references).files
+            return reader.read(path, operator_references).files
         return ()
 
     found = concurrently(listed, plan.metadata.paths)
@@ -155,7 +154,7 @@ def list_quarantines(store: ObjectStore, paths: JobPaths) -> list[tuple[Quaranti
     Raises:
         ProtocolError, FormatError: an index is missing or does not decode.
     """
-    _, found = Reader(store, paths).job_pins()
+    _, found = Reader(store, paths).pins_in_full()
     return [(one, all_moved(store, paths, one)) for one in found]
 
 
@@ -202,24 +201,20 @@ def _moved_in(store: ObjectStore, paths: JobPaths, path: StatePath) -> list[Move
     except NotFoundError:
         return None  # the move was stopped before it, or had nothing left to do
     moved = decode_moved(data, path)
-    _check_own(paths, path, moved)
+    for below, named in (
+        (paths.root, [one.path for one in moved]),
+        (paths.quarantine, [one.copy for one in moved]),
+    ):
+        check_own(
+            paths,
+            "the index of the quarantine",
+            named,
+            below=below,
+            next_step="undelete or purge it in the original job, of which this one is a copy; "
+            "nothing was changed",
+            path=path,
+        )
     return moved
-
-
-def _check_own(paths: JobPaths, index: StatePath, moved: Iterable[Moved]) -> None:
-    """A job that was copied under another name brings an index of the original's objects."""
-    copies = f"{paths.quarantine}/"
-    for one in moved:
-        if not (paths.contains(one.path) and one.copy.startswith(copies)):
-            raise ProtocolError(
-                "the quarantine belongs to another job: its index names objects outside of this "
-                "one",
-                job=paths.root,
-                path=index,
-                found=one.path,
-                next_step="undelete or purge it in the original job, of which this one is a "
-                "copy; nothing was changed",
-            )
 
 
 # ---- for good ------------------------------------------------------------------------------------
@@ -265,7 +260,7 @@ def purge(
 
 
 def _old(store: ObjectStore, paths: JobPaths, before_micros: int) -> list[Quarantined]:
-    _, found = Reader(store, paths).job_pins()
+    _, found = Reader(store, paths).pins_in_full()
     return [one for one in found if one.moved_at_micros <= before_micros]
 
 
@@ -274,7 +269,7 @@ def _purge_one(
 ) -> None:
     """Copies first, then the index: it is readable for as long as it is registered."""
     directory = paths.quarantine / one.name
-    listed = [info for info in held.list(directory) if info.path.name != INDEX]
+    listed = [info for info in held.list(directory) if info.path.name != QUARANTINE_INDEX]
     going = {i.path: StoredObject(i.path, i.size_bytes, i.modified_micros, i.etag) for i in listed}
     for part, moved in _index_parts(held, paths, one).items():
         going.setdefault(part, StoredObject(part, None))
@@ -304,5 +299,5 @@ def _purge_one(
             kept, quarantines=tuple(name for name in kept.quarantines if name != one.name)
         ),
     )
-    delete_all(held, [directory / INDEX])
+    delete_all(held, [directory / QUARANTINE_INDEX])
     journal.end({"deleted": len(objects)})

@@ -89,6 +89,6 @@ def newest_root(store: ObjectStore, paths: JobPaths) -> EpochRoot | None:
         numbers = sorted(ParquetBackend(store, paths).checkpoint_dirs(), reverse=True)
         newest = newest_legacy(reader, numbers)
         return None if newest is None else legacy_epoch(reader, newest)
-    fence = reader.required(paths.current_generation, records.decode_current_generation)
+    fence = reader.read(paths.current_generation, records.decode_current_generation)
     head = newest_head(reader, fence)
     return None if head is None else head[0]

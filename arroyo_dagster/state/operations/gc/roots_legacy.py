@@ -11,24 +11,23 @@ from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import operator_references
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.reader import PROBE_COUNT
-from arroyo_dagster.state.model.checkpoints import (
-    CheckpointState,
-    LegacyCheckpoint,
-)
-from arroyo_dagster.state.model.garbage import EpochRoot, References, Roots
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint
+from arroyo_dagster.state.model.garbage import EpochRoot, Roots
+from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.gc.root_reader import (
     AT_ONCE,
     NO_EPOCH,
     Progress,
     Reader,
-    epoch_root,
-    unreadable_root,
 )
 from arroyo_dagster.state.operations.gc.roots_rolled_back import known_roots
+from arroyo_dagster.state.planning.gc.epoch_roots import (
+    damaged_legacy_root,
+    legacy_root,
+    rolled_back_root,
+)
 from arroyo_dagster.state.planning.gc.reachability import refuse
-from arroyo_dagster.state.planning.gc.retention import unreadable_objects
 from arroyo_dagster.state.planning.restore.lineage import rolled_back
 from arroyo_dagster.state.storage.concurrency import concurrently
 
@@ -41,7 +40,7 @@ is as long as its epochs.
 def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
     """The roots of a job of the legacy layout; None: it changed meanwhile, look again."""
     backend = ParquetBackend(reader.store, reader.paths)
-    job_pins, aside = reader.job_pins()
+    job_pins, aside = reader.pins_in_full()
     numbers = sorted(backend.checkpoint_dirs(), reverse=True)
     newest = newest_legacy(reader, numbers)
     if newest is None:
@@ -98,27 +97,12 @@ def _with_rolled_back(
     if not found:
         return []  # all of them have expired meanwhile
     head = found[0]
-    marked = [_marked(reader, one, head) if one.epoch in left else one for one in found]
-    marked += [_damaged(reader, n, error.message, head) for n, error in damaged.items()]
+    paths = reader.paths
+    marked = [rolled_back_root(paths, one, head) if one.epoch in left else one for one in found]
+    for number, error in damaged.items():
+        one = damaged_legacy_root(paths, number, error.message, head)
+        marked.append(replace(one, roots=known_roots(reader, one.by_name)))
     return sorted(marked, key=lambda one: -one.epoch)
-
-
-def _marked(reader: Reader, one: EpochRoot, head: EpochRoot) -> EpochRoot:
-    if one.gone:
-        return _damaged(reader, one.epoch, f"{one.gone[0]} is missing", head, one)
-    return replace(one, state=CheckpointState.ROLLED_BACK, rolled_back=True)
-
-
-def _damaged(
-    reader: Reader, epoch: Epoch, reason: str, head: EpochRoot, known: EpochRoot | None = None
-) -> EpochRoot:
-    """An epoch whose metadata does not say what it lists. Its operators may be those of others."""
-    names = dict.fromkeys(name for one in (known, head) if one for name, _ in one.operators)
-    by_name = unreadable_objects(reader.paths, epoch, None, names)
-    roots = known_roots(reader, by_name) if known is None else known.roots
-    return unreadable_root(
-        epoch, reason, by_name, roots=roots, finish_time_micros=head.finish_time_micros
-    )
 
 
 def newest_legacy(reader: Reader, numbers: Sequence[Epoch]) -> Epoch | None:
@@ -166,31 +150,8 @@ def legacy_epoch(reader: Reader, epoch: Epoch) -> EpochRoot | None:
         return None
     _check_own(reader, head, ref, epoch)
     names = {name: paths.operator_metadata(name, epoch) for name in head.operators}
-    parts = [reader.optional(path, operator_references) for path in names.values()]
-    gone = [p for p, part in zip(names.values(), parts, strict=True) if part is None]
-    known = [part for part in parts if part is not None]
-    for name, part in zip(names, parts, strict=True):
-        if part is not None and (part.job, part.operators[0][0]) != (paths.job, name):
-            raise refuse("operator metadata belongs to another operator", paths, path=names[name])
-    found = References(
-        job=head.job,
-        epoch=epoch,
-        min_epoch=head.min_epoch,
-        start_time_micros=head.start_time_micros,
-        finish_time_micros=head.finish_time_micros,
-        needs_commit=any(part.needs_commit for part in known),
-        operators=tuple((name, _parallelism(parts, name)) for name in names),
-        managed=head.progress is not None,
-        rolled_back_to=None if head.progress is None else head.progress.rolled_back_to,
-        files=tuple(dict.fromkeys(path for part in known for path in part.files)),
-    )
-    roots = reader.taken((ref, *names.values()))
-    return epoch_root(reader.paths, ref, found, CheckpointState.READY, roots, tuple(gone))
-
-
-def _parallelism(parts: Sequence[References | None], name: OperatorId) -> int:
-    known = {part.operators[0][0]: part.operators[0][1] for part in parts if part is not None}
-    return known.get(name, 0)
+    operators = {name: reader.optional(path, operator_references) for name, path in names.items()}
+    return replace(legacy_root(paths, head, operators), roots=reader.taken((ref, *names.values())))
 
 
 def _check_own(reader: Reader, head: LegacyCheckpoint, ref: StatePath, epoch: Epoch) -> None:

@@ -15,15 +15,16 @@ from arroyo_dagster.state.model.checkpoints import (
 )
 from arroyo_dagster.state.model.garbage import EpochRoot, References, Root, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import CHECKPOINT_MANIFEST, GENERATION_MANIFEST
 from arroyo_dagster.state.operations.gc.root_reader import (
     AT_ONCE,
     NO_EPOCH,
     Progress,
     Reader,
     T,
-    epoch_root,
 )
 from arroyo_dagster.state.operations.gc.roots_rolled_back import with_rolled_back
+from arroyo_dagster.state.planning.gc.epoch_roots import epoch_root
 from arroyo_dagster.state.planning.gc.reachability import refuse
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -32,8 +33,8 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 def protocol_roots(reader: Reader, progress: Progress) -> Roots | None:
     """The roots of a job of the protocol layout; None: it changed meanwhile, look again."""
     paths = reader.paths
-    fence = reader.required(paths.current_generation, records.decode_current_generation)
-    job_pins, aside = reader.job_pins()
+    fence = reader.read(paths.current_generation, records.decode_current_generation)
+    job_pins, aside = reader.pins_in_full()
     found = newest_head(reader, fence)
     if found is None:
         raise refuse(NO_EPOCH, paths, path=paths.current_generation)
@@ -89,14 +90,14 @@ def newest_head(
     if found is None or by_arroyo is None:
         return None
     state = CheckpointState.COMMITTING if found.replay_commit else CheckpointState.READY
-    references = reader.required(found.ref, manifest_references)
+    references = reader.read(found.ref, manifest_references)
     path = reader.paths.epoch_record(references.epoch)
-    reader.required(path, records.decode_epoch_record)
+    reader.read(path, records.decode_epoch_record)
     root = epoch_root(reader.paths, found.ref, references, state, reader.taken((found.ref, path)))
     generations = {
         path: fact
         for path, fact in facts.items()
-        if path.name == "generation-manifest.json"
+        if path.name == GENERATION_MANIFEST
         and (fact is None or isinstance(fact, GenerationManifest))
     }
     return root, by_arroyo.manifest.epoch, generations
@@ -110,17 +111,12 @@ def _resolved(
     as_arroyo: bool,
 ) -> recovery.Restore | None:
     starting = WorkerGeneration(fence.worker_generation + 1)
-    while True:
-        found = recovery.resolve(
-            reader.paths, starting, facts, now_micros=0, as_arroyo=as_arroyo, only_reads=True
-        )
-        if isinstance(found, recovery.Restore):
-            return found
-        if isinstance(found, recovery.CannotStart):
-            raise refuse(f"it cannot be restored: {found.reason}", reader.paths, path=found.ref)
-        if not isinstance(found, recovery.Need):
-            return None
-        facts[found.path] = reader.early(found.path)
+    found = recovery.resolve_with(
+        reader.early, reader.paths, starting, facts, as_arroyo=as_arroyo, only_reads=True
+    )
+    if isinstance(found, recovery.CannotStart):
+        raise refuse(f"it cannot be restored: {found.reason}", reader.paths, path=found.ref)
+    return found if isinstance(found, recovery.Restore) else None
 
 
 def _below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot]:
@@ -271,7 +267,7 @@ def _pinned(reader: Reader, pin: Epoch) -> list[EpochRoot]:
     if claim is None:
         return []  # told by `check_roots`
     recovery.expect_manifest_path(reader.paths, claim.checkpoint_ref)
-    manifest = reader.required(claim.checkpoint_ref, manifest_references)
+    manifest = reader.read(claim.checkpoint_ref, manifest_references)
     roots = reader.taken((claim.checkpoint_ref, path))
     one = epoch_root(reader.paths, claim.checkpoint_ref, manifest, CheckpointState.READY, roots)
     return [one, *_below(reader, one)]
@@ -280,7 +276,7 @@ def _pinned(reader: Reader, pin: Epoch) -> list[EpochRoot]:
 def _unowned(reader: Reader, epochs: Sequence[EpochRoot]) -> tuple[EpochRoot, ...]:
     """Manifests that a start would look at and that own no epoch: what they list stays."""
     known = {one.ref for one in epochs}
-    refs = [ref for ref in reader.roots if ref.name == "checkpoint-manifest.pb"]
+    refs = [ref for ref in reader.roots if ref.name == CHECKPOINT_MANIFEST]
     found = (attempt(reader, ref) for ref in refs if ref not in known)
     return tuple(one for one in found if one is not None)
 

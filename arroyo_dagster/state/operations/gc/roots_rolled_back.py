@@ -15,13 +15,13 @@ from arroyo_dagster.state.model.checkpoints import CheckpointState, EpochRecord
 from arroyo_dagster.state.model.garbage import EpochRoot, References, Root
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import parse_manifest_path
-from arroyo_dagster.state.operations.gc.root_reader import (
-    AT_ONCE,
-    Reader,
+from arroyo_dagster.state.operations.gc.root_reader import AT_ONCE, Reader
+from arroyo_dagster.state.planning.gc.epoch_roots import (
+    check_own_epoch,
     epoch_root,
+    unreadable_objects,
     unreadable_root,
 )
-from arroyo_dagster.state.planning.gc.retention import unreadable_objects
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.storage.concurrency import concurrently
 
@@ -93,12 +93,7 @@ def _readable(reader: Reader, claim: EpochRecord, manifest: References | None) -
     paths, ref = reader.paths, claim.checkpoint_ref
     if manifest is None:
         raise FormatError("its manifest is missing")
-    expected = (paths.pipeline, paths.job, claim.epoch)
-    if (manifest.pipeline, manifest.job, manifest.epoch) != expected:
-        raise FormatError("its manifest belongs to another job or epoch")
-    found = epoch_root(paths, ref, manifest, CheckpointState.ROLLED_BACK, (), rolled_back=True)
-    if found.outside is not None:
-        raise FormatError("it lists a file outside of its job")
+    check_own_epoch(paths, claim.epoch, manifest)
     roots = reader.taken((ref, paths.epoch_record(claim.epoch)))
     return epoch_root(paths, ref, manifest, CheckpointState.ROLLED_BACK, roots, rolled_back=True)
 

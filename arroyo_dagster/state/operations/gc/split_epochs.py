@@ -7,7 +7,7 @@ back a job that cannot be started, or one that starts from an older epoch than i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import FormatError, NotFoundError
@@ -18,9 +18,9 @@ from arroyo_dagster.state.codec.records import (
     decode_generation_manifest,
 )
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
-from arroyo_dagster.state.model.garbage import Moved, Quarantined
+from arroyo_dagster.state.model.garbage import Moved, Quarantined, References
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import ObjectKind, object_name
 from arroyo_dagster.state.operations.gc.quarantine import all_moved
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -68,6 +68,68 @@ def _linked(
             yield frozenset({name, needs.holder(path)})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochNeeds:
+    """What an epoch needs to be whole, as far as its metadata can be read.
+
+    Attributes:
+        metadata: what makes it exist, then what lists its files.
+        missing: those of them that are nowhere.
+        files: the data files it lists.
+        markers: the marker of its commit, unless it needs none; the newest epoch may not have it.
+        unreadable: whether something that lists files does not decode.
+    """
+
+    metadata: tuple[StatePath, ...] = ()
+    missing: tuple[StatePath, ...] = ()
+    files: tuple[StatePath, ...] = ()
+    markers: tuple[StatePath, ...] = ()
+    unreadable: bool = False
+
+
+def needs_of_epoch(
+    paths: JobPaths, head: StatePath, read: Callable[[StatePath], bytes | None]
+) -> EpochNeeds:
+    """Follow the references of an epoch.
+
+    Args:
+        head: its epoch record, or its checkpoint metadata in the legacy layout.
+        read: reads an object wherever it lies; None if it is nowhere.
+
+    Raises:
+        FormatError: what makes it exist does not decode.
+    """
+    data = read(head)
+    if data is None:
+        return EpochNeeds(metadata=(head,), missing=(head,))
+    lists: tuple[StatePath, ...]
+    if paths.layout is Layout.PROTOCOL:
+        lists, decode = (decode_epoch_record(data, head).checkpoint_ref,), manifest_references
+    else:
+        legacy = decode_legacy_checkpoint(data, head)
+        lists = tuple(paths.operator_metadata(name, legacy.epoch) for name in legacy.operators)
+        decode = operator_references
+    found = {path: read(path) for path in lists}
+    known: list[References] = []
+    unreadable = False
+    for path, data in found.items():
+        try:
+            known += [] if data is None else [decode(data, path)]
+        except FormatError:
+            unreadable = True
+    return EpochNeeds(
+        metadata=(head, *lists),
+        missing=tuple(path for path, data in found.items() if data is None),
+        files=tuple(dict.fromkeys(file for one in known for file in one.files)),
+        markers=tuple(
+            paths.committed(one.worker_generation, one.epoch)
+            for one in known
+            if one.needs_commit and one.worker_generation is not None
+        ),
+        unreadable=unreadable,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Needs:
     """What the epochs in one quarantine need, wherever it lies."""
@@ -107,30 +169,14 @@ class _Needs:
             return []  # as it was before it was moved aside
 
     def _of_epoch(self, head: StatePath) -> Iterator[StatePath]:
-        data = self._read(head)
-        if data is None:
-            return
-        if object_name(self.paths, head).kind is ObjectKind.RECORD:
-            ref = decode_epoch_record(data, head).checkpoint_ref
-            own = self.copies[self.name]
-            if ref not in own and head not in own:
-                return  # the record is of another manifest of that epoch than the one that is here
-            yield from (head, ref)
-            found = self._read(ref)
-            if found is not None:
-                references = manifest_references(found, ref)
-                yield from references.files
-                if references.needs_commit and references.worker_generation is not None:
-                    yield self.paths.committed(references.worker_generation, references.epoch)
-            return
-        yield head
-        checkpoint = decode_legacy_checkpoint(data, head)
-        for operator in checkpoint.operators:
-            path = self.paths.operator_metadata(operator, checkpoint.epoch)
-            yield path
-            found = self._read(path)
-            if found is not None:
-                yield from operator_references(found, path).files
+        needs = needs_of_epoch(self.paths, head, self._read)
+        own = self.copies[self.name]
+        layout = self.paths.layout
+        if layout is Layout.PROTOCOL and not any(path in own for path in needs.metadata):
+            return  # the record is of another manifest of that epoch than the one that is here
+        if needs.unreadable:
+            return  # as it was before it was moved aside
+        yield from (*needs.metadata, *needs.files, *needs.markers)
 
     def of_start(self) -> list[StatePath]:
         """What a start looks at first that only others hold: a generation, and its checkpoint."""

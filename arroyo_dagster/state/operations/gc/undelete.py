@@ -7,13 +7,11 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError
-from arroyo_dagster.state.codec.metadata import decode_legacy_checkpoint
-from arroyo_dagster.state.codec.records import decode_epoch_record
-from arroyo_dagster.state.codec.references import manifest_references, operator_references
-from arroyo_dagster.state.metadata.backend import ParquetBackend, delete_all
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import (
@@ -21,11 +19,10 @@ from arroyo_dagster.state.model.garbage import (
     Moved,
     Pin,
     Quarantined,
-    References,
     UndeletePlan,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal
@@ -37,13 +34,13 @@ from arroyo_dagster.state.operations.gc.pins import (
     release,
 )
 from arroyo_dagster.state.operations.gc.root_reader import Reader
-from arroyo_dagster.state.operations.gc.split_epochs import linked_quarantines
+from arroyo_dagster.state.operations.gc.split_epochs import linked_quarantines, needs_of_epoch
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 
 def plan_undelete(store: ObjectStore, paths: JobPaths, name: str) -> UndeletePlan:
-    """What `undelete` would bring back, and what it could not.
+    """What `run_undelete` would bring back, and what it could not. Writes nothing: the dry run.
 
     Raises:
         NotFoundError: there is no such quarantine.
@@ -52,15 +49,27 @@ def plan_undelete(store: ObjectStore, paths: JobPaths, name: str) -> UndeletePla
     return _that_are_whole(store, paths, found, name)
 
 
-def undelete(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndeleteOptions:
+    """How a quarantine is brought back.
+
+    Attributes:
+        owner: who runs it, for the lease, the journal and the pins.
+        clock: microseconds since 1970 in UTC, by this machine.
+    """
+
+    owner: str = "arroyo-state gc undelete"
+    clock: Clock = wall_clock
+    sleep: Callable[[float], None] = time.sleep
+
+
+def run_undelete(
     store: ObjectStore,
     paths: JobPaths,
     name: str,
+    options: UndeleteOptions | None = None,
     *,
-    yes: bool = False,
-    owner: str = "arroyo-state gc undelete",
-    clock: Clock = wall_clock,
-    sleep: Callable[[float], None] = time.sleep,
+    plan: UndeletePlan | None = None,
 ) -> list[Moved]:
     """Bring back what was moved aside, byte for byte; epochs that come back are pinned.
 
@@ -73,19 +82,26 @@ def undelete(
 
     Args:
         name: of the quarantine.
-        yes: do it; without it the answer says what would come back.
+        plan: bring back no more than this, made earlier by `plan_undelete`; None = what may come
+            back now.
+
+    Returns:
+        What was brought back, decided again behind the pins.
 
     Raises:
         NotFoundError: there is no such quarantine.
-        ConflictError: something else lies where an object was; nothing was brought back.
+        ConflictError: something else lies where an object was, or `plan` no longer fits; nothing
+            was brought back.
         FormatError: a copy is not what it was, or an epoch is back and cannot be restored: what
             it needs besides went just now, which Arroyo's own cleanup does.
     """
-    if not yes:
-        return list(plan_undelete(store, paths, name).objects)
+    chosen = options or UndeleteOptions()
+    owner, clock = chosen.owner, chosen.clock
     _known(store, paths, name)
     with lease(store, paths, owner, clock=clock) as held:
-        moved = _pinned_plan(held, paths, name, owner=owner, clock=clock, sleep=sleep).objects
+        if plan is not None:
+            _check_plan(paths, plan, plan_undelete(held, paths, name))
+        moved = _pinned_plan(held, paths, name, chosen).objects
         there = concurrently(lambda one: _lies_there(held, one), moved)
         size = sum(one.size_bytes for one in moved)
         finish_open_runs(held, paths, held.list_dir(paths.journal).prefixes)
@@ -113,14 +129,21 @@ def undelete(
     return list(moved)
 
 
+def _check_plan(paths: JobPaths, plan: UndeletePlan, fresh: UndeletePlan) -> None:
+    """Refuse a plan of which more would come back now than it names."""
+    known = set(plan.objects)
+    more = [one.path for one in fresh.objects if one not in known]
+    if more:
+        raise ConflictError(
+            f"the plan no longer fits: {len(more)} other objects would come back now",
+            job=paths.root,
+            path=more[0],
+            next_step="make a new plan; nothing was brought back",
+        )
+
+
 def _pinned_plan(
-    held: ObjectStore,
-    paths: JobPaths,
-    name: str,
-    *,
-    owner: str,
-    clock: Clock,
-    sleep: Callable[[float], None],
+    held: ObjectStore, paths: JobPaths, name: str, options: UndeleteOptions
 ) -> UndeletePlan:
     """What may come back, decided while its epochs are pinned.
 
@@ -132,9 +155,11 @@ def _pinned_plan(
     plan = plan_undelete(held, paths, name)
     while more := sorted(_epochs_of(paths, plan.objects) - pins):
         pins.update(more)
-        put_pins(held, paths, functools.partial(_pin, epochs=more, owner=owner, now=clock()))
+        now = options.clock()
+        pinning = functools.partial(_pin, epochs=more, owner=options.owner, now=now)
+        put_pins(held, paths, pinning)
         if may_be_going(held, paths, more[0]):
-            sleep(IN_FLIGHT_GRACE_SECONDS)
+            options.sleep(IN_FLIGHT_GRACE_SECONDS)
         plan = plan_undelete(held, paths, name)
     lost = pins - _epochs_of(paths, plan.objects) - before
     if lost:
@@ -207,29 +232,14 @@ def _is_whole(
         except NotFoundError:
             return None
 
-    lists: list[tuple[StatePath, Callable[[bytes, str], References]]]
-    data = read(head.path)
-    if data is None:
-        return False
-    if paths.layout is Layout.PROTOCOL:
-        lists = [(decode_epoch_record(data, head.path).checkpoint_ref, manifest_references)]
-    else:
-        legacy = decode_legacy_checkpoint(data, head.path)
-        own = (paths.operator_metadata(name, legacy.epoch) for name in legacy.operators)
-        lists = [(path, operator_references) for path in own]
-    for path, decode in lists:
-        found = read(path)
-        if found is None:
-            return False
-        elsewhere = [file for file in decode(found, path).files if file not in copies]
-        if None in concurrently(store.head, elsewhere):
-            return False
-    return True
+    needs = needs_of_epoch(paths, head.path, read)
+    elsewhere = [file for file in needs.files if file not in copies]
+    return not needs.missing and None not in concurrently(store.head, elsewhere)
 
 
 def _known(store: ObjectStore, paths: JobPaths, name: str) -> Sequence[Quarantined]:
     """The quarantines of the job, of which this is one."""
-    _, known = Reader(store, paths).job_pins()
+    _, known = Reader(store, paths).pins_in_full()
     if name not in (one.name for one in known):
         raise NotFoundError(
             "there is no such quarantine",

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, StorageError
+from arroyo_dagster.errors import ArroyoStateError, FormatError, StorageError
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.objects import MetadataReader, decode_by_name
 from arroyo_dagster.state.metadata.reader import as_checkpoint, legacy_checkpoint
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
@@ -26,11 +27,11 @@ from arroyo_dagster.state.model.checkpoints import (
     OperatorCheckpoint,
 )
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, Layout
+from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.numbers import parse_number
-from arroyo_dagster.state.planning.gc.retention import LEGACY_EPOCHS_BEFORE_NEWEST, behind_pinned
+from arroyo_dagster.state.planning.gc.expiry import LEGACY_EPOCHS_BEFORE_NEWEST
 from arroyo_dagster.state.planning.restore import recovery
-from arroyo_dagster.state.planning.restore.lineage import rolled_back
+from arroyo_dagster.state.planning.restore.lineage import behind_pinned, rolled_back
 from arroyo_dagster.state.planning.verify.findings import Finding
 from arroyo_dagster.state.planning.verify.legacy import LegacyFacts, legacy_findings
 from arroyo_dagster.state.planning.verify.protocol import (
@@ -82,10 +83,10 @@ def read_job_metadata(
         inspected = _without_pinned(store, paths, inspected)
     reader = _Reader(store, paths)
     if paths.layout is Layout.LEGACY:
-        reader.read(map(paths.legacy_metadata, inspected), metadata.decode_legacy_checkpoint)
+        reader.read_all(map(paths.legacy_metadata, inspected), metadata.decode_legacy_checkpoint)
     else:
         records_of = [paths.epoch_record(one) for one in inspected]
-        reader.read(records_of, records.decode_epoch_record)
+        reader.read_all(records_of, records.decode_epoch_record)
         _read_manifests(reader, records_of)
     rollbacks = _rollbacks(reader, inspected)
     left = rolled_back(inspected[-1], inspected, rollbacks)
@@ -129,29 +130,37 @@ def _without_pinned(
     return behind_pinned(epochs, pinned)
 
 
-@dataclass(slots=True)
-class _Reader:
+class _UnreadableFact(Exception):
+    """What a start would restore is not known."""
+
+
+class _Reader(MetadataReader):
     """What was read so far."""
 
-    store: ObjectStore
-    paths: JobPaths
-    objects: dict[StatePath, MetadataObject | Unreadable | None] = field(default_factory=dict)
+    def __init__(self, store: ObjectStore, paths: JobPaths) -> None:
+        super().__init__(store, paths)
+        self.objects: dict[StatePath, MetadataObject | Unreadable | None] = {}
 
-    def read(self, paths: Iterable[StatePath], decode: _Decode) -> None:
+    def read_all(self, paths: Iterable[StatePath], decode: _Decode) -> None:
         """Read objects that were not read before, many at once."""
         wanted = [path for path in dict.fromkeys(paths) if path not in self.objects]
-        found = concurrently(lambda path: self._object(path, decode), wanted)
-        self.objects.update(zip(wanted, found, strict=True))
+        found = concurrently(lambda path: self.read_or_error(path, decode), wanted)
+        self.objects.update(
+            (path, Unreadable(one.message) if isinstance(one, ArroyoStateError) else one)
+            for path, one in zip(wanted, found, strict=True)
+        )
 
-    def _object(self, path: StatePath, decode: _Decode) -> MetadataObject | Unreadable | None:
-        try:
-            return decode(self.store.read(path), path)
-        except NotFoundError:
-            return None
-        except StorageError:
-            raise
-        except ArroyoStateError as error:
-            return Unreadable(error.message)
+    def fact(self, path: StatePath) -> recovery.MetadataRecord | None:
+        """Read a record that decides what a start restores; None if there is none.
+
+        Raises:
+            _UnreadableFact: it does not decode.
+        """
+        self.read_all([path], decode_by_name)
+        found = self.objects[path]
+        if isinstance(found, Unreadable | LegacyCheckpoint | OperatorCheckpoint):
+            raise _UnreadableFact
+        return found
 
     def get(self, path: StatePath, kind: type[Any]) -> Any:
         """An object that was read, if it is there and decodes."""
@@ -193,9 +202,9 @@ def _read_generations(reader: _Reader) -> tuple[WorkerGeneration, ...]:
     below = reader.store.list_dir(paths.generations).prefixes
     found = (parse_number(path.name) for path in below)
     numbers = sorted(WorkerGeneration(number) for number in found if number is not None)
-    reader.read([paths.current_generation], records.decode_current_generation)
+    reader.read_all([paths.current_generation], records.decode_current_generation)
     manifests = (paths.generation_manifest(number) for number in numbers)
-    reader.read(manifests, records.decode_generation_manifest)
+    reader.read_all(manifests, records.decode_generation_manifest)
     return tuple(numbers)
 
 
@@ -205,10 +214,10 @@ def _read_manifests(reader: _Reader, records_of: Iterable[StatePath]) -> None:
     refs = [
         one.checkpoint_ref for one in found if one and reader.paths.contains(one.checkpoint_ref)
     ]
-    reader.read(refs, metadata.decode_manifest)
+    reader.read_all(refs, metadata.decode_manifest)
     manifests = [(ref, reader.get(ref, Manifest)) for ref in refs]
     markers = [recovery.marker_path(ref) for ref, one in manifests if one and one.needs_commit]
-    reader.read(markers, records.decode_committed_marker)
+    reader.read_all(markers, records.decode_committed_marker)
 
 
 def _read_parent(reader: _Reader, ref: StatePath) -> None:
@@ -216,11 +225,11 @@ def _read_parent(reader: _Reader, ref: StatePath) -> None:
         recovery.expect_manifest_path(reader.paths, ref)
     except ArroyoStateError:
         return
-    reader.read([ref], metadata.decode_manifest)
+    reader.read_all([ref], metadata.decode_manifest)
     parent = reader.get(ref, Manifest)
     if parent is not None:
         path = reader.paths.epoch_record(parent.epoch)
-        reader.read([path], records.decode_epoch_record)
+        reader.read_all([path], records.decode_epoch_record)
         _read_manifests(reader, [path])
 
 
@@ -232,33 +241,20 @@ def _next_start(reader: _Reader, facts: ProtocolFacts) -> NextStart | str | None
     starting = WorkerGeneration(max(fence.worker_generation, *facts.generations, 0) + 1)
     # A start raises the fence before it looks, so that it may claim.
     raised = replace(fence, worker_generation=starting)
-    known: dict[StatePath, recovery.MetadataRecord | None] = {
-        reader.paths.current_generation: raised
-    }
-    while True:
-        try:
-            found = recovery.resolve(
-                reader.paths, starting, known, now_micros=0, as_arroyo=not facts.managed
-            )
-        except ArroyoStateError as error:
-            return error.message
-        if not isinstance(found, recovery.Need):
-            return found
-        reader.read([found.path], _decoder_of(found.path))
-        answer = reader.objects[found.path]
-        if isinstance(answer, Unreadable | LegacyCheckpoint | OperatorCheckpoint):
-            return None
-        known[found.path] = answer
-
-
-def _decoder_of(path: StatePath) -> _Decode:
-    by_name: dict[str, _Decode] = {
-        "checkpoint-manifest.pb": metadata.decode_manifest,
-        "committed.json": records.decode_committed_marker,
-        "generation-manifest.json": records.decode_generation_manifest,
-        CURRENT_GENERATION: records.decode_current_generation,
-    }
-    return by_name.get(path.name, records.decode_epoch_record)
+    try:
+        return recovery.resolve_with(
+            reader.fact,
+            reader.paths,
+            starting,
+            {reader.paths.current_generation: raised},
+            as_arroyo=not facts.managed,
+        )
+    except _UnreadableFact:
+        return None
+    except StorageError:
+        raise
+    except ArroyoStateError as error:
+        return error.message
 
 
 def _protocol_checkpoint(facts: ProtocolFacts, epoch: Epoch) -> Checkpoint | None:
@@ -294,7 +290,7 @@ def _legacy(
     reader: _Reader, inspected: tuple[Epoch, ...], newest: Epoch, rollbacks: Mapping[Epoch, Epoch]
 ) -> JobMetadata:
     paths, epoch = reader.paths, inspected[-1]
-    reader.read([paths.legacy_metadata(newest)], metadata.decode_legacy_checkpoint)
+    reader.read_all([paths.legacy_metadata(newest)], metadata.decode_legacy_checkpoint)
     head = reader.get(paths.legacy_metadata(epoch), LegacyCheckpoint)
     last = reader.get(paths.legacy_metadata(newest), LegacyCheckpoint)
     min_epoch = Epoch(0) if last is None else last.min_epoch
@@ -329,14 +325,14 @@ def _read_operators(
         for number in range(oldest, head.epoch):
             epoch = Epoch(number)
             path = reader.paths.legacy_metadata(epoch)
-            reader.read([path], metadata.decode_legacy_checkpoint)
+            reader.read_all([path], metadata.decode_legacy_checkpoint)
             wanted[epoch] = (*wanted.get(epoch, ()), *names)
     found = [
         reader.paths.operator_metadata(name, epoch)
         for epoch, operators in wanted.items()
         for name in operators
     ]
-    reader.read(found, metadata.decode_operator)
+    reader.read_all(found, metadata.decode_operator)
 
 
 def _operators_of(reader: _Reader, epoch: Epoch) -> tuple[OperatorId, ...]:
@@ -365,14 +361,7 @@ def _noted(reader: _Reader, head: LegacyCheckpoint) -> bool:
         job=head.job, epoch=head.epoch, finish_time_micros=head.finish_time_micros
     )
     path = reader.paths.commit_note(head.epoch)
-    try:
-        return records.decode_commit_note(reader.store.read(path), path) == expected
-    except NotFoundError:
-        return False
-    except StorageError:
-        raise
-    except ArroyoStateError:
-        return False
+    return reader.read_or_error(path, records.decode_commit_note) == expected
 
 
 def _committed(checkpoint: Checkpoint | None) -> bool | None:

@@ -57,7 +57,7 @@ _WINDOWS_IN_RETENTION = 8
 # ---- planning ------------------------------------------------------------------------------------
 
 
-def plan_compaction(
+def plan_merges(
     checkpoint: Checkpoint,
     sizes: Mapping[StatePath, int],
     settings: CompactionSettings,
@@ -418,7 +418,7 @@ def _forecast(
     operators: Sequence[OperatorCheckpoint], merges: Sequence[Merge]
 ) -> tuple[OperatorCheckpoint, ...]:
     """Operators as they would be with as many outputs as each merge can give."""
-    applied = apply_merges(operators, [_stand_in(at, merge) for at, merge in enumerate(merges)])
+    applied = apply_merges(operators, [stand_in(at, merge) for at, merge in enumerate(merges)])
     assert not applied.stale
     return applied.operators
 
@@ -427,7 +427,12 @@ def _outputs(at: int, merge: Merge) -> list[StatePath]:
     return [StatePath(f"planned/{at}/{number}") for number in range(most_outputs(merge))]
 
 
-def _stand_in(at: int, merge: Merge) -> Merged:
+def stand_in(at: int, merge: Merge) -> Merged:
+    """A merge as it would be once done, with file names that no store holds.
+
+    Args:
+        at: which merge of the plan; makes the names unique.
+    """
     paths = _outputs(at, merge)
     if isinstance(merge, PairsMerge):
         return MergedPairs(

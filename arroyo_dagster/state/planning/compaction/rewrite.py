@@ -153,7 +153,7 @@ def epoch_to_rewrite(answer: JobAnswer, visible: Sequence[Epoch]) -> Epoch | Non
 # ---- what ----------------------------------------------------------------------------------------
 
 
-def plan_rewrite(
+def plan_table_rewrites(
     checkpoint: Checkpoint,
     facts: TableFacts,
     settings: CompactionSettings,

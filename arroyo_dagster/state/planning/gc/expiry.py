@@ -1,4 +1,4 @@
-"""Which epochs of a job expire, and what goes with them.
+"""Which epochs of a job expire, and what goes with them: by gc and by the job's own retention.
 
 Source: crates/arroyo-state-protocol/src/gc.rs, `classify_checkpoint_history`;
 crates/arroyo-state/src/parquet.rs, `cleanup_checkpoint`; arroyo-state.md 9.5, 9.6, 9.8.
@@ -9,12 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from arroyo_dagster.state.model.aliases import ReferencedPaths
-from arroyo_dagster.state.model.garbage import EpochRoot, GcPlan, PlanKind, Retention, Roots
+from arroyo_dagster.state.model.garbage import (
+    EpochRoot,
+    ExpirePlan,
+    GcPlan,
+    PlanKind,
+    Retention,
+    Roots,
+)
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.objects import Packed
 from arroyo_dagster.state.planning.gc.reachability import (
+    check_inside,
     check_readable,
     check_whole,
     metadata_of,
@@ -23,8 +31,14 @@ from arroyo_dagster.state.planning.gc.reachability import (
     referenced_by,
     refuse,
 )
-from arroyo_dagster.state.planning.gc.retention import LEGACY_EPOCHS_BEFORE_NEWEST
 from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_clock, newest_restorable
+
+LEGACY_EPOCHS_BEFORE_NEWEST = 10
+"""An Arroyo that resumes a job of the legacy layout cleans up with the operators of an epoch up to
+so many before the newest at hand, and never checkpoints again if they are gone.
+
+Source: crates/arroyo-state/src/parquet.rs, `cleanup_operator` (arroyo-state.md 9.6).
+"""
 
 
 def plan_expiry(
@@ -35,12 +49,7 @@ def plan_expiry(
     answer: JobAnswer | None = None,
     listed_from: Epoch | None = None,
 ) -> GcPlan:
-    """Choose what goes once only the epochs of `retention`, and pinned ones, stay.
-
-    A file stays while an epoch which stays lists it, whichever wrote it. Always staying: the newest
-    epoch and its parent, which recovery needs; in the legacy layout the ten before the newest,
-    which Arroyo's own cleanup needs when the job starts again; of the parent of a pinned epoch what
-    makes the pinned one restorable.
+    """Plan a gc run that lets the epochs expire which `choose_expired` chooses.
 
     Args:
         now_micros: the time, by the clock of the store: as the times of the epochs are.
@@ -60,56 +69,140 @@ def plan_expiry(
         )
     if retention.keep_micros is not None:
         check_clock(roots, now_micros)
-    keep_from = oldest_staying(roots, retention, now_micros, answer)
+    stays, keep_from = epochs_that_stay(
+        roots,
+        retention,
+        newest=newest_restorable(roots, answer),
+        now_micros=now_micros,
+        listed_from=listed_from,
+    )
+    referenced = referenced_by(roots, (*stays, *roots.attempts))
+    chosen = choose_expired(roots, stays, keep_from, referenced)
+    timeless = 0 if retention.keep_micros is None else sum(map(_timeless, stays))
+    return GcPlan(
+        kind=PlanKind.EXPIRE,
+        pipeline=roots.paths.pipeline,
+        job=roots.paths.job,
+        made_at_micros=now_micros,
+        rule={"keep_epochs": retention.keep_epochs, "keep_micros": retention.keep_micros},
+        proof=prove(roots, referenced, answer),
+        keep_from=chosen.keep_from,
+        epochs=chosen.epochs,
+        data=chosen.data,
+        records=chosen.records,
+        metadata=chosen.metadata,
+        stays={} if not timeless else {"no_time": (timeless, 0)},
+    )
+
+
+def plan_own_expiry(roots: Roots, min_epoch: Epoch) -> ExpirePlan:
+    """Plan what a job's own retention removes: what gc would with the same number of epochs kept.
+
+    Args:
+        roots: what the writer reads; its newest epoch is the one that a start restores.
+        min_epoch: the oldest epoch that is to stay if none was rolled back.
+
+    Raises:
+        ProtocolError: `min_epoch` is newer than the newest epoch, or an epoch that stays is not
+            whole or cannot be read.
+    """
+    newest = roots.head.epoch
+    if newest < min_epoch:
+        raise refuse(
+            "min_epoch is newer than the newest checkpoint",
+            roots.paths,
+            min_epoch=min_epoch,
+            newest=newest,
+        )
+    stays, keep_from = epochs_that_stay(roots, retention_since(newest, min_epoch), newest=newest)
+    referenced = referenced_by(roots, (*stays, *roots.attempts))
+    return choose_expired(roots, stays, keep_from, referenced)
+
+
+def retention_since(newest: Epoch, min_epoch: Epoch) -> Retention:
+    """The retention that keeps so many epochs as there are from `min_epoch` to the newest."""
+    return Retention(keep_epochs=max(2, newest - min_epoch + 1))
+
+
+def epochs_that_stay(
+    roots: Roots,
+    retention: Retention,
+    *,
+    newest: Epoch,
+    now_micros: int = 0,
+    listed_from: Epoch | None = None,
+) -> tuple[list[EpochRoot], Epoch]:
+    """Choose the epochs that stay, newest first, and say which is the oldest, pinned ones aside.
+
+    Always staying: the newest epoch and its parent, which recovery needs; pinned epochs; in the
+    legacy layout the ten before the newest.
+
+    Args:
+        newest: the newest epoch that a start is sure to be able to choose.
+        now_micros, listed_from: as of `plan_expiry`.
+
+    Raises:
+        ProtocolError: one that stays is not whole; or cannot be read, and others would go.
+    """
+    check_inside(roots)
+    keep_from = oldest_staying(roots, retention, newest=newest, now_micros=now_micros)
     if listed_from is not None:
         keep_from = min(keep_from, listed_from)
     pinned = roots.job_pins.pinned
-    recovery = {one.ref for one in _needed_by_recovery(roots, newest_restorable(roots, answer))}
+    recovery = {one.ref for one in _needed_by_recovery(roots, newest)}
     stays = [
         one
         for one in roots.epochs
         if one.epoch >= keep_from or one.epoch in pinned or one.ref in recovery
     ]
     check_whole(roots, stays)
+    if len(stays) < len(roots.epochs):
+        check_readable(roots, stays)
+    return stays, keep_from
+
+
+def choose_expired(
+    roots: Roots, stays: Sequence[EpochRoot], keep_from: Epoch, referenced: ReferencedPaths
+) -> ExpirePlan:
+    """Choose what goes with the epochs that do not stay.
+
+    A file stays while an epoch which stays lists it, whichever wrote it. Of the parent of a pinned
+    epoch stays what makes the pinned one restorable.
+
+    Args:
+        referenced: every file that something which stays refers to.
+    """
     staying = {one.epoch for one in stays}
     expired = [one for one in reversed(roots.epochs) if one.epoch not in staying]
-    if expired:
-        check_readable(roots, stays)
     needed = _parents_of_pinned(roots)
-    referenced = referenced_by(roots, (*stays, *roots.attempts))
     going = [one for one in expired if one.ref not in needed]
-    timeless = 0 if retention.keep_micros is None else sum(map(_timeless, stays))
     paths = roots.paths
-    return GcPlan(
-        kind=PlanKind.EXPIRE,
-        pipeline=paths.pipeline,
-        job=paths.job,
-        made_at_micros=now_micros,
-        rule={"keep_epochs": retention.keep_epochs, "keep_micros": retention.keep_micros},
-        proof=prove(roots, referenced, answer),
+    return ExpirePlan(
         keep_from=keep_from,
         epochs=tuple(one.epoch for one in going),
         data=Packed.of_paths(_listed_by_none(expired, referenced)),
         records=Packed.of_paths(p for one in going for p in records_of(paths, one)),
         metadata=Packed.of_paths(p for one in going for p in metadata_of(paths, one)),
-        stays={} if not timeless else {"no_time": (timeless, 0)},
     )
 
 
 def oldest_staying(
-    roots: Roots, retention: Retention, now_micros: int, answer: JobAnswer | None = None
+    roots: Roots, retention: Retention, *, newest: Epoch, now_micros: int = 0
 ) -> Epoch:
     """The oldest epoch that stays, pinned ones aside, and the parent of one that a rollback
     published.
 
     Epochs that were rolled back do not count: so many stay that the job can be restored from. With
-    fewer of these, those that were rolled back stay while they are among the newest by number, as
-    they do in the job's own retention.
+    fewer of these, those that were rolled back stay while they are among the newest by number.
+
+    Args:
+        newest: the newest epoch that a start is sure to be able to choose.
     """
     keeping = [one.epoch for one in roots.current[: retention.keep_epochs or 0]]
     if retention.keep_epochs is not None:
         lowest = roots.epochs[0].epoch - retention.keep_epochs + 1
-        readable = (one.epoch for one in roots.epochs if one.unreadable is None)
+        readable = [one.epoch for one in roots.epochs if one.unreadable is None]
+        keeping += readable[:2]
         keeping += [epoch for epoch in readable if epoch >= lowest]
     if retention.keep_micros is not None:
         since = now_micros - retention.keep_micros
@@ -119,7 +212,6 @@ def oldest_staying(
             for one in roots.epochs
             if one.epoch not in pinned and (_timeless(one) or (one.written_at_micros or 0) >= since)
         ]
-    newest = newest_restorable(roots, answer)
     needed = _needed_by_recovery(roots, newest)
     keeping += [one.epoch for one in needed if not roots.behind_rollback(Epoch(one.epoch + 1))]
     oldest = min(keeping)
@@ -136,7 +228,10 @@ def _timeless(one: EpochRoot) -> bool:
 def _needed_by_recovery(roots: Roots, newest: Epoch) -> Sequence[EpochRoot]:
     """The newest epochs down to the parent of `newest`, which must be ready."""
     after = [one for one in roots.current if one.epoch >= newest]
-    return roots.current[: len(after) + 1]
+    needed = roots.current[: len(after) + 1]
+    # The parent by reference too: after a rollback it may be much older than the newest.
+    parent = {roots.head.parent_ref}.difference(one.ref for one in needed)
+    return (*needed, *(one for one in roots.epochs if one.ref in parent))
 
 
 def _parents_of_pinned(roots: Roots) -> frozenset[StatePath]:

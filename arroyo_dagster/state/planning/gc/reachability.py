@@ -15,7 +15,7 @@ from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.garbage import EpochRoot, PathsDigest, Proof, Root, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, Layout
 from arroyo_dagster.state.model.objects import Packed, StoredObject
 from arroyo_dagster.state.planning.restore.recovery import marker_path
 
@@ -51,8 +51,7 @@ def check_roots(roots: Roots) -> None:
             next_step="find out what deleted it, or unpin it with `arroyo-state unpin`; nothing "
             "was deleted",
         )
-    for one in (*roots.epochs, *roots.attempts):
-        _check_inside(roots.paths, one)
+    check_inside(roots)
     for one in roots.attempts:
         if one.state is CheckpointState.READY:
             raise refuse(
@@ -97,14 +96,20 @@ def _may_follow_a_gap(roots: Roots, epoch: Epoch, newer: Epoch) -> bool:
     return any(pin >= epoch for pin in pinned)
 
 
-def _check_inside(paths: JobPaths, one: EpochRoot) -> None:
-    if one.outside is not None:
-        raise refuse(
-            f"epoch {one.epoch} lists a file outside of its job: two deployments may overlap",
-            paths,
-            path=one.ref,
-            reference=one.outside,
-        )
+def check_inside(roots: Roots) -> None:
+    """Make sure that no epoch, and no attempt at one, lists a file outside of its job.
+
+    Raises:
+        ProtocolError: one does.
+    """
+    for one in (*roots.epochs, *roots.attempts):
+        if one.outside is not None:
+            raise refuse(
+                f"epoch {one.epoch} lists a file outside of its job: two deployments may overlap",
+                roots.paths,
+                path=one.ref,
+                reference=one.outside,
+            )
 
 
 def check_whole(roots: Roots, stays: Iterable[EpochRoot]) -> None:
@@ -194,7 +199,7 @@ def nested_root(paths: JobPaths, path: str) -> bool:
     """Whether an object below a job belongs to another job that lies within it."""
     rest = path.removeprefix(f"{paths.root}/").split("/")
     for at, name in enumerate(rest):
-        if name == "current-generation.json" and at:
+        if name == CURRENT_GENERATION and at:
             return True
         follows = rest[at + 1 : at + 2]
         nested = name == "checkpoints" and follows and follows[0].startswith("checkpoint-")

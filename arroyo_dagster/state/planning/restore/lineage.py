@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from arroyo_dagster.state.model.ids import Epoch
 
@@ -24,3 +25,16 @@ def rolled_back(
         else:
             ancestor = restored.get(epoch, Epoch(max(0, epoch - 1)))
     return frozenset(left)
+
+
+def behind_pinned(epochs: Sequence[Epoch], pinned: Collection[Epoch]) -> tuple[Epoch, ...]:
+    """The epochs that follow each other, without the pinned ones that were left behind them.
+
+    Args:
+        epochs: those that exist, ascending.
+    """
+    start = 0
+    for at, (earlier, later) in enumerate(itertools.pairwise(epochs), start=1):
+        if later - earlier > 1 and earlier in pinned:
+            start = at
+    return tuple(epochs[start:])

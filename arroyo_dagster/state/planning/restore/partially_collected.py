@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.planning.gc.retention import LEGACY_EPOCHS_BEFORE_NEWEST
+from arroyo_dagster.state.planning.gc.expiry import LEGACY_EPOCHS_BEFORE_NEWEST
 
 ARROYO_KEEPS_LEGACY = 4
 """Epochs before the newest that no release's own cleanup touches: 4 up to v0.15, 10 since."""

@@ -1,15 +1,15 @@
 """Whether a checkpoint may be restored, must replay its commit, or is orphaned; and who may write.
 
-Everything here is a pure function of objects somebody else has read. A question that needs one
-more object answers with `Need(path)`: read it (None = absent), add it to the facts, ask again. So
-every interleaving of two processes can be tested without a store.
+Every question is a pure function of objects somebody else has read. One that needs another object
+answers with `Need(path)`: `answer_with` reads it (None = absent), and asks again. So every
+interleaving of two processes can be tested without a store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.checkpoints import (
@@ -24,9 +24,15 @@ from arroyo_dagster.state.model.checkpoints import (
     OperatorCheckpoint,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths, ManifestAddress, parse_manifest_path
+from arroyo_dagster.state.model.layout import (
+    COMMITTED_MARKER,
+    JobPaths,
+    ManifestAddress,
+    parse_manifest_path,
+)
 
 MetadataRecord = Manifest | EpochRecord | CommittedMarker | GenerationManifest | CurrentGeneration
+_A = TypeVar("_A")
 _R = TypeVar("_R", Manifest, EpochRecord, CommittedMarker, GenerationManifest, CurrentGeneration)
 Facts = Mapping[StatePath, MetadataRecord | None]
 
@@ -74,6 +80,22 @@ class CannotStart:
 
     reason: str
     ref: StatePath
+
+
+def answer_with(
+    question: Callable[[Facts], _A | Need],
+    read: Callable[[StatePath], MetadataRecord | None],
+    facts: dict[StatePath, MetadataRecord | None],
+) -> _A:
+    """Ask a question, reading what it needs, until it answers.
+
+    Args:
+        read: reads one object; None if it is absent.
+        facts: what is known; what is read is added.
+    """
+    while isinstance(answer := question(facts), Need):
+        facts[answer.path] = read(answer.path)
+    return answer
 
 
 # ---- the state of one checkpoint -----------------------------------------------------------------
@@ -165,7 +187,7 @@ def marker_path(ref: StatePath) -> StatePath:
     directory = ref.parent
     if directory is None:
         raise ProtocolError("a checkpoint reference has no directory", path=ref)
-    return directory / "committed.json"
+    return directory / COMMITTED_MARKER
 
 
 def parent_ready(paths: JobPaths, manifest: Manifest, facts: Facts) -> bool | Need:
@@ -180,7 +202,33 @@ def parent_ready(paths: JobPaths, manifest: Manifest, facts: Facts) -> bool | Ne
 
 # ---- what to restore -----------------------------------------------------------------------------
 
-Resolution = Need | Restore | Claim | StartEmpty | CannotStart
+Resolved = Restore | Claim | StartEmpty | CannotStart
+Resolution = Need | Resolved
+
+
+def resolve_with(
+    read: Callable[[StatePath], MetadataRecord | None],
+    paths: JobPaths,
+    starting: WorkerGeneration,
+    facts: dict[StatePath, MetadataRecord | None],
+    *,
+    now_micros: int = 0,
+    as_arroyo: bool = False,
+    only_reads: bool = False,
+) -> Resolved:
+    """Ask `resolve` until it answers: `read` and `facts` as of `answer_with`."""
+
+    def question(known: Facts) -> Resolved | Need:
+        return resolve(
+            paths,
+            starting,
+            known,
+            now_micros=now_micros,
+            as_arroyo=as_arroyo,
+            only_reads=only_reads,
+        )
+
+    return cast("Resolved", answer_with(question, read, facts))  # mypy joins unions to object
 
 
 def resolve(

@@ -39,7 +39,7 @@ from arroyo_dagster.state.planning.verify.records import (
     version_findings,
 )
 
-NextStart = recovery.Restore | recovery.Claim | recovery.StartEmpty | recovery.CannotStart
+NextStart = recovery.Resolved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

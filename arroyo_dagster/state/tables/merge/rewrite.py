@@ -114,7 +114,7 @@ def unwritable(config: ExpiringTimeKeyConfig) -> str | None:
     return None
 
 
-def run_rewrite(store: ObjectStore, task: RewriteTask) -> RewriteShard | LeftOut:
+def rewrite_shard(store: ObjectStore, task: RewriteTask) -> RewriteShard | LeftOut:
     """Write one part of a table anew and read it back.
 
     Returns:

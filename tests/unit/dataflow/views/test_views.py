@@ -10,8 +10,9 @@ from arroyo_dagster.dataflow.errors import CheckpointError
 from arroyo_dagster.dataflow.views.view import Views, view
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.operations.compaction.job import compact_job
-from arroyo_dagster.state.operations.gc.expire import expire_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
+from arroyo_dagster.state.operations.gc.execute import run_gc
+from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.storage.wrappers import Counting, WriteProtected
 from tests.dataflows import Clock, Flow, builder, definition, reader, row_of
 
@@ -49,7 +50,7 @@ def test_a_view_goes_on_over_deletes_and_compactions_reading_only_what_is_new() 
     for turn, words in enumerate((["a", "z"], ["b"], ["a"], ["z", "c"], ["c"])):
         flow.send("words", words)
         if turn == 2:
-            compact_job(flow.store, flow.pipelines[0].paths, FULL)
+            run_compaction(flow.store, flow.pipelines[0].paths, FULL)
             flow.restart()
         views.refresh()
         fresh = flow.views().view("counts").frame()
@@ -190,5 +191,5 @@ def test_a_reader_service_whose_epoch_has_expired_goes_on_with_the_newest() -> N
     )
     flow.topics["words"].per_epoch = 1
     flow.send("words", ["a", "a", "a", "a"])
-    expire_job(flow.store, flow.pipelines[0].paths, keep_epochs=2, yes=True)
+    run_gc(flow.store, flow.pipelines[0].paths, to_keep(2))
     assert flow.send("asked", ["?"]).sinks["answers"].values == ["[('a', 4)]"]

@@ -15,7 +15,7 @@ from arroyo_dagster.state.codec.control import (
     CheckpointEvent,
     CheckpointRequest,
     CheckpointStep,
-    CommitRequest,
+    CommitCommand,
     CompactedLoaded,
     JobCheckpoint,
     LoadCompacted,
@@ -77,8 +77,8 @@ MESSAGES: dict[type[Any], Any] = {
         is_commit=st.booleans(),
         unknown=UNKNOWN,
     ),
-    CommitRequest: st.builds(
-        CommitRequest,
+    CommitCommand: st.builds(
+        CommitCommand,
         epoch=EPOCH,
         operators=st.dictionaries(OPERATOR, OPERATOR_COMMIT, max_size=2),
         unknown=UNKNOWN,

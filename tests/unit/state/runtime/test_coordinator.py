@@ -26,10 +26,11 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.coordinator import JobRun, request_stop, requested_stop
+from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.stop_requests import request_stop, requested_stop
 from arroyo_dagster.state.storage import Counting, FaultInjecting, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
@@ -145,7 +146,7 @@ def test_a_manifest_truncated_anywhere_is_refused(epoch: int) -> None:
     for length in lengths:
         store.put(ref, whole[:length])
         with pytest.raises((FormatError, ProtocolError)) as caught:
-            JobRun(store, word_job(store, **ROWS))
+            JobRun.start(store, word_job(store, **ROWS))
         assert str(ref) in str(caught.value), length
     store.put(ref, whole)
     run_word_job(store, **ROWS)
@@ -307,12 +308,12 @@ def test_state_of_an_operator_that_raised_half_way_is_not_used_again(in_process:
     Breaks.armed = False
     run_pipeline(made, expected)
     Breaks.armed = True
-    run = LocalRun(made, store)
+    run = LocalRun.start(made, store)
     run.step()
     with pytest.raises(RuntimeError, match="user code"):
         run.step()
     if not in_process:
-        run = LocalRun(made, store)
+        run = LocalRun.start(made, store)
     while run.step() is not None:
         pass
     assert state_of(store, made) == state_of(expected, made)
@@ -322,12 +323,12 @@ def test_a_run_whose_publication_failed_does_not_go_on_and_the_next_doubles_noth
     store, expected = MemoryStore(), MemoryStore()
     run_word_job(expected, **ROWS)
     counted = FaultInjecting(copied(store))
-    LocalRun(word_job(counted, **ROWS), counted).step()
+    LocalRun.start(word_job(counted, **ROWS), counted).step()
     for at in range(1, counted.changes + 1):
         store = MemoryStore()
         faulty = FaultInjecting(store, fail_at=at, mode="after")
         try:
-            run = LocalRun(word_job(faulty, **ROWS), faulty)
+            run = LocalRun.start(word_job(faulty, **ROWS), faulty)
             try:
                 run.step()
             except StorageError:
@@ -341,7 +342,7 @@ def test_a_run_whose_publication_failed_does_not_go_on_and_the_next_doubles_noth
 
 def test_a_subtask_that_did_not_report_stops_the_epoch() -> None:
     store = MemoryStore()
-    run = LocalRun(word_job(store, **ROWS), store)
+    run = LocalRun.start(word_job(store, **ROWS), store)
     run.step()
     process = run._process
 
@@ -451,11 +452,11 @@ def test_a_stream_without_keys_stays_with_the_subtask_that_read_it() -> None:
 def test_a_stop_request_ends_the_run_it_was_for_with_a_checkpoint() -> None:
     store = begun(1)
     made = word_job(store, **ROWS)
-    run = JobRun(store, made)
+    run = JobRun.start(store, made)
     assert not run.stop_requested()
     assert request_stop(store, made.paths, 5) == run.generation
     assert run.stop_requested()
-    other = JobRun(store, made)
+    other = JobRun.start(store, made)
     assert not other.stop_requested()
     other.stop_done()
     assert requested_stop(store, made.paths) == run.generation

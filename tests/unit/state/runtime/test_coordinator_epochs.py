@@ -35,14 +35,15 @@ from arroyo_dagster.state.model.layout import Layout, is_compacted
 from arroyo_dagster.state.model.objects import ObjectKind, object_name
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.model.types import Field, Primitive, StructOf
-from arroyo_dagster.state.operations.compaction.job import compact_job
+from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.planning.restore.batch_identity import BatchVerdict
 from arroyo_dagster.state.planning.restore.recovery import marker_path
 from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.coordinator import JobRun, finished, request_stop, requested_stop
+from arroyo_dagster.state.runtime.coordinator import JobRun, finished
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.stop_requests import request_stop, requested_stop
 from arroyo_dagster.state.storage import DeleteOutcome, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.store import Listing
 from arroyo_dagster.state.storage.wrappers import Wrapper
@@ -90,11 +91,11 @@ def counts(rows: int) -> dict[str, int]:
 def test_epoch_is_in_the_store_as_it_is_returned(
     layout: Layout, sinks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timed = functools.partial(JobRun, clock=lambda: NOW)
-    monkeypatch.setattr("arroyo_dagster.state.runtime.in_process.JobRun", timed)
+    timed = functools.partial(JobRun.start, clock=lambda: NOW)
+    monkeypatch.setattr("arroyo_dagster.state.runtime.in_process.JobRun.start", timed)
     store = MemoryStore()
     made = job(store, layout, sinks=sinks)
-    run = LocalRun(made, store)
+    run = LocalRun.start(made, store)
     backend = StateBackend(store, made.paths)
     before: Checkpoint | None = None
     with contextlib.closing(run.job):
@@ -154,7 +155,7 @@ def test_runs_of_one_epoch_each_keep_all_state_of_those_before(layout: Layout) -
         found = state_of(store, made)
         assert found[""]["epoch"] == epoch
         assert found["count"]["counts"] == counts(2 * epoch)
-        with contextlib.closing(JobRun(store, made)) as run:
+        with contextlib.closing(JobRun.start(store, made)) as run:
             assert run.offset(OperatorId("lines")) == {"row": 2 * epoch}
             mark = every(store, made)[-1].operator("lines")
             assert mark is not None
@@ -186,12 +187,12 @@ def test_sink_commits_the_data_of_each_epoch_once_it_is_published(
     assert Noting.asked == [(number, out.commit_data()) for number, out in published if out]
     assert [number for number, _ in Noting.asked] == [1, 2, 3]
     # A start commits what was left, and nothing else.
-    JobRun(store, made).close()
+    JobRun.start(store, made).close()
     assert [number for number, _ in Noting.asked] == [1, 2, 3]
     newest = every(store, made)[-1]
     noted = made.paths.commit_note(newest.epoch) if layout is LEGACY else marker_path(newest.ref)
     store.delete_many([noted])
-    JobRun(store, made).close()
+    JobRun.start(store, made).close()
     assert [number for number, _ in Noting.asked] == [1, 2, 3, 3]
     assert store.head(noted) is not None
 
@@ -199,12 +200,12 @@ def test_sink_commits_the_data_of_each_epoch_once_it_is_published(
 def test_batch_is_judged_by_the_progress_of_the_newest_epoch() -> None:
     store = MemoryStore()
     made = job(store)
-    with contextlib.closing(JobRun(store, made)) as run:
+    with contextlib.closing(JobRun.start(store, made)) as run:
         assert run.verdict("q", 0, "{}", adopt=False) is BatchVerdict.NEXT
     run_on(store, made, 1)
     newest = every(store, made)[-1].progress
     assert newest is not None
-    with contextlib.closing(JobRun(store, made)) as run:
+    with contextlib.closing(JobRun.start(store, made)) as run:
         known = (newest.query_id, newest.batch_id, newest.offsets)
         assert run.verdict(*known, adopt=False) is BatchVerdict.REPEAT
         assert run.verdict("another", 0, "{}", adopt=True) is BatchVerdict.NEXT
@@ -261,7 +262,7 @@ def test_global_tables_list_few_files_and_lose_nothing(layout: Layout) -> None:
 
 def test_table_is_merged_once_it_lists_more_fresh_files_than_are_allowed() -> None:
     store = MemoryStore()
-    run = LocalRun(job(store, rows=16, merge_files_after=2, parallelism=1), store)
+    run = LocalRun.start(job(store, rows=16, merge_files_after=2, parallelism=1), store)
     lengths, told = [], []
     with contextlib.closing(run.job):
         before: tuple[StatePath, ...] = ()
@@ -318,7 +319,7 @@ def test_source_that_stands_still_keeps_its_offset_and_writes_nothing() -> None:
     store = MemoryStore()
     made = job(store)
     run_on(store, made, 6)
-    run = LocalRun(made, store)
+    run = LocalRun.start(made, store)
     with contextlib.closing(run.job):
         before = run.job.base
         idle = run.step(even_if_idle=True)
@@ -329,7 +330,7 @@ def test_source_that_stands_still_keeps_its_offset_and_writes_nothing() -> None:
         lines = epoch.operator("lines")
         assert lines is not None
         assert lines.paths == (before.operator("lines") or lines).paths
-    with contextlib.closing(JobRun(store, made)) as again:
+    with contextlib.closing(JobRun.start(store, made)) as again:
         assert again.offset(OperatorId("lines")) == {"row": 12}
 
 
@@ -338,10 +339,10 @@ def merged_by_maintenance(
 ) -> tuple[LocalRun, list[Merged]]:
     """A run behind its fourth epoch, and the merges of it that wait for the next one."""
     options = {"retention_micros": retention_micros, "parallelism": parallelism}
-    run = LocalRun(job(store, merge_files_after=100, **options), store)
+    run = LocalRun.start(job(store, merge_files_after=100, **options), store)
     for _ in range(4):
         run.step()
-    compact_job(store, run.pipeline.paths, CompactionSettings(policy=CompactionPolicy.FULL))
+    run_compaction(store, run.pipeline.paths, CompactionSettings(policy=CompactionPolicy.FULL))
     records = waiting(store, run).values()
     return run, [merged for record in records if record for merged in record.merged]
 
@@ -422,11 +423,12 @@ def test_record_that_cannot_be_read_is_left_and_one_that_cannot_be_removed_ends_
     known = list(waiting(inner, run))
     broken = run.pipeline.paths.compactions / "zzz.json"
     inner.put(broken, b"{")
-    run.job.store = Kept(inner)
+    files = run.job._files
+    run.job._files = replace(files, store=Kept(inner))
     with contextlib.closing(run.job):
         assert compacted_files(run.step())
         assert list(waiting(inner, run)) == [*known, broken]
-        run.job.store = inner
+        run.job._files = files
         assert compacted_files(run.step()) == {path for one in merges for path in one.output_paths}
         assert list(waiting(inner, run)) == [broken]
 
@@ -435,7 +437,7 @@ def test_record_that_cannot_be_read_is_left_and_one_that_cannot_be_removed_ends_
 
 
 def epochs_after_each(made: Pipeline, store: ObjectStore, steps: int) -> list[list[int]]:
-    run = LocalRun(made, store)
+    run = LocalRun.start(made, store)
     backend = StateBackend(store, made.paths)
     found = []
     with contextlib.closing(run.job):
@@ -486,13 +488,13 @@ def test_retention_that_fails_is_tried_again_at_once_then_every_fourth_epoch(
 ) -> None:
     store = Throttled(MemoryStore())
     made = job(store, rows=99, keep_epochs=2, sinks=0)
-    run = LocalRun(made, store)
+    run = LocalRun.start(made, store)
     found = {}
     with contextlib.closing(run.job), caplog.at_level(logging.WARNING):
         for epoch in range(1, 18):
             store.throttled = epoch not in (12, 13)
             run.step()
-            found[epoch] = (run.job.retention_failures, run.job.overdue_epochs)
+            found[epoch] = (run.job.retention.failures, run.job.retention.overdue_epochs)
     tried = {4: (1, 2), 5: (2, 3), 8: (3, 6), 12: (3, 0), 16: (4, 4), 17: (5, 5)}
     expected, last = {}, (0, 0)
     for epoch in range(1, 18):
@@ -513,11 +515,11 @@ def test_run_goes_on_where_not_even_what_is_overdue_can_be_counted(error: Except
             return self.inner.list_dir(prefix)
 
     store = Blind(MemoryStore())
-    run = LocalRun(job(store, rows=99, keep_epochs=2, sinks=0), store)
+    run = LocalRun.start(job(store, rows=99, keep_epochs=2, sinks=0), store)
     with contextlib.closing(run.job):
         for _ in range(4):
             run.step()
-        assert (run.job.retention_failures, run.job.overdue_epochs) == (1, 0)
+        assert (run.job.retention.failures, run.job.retention.overdue_epochs) == (1, 0)
 
 
 # ---- how a run begins and ends -------------------------------------------------------------------
@@ -533,7 +535,7 @@ def test_damaged_newest_epoch_names_the_command_that_goes_back(
     whole = store.read(ref)
     store.put(ref, whole[:-3])
     with pytest.raises(FormatError) as caught:
-        JobRun(store, made)
+        JobRun.start(store, made)
     assert caught.value.facts["path"] == ref
     assert not caught.value.retryable
     assert caught.value.next_step == (
@@ -547,7 +549,7 @@ def test_damaged_newest_epoch_names_the_command_that_goes_back(
 
     monkeypatch.setattr(StateBackend, "prepare_checkpoint_load", busy)
     with pytest.raises(FormatError, match="it is being written") as caught:
-        JobRun(store, made)
+        JobRun.start(store, made)
     assert caught.value.retryable
     assert caught.value.facts == {"epoch": 2}
 
@@ -563,7 +565,7 @@ def test_epoch_that_a_live_run_publishes_while_another_starts_is_looked_at_too(
     def accept(progress: StreamProgress) -> None:
         accepted.append(progress.batch_id)
 
-    JobRun(store, made, accept=accept).close()
+    JobRun.start(store, made, accept=accept).close()
     assert accepted == [2]
     start = StateBackend.start
 
@@ -573,7 +575,7 @@ def test_epoch_that_a_live_run_publishes_while_another_starts_is_looked_at_too(
         return start(self)
 
     monkeypatch.setattr(StateBackend, "start", late)
-    with contextlib.closing(JobRun(store, made, accept=accept)) as run:
+    with contextlib.closing(JobRun.start(store, made, accept=accept)) as run:
         assert run.base is not None
         assert run.base.epoch == 3
     assert accepted == [2, 2, 3]
@@ -582,7 +584,7 @@ def test_epoch_that_a_live_run_publishes_while_another_starts_is_looked_at_too(
 def test_lease_of_a_legacy_run_tells_it_from_other_runs() -> None:
     store = MemoryStore()
     made = job(store, LEGACY)
-    with contextlib.closing(JobRun(store, made)) as run:
+    with contextlib.closing(JobRun.start(store, made)) as run:
         found = newest_lease(store, made.paths.writers)
     assert found is not None
     assert re.fullmatch("run [0-9a-f]{16}", found.description)
@@ -644,7 +646,7 @@ def test_stop_is_asked_of_the_newest_run_by_its_number(layout: Layout) -> None:
     store = MemoryStore()
     made = job(store, layout)
     run_on(store, made, 3)
-    with contextlib.closing(JobRun(store, made)) as run:
+    with contextlib.closing(JobRun.start(store, made)) as run:
         assert run.number == 4
         assert request_stop(store, made.paths, NOW) == 4
         assert run.stop_requested()

@@ -65,19 +65,18 @@ def manager(
     base_epoch: int | None = None,
 ) -> TableManager:
     backend = ParquetBackend(store, PATHS, generation=GEN)
+    task = TaskInfo(
+        pipeline=PATHS.pipeline,
+        job=PATHS.job,
+        operator=OP,
+        task_index=index,
+        parallelism=parallelism,
+    )
     return TableManager(
-        task=TaskInfo(
-            pipeline=PATHS.pipeline,
-            job=PATHS.job,
-            operator=OP,
-            task_index=index,
-            parallelism=parallelism,
-        ),
-        configs=CONFIGS if configs is None else configs,
-        store=store,
-        generation=GEN,
-        restored=restored,
-        write_metadata=backend.write_operator_checkpoint_metadata,
+        backend,
+        task,
+        CONFIGS if configs is None else configs,
+        restored,
         base_epoch=None if base_epoch is None else Epoch(base_epoch),
     )
 

@@ -72,20 +72,14 @@ class Job:
 
     def manager(self, index: int = 0, parallelism: int = 1) -> TableManager:
         backend = ParquetBackend(self.store, PATHS, generation=GEN)
-        return TableManager(
-            task=TaskInfo(
-                pipeline=PATHS.pipeline,
-                job=PATHS.job,
-                operator=OP,
-                task_index=index,
-                parallelism=parallelism,
-            ),
-            configs={T: self.config},
-            store=self.store,
-            generation=GEN,
-            restored=self.newest,
-            write_metadata=backend.write_operator_checkpoint_metadata,
+        task = TaskInfo(
+            pipeline=PATHS.pipeline,
+            job=PATHS.job,
+            operator=OP,
+            task_index=index,
+            parallelism=parallelism,
         )
+        return TableManager(backend, task, {T: self.config}, self.newest)
 
     def write(self, *managers: TableManager, watermark: int | None = None) -> OperatorCheckpoint:
         epoch = Epoch((self.newest.epoch if self.newest else 0) + 1)

@@ -29,12 +29,22 @@ from arroyo_dagster.state.model.leases import LeaseRecord
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewriteRecord, RewriteShard
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite import (
+    RewriteOptions,
+    plan_rewrite,
     plan_rewrite_of,
     rewrite_here,
     rewrite_job,
+    run_rewrite,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import ListedJob, list_objects
-from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOutcome, undo_rewrite
+from arroyo_dagster.state.operations.compaction.rewrite_undo import (
+    UndoOptions,
+    UndoOutcome,
+    UndoPlan,
+    plan_undo,
+    run_undo,
+    undo_rewrite,
+)
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
@@ -66,12 +76,17 @@ Parts = Iterable[RewriteShard | LeftOut]
 def rewrite(store: ObjectStore, job: ArroyoJob, **options: Any) -> RewriteOutcome:
     said = options.pop("directory", stopped(job.paths))
     settings = options.pop("settings", FULL)
-    return rewrite_job(store, job.paths, said, settings, **{"quiet_seconds": 0.0, **options})
+    chosen = RewriteOptions(**{"quiet_seconds": 0.0, **options})
+    return run_rewrite(store, job.paths, said, settings, chosen)
 
 
 def undo(store: ObjectStore, job: ArroyoJob, **options: Any) -> UndoOutcome:
     said = options.pop("directory", stopped(job.paths))
-    return undo_rewrite(store, job.paths, said, **options)
+    return run_undo(store, job.paths, said, UndoOptions(**options))
+
+
+def planned_undo(store: ObjectStore, job: ArroyoJob) -> UndoPlan:
+    return plan_undo(store, job.paths, stopped(job.paths))
 
 
 def arroyos(store: MemoryStore) -> dict[StatePath, bytes]:
@@ -93,28 +108,29 @@ def tables_of(outcome: RewriteOutcome) -> set[str]:
 def test_nothing_given_means_the_default_settings() -> None:
     job, others = begun(Layout.LEGACY, epochs=2), CompactionSettings(parallelism=3)
     said, store = stopped(job.paths), WriteProtected(job.store)
-    default = plan_rewrite_of(store, job.paths, said, CompactionSettings())
-    assert plan_rewrite_of(store, job.paths, said) == default
-    assert rewrite_job(store, job.paths, said, dry_run=True).plan == default
-    assert plan_rewrite_of(store, job.paths, said, others).parallelism == 3
-    assert rewrite_job(store, job.paths, said, others, dry_run=True).plan.parallelism == 3
+    default = plan_rewrite(store, job.paths, said, CompactionSettings())
+    assert plan_rewrite(store, job.paths, said) == default
+    assert plan_rewrite(store, job.paths, said, others).parallelism == 3
+    options = RewriteOptions(quiet_seconds=0.0)
+    assert run_rewrite(job.store, job.paths, said, options=options).plan == default
+    assert run_rewrite(job.store, job.paths, said, others, options).plan.parallelism == 3
 
 
 @LAYOUTS
 def test_a_plan_names_the_condition_and_the_run(layout: Layout) -> None:
     job = begun(layout, epochs=2)
     said = JobDirectory([Telling(facts_of(job.paths, JobCondition.FAILED, run_id=7))])
-    plan = plan_rewrite_of(job.store, job.paths, said, FULL)
+    plan = plan_rewrite(job.store, job.paths, said, FULL)
     assert (plan.condition, plan.run_id, plan.why_not) == (JobCondition.FAILED, 7, None)
 
 
 @LAYOUTS
 def test_a_dry_run_reports_what_a_restore_reads_now(layout: Layout) -> None:
     job = begun(layout, epochs=2)
-    plan = plan_rewrite_of(job.store, job.paths, stopped(job.paths), FULL)
+    plan = plan_rewrite(job.store, job.paths, stopped(job.paths), FULL)
     assert plan.left_out
     assert plan.before.files > plan.after.files
-    outcome = rewrite(WriteProtected(job.store), job, dry_run=True)
+    outcome = RewriteOutcome.of_plan(plan)
     assert outcome == RewriteOutcome(plan=plan, left_out=plan.left_out, after=plan.before)
 
 
@@ -126,30 +142,67 @@ def test_a_sampled_forecast_of_a_small_job_is_exact(
     job = begun(layout, epochs=3)
     settings = replace(FULL, parallelism=parallelism)
     store, said = WriteProtected(job.store), stopped(job.paths)
-    plain = plan_rewrite_of(store, job.paths, said, settings)
-    sampled = plan_rewrite_of(store, job.paths, said, settings, sampled=True)
+    plain = plan_rewrite(store, job.paths, said, settings)
+    sampled = plan_rewrite(store, job.paths, said, settings, sampled=True)
     assert replace(sampled, after=plain.after) == plain
-    assert rewrite(store, job, settings=settings, dry_run=True).plan == plain
-    assert rewrite(store, job, settings=settings, dry_run=True, sampled=True).plan == sampled
     outcome = rewrite(job.store, job, settings=settings, sampled=True)
     assert outcome.plan == sampled
     assert outcome.after == sampled.after != plain.after
 
 
 @LAYOUTS
-def test_only_a_job_that_may_not_be_rewritten_gets_a_forecast_in_place_of_an_error(
-    layout: Layout,
-) -> None:
+def test_a_plan_is_carried_out_and_refused_once_it_no_longer_fits(layout: Layout) -> None:
+    job = begun(layout, epochs=2)
+    said, options = stopped(job.paths), RewriteOptions(quiet_seconds=0.0)
+    plan = plan_rewrite(job.store, job.paths, said, FULL, sampled=True)
+    outcome = run_rewrite(job.store, job.paths, said, FULL, options, plan=plan)
+    assert outcome.published
+    assert outcome.plan == plan
+    assert outcome.after == plan.after
+    before = arroyos(job.store)
+    with pytest.raises(ConflictError, match="the plan no longer fits"):
+        run_rewrite(job.store, job.paths, said, FULL, options, plan=plan)
+    assert arroyos(job.store) == before
+
+
+@LAYOUTS
+def test_an_undo_that_was_planned_is_refused_once_it_no_longer_fits(layout: Layout) -> None:
+    job = begun(layout, epochs=2)
+    said = stopped(job.paths)
+    rewrite(job.store, job)
+    plan = planned_undo(job.store, job)
+    assert run_undo(job.store, job.paths, said, plan=plan).done
+    with pytest.raises(ConflictError, match="the plan no longer fits"):
+        run_undo(job.store, job.paths, said, plan=plan)
+
+
+def test_the_old_names_work_and_warn() -> None:
+    job = begun(Layout.LEGACY, epochs=2)
+    said = stopped(job.paths)
+    with pytest.deprecated_call(match="plan_rewrite and run_rewrite"):
+        dry = rewrite_job(WriteProtected(job.store), job.paths, said, FULL, dry_run=True)
+    assert dry.plan == plan_rewrite_of(job.store, job.paths, said, FULL)
+    with pytest.deprecated_call():
+        assert rewrite_job(job.store, job.paths, said, FULL, quiet_seconds=0).published
+    with pytest.deprecated_call(match="plan_undo and run_undo"):
+        assert not undo_rewrite(job.store, job.paths, said, dry_run=True).done
+    with pytest.deprecated_call():
+        assert undo_rewrite(job.store, job.paths, said).done
+
+
+@LAYOUTS
+def test_a_job_that_may_not_be_rewritten_gets_a_forecast(layout: Layout) -> None:
     job = begun(layout, epochs=2)
     said = JobDirectory([Telling(facts_of(job.paths, JobCondition.RUNNING))])
     store = WriteProtected(job.store)
-    outcome = rewrite(store, job, directory=said, or_forecast=True)
-    assert outcome.plan.why_not is not None
-    assert outcome.plan.tables
-    assert not outcome.published
+    plan = plan_rewrite(store, job.paths, said, FULL)
+    assert plan.why_not is not None
+    assert plan.tables
     with pytest.raises(InputError):
         rewrite(store, job, directory=said)
-    assert rewrite(job.store, job, or_forecast=True).published
+    with pytest.raises(InputError):
+        run_rewrite(store, job.paths, said, FULL, plan=plan)
+    assert rewrite(job.store, job).published
     # There is nothing left to do: nothing is written, not even a lease.
     assert not rewrite(store, job).plan.tables
 
@@ -387,7 +440,7 @@ def test_what_somebody_did_while_the_lease_was_waited_for_is_not_done_again(
         assert rewrite(job.store, job).published
 
     outcome = rewrite(job.store, job, lease_wait_seconds=5.0, sleep=meanwhile)
-    plan = plan_rewrite_of(job.store, job.paths, stopped(job.paths), FULL)
+    plan = plan_rewrite(job.store, job.paths, stopped(job.paths), FULL)
     assert outcome == RewriteOutcome(plan=plan, left_out=plan.left_out, after=plan.before)
 
 
@@ -527,12 +580,14 @@ def test_an_undo_reports_the_record_and_the_objects(layout: Layout) -> None:
     record = rewrite(job.store, job).record
     now = arroyos(job.store)
     changed = tuple(path for path in was if now[path] != was[path])
-    dry = undo(WriteProtected(job.store), job, dry_run=True)
-    assert dry == UndoOutcome(record=record, objects=dry.objects)
+    planned = planned_undo(WriteProtected(job.store), job)
+    dry = UndoOutcome.of_plan(planned)
+    assert dry == UndoOutcome(record=record, objects=planned.objects)
     assert sorted(dry.objects) == sorted(changed)
     assert undo(job.store, job) == replace(dry, done=True)
     assert arroyos(job.store) == was
-    assert undo(job.store, job) == undo(job.store, job, dry_run=True) == UndoOutcome()
+    assert planned_undo(job.store, job) == UndoPlan()
+    assert undo(job.store, job) == UndoOutcome()
 
 
 @LAYOUTS
@@ -583,7 +638,7 @@ def test_an_undo_that_ended_early_goes_on_with_the_next_object(layout: Layout) -
     job = begun(layout, epochs=2)
     was = arroyos(job.store)
     rewrite(job.store, job)
-    first, *others = undo(job.store, job, dry_run=True).objects
+    first, *others = planned_undo(job.store, job).objects
     job.store.put(first, was[first])
     outcome = undo(job.store, job)
     assert outcome.done
@@ -643,11 +698,11 @@ def test_metadata_that_somebody_else_overwrote_at_the_last_moment_is_left_alone(
     job = begun(layout, epochs=2)
     if act is undo:
         rewrite(job.store, job)
-        path = undo(job.store, job, dry_run=True).objects[0]
+        path = planned_undo(job.store, job).objects[0]
     else:
         other = begun(layout, epochs=2)
         rewrite(other.store, other)
-        path = undo(other.store, other, dry_run=True).objects[0]
+        path = planned_undo(other.store, other).objects[0]
     theirs = job.store.read(path) + b"\xf2\x3f\x01x"  # a field that nobody knows
     said = Acting(job, lambda: job.store.put(path, theirs), BEFORE_THE_FIRST_CHANGE)
     with pytest.raises(ConflictError) as caught:

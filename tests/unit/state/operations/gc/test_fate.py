@@ -22,7 +22,7 @@ from arroyo_dagster.state.operations.gc.fate import (
 from arroyo_dagster.state.operations.gc.journal import Journal, read_journal
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.operations.gc.quarantine import purge
-from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore
 from tests.collecting import Clock, expiry, orphans
 from tests.fleets import Written, protocol_job
@@ -84,7 +84,7 @@ def test_quarantined_brought_back_and_purged_objects() -> None:
     assert found.quarantine.name == done.quarantine
     assert found.copy is not None
     assert store.read(found.copy.copy) == b"lost"
-    undelete(store, PATHS, done.quarantine, yes=True, clock=clock, sleep=lambda _: None)
+    run_undelete(store, PATHS, done.quarantine, UndeleteOptions(clock=clock, sleep=lambda _: None))
     back = fate(store)
     assert back.state is FateState.UNDELETED
     assert [event.entry.outcome for event in back.events] == ["moved", "back"]

@@ -20,7 +20,7 @@ from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.journal_check import JournalCheck, check_journal
 from arroyo_dagster.state.operations.gc.quarantine import purge
-from arroyo_dagster.state.operations.gc.undelete import undelete
+from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from tests.collecting import Clock, Hiding, expiry, orphans
 from tests.fleets import Written, protocol_job
@@ -274,7 +274,7 @@ def test_quarantine_undelete_and_purge_keep_the_chain() -> None:
     store, clock = job_to_collect()
     done = run_gc(store, PATHS, expiry(keep=2, **STOPPED), GcOptions(quarantine=True, clock=clock))
     assert done.quarantine is not None
-    undelete(store, PATHS, done.quarantine, yes=True, clock=clock, sleep=lambda _: None)
+    run_undelete(store, PATHS, done.quarantine, UndeleteOptions(clock=clock, sleep=lambda _: None))
     clock.days(30)
     assert purge(store, PATHS, yes=True, clock=clock)
     found = check_journal(store, PATHS)

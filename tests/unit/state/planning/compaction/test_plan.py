@@ -45,7 +45,7 @@ from arroyo_dagster.state.planning.compaction.plan import (
     ARROYO_JOB,
     backlog,
     most_outputs,
-    plan_compaction,
+    plan_merges,
 )
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
@@ -120,7 +120,7 @@ def rows(*files: TimeFile) -> ExpiringTimeKeyFiles:
 
 def plan(files: TableFiles, settings: CompactionSettings, size: int = 10, **sizes: int) -> Any:
     given = {one: sizes.get(one.name.replace("-", "_"), size) for one in files.paths}
-    return plan_compaction(checkpoint(files), given, settings)
+    return plan_merges(checkpoint(files), given, settings)
 
 
 def inputs(found: Any) -> list[list[str]]:
@@ -193,18 +193,18 @@ def test_a_pending_compaction_counts_as_done() -> None:
         merged=(merged,),
     )
     sizes = dict.fromkeys([*files.files, path("x-compacted")], 5)
-    found = plan_compaction(checkpoint(files), sizes, FULL, [record])
+    found = plan_merges(checkpoint(files), sizes, FULL, [record])
     assert inputs(found) == [["x-compacted", "c"]]
     assert found.pending == 1
 
 
 def test_jobs_of_arroyo_and_unknown_sizes_are_refused() -> None:
     files = pairs("a", "b", "c")
-    foreign = plan_compaction(checkpoint(files, progress=None), {}, FULL)
+    foreign = plan_merges(checkpoint(files, progress=None), {}, FULL)
     assert not foreign.merges
     assert foreign.left_out[0].reason == ARROYO_JOB
     with pytest.raises(InputError, match="no known size"):
-        plan_compaction(checkpoint(files), {path("a"): 1}, FULL)
+        plan_merges(checkpoint(files), {path("a"): 1}, FULL)
 
 
 @pytest.mark.parametrize("wrong", [{"target_bytes": 0}, {"small_share": 0.0}, {"min_files": 1}])

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.garbage import (
@@ -15,16 +17,17 @@ from arroyo_dagster.state.model.garbage import (
     JobPins,
     Pin,
     PlanKind,
+    Quarantined,
     Retention,
     Roots,
 )
-from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import Packed
-from arroyo_dagster.state.planning.gc.expiry import plan_expiry
+from arroyo_dagster.state.planning.gc.epoch_roots import unreadable_objects
+from arroyo_dagster.state.planning.gc.expiry import plan_expiry, plan_own_expiry
 from arroyo_dagster.state.planning.gc.reachability import metadata_of, records_of
-from arroyo_dagster.state.planning.gc.retention import behind_pinned, oldest_kept
 from tests.unit.state.planning.gc.test_orphans import (
     LEGACY,
     NOW,
@@ -114,9 +117,9 @@ def test_age_is_refused_while_the_clocks_disagree_and_a_count_is_not() -> None:
             assert expired(wrong, micros=3 * HOUR) == [1, 2, 3, 4, 5]
 
 
-def rolled_back(newest: int, to: int) -> Roots:
+def rolled_back(newest: int, to: int, paths: JobPaths = PROTOCOL) -> Roots:
     """Epoch `to` was published again as the newest one, and those between were rolled back."""
-    roots = job(newest)
+    roots = job(newest, paths)
     head = replace(roots.head, rolled_back_to=Epoch(to), parent_ref=roots.epochs[newest - to].ref)
     older = [replace(one, rolled_back=one.epoch > to) for one in roots.epochs[1:]]
     return replace(roots, epochs=(head, *older))
@@ -136,6 +139,16 @@ def test_rolled_back_epochs_stay_among_the_newest_by_number_where_few_are_left()
     assert [one.epoch for one in few.epochs] == [10, 9]
     assert expired(few, keep=3) == []
     assert expired(few, micros=1) == [9]
+    # With a number missing: the two newest that can be read.
+    fewer = replace(
+        roots,
+        epochs=(
+            roots.epochs[0],
+            *(replace(one, epoch=Epoch(one.epoch - 1)) for one in roots.epochs[1:2]),
+        ),
+    )
+    assert [one.epoch for one in fewer.epochs] == [10, 8]
+    assert expired(fewer, keep=2) == []
 
 
 def test_epoch_that_was_rolled_back_and_cannot_be_read_goes_and_never_stays() -> None:
@@ -169,8 +182,6 @@ def test_ten_epochs_before_the_newest_stay_in_the_legacy_layout() -> None:
     assert expired(job(20, LEGACY), keep=2) == [*range(1, 10)]
     assert expired(job(11, LEGACY), keep=2) == []
     assert expired(job(12, LEGACY), keep=2) == [1]
-    assert oldest_kept([Epoch(20), Epoch(19)], Epoch(19), LEGACY.layout) == 10
-    assert oldest_kept([Epoch(20), Epoch(19)], Epoch(19), PROTOCOL.layout) == 19
 
 
 def test_epochs_that_came_to_exist_while_the_job_was_listed_stay() -> None:
@@ -224,15 +235,122 @@ def test_plan_names_all_objects_of_what_goes_oldest_first(paths: JobPaths) -> No
     assert (plan.keep_from, plan.proof.referenced) == (10, 11)
 
 
-def test_epochs_left_behind_pinned_ones_are_not_counted() -> None:
-    def behind(epochs: list[int], *pinned: int) -> tuple[int, ...]:
-        return behind_pinned([Epoch(one) for one in epochs], {Epoch(one) for one in pinned})
+# ---- the job's own retention ---------------------------------------------------------------------
 
-    assert behind([1, 2, 3]) == (1, 2, 3)
-    assert behind([1, 2, 5, 6]) == (1, 2, 5, 6)
-    assert behind([1, 2, 5, 6], 2) == (5, 6)
-    assert behind([1, 2, 4, 5], 2) == (4, 5)
-    assert behind([1, 2, 5, 6], 1) == (1, 2, 5, 6)
-    assert behind([1, 2, 3], 1, 2) == (1, 2, 3)
-    assert behind([2, 5, 8], 2, 5) == (8,)
-    assert behind([7]) == (7,)
+
+def own(roots: Roots, min_epoch: int) -> list[int]:
+    return list(plan_own_expiry(roots, Epoch(min_epoch)).epochs)
+
+
+@pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])
+@pytest.mark.parametrize("keep", [2, 3, 11, 15, 25])
+def test_own_retention_chooses_what_gc_does_with_as_many_epochs(keep: int, paths: JobPaths) -> None:
+    for roots in (job(20, paths), job(20, paths, pins=(3, 17)), rolled_back(20, 12, paths)):
+        plan, asked = planned(roots, keep=keep), plan_own_expiry(roots, Epoch(21 - keep))
+        names = ("keep_from", "epochs", "data", "records", "metadata")
+        assert [getattr(asked, n) for n in names] == [getattr(plan, n) for n in names]
+
+
+def test_own_retention_keeps_the_newest_and_its_parent_whatever_is_asked() -> None:
+    assert own(job(9), 9) == own(job(9), 8) == [1, 2, 3, 4, 5, 6, 7]
+    assert own(job(1), 1) == []
+    assert own(job(9), -4) == []
+
+
+def test_own_retention_counts_no_epochs_that_were_rolled_back() -> None:
+    assert own(rolled_back(10, 4), 8) == [1, 2]
+    assert own(rolled_back(10, 4), 9) == [1, 2, 3]
+
+
+def test_parent_of_the_newest_stays_by_reference_wherever_it_lies() -> None:
+    roots = job(9)
+    head = replace(roots.head, parent_ref=roots.epochs[6].ref)
+    roots = replace(roots, epochs=(head, *roots.epochs[1:]))
+    assert expired(roots, keep=2) == own(roots, 8) == [1, 2]
+    assert expired(roots, micros=1) == [1, 2]
+
+
+def test_min_epoch_newer_than_the_newest_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="newer than the newest"):
+        plan_own_expiry(job(3), Epoch(4))
+    assert own(job(3), 3) == [1]
+
+
+def test_epoch_that_lists_a_file_of_another_job_is_refused() -> None:
+    roots = job(9)
+    stray = replace(roots.epochs[8], outside=data(LEGACY, 1))
+    roots = replace(roots, epochs=(*roots.epochs[:8], stray))
+    with pytest.raises(ProtocolError, match="epoch 1 lists a file outside of its job"):
+        own(roots, 8)
+
+
+def test_file_that_another_name_of_one_that_stays_may_mean_stays() -> None:
+    roots = job(9)
+    shared = data(PROTOCOL, 9)
+    other: StatePath = shared.parent / shared.name.upper()
+    alias = replace(roots.epochs[8], files=Packed.of_paths([other]))
+    roots = replace(roots, epochs=(*roots.epochs[:8], alias))
+    assert other not in set(plan_own_expiry(roots, Epoch(8)).data.paths)
+
+
+def test_what_epochs_in_quarantine_need_stays() -> None:
+    aside = Quarantined(name="01-a", needs=Packed.of_paths([data(PROTOCOL, 2)]), moved_at_micros=1)
+    roots = replace(job(9), quarantined=(aside,))
+    plan = plan_own_expiry(roots, Epoch(8))
+    assert list(plan.data.paths) == [data(PROTOCOL, n) for n in (1, 3, 4, 5, 6, 7)]
+
+
+def test_records_are_listed_where_the_epoch_has_them() -> None:
+    """Subtask objects and notes of our own epochs; a marker where a commit is needed."""
+    base = "p/j/generations/2/checkpoints/checkpoint-0000001"
+    subtask, marker = f"{base}/operator-o-0.metadata", f"{base}/committed.json"
+    record = PROTOCOL.epoch_record(Epoch(1))
+    note = LEGACY.commit_note(Epoch(1))
+    legacy = "j/checkpoints/checkpoint-0000001/operator-o-0.metadata"
+    for changes, protocol, in_legacy in (
+        ({}, [subtask, record], [legacy]),
+        ({"needs_commit": True}, [subtask, marker, record], [legacy, note]),
+        ({"managed": False, "needs_commit": True}, [marker, record], []),
+    ):
+        for paths, newest, expected in ((PROTOCOL, 3, protocol), (LEGACY, 12, in_legacy)):
+            roots = job(newest, paths)
+            oldest = replace(roots.epochs[-1], **changes)
+            roots = replace(roots, epochs=(*roots.epochs[:-1], oldest))
+            assert list(plan_own_expiry(roots, Epoch(2)).records.paths) == expected
+
+
+def test_objects_of_an_unreadable_epoch_by_name_what_makes_it_exist_last() -> None:
+    operators = [OperatorId("a"), OperatorId("b")]
+    ref = PROTOCOL.manifest(WorkerGeneration(2), Epoch(3))
+    record = PROTOCOL.epoch_record(Epoch(3))
+    marker = "p/j/generations/2/checkpoints/checkpoint-0000003/committed.json"
+    assert unreadable_objects(PROTOCOL, Epoch(3), ref) == (marker, ref, record)
+    assert unreadable_objects(PROTOCOL, Epoch(3), None) == (record,)
+    assert unreadable_objects(LEGACY, Epoch(3), None, operators) == (
+        "j/checkpoints/checkpoint-0000003/operator-a/metadata",
+        "j/checkpoints/checkpoint-0000003/operator-b/metadata",
+        "j/_arroyo_dagster/commits/epoch-0000003.json",
+        "j/checkpoints/checkpoint-0000003/metadata",
+    )
+
+
+@given(
+    files=st.lists(st.sets(st.sampled_from("abcdefgh"), max_size=5), min_size=1, max_size=7),
+    asked=st.integers(1, 7),
+)
+def test_whatever_expires_every_kept_epoch_keeps_all_its_files(
+    files: list[set[str]], asked: int
+) -> None:
+    roots = job(len(files))
+    listed = [[PROTOCOL.root / name for name in sorted(names)] for names in reversed(files)]
+    epochs = zip(roots.epochs, listed, strict=True)
+    epochs_now = tuple(replace(one, files=Packed.of_paths(some)) for one, some in epochs)
+    roots = replace(roots, epochs=epochs_now)
+    min_epoch = min(asked, len(files))
+    plan = plan_own_expiry(roots, Epoch(min_epoch))
+    kept = [one for one in roots.epochs if one.epoch not in plan.epochs]
+    assert kept[-1].epoch == plan.keep_from == max(1, min(min_epoch, len(files) - 1))
+    assert len(kept) >= min(2, len(files))
+    needed = {path for one in kept for path in one.files.paths}
+    every = {path for one in roots.epochs for path in one.files.paths}
+    assert set(plan.data.paths) == every - needed

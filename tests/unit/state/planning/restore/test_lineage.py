@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.planning.restore.lineage import rolled_back
+from arroyo_dagster.state.planning.restore.lineage import behind_pinned, rolled_back
 
 
 def left(newest: int, restored: dict[int, int], missing: tuple[int, ...] = ()) -> set[int]:
@@ -31,3 +31,17 @@ def test_a_rollback_below_another_counts_as_well() -> None:
 
 def test_it_does_not_matter_whether_the_restored_epoch_is_still_there() -> None:
     assert left(9, {9: 5}, missing=(1, 2, 3, 4, 5)) == {6, 7, 8}
+
+
+def test_epochs_left_behind_pinned_ones_are_not_counted() -> None:
+    def behind(epochs: list[int], *pinned: int) -> tuple[int, ...]:
+        return behind_pinned([Epoch(one) for one in epochs], {Epoch(one) for one in pinned})
+
+    assert behind([1, 2, 3]) == (1, 2, 3)
+    assert behind([1, 2, 5, 6]) == (1, 2, 5, 6)
+    assert behind([1, 2, 5, 6], 2) == (5, 6)
+    assert behind([1, 2, 4, 5], 2) == (4, 5)
+    assert behind([1, 2, 5, 6], 1) == (1, 2, 5, 6)
+    assert behind([1, 2, 3], 1, 2) == (1, 2, 3)
+    assert behind([2, 5, 8], 2, 5) == (8,)
+    assert behind([7]) == (7,)

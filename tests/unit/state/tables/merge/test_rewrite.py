@@ -19,7 +19,11 @@ from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSe
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.rewrite import RewriteOutcome
 from arroyo_dagster.state.model.tables import TimeFile
-from arroyo_dagster.state.operations.compaction.rewrite import plan_rewrite_of, rewrite_job
+from arroyo_dagster.state.operations.compaction.rewrite import (
+    RewriteOptions,
+    plan_rewrite,
+    run_rewrite,
+)
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.merge import rewrite as rewriting
 from arroyo_dagster.state.tables.merge.rewrite import GONE, OLD_GENERATIONS, TOO_OLD
@@ -48,7 +52,9 @@ NOW = 50 * SECOND * 1000
 
 def rewritten(job: ArroyoJob, settings: CompactionSettings = FULL) -> RewriteOutcome:
     before = content(job.store, job.paths)
-    outcome = rewrite_job(job.store, job.paths, stopped(job.paths), settings, quiet_seconds=0)
+    outcome = run_rewrite(
+        job.store, job.paths, stopped(job.paths), settings, RewriteOptions(quiet_seconds=0)
+    )
     assert content(job.store, job.paths) == before
     return outcome
 
@@ -368,7 +374,9 @@ def test_anything_but_an_insert_is_refused_and_the_other_tables_go_on() -> None:
     deletes = pa.array([b"\2"], pa.binary())
     stored = stored.set_column(4, stored.schema.field(4), deletes)
     job.store.put(path, encode_rows(stored))
-    outcome = rewrite_job(job.store, job.paths, stopped(job.paths), FULL, quiet_seconds=0)
+    outcome = run_rewrite(
+        job.store, job.paths, stopped(job.paths), FULL, RewriteOptions(quiet_seconds=0)
+    )
     assert outcome.published
     assert {one.merged.operator for one in outcome.parts} == {"tumbling_2"}
     (left,) = (one for one in outcome.left_out if one.operator == "tumbling_1")
@@ -386,8 +394,12 @@ def test_a_file_with_other_columns_than_its_table_stays_and_says_why() -> None:
     stored = as_stored(config, table_rows(EVENTS, [["a"], [1], [NOW]]))
     other = stored.schema.set(1, pa.field("n", pa.uint64(), nullable=True))
     job.store.put(path, encode_rows(stored.cast(other)))
-    outcome = rewrite_job(
-        job.store, job.paths, stopped(job.paths), FULL, quiet_seconds=0, verify_level=0
+    outcome = run_rewrite(
+        job.store,
+        job.paths,
+        stopped(job.paths),
+        FULL,
+        RewriteOptions(quiet_seconds=0, verify_level=0),
     )
     assert not outcome.published
     assert any("has other columns than its table" in one.reason for one in outcome.left_out)
@@ -415,7 +427,7 @@ def test_a_table_that_nobody_knows_is_left_alone(
     more = [[1]] if generational else []
     for _ in range(3):
         job.write({("op_1", config): table_rows(EVENTS, [["a"], [1], [NOW], *more])})
-    plan = plan_rewrite_of(job.store, job.paths, stopped(job.paths), FULL)
+    plan = plan_rewrite(job.store, job.paths, stopped(job.paths), FULL)
     assert not plan.tables
     assert any(reason in one.reason for one in plan.left_out)
 
@@ -429,7 +441,7 @@ def test_columns_that_cannot_be_written_back_exactly_are_left_alone() -> None:
     job = ArroyoJob(Layout.LEGACY, parallelism=1)
     for _ in range(3):
         job.write({("tumbling_1", config): table_rows(schema, [["a"], ["x"], [NOW]])})
-    plan = plan_rewrite_of(job.store, job.paths, stopped(job.paths), FULL)
+    plan = plan_rewrite(job.store, job.paths, stopped(job.paths), FULL)
     if reason is None:
         assert plan.tables
     else:

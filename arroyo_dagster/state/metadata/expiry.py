@@ -1,0 +1,351 @@
+"""A job's own retention: what its writer reads of old epochs, and how it removes them.
+
+Which epochs go, and what goes with them, `planning.gc.expiry` decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    FormatError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.codec.references import manifest_references, operator_references
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS
+from arroyo_dagster.state.metadata.objects import MetadataReader, missing_epoch
+from arroyo_dagster.state.metadata.reader import BackendReader
+from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.clock import own_clock
+from arroyo_dagster.state.model.garbage import (
+    EpochRoot,
+    ExpirePlan,
+    JobPins,
+    Quarantined,
+    Roots,
+)
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.planning.gc.epoch_roots import (
+    check_own_epoch,
+    damaged_legacy_root,
+    epoch_root,
+    legacy_root,
+    rolled_back_root,
+    unreadable_objects,
+    unreadable_root,
+)
+from arroyo_dagster.state.planning.gc.expiry import (
+    oldest_staying,
+    plan_own_expiry,
+    retention_since,
+)
+from arroyo_dagster.state.planning.restore import recovery
+from arroyo_dagster.state.planning.restore.lineage import rolled_back
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+DELETE_BATCH = 1000
+_PINS_TTL_MICROS = int(IN_FLIGHT_GRACE_SECONDS * 1e6) // 2
+"""For so long what stays is known. Whoever pins waits twice as long for what is on its way."""
+
+_Found = Mapping[Epoch, EpochRoot | ArroyoStateError]
+
+
+@dataclass(frozen=True, slots=True)
+class JobExpiry:
+    """Lets old epochs of one job expire, beside its writer.
+
+    Attributes:
+        clock: microseconds since the Unix epoch.
+        written: the epoch that the writer published last; None if it has published none.
+    """
+
+    reader: BackendReader
+    clock: Callable[[], int]
+    written: Epoch | None = None
+
+    def run(self, min_epoch: Epoch) -> ExpirePlan:
+        """Remove epochs: data, then records, then metadata, oldest first.
+
+        Raises:
+            ProtocolError, NotFoundError, FormatError: as `plan`.
+            StorageError: objects could not be deleted; what refers to them is still there.
+        """
+        plan, known = self._planned(min_epoch)
+        while not self._executed(plan, known):
+            # Somebody has pinned an epoch, or moved one aside, while this was thought about.
+            plan, known = self._planned(min_epoch)
+        return plan
+
+    def plan(self, min_epoch: Epoch) -> ExpirePlan:
+        """Plan what goes, from every epoch's metadata.
+
+        Raises:
+            ProtocolError: as `plan_own_expiry`.
+            NotFoundError, FormatError: an epoch that was not rolled back is missing or damaged.
+        """
+        return self._planned(min_epoch)[0]
+
+    # ---- planning --------------------------------------------------------------------------------
+
+    def _planned(self, min_epoch: Epoch) -> tuple[ExpirePlan, JobPins]:
+        """The plan, and what it knows to stay besides the newest epochs."""
+        job_pins, quarantined = self._pins_in_full()
+        roots = self._roots(min_epoch, job_pins, quarantined)
+        if roots is None:
+            raise ProtocolError(
+                "min_epoch is newer than the newest checkpoint",
+                job=self._paths.job,
+                min_epoch=min_epoch,
+                newest=None,
+            )
+        partly = CheckpointState.PARTIALLY_COLLECTED
+        if not job_pins.pinned <= {one.epoch for one in roots.epochs if one.state is not partly}:
+            # One is on its way back: what it lists is not known, so nothing goes.
+            return ExpirePlan(keep_from=roots.epochs[-1].epoch), job_pins
+        return plan_own_expiry(roots, min_epoch), job_pins
+
+    def _roots(
+        self, min_epoch: Epoch, job_pins: JobPins, quarantined: tuple[Quarantined, ...]
+    ) -> Roots | None:
+        """Every epoch, and what else stays; None if there is no epoch.
+
+        Raises:
+            NotFoundError, FormatError, ProtocolError: an epoch that was not rolled back is damaged.
+        """
+        named = {*job_pins.pinned, *(() if self.written is None else (self.written,))}
+        epochs = self.reader.every_epoch(named)
+        while epochs:
+            found = dict(zip(epochs, concurrently(self._epoch, epochs), strict=True))
+            before = epochs
+            if any(map(_is_torn, found.values())):
+                epochs = self.reader.every_epoch(named)  # somebody else may have let some expire
+            if epochs == before:
+                break
+        if not epochs:
+            return None
+        left = rolled_back(epochs[-1], epochs, _restored(found))
+        roots = Roots(
+            paths=self._paths,
+            worker_generation=None,
+            epochs=self._marked(found, left),
+            job_pins=job_pins,
+            quarantined=quarantined,
+        )
+        problems = {n: one for n, one in found.items() if isinstance(one, ArroyoStateError)}
+        damaged = self._still_there(problems, roots, min_epoch)
+        for epoch in sorted(damaged.keys() - left):
+            raise damaged[epoch]
+        if not roots.epochs:
+            return None
+        unreadable = [self._unreadable(n, damaged[n].message, roots.head) for n in damaged]
+        every = (*roots.epochs, *self._below_records(roots.current), *unreadable)
+        return replace(roots, epochs=tuple(sorted(every, key=lambda one: -one.epoch)))
+
+    def _marked(self, found: _Found, left: frozenset[Epoch]) -> tuple[EpochRoot, ...]:
+        """The epochs that can be read, newest first, and which of them a rollback left behind."""
+        known = [found[epoch] for epoch in sorted(found, reverse=True)]
+        epochs = [one for one in known if isinstance(one, EpochRoot)]
+        return tuple(
+            self._rolled_back(one, epochs[0]) if one.epoch in left else one for one in epochs
+        )
+
+    def _rolled_back(self, one: EpochRoot, head: EpochRoot) -> EpochRoot:
+        if self._legacy:
+            return rolled_back_root(self._paths, one, head)
+        return replace(one, state=CheckpointState.ROLLED_BACK, rolled_back=True)
+
+    def _still_there(
+        self, problems: Mapping[Epoch, ArroyoStateError], roots: Roots, min_epoch: Epoch
+    ) -> Mapping[Epoch, ArroyoStateError]:
+        """The problems, without epochs that go anyway and that a stale listing shows alone."""
+        if not problems or not roots.epochs:
+            return problems
+        newest = roots.head.epoch
+        keep_from = oldest_staying(roots, retention_since(newest, min_epoch), newest=newest)
+        pinned = roots.job_pins.pinned
+        goes = [n for n in problems if n < keep_from and n not in pinned]
+        there = dict(zip(goes, concurrently(self.reader.exists, goes), strict=True))
+        return {n: error for n, error in problems.items() if there.get(n, True)}
+
+    def _pins_in_full(self) -> tuple[JobPins, tuple[Quarantined, ...]]:
+        """What stays besides the newest epochs, and what epochs in quarantine need of the rest."""
+        job_pins = self._objects.job_pins()
+        while True:
+            try:
+                return job_pins, self._objects.quarantined(job_pins)
+            except NotFoundError:
+                before, job_pins = job_pins, self._objects.job_pins()
+                if job_pins == before:
+                    raise  # else somebody else has purged a quarantine meanwhile
+
+    # ---- one epoch -------------------------------------------------------------------------------
+
+    def _epoch(self, epoch: Epoch) -> EpochRoot | ArroyoStateError:
+        """What an epoch refers to, or why that is not known."""
+        try:
+            return self._legacy_epoch(epoch) if self._legacy else self._protocol_epoch(epoch)
+        except (NotFoundError, FormatError, ProtocolError) as error:
+            return error
+
+    def _legacy_epoch(self, epoch: Epoch) -> EpochRoot:
+        paths = self._paths
+        path = paths.legacy_metadata(epoch)
+        head = self._objects.read(path, metadata.decode_legacy_checkpoint, missing_epoch(epoch))
+        if (head.job, head.epoch) != (paths.job, epoch):
+            raise FormatError(
+                f"the metadata of epoch {epoch} says that it is epoch {head.epoch} of job "
+                f"{head.job!r}",
+                job=paths.job,
+                path=path,
+                next_step="keep the object and report it",
+            )
+        names = [paths.operator_metadata(name, epoch) for name in head.operators]
+        found = concurrently(lambda name: self._objects.optional(name, operator_references), names)
+        return legacy_root(paths, head, dict(zip(head.operators, found, strict=True)))
+
+    def _protocol_epoch(self, epoch: Epoch) -> EpochRoot:
+        ref = self._objects.epoch_record(epoch).checkpoint_ref
+        found = self._objects.read(ref, manifest_references)
+        check_own_epoch(self._paths, epoch, found)
+        return epoch_root(self._paths, ref, found, CheckpointState.READY)
+
+    def _unreadable(self, epoch: Epoch, reason: str, head: EpochRoot) -> EpochRoot:
+        paths = self._paths
+        if self._legacy:
+            return damaged_legacy_root(paths, epoch, reason, head)
+        ref = None
+        with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
+            ref = self._objects.epoch_record(epoch).checkpoint_ref
+        by_name = unreadable_objects(paths, epoch, ref)
+        finished = head.finish_time_micros
+        return unreadable_root(epoch, reason, by_name, finish_time_micros=finished)
+
+    def _below_records(self, current: Sequence[EpochRoot]) -> Iterator[EpochRoot]:
+        """What an interrupted cleanup left: manifests without a record, by their references."""
+        known = {one.ref: one for one in current}
+        for one in current:
+            newer = one
+            while (ref := newer.parent_ref) is not None:
+                recovery.expect_manifest_path(self._paths, ref)
+                older = known.get(ref) or self._without_record(ref)
+                if older is None:
+                    break
+                if older.epoch >= newer.epoch:
+                    raise ProtocolError(
+                        f"the parent of epoch {newer.epoch} says that it is epoch {older.epoch}",
+                        job=self._paths.job,
+                        path=ref,
+                        next_step="check it with `arroyo-state epochs`; nothing was deleted",
+                    )
+                if ref in known:
+                    break
+                yield older
+                known[ref] = newer = older
+
+    def _without_record(self, ref: StatePath) -> EpochRoot | None:
+        try:
+            found = self._objects.optional(ref, manifest_references)
+        except FormatError:
+            return None  # the chain ends at what does not decode
+        if found is None:
+            return None
+        gone = (self._paths.epoch_record(found.epoch),)
+        state = CheckpointState.PARTIALLY_COLLECTED
+        return epoch_root(self._paths, ref, found, state, gone=gone)
+
+    # ---- executing -------------------------------------------------------------------------------
+
+    def _executed(self, plan: ExpirePlan, known: JobPins) -> bool:
+        """Delete what a plan says, each step complete before the next; False: it is out of date.
+
+        What was pinned or moved aside meanwhile stays: that is looked at before the first request
+        to delete, and again whenever the last look is too old.
+
+        Args:
+            known: what the plan knows to stay.
+
+        Raises:
+            StorageError: objects could not be deleted; what refers to them is still there.
+        """
+        looked: tuple[int, int] | None = None
+        for batch in _batches(plan):
+            # By two clocks: one of them may be set back.
+            now = self.clock(), own_clock()
+            if looked is None or not all(
+                0 <= here - then < _PINS_TTL_MICROS for here, then in zip(now, looked, strict=True)
+            ):
+                looked = now
+                if self.reader.job_pins() != known:
+                    return False
+            delete_all(self.reader.store, batch)
+        if self._legacy and plan.epochs:
+            note_min_epoch(self.reader, plan.keep_from)
+        return True
+
+    @property
+    def _paths(self) -> JobPaths:
+        return self.reader.paths
+
+    @property
+    def _objects(self) -> MetadataReader:
+        return self.reader.objects
+
+    @property
+    def _legacy(self) -> bool:
+        return self._paths.layout is Layout.LEGACY
+
+
+def _is_torn(found: EpochRoot | ArroyoStateError) -> bool:
+    """Whether something of an epoch is missing."""
+    return bool(found.gone) if isinstance(found, EpochRoot) else isinstance(found, NotFoundError)
+
+
+def _restored(found: _Found) -> dict[Epoch, Epoch]:
+    known = (one for one in found.values() if isinstance(one, EpochRoot))
+    return {one.epoch: to for one in known if (to := one.rolled_back_to) is not None}
+
+
+def _batches(plan: ExpirePlan) -> Iterator[list[StatePath]]:
+    """What is deleted in one request, in order."""
+    for step in (plan.data, plan.records):
+        paths = list(dict.fromkeys(step.paths))
+        yield from (paths[at : at + DELETE_BATCH] for at in range(0, len(paths), DELETE_BATCH))
+    # One of them at a time: an interruption must never remove a newer one before an older one.
+    yield from ([path] for path in plan.metadata.paths)
+
+
+def note_min_epoch(reader: BackendReader, min_epoch: Epoch) -> None:
+    """Let the newest epoch of the legacy layout say which is the oldest that is left, as Arroyo's
+    cleanup does.
+    """
+    newest = reader.paths.legacy_metadata(reader.every_epoch()[-1])
+    head = reader.objects.read(newest, metadata.decode_legacy_checkpoint)
+    if head.min_epoch < min_epoch:
+        changed = replace(head, min_epoch=min_epoch)
+        reader.store.put(newest, metadata.encode_legacy_checkpoint(changed))
+
+
+def delete_all(store: ObjectStore, paths: Sequence[StatePath]) -> None:
+    """Delete objects in bulk; those that are gone already count as deleted.
+
+    Raises:
+        StorageError: some could not be deleted.
+    """
+    for start in range(0, len(paths), DELETE_BATCH):
+        outcome = store.delete_many(paths[start : start + DELETE_BATCH])
+        if outcome.failed:
+            path, reason = next(iter(outcome.failed.items()))
+            raise StorageError(
+                f"{len(outcome.failed)} objects could not be deleted; the first: {reason}",
+                path=path,
+                url=store.url,
+                next_step="run it again: the objects that refer to them still exist",
+            )

@@ -1,0 +1,160 @@
+"""Objects of one job's metadata tree, read and decoded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
+from arroyo_dagster.state.codec import gc as codec
+from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.model.checkpoints import EpochRecord
+from arroyo_dagster.state.model.garbage import JobPins, Quarantined
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import (
+    CHECKPOINT_MANIFEST,
+    COMMITTED_MARKER,
+    CURRENT_GENERATION,
+    GENERATION_MANIFEST,
+    JobPaths,
+)
+from arroyo_dagster.state.planning.restore import recovery
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+_T = TypeVar("_T")
+
+
+class MetadataReader:
+    """Reads objects of one job, and decodes them."""
+
+    def __init__(self, store: ObjectStore, paths: JobPaths) -> None:
+        self.store = store
+        self.paths = paths
+
+    def bytes_of(self, path: StatePath) -> bytes | None:
+        """Read an object's bytes; None if there is none."""
+        try:
+            return self.store.read(path)
+        except NotFoundError:
+            return None
+
+    def optional(self, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
+        """Read an object; None if there is none.
+
+        Raises:
+            FormatError: it does not decode.
+        """
+        data = self.bytes_of(path)
+        if data is None:
+            return None
+        value = decode(data, path)
+        self._remember(path, data, value)
+        return value
+
+    def read(
+        self, path: StatePath, decode: Callable[[bytes, str], _T], missing: str | None = None
+    ) -> _T:
+        """Read an object that must be there.
+
+        Args:
+            missing: what the error says if it is not.
+
+        Raises:
+            NotFoundError: it is missing. FormatError: it does not decode.
+        """
+        value = self.optional(path, decode)
+        if value is None:
+            raise self._absent(path, missing)
+        return value
+
+    def read_or_error(
+        self, path: StatePath, decode: Callable[[bytes, str], _T]
+    ) -> _T | ArroyoStateError | None:
+        """Read an object, or say why it does not decode; None if there is none.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        try:
+            return self.optional(path, decode)
+        except StorageError:
+            raise
+        except ArroyoStateError as error:
+            return error
+
+    def _remember(self, path: StatePath, data: bytes, value: object) -> None:
+        """Called with each object that was decoded."""
+
+    def _absent(self, path: StatePath, missing: str | None) -> ArroyoStateError:
+        return NotFoundError(
+            missing or "an object that the job's metadata refers to is missing",
+            job=self.paths.job,
+            path=path,
+            url=self.store.url,
+            next_step="list the epochs with `arroyo-state epochs`",
+        )
+
+    def job_pins(self) -> JobPins:
+        """What stays besides the newest epochs: pins, and what lies in quarantine.
+
+        Raises:
+            FormatError: it does not decode; nothing may be deleted then.
+        """
+        return self.optional(self.paths.job_pins, codec.decode_pins) or JobPins()
+
+    def pins_in_full(self) -> tuple[JobPins, tuple[Quarantined, ...]]:
+        """Pins, and what the epochs of each quarantine need. Errors as `job_pins` and `read`."""
+        found = self.job_pins()
+        return found, self.quarantined(found)
+
+    def quarantined(self, job_pins: JobPins) -> tuple[Quarantined, ...]:
+        """What the epochs of each quarantine need. Errors as `read`."""
+        return tuple(concurrently(self._quarantined, job_pins.quarantines))
+
+    def _quarantined(self, name: str) -> Quarantined:
+        path = self.paths.quarantine_index(name)
+        return self.read(path, functools.partial(codec.decode_quarantined, name=name))
+
+    def epoch_record(self, epoch: Epoch) -> EpochRecord:
+        """Read which checkpoint owns an epoch.
+
+        Raises:
+            NotFoundError: no such epoch. FormatError: its record does not decode.
+            ProtocolError: it refers to a checkpoint outside of the job.
+        """
+        path = self.paths.epoch_record(epoch)
+        record = self.read(path, records.decode_epoch_record, missing_epoch(epoch))
+        recovery.expect_manifest_path(self.paths, record.checkpoint_ref)
+        return record
+
+    def fact(self, path: StatePath) -> recovery.MetadataRecord | None:
+        """Read a record that decides what a writer does; None if there is none.
+
+        Raises:
+            ProtocolError: a later release wrote it.
+        """
+        record = self.optional(path, decode_by_name)
+        # Only writers ask for facts; readers take what a later release wrote, and report it.
+        recovery.check_versions(path, record)
+        return record
+
+
+def missing_epoch(epoch: Epoch) -> str:
+    """What an error says about an epoch that is not there."""
+    return f"epoch {epoch} does not exist"
+
+
+def decode_by_name(data: bytes, path: str) -> recovery.MetadataRecord:
+    """Decode a record of the protocol layout by what its name says it is."""
+    name = path.rpartition("/")[2]
+    if name == CHECKPOINT_MANIFEST:
+        return metadata.decode_manifest(data, path)
+    if name == COMMITTED_MARKER:
+        return records.decode_committed_marker(data, path)
+    if name == GENERATION_MANIFEST:
+        return records.decode_generation_manifest(data, path)
+    if name == CURRENT_GENERATION:
+        return records.decode_current_generation(data, path)
+    return records.decode_epoch_record(data, path)

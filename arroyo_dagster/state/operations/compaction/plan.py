@@ -1,0 +1,170 @@
+"""The plan of a compaction, made of what the store says of one job. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.reader import restore_or_roll_back
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
+from arroyo_dagster.state.model.compaction import (
+    CompactionPlan,
+    CompactionRecord,
+    CompactionSettings,
+)
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.operations.catalog.jobs import newest_generation
+from arroyo_dagster.state.operations.compaction.forecasts import forecast_merges
+from arroyo_dagster.state.planning.compaction.apply import apply_merges
+from arroyo_dagster.state.planning.compaction.plan import backlog, plan_merges
+from arroyo_dagster.state.planning.restore.reads import is_at_rest
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+from arroyo_dagster.state.tables.merge.task import MergeTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionFacts:
+    """What the plan of a job is made from.
+
+    Attributes:
+        checkpoint: the newest epoch.
+        at_rest: no run is under way, and the epoch is committed.
+        pending: compactions that the job has not taken over yet, by their record.
+        sizes: bytes of every file that the epoch or one of these lists.
+        stamps: what changes with each of these files.
+    """
+
+    checkpoint: Checkpoint
+    at_rest: bool
+    pending: tuple[tuple[StatePath, CompactionRecord], ...]
+    sizes: dict[StatePath, int]
+    stamps: dict[StatePath, str]
+
+    def plan(
+        self, settings: CompactionSettings, merged_bytes: Sequence[int] | None = None
+    ) -> CompactionPlan:
+        """The plan; `merged_bytes` as of `plan_merges`."""
+        return plan_merges(
+            self.checkpoint,
+            self.sizes,
+            settings,
+            [record for _, record in self.pending],
+            stamps=self.stamps,
+            merged_bytes=merged_bytes,
+        )
+
+
+def plan_compaction(
+    store: ObjectStore,
+    paths: JobPaths,
+    settings: CompactionSettings | None = None,
+    *,
+    sampled: bool = False,
+) -> CompactionPlan:
+    """Plan the compaction of a job's newest epoch. Writes nothing: this is the dry run.
+
+    Args:
+        sampled: merge some of the files in memory, to forecast how many bytes are left.
+
+    Raises:
+        NotFoundError: the job has no checkpoint.
+        FormatError: a file that it lists is missing.
+    """
+    facts = compaction_facts(store, paths)
+    return make_plan(store, paths, facts, settings or CompactionSettings(), sampled=sampled)
+
+
+def make_plan(
+    store: ObjectStore,
+    paths: JobPaths,
+    facts: CompactionFacts,
+    settings: CompactionSettings,
+    *,
+    sampled: bool,
+) -> CompactionPlan:
+    """Make the plan of facts that were read; `sampled` as of `plan_compaction`."""
+    plan = facts.plan(settings)
+    if not sampled or not plan.merges:
+        return plan
+    return facts.plan(settings, forecast_merges(store, merge_tasks(paths, facts, plan, settings)))
+
+
+def merge_tasks(
+    paths: JobPaths, facts: CompactionFacts, plan: CompactionPlan, settings: CompactionSettings
+) -> list[MergeTask]:
+    """The merges of a plan as work for this process or for Spark."""
+    operators = {operator.operator: operator for operator in facts.checkpoint.operators}
+    return [
+        MergeTask(
+            paths=paths,
+            epoch=facts.checkpoint.epoch,
+            worker_generation=facts.checkpoint.worker_generation,
+            parallelism=plan.parallelism or operators[merge.operator].parallelism,
+            config=operators[merge.operator].configs[merge.table],
+            merge=merge,
+            shard_bytes=settings.part_bytes,
+        )
+        for merge in plan.merges
+    ]
+
+
+def compaction_facts(store: ObjectStore, paths: JobPaths) -> CompactionFacts:
+    """Read what a plan is made from.
+
+    Raises:
+        NotFoundError, FormatError: as `plan_compaction`.
+    """
+    backend = ParquetBackend(store, paths)
+    pending = [(p, r) for p, r in backend.compaction_records().items() if r is not None]
+    checkpoint = backend.load()
+    outputs = (path for _, r in pending for merged in r.merged for path in merged.output_paths)
+    listed = list(dict.fromkeys((*checkpoint.paths, *outputs)))
+    found = concurrently(store.head, listed)
+    sizes = {info.path: info.size_bytes for info in found if info is not None}
+    stamps = {info.path: stamp for info in found if info is not None and (stamp := _stamp(info))}
+    missing = [path for path in dict.fromkeys(checkpoint.paths) if path not in sizes]
+    if missing:
+        raise FormatError(
+            f"{len(missing)} of {len(listed)} data files are missing, so nothing is merged",
+            job=paths.root,
+            epoch=checkpoint.epoch,
+            path=missing[0],
+            next_step=f"{restore_or_roll_back(paths, checkpoint, 'file')}; if the job runs, run "
+            "it again: this epoch may just have expired",
+        )
+    whole = [
+        (path, record)
+        for path, record in pending
+        if all(p in sizes for merged in record.merged for p in merged.output_paths)
+    ]
+    # While a commit is not finished only the job itself can write the next epoch.
+    ready = checkpoint.state is CheckpointState.READY
+    at_rest = ready and is_at_rest(checkpoint, newest_generation(store, paths))
+    return CompactionFacts(
+        checkpoint=checkpoint, at_rest=at_rest, pending=tuple(whole), sizes=sizes, stamps=stamps
+    )
+
+
+def _stamp(info: ObjectInfo) -> str | None:
+    return info.etag or (None if info.modified_micros is None else str(info.modified_micros))
+
+
+def compaction_backlog(store: ObjectStore, paths: JobPaths) -> int:
+    """How many files of a job's newest epoch were never merged, beyond one a subtask and table.
+
+    Read from metadata alone. What waits to be taken over counts as done; jobs of Arroyo's and
+    those without an epoch have nothing to do.
+    """
+    backend = ParquetBackend(store, paths)
+    epochs = backend.epochs()
+    if not epochs or paths.layout is Layout.LEGACY:
+        return 0
+    checkpoint = backend.load_checkpoint_metadata(epochs[-1])
+    records = [record for record in backend.compaction_records().values() if record is not None]
+    waiting = [merged for record in records for merged in record.merged]
+    applied = apply_merges(checkpoint.operators, waiting)
+    return backlog(replace(checkpoint, operators=applied.operators))

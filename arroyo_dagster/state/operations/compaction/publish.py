@@ -1,0 +1,173 @@
+"""The result of a compaction made visible.
+
+A job that may be running gets a record, which its writer takes over at its next checkpoint. For one
+at rest the compactor is a writer for a moment: next worker generation, next epoch, same content,
+shorter lists (`design.md` 7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import ConflictError
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.checkpoints import Checkpoint, Manifest
+from arroyo_dagster.state.model.compaction import (
+    CompactionPlan,
+    CompactionRecord,
+    Forecast,
+    Merged,
+    MergeOutcome,
+)
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.operations.compaction.plan import CompactionFacts
+from arroyo_dagster.state.planning.compaction.apply import apply_merges
+from arroyo_dagster.state.planning.compaction.plan import forecast
+from arroyo_dagster.state.planning.restore.batch_identity import carried_progress
+from arroyo_dagster.state.planning.restore.checkpoint import carry_operator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionOutcome:
+    """What a compaction did.
+
+    Attributes:
+        merges: every merge, verified.
+        published: how it became visible: `record`, `epoch`, or None if nothing was written.
+        record: the record that was left for the writer.
+        epoch: the epoch that lists the merged files; None while no writer has taken them over.
+        files_after, size_bytes_after: what a restore reads from then on.
+        after: the same, with how often each subtask opens a file; None where nothing changed.
+        waiting: compactions that the job has not taken over yet; the plan counts them as done.
+            Empty in a dry run.
+    """
+
+    plan: CompactionPlan
+    merges: tuple[MergeOutcome, ...] = ()
+    published: str | None = None
+    record: StatePath | None = None
+    epoch: Epoch | None = None
+    files_after: int = 0
+    size_bytes_after: int = 0
+    after: Forecast | None = None
+    waiting: tuple[StatePath, ...] = ()
+
+    @classmethod
+    def of_plan(cls, plan: CompactionPlan) -> CompactionOutcome:
+        """The outcome of a dry run: nothing changed."""
+        return cls(
+            plan=plan, files_after=plan.files_before, size_bytes_after=plan.size_bytes_before
+        )
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was merged or published."""
+        return self.published is not None
+
+
+def _outcome(
+    facts: CompactionFacts, plan: CompactionPlan, merges: tuple[MergeOutcome, ...]
+) -> CompactionOutcome:
+    gone = sum(len(one.merged.input_paths) - len(one.merged.output_paths) for one in merges)
+    saved = sum(one.size_bytes_in - one.size_bytes_out for one in merges)
+    return CompactionOutcome(
+        plan=plan,
+        merges=merges,
+        files_after=plan.files_before - gone,
+        size_bytes_after=plan.size_bytes_before - saved,
+        after=_after(facts, plan, merges),
+    )
+
+
+def _after(
+    facts: CompactionFacts, plan: CompactionPlan, merges: tuple[MergeOutcome, ...]
+) -> Forecast:
+    waiting = [merged for _, record in facts.pending for merged in record.merged]
+    done = [*waiting, *(one.merged for one in merges)]
+    applied = apply_merges(facts.checkpoint.operators, done).operators
+    sizes = dict(facts.sizes)
+    for one in merges:
+        paths = one.merged.output_paths
+        sizes.update(dict.fromkeys(paths, one.size_bytes_out // max(1, len(paths))))
+    return forecast(replace(facts.checkpoint, operators=applied), sizes, plan.parallelism)
+
+
+def publish_record(
+    backend: ParquetBackend,
+    token: int,
+    facts: CompactionFacts,
+    plan: CompactionPlan,
+    outcomes: tuple[MergeOutcome, ...],
+) -> CompactionOutcome:
+    """Leave a record, which the writer of the job takes over at its next checkpoint.
+
+    Args:
+        token: of the lease that is held.
+    """
+    assert plan.pipeline is not None
+    record = CompactionRecord(
+        pipeline=plan.pipeline,
+        job=plan.job,
+        epoch=plan.epoch,
+        token=token,
+        created_at_micros=backend.clock(),
+        merged=tuple(outcome.merged for outcome in outcomes),
+    )
+    path = backend.write_compaction_record(record)
+    return replace(_outcome(facts, plan, outcomes), published="record", record=path)
+
+
+def publish_epoch(
+    backend: ParquetBackend,
+    facts: CompactionFacts,
+    plan: CompactionPlan,
+    outcomes: tuple[MergeOutcome, ...],
+) -> CompactionOutcome:
+    """Write the next epoch of a job at rest, as its next worker generation."""
+    base = _started_from(backend, facts)
+    waiting = [merged for _, record in facts.pending for merged in record.merged]
+    merged: list[Merged] = [*waiting, *(outcome.merged for outcome in outcomes)]
+    applied = apply_merges(base.operators, merged)
+    if not {outcome.merged for outcome in outcomes} <= set(applied.done):
+        raise ConflictError(
+            f"merged files no longer match what the job lists: {applied.stale[0].reason}",
+            job=backend.paths.root,
+            retryable=True,
+            next_step="run it again; nothing was published",
+        )
+    epoch = Epoch(base.epoch + 1)
+    now = backend.clock()
+    assert base.pipeline is not None
+    progress = carried_progress(base)
+    assert progress is not None
+    assert backend.generation is not None
+    manifest = Manifest(
+        pipeline=base.pipeline,
+        job=base.job,
+        worker_generation=backend.generation,
+        epoch=epoch,
+        min_epoch=base.min_epoch,
+        start_time_micros=now,
+        finish_time_micros=now,
+        needs_commit=False,  # what its parent had to commit is committed
+        operators=tuple(carry_operator(operator, epoch) for operator in applied.operators),
+        parent_ref=base.ref,
+        progress=progress,
+    )
+    backend.publish(manifest)
+    backend.store.delete_many([path for path, _ in facts.pending])
+    return replace(_outcome(facts, plan, outcomes), published="epoch", epoch=epoch)
+
+
+def _started_from(backend: ParquetBackend, facts: CompactionFacts) -> Checkpoint:
+    started = backend.start()
+    base = started.restored
+    if base is None or base.ref != facts.checkpoint.ref or started.replay_commit:
+        raise ConflictError(
+            "the job was started while its files were merged",
+            job=backend.paths.root,
+            epoch=facts.checkpoint.epoch,
+            retryable=True,
+            next_step="run it again; nothing was published",
+        )
+    return base

@@ -1,0 +1,57 @@
+"""Whether a compaction plan that was made earlier may still be carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from arroyo_dagster.errors import ConflictError
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.compaction import CompactionPlan, CompactionRecord
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.compaction.apply import apply_merges
+from arroyo_dagster.state.planning.compaction.plan import stand_in
+
+
+def check_plan(
+    plan: CompactionPlan,
+    checkpoint: Checkpoint,
+    pending: Sequence[CompactionRecord],
+    sizes: Mapping[StatePath, int],
+    stamps: Mapping[StatePath, str],
+) -> None:
+    """Make sure that a plan is of the newest epoch, and that its files are as they were.
+
+    At the epoch that it was made for, each merge still takes files that lie side by side, and drops
+    only rows that a restore drops. Of a later or an earlier epoch that is not known.
+
+    Args:
+        checkpoint: the newest epoch.
+        pending: compactions that the job has not taken over yet.
+        sizes, stamps: of its files, as `plan_merges` takes them.
+
+    Raises:
+        ConflictError: it no longer fits.
+    """
+    if (plan.pipeline, plan.job) != (checkpoint.pipeline, checkpoint.job):
+        raise _stale(plan, "it is of another job")
+    if plan.ref != checkpoint.ref:
+        raise _stale(plan, f"it is of epoch {plan.epoch}, the job is at epoch {checkpoint.epoch}")
+    for file in plan.inputs:
+        if sizes.get(file.path) != file.size_bytes or stamps.get(file.path) != file.stamp:
+            raise _stale(plan, "a file was written again", path=file.path)
+    waiting = [merged for record in pending for merged in record.merged]
+    operators = apply_merges(checkpoint.operators, waiting).operators
+    planned = apply_merges(operators, [stand_in(at, one) for at, one in enumerate(plan.merges)])
+    if planned.stale:
+        raise _stale(plan, f"its files were merged meanwhile: {planned.stale[0].reason}")
+
+
+def _stale(plan: CompactionPlan, reason: str, **facts: object) -> ConflictError:
+    return ConflictError(
+        f"the plan no longer matches the state: {reason}",
+        job=JobPaths(plan.job, plan.pipeline).root,
+        retryable=True,
+        next_step="make a new plan; nothing was written",
+        **facts,
+    )

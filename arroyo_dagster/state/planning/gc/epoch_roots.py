@@ -1,0 +1,180 @@
+"""An epoch as a root: by what its metadata says, or by its names alone if that does not decode."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.model.checkpoints import CheckpointState, LegacyCheckpoint
+from arroyo_dagster.state.model.garbage import EpochRoot, References, Root
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.objects import NOTHING, Packed
+from arroyo_dagster.state.planning.gc.reachability import refuse
+from arroyo_dagster.state.planning.restore.recovery import marker_path
+
+
+def epoch_root(
+    paths: JobPaths,
+    ref: StatePath,
+    found: References,
+    state: CheckpointState,
+    roots: tuple[Root, ...] = (),
+    gone: tuple[StatePath, ...] = (),
+    *,
+    rolled_back: bool = False,
+) -> EpochRoot:
+    """An epoch, or an attempt at one, by what its metadata refers to."""
+    root = f"{paths.root}/"
+    return EpochRoot(
+        epoch=found.epoch,
+        worker_generation=found.worker_generation,
+        ref=ref,
+        parent_ref=found.parent_ref,
+        state=state,
+        min_epoch=found.min_epoch,
+        start_time_micros=found.start_time_micros,
+        finish_time_micros=found.finish_time_micros,
+        needs_commit=found.needs_commit,
+        operators=_shared(found.operators),
+        managed=found.managed,
+        files=Packed.of_paths(found.files),
+        outside=next((path for path in found.files if not path.startswith(root)), None),
+        gone=gone,
+        rolled_back_to=found.rolled_back_to,
+        rolled_back=rolled_back,
+        roots=roots,
+    )
+
+
+def legacy_root(
+    paths: JobPaths, head: LegacyCheckpoint, operators: Mapping[OperatorId, References | None]
+) -> EpochRoot:
+    """An epoch of the legacy layout.
+
+    Args:
+        operators: what the metadata of each says, in the order of the epoch; None = it is gone.
+
+    Raises:
+        ProtocolError: an operator's metadata is of another job or operator.
+    """
+    epoch = head.epoch
+    names = {name: paths.operator_metadata(name, epoch) for name in operators}
+    known = {name: found for name, found in operators.items() if found is not None}
+    for name, found in known.items():
+        if (found.job, found.operators[0][0]) != (paths.job, name):
+            raise refuse("operator metadata belongs to another operator", paths, path=names[name])
+    merged = References(
+        job=head.job,
+        epoch=epoch,
+        min_epoch=head.min_epoch,
+        start_time_micros=head.start_time_micros,
+        finish_time_micros=head.finish_time_micros,
+        needs_commit=any(found.needs_commit for found in known.values()),
+        operators=tuple(
+            (name, known[name].operators[0][1] if name in known else 0) for name in operators
+        ),
+        managed=head.progress is not None,
+        rolled_back_to=None if head.progress is None else head.progress.rolled_back_to,
+        files=tuple(dict.fromkeys(path for found in known.values() for path in found.files)),
+    )
+    gone = tuple(path for name, path in names.items() if name not in known)
+    return epoch_root(paths, paths.legacy_metadata(epoch), merged, CheckpointState.READY, (), gone)
+
+
+def check_own_epoch(paths: JobPaths, epoch: Epoch, found: References) -> None:
+    """Make sure that a manifest is of an epoch, and lists nothing outside of its job.
+
+    Raises:
+        FormatError: it is not, or does.
+    """
+    if (found.pipeline, found.job, found.epoch) != (paths.pipeline, paths.job, epoch):
+        raise FormatError(
+            "its manifest belongs to another job or epoch", job=paths.job, epoch=epoch
+        )
+    if not all(map(paths.contains, found.files)):
+        raise FormatError("it lists a file outside of its job", job=paths.job, epoch=epoch)
+
+
+def rolled_back_root(paths: JobPaths, one: EpochRoot, head: EpochRoot) -> EpochRoot:
+    """An epoch of the legacy layout that a rollback has left behind.
+
+    Args:
+        head: the newest epoch.
+    """
+    if one.gone:
+        reason = f"{one.gone[0]} is missing"
+        return replace(damaged_legacy_root(paths, one.epoch, reason, head, one), roots=one.roots)
+    return replace(one, state=CheckpointState.ROLLED_BACK, rolled_back=True)
+
+
+def damaged_legacy_root(
+    paths: JobPaths, epoch: Epoch, reason: str, head: EpochRoot, known: EpochRoot | None = None
+) -> EpochRoot:
+    """An epoch of the legacy layout that was rolled back and cannot be read.
+
+    Args:
+        head: the newest epoch: the damaged one may have its operators.
+        known: what is left of the damaged one.
+    """
+    names = dict.fromkeys(name for one in (known, head) if one for name, _ in one.operators)
+    by_name = unreadable_objects(paths, epoch, None, names)
+    return unreadable_root(epoch, reason, by_name, finish_time_micros=head.finish_time_micros)
+
+
+def unreadable_root(
+    epoch: Epoch,
+    reason: str,
+    by_name: tuple[StatePath, ...],
+    *,
+    roots: tuple[Root, ...] = (),
+    finish_time_micros: int,
+) -> EpochRoot:
+    """An epoch that was rolled back and whose metadata does not say what it lists.
+
+    Args:
+        by_name: the objects that go with it, what makes it exist last.
+        finish_time_micros: when it was finished at the latest.
+    """
+    return EpochRoot(
+        epoch=epoch,
+        worker_generation=None,
+        ref=by_name[-1],
+        parent_ref=None,
+        state=CheckpointState.ROLLED_BACK,
+        min_epoch=Epoch(0),
+        start_time_micros=finish_time_micros,
+        finish_time_micros=finish_time_micros,
+        needs_commit=False,
+        operators=(),
+        managed=True,
+        files=NOTHING,
+        rolled_back=True,
+        unreadable=reason,
+        by_name=by_name,
+        roots=roots,
+    )
+
+
+def unreadable_objects(
+    paths: JobPaths, epoch: Epoch, ref: StatePath | None, operators: Iterable[OperatorId] = ()
+) -> tuple[StatePath, ...]:
+    """The metadata of an epoch that does not decode, by name; what makes it exist comes last.
+
+    Args:
+        ref: its manifest, in the protocol layout; None if that is not known.
+        operators: those it may have, in the legacy layout.
+    """
+    if paths.layout is Layout.LEGACY:
+        metadata = [paths.operator_metadata(name, epoch) for name in operators]
+        return (*metadata, paths.commit_note(epoch), paths.legacy_metadata(epoch))
+    named = () if ref is None else (marker_path(ref), ref)
+    return (*named, paths.epoch_record(epoch))
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(operators: tuple[tuple[OperatorId, int], ...]) -> tuple[tuple[OperatorId, int], ...]:
+    """The same operators as one object: every epoch of a job has them."""
+    return operators

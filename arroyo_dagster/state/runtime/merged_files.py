@@ -1,0 +1,116 @@
+"""Merged files in the lists of a job: those of maintenance taken over, and the job's own merges."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import StorageError
+from arroyo_dagster.state.metadata.backend import StateBackend
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.compaction import Merged
+from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.layout import is_compacted
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.planning.compaction.apply import Applied, apply_merges
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.task import EpochPlan
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
+from arroyo_dagster.state.tables.messages import Compaction
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """Operators once maintenance's merges are put in place, and the records they came from."""
+
+    applied: Applied
+    records: list[StatePath]
+
+
+@dataclass(frozen=True, slots=True)
+class MergedFiles:
+    """What a run does about merged files, at each of its epochs."""
+
+    store: ObjectStore
+    pipeline: Pipeline
+    backend: StateBackend
+
+    def take_over(self, operators: Sequence[OperatorCheckpoint]) -> TakenOver:
+        """Put what maintenance has merged in the place of its inputs."""
+        found = self.backend.compaction_records()
+        known = [merged for record in found.values() if record for merged in record.merged]
+        outputs = list(dict.fromkeys(path for merged in known for path in merged.output_paths))
+        there = concurrently(self.store.head, outputs)
+        missing = {path for path, info in zip(outputs, there, strict=True) if info is None}
+        whole = [merged for merged in known if not missing & set(merged.output_paths)]
+        return TakenOver(
+            apply_merges(operators, whole), [path for path, record in found.items() if record]
+        )
+
+    def forget_records(self, taken: TakenOver) -> None:
+        """Remove the records that were looked at: taken over, or void for ever."""
+        # What stays behind is void at the next epoch; it must not stop a run whose epoch exists.
+        with contextlib.suppress(StorageError):
+            if taken.records:
+                self.store.delete_many(taken.records)
+
+    def merge(
+        self, plan: EpochPlan, taken: TakenOver, base: Checkpoint | None
+    ) -> tuple[list[OperatorCheckpoint], dict[OperatorId, tuple[Compaction, ...]]]:
+        """Merge what the epoch before listed, where a global table lists too many files.
+
+        Args:
+            base: the epoch before.
+
+        Returns:
+            The operators, and what their subtasks learn of it at the next epoch.
+        """
+        announced: dict[OperatorId, list[Compaction]] = {}
+        for merged in taken.applied.done:
+            announced.setdefault(merged.operator, []).append(_announcement(merged, base))
+        result: list[OperatorCheckpoint] = []
+        for operator in taken.applied.operators:
+            tables = dict(operator.tables)
+            done = announced.setdefault(operator.operator, [])
+            for name, files in operator.tables.items():
+                before = _listed_before(base, operator.operator, name)
+                fresh = sum(not is_compacted(path) for path in before)
+                if fresh <= self.pipeline.merge_files_after or any(name in m.tables for m in done):
+                    continue
+                assert isinstance(files, GlobalKeyedFiles)
+                table = GlobalKeyedTable(operator.configs[name], self.store)
+                namer = self._namer(operator.operator, name, plan)
+                whole = table.compact_data(before, namer).merged.output_metadata
+                tables[name] = replace(files, files=(*whole.paths, *files.files[len(before) :]))
+                done.append(Compaction(tables={name: whole}, inputs={name: before}))
+            result.append(replace(operator, tables=tables))
+        return result, {name: tuple(done) for name, done in announced.items() if done}
+
+    def _namer(
+        self, operator: OperatorId, table: TableName, plan: EpochPlan
+    ) -> Callable[[str], StatePath]:
+        return lambda suffix: self.pipeline.paths.data_file(
+            operator, table, 0, plan.epoch, plan.generation, attempt=uuid.uuid4().hex[:16] + suffix
+        )
+
+
+def _announcement(merged: Merged, base: Checkpoint | None) -> Compaction:
+    # Inputs that have expired meanwhile are no longer known to the subtasks.
+    operator = base.operator(merged.operator) if base else None
+    listed = set(operator.paths) if operator else set()
+    return Compaction(
+        tables={merged.table: merged.output_metadata},
+        inputs={merged.table: tuple(path for path in merged.input_paths if path in listed)},
+    )
+
+
+def _listed_before(
+    base: Checkpoint | None, operator: OperatorId, table: TableName
+) -> tuple[StatePath, ...]:
+    before = base.operator(operator) if base else None
+    files = before.tables.get(table) if before else None
+    return files.files if isinstance(files, GlobalKeyedFiles) else ()

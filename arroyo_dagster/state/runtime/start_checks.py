@@ -1,0 +1,154 @@
+"""What is checked before a run continues from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+)
+from arroyo_dagster.state.metadata.backend import StateBackend
+from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
+    CheckpointState,
+    OperatorCheckpoint,
+    StreamProgress,
+)
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.runtime.operators import registered
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.source_state import source_tables
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.registration import check_tables
+
+
+@dataclass(frozen=True)
+class StartChecks:
+    """The checks of one start; their errors are those of `JobRun.start`.
+
+    Attributes:
+        accept: looks at the progress of the checkpoint to continue from, and raises to refuse it.
+    """
+
+    store: ObjectStore
+    pipeline: Pipeline
+    backend: StateBackend
+    accept: Callable[[StreamProgress], None]
+
+    def before_start(self) -> Epoch | None:
+        """Check the newest epoch and return it; None = the job has none.
+
+        Bad input is found here, before anything is written, the new generation included.
+        """
+        self._check_layout()
+        newest = self._newest_epoch()
+        while newest is not None:
+            try:
+                self.check_restorable(newest)
+                break
+            except (NotFoundError, FormatError, ProtocolError) as error:
+                before, newest = newest, self._newest_epoch()
+                if newest == before:
+                    raise self._damaged(error) from error
+                # else a running job has let it expire while it was read
+        return newest
+
+    def _damaged(self, error: ArroyoStateError) -> ArroyoStateError:
+        """The error of a newest epoch that cannot be restored, with the command that goes back."""
+        command = f"arroyo-state rollback {self.pipeline.paths.root}"
+        step = f"restore the object, or go back to an older epoch: `{command}` lists them"
+        found = type(error)(error.message, next_step=step, retryable=error.retryable)
+        found.facts = error.facts
+        return found
+
+    def _check_layout(self) -> None:
+        other = self.pipeline.other_layout
+        try:
+            there = StateBackend(self.store, other).every_epoch()
+        except NotFoundError:
+            return
+        if there:
+            raise InputError(
+                f"the job's state is stored in the {other.layout.value} layout, up to epoch "
+                f"{there[-1]}: this run would start without it",
+                job=other.root,
+                next_step="give the pipeline that layout, or another name",
+            )
+
+    def check_base(self, base: Checkpoint | None, newest: Epoch | None) -> None:
+        """Check what the run, which has just been started, continues from.
+
+        Args:
+            newest: as `before_start` returned it.
+        """
+        if newest is not None and (base is None or base.epoch < newest):
+            raise ProtocolError(
+                f"epoch {newest} exists, but no worker generation leads to it",
+                job=self.pipeline.job,
+                restored=base.epoch if base else None,
+                next_step="check it with `arroyo-state epochs`; nothing was deleted",
+            )
+        self._check_own(base)
+        if base is not None and base.epoch != newest:
+            self.check_restorable(base.epoch)
+
+    def _check_own(self, base: Checkpoint | None) -> None:
+        """A copy of a job under another name lists the original's files, and would expire them."""
+        if base is not None and base.job != self.pipeline.paths.job:
+            raise ProtocolError(
+                f"epoch {base.epoch} is of job {base.job}: its files are listed below "
+                "that job's name",
+                job=self.pipeline.paths.root,
+                path=base.ref,
+                next_step="run the job under the name that its metadata contains; a copy keeps "
+                "that name below a URL of its own. Nothing was published",
+            )
+
+    def _newest_epoch(self) -> Epoch | None:
+        try:
+            epochs = self.backend.every_epoch()
+        except NotFoundError:
+            return None  # nothing was ever written below the URL: this is its first job
+        # A listing may go on showing an epoch that has expired.
+        return next((epoch for epoch in reversed(epochs) if self.backend.exists(epoch)), None)
+
+    def check_restorable(self, epoch: Epoch) -> None:
+        """Check that this pipeline can continue from an epoch."""
+        checkpoint = self.backend.prepare_checkpoint_load(epoch)
+        if checkpoint.progress is None:
+            raise FormatError(
+                "the checkpoint contains no source offsets: another program wrote it, or it is "
+                "truncated",
+                job=checkpoint.job,
+                epoch=epoch,
+                path=checkpoint.ref,
+                next_step="keep the object and report it; start this pipeline under another job",
+            )
+        self.accept(checkpoint.progress)
+        for operator in checkpoint.operators:
+            self._check_commit(checkpoint, operator)
+            node = self.pipeline.operators.get(operator.operator)
+            if node is not None:
+                check_tables(registered(node.operator), operator)
+            elif operator.operator in self.pipeline.sources:
+                check_tables(source_tables(), operator)
+
+    def _check_commit(self, checkpoint: Checkpoint, operator: OperatorCheckpoint) -> None:
+        waits = any(any(data.values()) for data in operator.commit_data().values())
+        if (
+            checkpoint.state is not CheckpointState.READY
+            and waits
+            and operator.operator not in self.pipeline.sinks()
+        ):
+            raise InputError(
+                "the checkpoint still has to commit the data of a sink that the pipeline no "
+                "longer has",
+                operator=operator.operator,
+                epoch=checkpoint.epoch,
+                next_step="run the pipeline once with the sink, then remove it",
+            )

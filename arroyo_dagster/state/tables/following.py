@@ -1,0 +1,133 @@
+"""The tables of one subtask brought to a later epoch of its job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from arroyo_dagster.state.model.checkpoints import (
+    ExpiringTimeKeyReport,
+    OperatorCheckpoint,
+    SubtaskCheckpoint,
+    TableReport,
+)
+from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TimeFile
+from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
+from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
+from arroyo_dagster.state.tables.loaded import LoadedState
+from arroyo_dagster.state.tables.messages import Compaction
+from arroyo_dagster.state.tables.open_views import OpenViews
+from arroyo_dagster.state.tables.table import TaskInfo
+from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView, UncachedKeyValueView
+
+
+class Following:
+    """How the views of a subtask follow its job.
+
+    Args:
+        reports: what the subtask has written, by epoch.
+        time_files: of each expiring table the files that the subtask carries on; kept up to date.
+    """
+
+    def __init__(
+        self,
+        views: OpenViews,
+        loaded: LoadedState,
+        task: TaskInfo,
+        reports: Mapping[Epoch, SubtaskCheckpoint],
+        time_files: dict[TableName, tuple[TimeFile, ...]],
+    ) -> None:
+        self._views = views
+        self._loaded = loaded
+        self._task = task
+        self._reports = reports
+        self._time_files = time_files
+
+    def follow(self, published: OperatorCheckpoint) -> bool:
+        """As `TableManager.follow`."""
+        if published.epoch < self._loaded.epoch or not self._confirmed_by(published):
+            return False
+        for name in self._views.tables:
+            files = published.tables.get(name)
+            if isinstance(self._views.tables[name], GlobalKeyedTable):
+                self._follow_global(name, files.paths if files else ())
+            else:
+                listed = files.files if isinstance(files, ExpiringTimeKeyFiles) else ()
+                self._follow_expiring(name, listed, published.min_watermark_micros)
+        self._loaded.epoch = self._loaded.followed = published.epoch
+        self._loaded.watermark_micros = published.min_watermark_micros
+        self._loaded.restored = published
+        return True
+
+    def _confirmed_by(self, published: OperatorCheckpoint) -> bool:
+        """Whether what this manager wrote last is what was published.
+
+        Names are unique to an attempt: if the files are listed, the attempt won.
+        """
+        if self._loaded.followed == self._loaded.epoch:
+            return True
+        for name, report in self._reports[self._loaded.epoch].tables.items():
+            files = published.tables.get(name)
+            fresh = set(report.paths) & _written_in(report, self._loaded.epoch)
+            if not fresh - self._loaded.merged[name] <= set(files.paths if files else ()):
+                return False
+        return True
+
+    def _follow_global(self, name: TableName, listed: tuple[StatePath, ...]) -> None:
+        view = self._views.global_views.get(name)
+        read_files, merged = self._loaded.read_files[name], self._loaded.merged[name]
+        if view is not None and not read_files - merged <= set(listed):
+            # A file that was to be in memory is listed no more: merged, and that was not said.
+            view.reload(listed)
+        elif view is not None:
+            # From the first unknown file on, own ones included: of two subtasks that wrote one
+            # key the later in the list wins here as it does at a restore.
+            fresh = (
+                at for at, path in enumerate(listed) if path not in self._loaded.read_files[name]
+            )
+            view.follow(listed[next(fresh, len(listed)) :])
+        self._loaded.read_files[name] = set(listed)
+        self._loaded.merged[name].clear()
+
+    def _follow_expiring(
+        self, name: TableName, listed: tuple[TimeFile, ...], watermark_micros: int | None
+    ) -> None:
+        table = self._views.tables[name]
+        assert isinstance(table, ExpiringTimeKeyTable)
+        keys = self._task.key_range
+        mine = [f for f in listed if keys.intersects(f.min_routing_key, f.max_routing_key)]
+        fresh = [file for file in mine if file.path not in self._loaded.read_files[name]]
+        view, cutoff = self._views.time_views.get(name), table.cutoff_micros(watermark_micros)
+        if isinstance(view, UncachedKeyValueView):
+            view.go_on_from(mine, cutoff)
+        elif isinstance(view, ExpiringTimeKeyView):
+            if any(file.compaction_generation for file in fresh):
+                view.forget()  # some of its rows are in memory: read everything anew
+                fresh = mine
+            view.replay(table.read(fresh, keys, cutoff_micros=cutoff))
+            view.evict(cutoff)
+        self._time_files[name] = tuple(mine)
+        self._loaded.read_files[name] = {file.path for file in listed}
+        self._loaded.merged[name].clear()
+
+    def load_compacted(self, message: Compaction) -> None:
+        """As `TableManager.load_compacted`."""
+        for name, merged in message.tables.items():
+            read_files = self._loaded.read_files.get(name)
+            view = self._views.global_views.get(name)
+            inputs = set(message.inputs[name])
+            # What is in memory already need not be read again. Inputs that are not may be deleted
+            # before the table is next asked: then it is read anew.
+            if (
+                read_files is not None
+                and inputs <= read_files
+                and not (view and view.is_behind(inputs))
+            ):
+                read_files.update(merged.paths)
+                self._loaded.merged[name].update(inputs)
+
+
+def _written_in(report: TableReport, epoch: Epoch) -> set[StatePath]:
+    if isinstance(report, ExpiringTimeKeyReport):
+        return {file.path for file in report.files if file.epoch == epoch}
+    return set(report.paths)

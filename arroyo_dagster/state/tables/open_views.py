@@ -1,0 +1,178 @@
+"""The views of one subtask's tables, each opened when it is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.ids import TableName
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyFiles,
+    GlobalKeyedFiles,
+    TableConfig,
+    TimeFile,
+)
+from arroyo_dagster.state.model.types import describe, without_classes
+from arroyo_dagster.state.planning.restore.checkpoint import files_to_carry
+from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
+from arroyo_dagster.state.tables.global_keyed import (
+    GlobalKeyedTable,
+    GlobalKeyedView,
+    is_migratable,
+)
+from arroyo_dagster.state.tables.loaded import LoadedState
+from arroyo_dagster.state.tables.messages import TableChange
+from arroyo_dagster.state.tables.table import TaskInfo
+from arroyo_dagster.state.tables.time_views import (
+    ExpiringTimeKeyView,
+    TimeView,
+    UncachedKeyValueView,
+)
+
+_View = TypeVar("_View", bound=TimeView)
+AnyTable = GlobalKeyedTable | ExpiringTimeKeyTable
+
+
+class OpenViews:
+    """The views that are open; a table has one.
+
+    Args:
+        tables, configs: by their names.
+        loaded: from which files views are opened; files that are read are added to it.
+        send: takes the changes that are made through views.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[TableName, AnyTable],
+        configs: Mapping[TableName, TableConfig],
+        loaded: LoadedState,
+        task: TaskInfo,
+        send: Callable[[TableChange], None],
+    ) -> None:
+        self.tables = tables
+        self._configs = configs
+        self._loaded = loaded
+        self._task = task
+        self._send = send
+        self.global_views: dict[TableName, GlobalKeyedView[Any, Any]] = {}
+        self.time_views: dict[TableName, TimeView] = {}
+
+    def global_keyed(
+        self, name: str, key: Any = None, value: Any = None
+    ) -> GlobalKeyedView[Any, Any]:
+        """As `TableManager.get_global_keyed_state`."""
+        table = self._table(name, GlobalKeyedTable)
+        known = self.global_views.get(TableName(name))
+        if known is not None:
+            return known
+        key = self._typed(name, "key", key, table.config.key_type)
+        value = self._typed(name, "value", value, table.config.value_type)
+        if is_migratable(value) and table.config.state_version != value.VERSION:
+            raise InputError(
+                f"the value type is of version {value.VERSION}, the table is registered with "
+                f"{table.config.state_version}",
+                table=name,
+                next_step="register it with global_table_config_with_version(…, VERSION)",
+            )
+        view: GlobalKeyedView[Any, Any] = GlobalKeyedView(table, key, value, self._send)
+        self.global_views[TableName(name)] = view
+        files = self._loaded.files(TableName(name))
+        if isinstance(files, GlobalKeyedFiles):
+            view.follow(files.files)
+            self._loaded.read_files[TableName(name)].update(files.files)
+        return view
+
+    def uncached(self, name: str) -> UncachedKeyValueView:
+        """As `TableManager.get_uncached_key_value_view`."""
+        table = self._table(name, ExpiringTimeKeyTable)
+        view = UncachedKeyValueView(table, self._send, self._task.key_range)
+        known = self.time_views.setdefault(TableName(name), view)
+        self._check_view(name, known, UncachedKeyValueView)
+        if known is view:
+            view.go_on_from(self._restore_from(name, table), self._cutoff(table))
+        return cast(UncachedKeyValueView, known)
+
+    def time_view(self, name: str, kind: type[_View]) -> _View:
+        """The view of an expiring table that keeps its rows in memory.
+
+        Raises:
+            InputError: no such table, or it has a view of another kind already.
+        """
+        table = self._table(name, ExpiringTimeKeyTable)
+        known = self.time_views.get(TableName(name))
+        if known is not None:
+            self._check_view(name, known, kind)
+            return cast(_View, known)
+        view = kind(table, self._send)
+        assert isinstance(view, ExpiringTimeKeyView)
+        files, cutoff = self._restore_from(name, table), self._cutoff(table)
+        view.replay(table.read(files, self._task.key_range, cutoff_micros=cutoff))
+        view.evict(cutoff)
+        self.time_views[TableName(name)] = view
+        return view
+
+    def after_barrier(self, time_files: Mapping[TableName, tuple[TimeFile, ...]]) -> None:
+        """Forget rows that have expired at the epoch that was just written.
+
+        Args:
+            time_files: of each expiring table the files that the subtask carries on.
+        """
+        for name, view in self.time_views.items():
+            table = self.tables[name]
+            assert isinstance(table, ExpiringTimeKeyTable)
+            if isinstance(view, ExpiringTimeKeyView):
+                view.evict(self._cutoff(table))
+            elif isinstance(view, UncachedKeyValueView):
+                view.go_on_from(time_files[name], self._cutoff(table))
+
+    def _check_view(self, name: str, known: TimeView, kind: type[TimeView]) -> None:
+        if type(known) is not kind:
+            raise InputError(
+                f"the table already has a view of type {type(known).__name__}, not {kind.__name__}",
+                operator=self._task.operator,
+                table=name,
+                next_step="use one view per table",
+            )
+
+    def _cutoff(self, table: ExpiringTimeKeyTable) -> int:
+        return table.cutoff_micros(self._loaded.watermark_micros)
+
+    def _restore_from(self, name: str, table: ExpiringTimeKeyTable) -> tuple[TimeFile, ...]:
+        """The files that this subtask opens of what the restored epoch lists."""
+        stored = self._loaded.files(TableName(name))
+        if not isinstance(stored, ExpiringTimeKeyFiles):
+            return ()
+        self._loaded.read_files[TableName(name)].update(stored.paths)
+        return files_to_carry(stored.files, self._cutoff(table), self._task.key_range)
+
+    def _table(self, name: str, kind: type[Any]) -> Any:
+        table = self.tables.get(TableName(name))
+        if not isinstance(table, kind):
+            raise InputError(
+                f"the operator has no {'global keyed' if kind is GlobalKeyedTable else 'expiring'}"
+                f" table {name!r}",
+                operator=self._task.operator,
+                tables={known: config.kind.label for known, config in self._configs.items()},
+                next_step="return its configuration from tables()",
+            )
+        return table
+
+    def _typed(self, name: str, part: str, given: Any, stored: Any) -> Any:
+        if given is None and stored is None:
+            raise InputError(
+                f"the type of the {part}s is not known",
+                table=name,
+                next_step=f"pass {part}=… to global_table_config or to get_global_keyed_state",
+            )
+        if given is not None and stored is not None:
+            described = without_classes(describe(given))
+            if described != stored:
+                raise InputError(
+                    f"the type of the {part}s does not match the registered one",
+                    table=name,
+                    registered=stored,
+                    given=described,
+                )
+        return stored if given is None else given
