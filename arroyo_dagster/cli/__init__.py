@@ -1,7 +1,7 @@
-"""`arroyo-state`: a subcommand per journey.
+"""`arroyo-state`: one subcommand per journey.
 
-Exit codes: 0 done, 1 an error of this package (one message on stderr), 2 a wrong command line,
-3 `verify`, `sdf check`, `doctor` or `gc journal --check` looked and found errors.
+Exit codes: 0 done; 1 an error of this package (one message on stderr); 2 a wrong command line; 3
+`verify`, `sdf check`, `sdf test`, `doctor` or `gc journal --check` found errors.
 """
 
 from arroyo_dagster.cli import (

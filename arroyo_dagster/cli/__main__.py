@@ -1,4 +1,4 @@
-"""`python -m arroyo_dagster.cli`, where the script is not on the path."""
+"""`python -m arroyo_dagster.cli`, for installations without the script on the path."""
 
 from arroyo_dagster.cli import main
 

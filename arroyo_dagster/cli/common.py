@@ -1,4 +1,4 @@
-"""The grammar all subcommands share: options, the store they open, errors as one message."""
+"""What all subcommands share: common options, opening the store, printing errors."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
 
 
 def json_option(command: _F) -> _F:
-    """Add `--json`, as every subcommand that lists something has it."""
+    """Add `--json`, for every subcommand that lists something."""
     option = click.option(
         "--json",
         "as_json",
@@ -102,11 +102,11 @@ def json_option(command: _F) -> _F:
 
 
 def store_options(command: _F) -> _F:
-    """Add `--url` and `--json`, as every subcommand about a checkpoint URL has them."""
+    """Add `--url` and `--json`, for every subcommand that reads a checkpoint URL."""
     url_option = click.option(
         "--url",
         envvar=URL_VARIABLES,
-        help="The checkpoint URL, in any form Arroyo takes; else from ARROYO__CHECKPOINT_URL.",
+        help="The checkpoint URL, in any form that Arroyo takes. Default: ARROYO__CHECKPOINT_URL.",
     )
     return url_option(json_option(command))
 
@@ -126,7 +126,7 @@ def open_to_read(url: str | None) -> ObjectStore:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="arroyo-state")
 def main() -> None:
-    """See, keep small and trust the state of streaming jobs.
+    """Inspect, compact, verify and restore the state of streaming jobs.
 
-    JOB is a job's id, or pipeline/job where several pipelines have one of that name.
+    JOB is a job's id, or pipeline/job where several pipelines have a job of that id.
     """

@@ -1,4 +1,4 @@
-"""`compact plan`, `run` and `forecast`: small files merged. Nothing changes until --yes."""
+"""`compact plan`, `run` and `forecast`: merge small files. Without --yes nothing changes."""
 
 from __future__ import annotations
 
@@ -72,70 +72,73 @@ _OPTIONS = [
         type=_values(CompactionPolicy),
         default=_DEFAULTS.policy.value,
         show_default=True,
-        help="bin-pack: small neighbours; levels: so many of one level become one of the next; "
-        "window: those of one window of event time; full: all files of every table. Files of "
-        "Arroyo's own jobs are rewritten as by bin-pack, or all of them by full.",
+        help="bin-pack: merge small neighbouring files. levels: merge --level-files files of one "
+        "level into one of the next. window: merge the files of one window of event time. full: "
+        "merge all files of every table. Arroyo jobs support bin-pack and full; the other "
+        "policies act as bin-pack.",
     ),
     click.option(
         "--target-mb",
         type=click.IntRange(1),
         default=_DEFAULTS.target_bytes // MEBIBYTE,
         show_default=True,
-        help="A bin-pack merge takes files of so many MiB together.",
+        help="With bin-pack, merge files up to a total of this many MiB.",
     ),
     click.option(
         "--min-files",
         type=click.IntRange(2),
         default=_DEFAULTS.min_files,
         show_default=True,
-        help="It takes at least so many files that were never merged.",
+        help="With bin-pack, merge only if at least this many files have never been merged.",
     ),
     click.option(
         "--level-files",
         type=click.IntRange(2),
         default=_DEFAULTS.level_files,
         show_default=True,
-        help="So many neighbours of one level are merged.",
+        help="With levels, merge this many neighbouring files of one level.",
     ),
     click.option(
         "--window-seconds",
         type=click.FloatRange(0, min_open=True),
-        help="The length of a window; an eighth of a table's retention by default.",
+        help="With window, the length of a window. Default: an eighth of the table's retention.",
     ),
     click.option(
         "--parallelism",
         type=click.IntRange(1),
-        help="Split files for a job that is to start with so many subtasks.",
+        help="Split files for a restart with this parallelism.",
     ),
     click.option(
         "--sort",
         type=_values(SortOrder),
         default=_DEFAULTS.sort.value,
         show_default=True,
-        help="Rows of expiring tables by event time, or by routing key with Bloom filters. Those "
-        "of Arroyo's own jobs are always by event time.",
+        help="Sort rows of expiring tables by event time, or by routing key with Bloom filters. "
+        "Files of Arroyo jobs are always sorted by event time.",
     ),
     click.option(
         "--keep-generations",
         is_flag=True,
-        help="Keep rows of generational tables that a newer generation hides.",
+        help="Keep rows of generational tables that a newer row generation hides.",
     ),
-    click.option("--max-mb", type=click.IntRange(1), help="Read no more than so many MiB."),
-    click.option("--max-files", type=click.IntRange(1), help="Merge no more than so many files."),
-    click.option("--max-tables", type=click.IntRange(1), help="Merge files of so many tables."),
+    click.option("--max-mb", type=click.IntRange(1), help="Read at most this many MiB."),
+    click.option("--max-files", type=click.IntRange(1), help="Merge at most this many files."),
+    click.option(
+        "--max-tables", type=click.IntRange(1), help="Merge files of at most this many tables."
+    ),
     click.option(
         "--order",
         type=_values(MergeOrder),
         default=MergeOrder.GAIN.value,
         show_default=True,
-        help="Which merges come first where that does not last for all.",
+        help="Which merges to run first if --max-mb, --max-files or --max-tables excludes some.",
     ),
     click.option(
         "--min-gain",
         type=click.IntRange(1),
         default=1,
         show_default=True,
-        help="Leave a merge after which fewer files are gone.",
+        help="Skip a merge that removes fewer files than this.",
     ),
 ]
 
@@ -169,7 +172,7 @@ def _settings(given: dict[str, Any]) -> CompactionSettings:
 
 @main.group()
 def compact() -> None:
-    """Merge small files; a restore loads the same. Dry run until --yes."""
+    """Merge small files. A restore loads the same rows. Dry run unless --yes is given."""
 
 
 compact.add_command(undo)
@@ -184,7 +187,7 @@ compact.add_command(window)
 @arroyo_options
 @_settings_options
 def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
-    """Show what would be merged, and of everything that is left why."""
+    """Print the planned merges, and the reason for everything that is skipped."""
     store = open_to_read(url)
     paths = find_job(store, job)
     if is_arroyo_job(store, paths):
@@ -200,11 +203,11 @@ def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
 
 @compact.command()
 @click.argument("jobs", nargs=-1)
-@click.option("--footers", is_flag=True, hidden=True, help="No longer needed.")
+@click.option("--footers", is_flag=True, hidden=True, help="Has no effect any more.")
 @click.option(
     "--sample/--no-sample",
     default=True,
-    help="Merge up to 8 MiB of each job in memory, to forecast its bytes.",
+    help="Merge up to 8 MiB of each job in memory to estimate the resulting bytes.",
 )
 @_settings_options
 def forecast(
@@ -215,7 +218,7 @@ def forecast(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Show what a restore reads now, and would read afterwards; of every job if none is named."""
+    """Print what a restore reads now, and after a compaction. Without JOBS, for all jobs."""
     store, settings = open_to_read(url), _settings(given)
     paths = [find_job(store, job) for job in jobs] or list_jobs(store)
     plans: list[CompactionPlan | RewritePlan] = []
@@ -232,7 +235,7 @@ def forecast(
     if as_json:
         print_json([_forecast_json(one) for one in plans])
     else:
-        columns = ("job", "epoch", "files", "→", "bytes", "→ ", "opens of a subtask", "→  ")
+        columns = ("job", "epoch", "files", "→", "bytes", "→ ", "files opened per subtask", "→  ")
         print_table(columns, [_forecast_line(one) for one in plans])
     report(problems)
 
@@ -268,8 +271,8 @@ def _format_forecast(found: CompactionPlan) -> str:
     if not found.merges:
         return f"nothing to merge at epoch {found.epoch}"
     return (
-        f"{found.files_before} files would become {found.files_after} at most; a subtask would "
-        f"open {_opens(found.after)} at a restore, not {_opens(found.before)}"
+        f"{found.files_before} files would become at most {found.files_after}; at a restore a "
+        f"subtask would open {_opens(found.after)} instead of {_opens(found.before)} files"
     )
 
 
@@ -278,7 +281,7 @@ def _print_plan(found: CompactionPlan) -> None:
     for left in found.left_out:
         files = f" ({len(left.files)} files)" if len(left.files) > 1 else ""
         where = f"{left.operator} {left.table}" if left.operator else _name(found)
-        click.echo(f"left: {where}{files}: {left.reason}")
+        click.echo(f"skipped: {where}{files}: {left.reason}")
 
 
 def _print_merges(found: CompactionPlan) -> None:
@@ -295,14 +298,14 @@ def _print_merges(found: CompactionPlan) -> None:
 
 @compact.command()
 @click.argument("jobs", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do it; without it the plan is shown.")
-@click.option("--spark", is_flag=True, help="Merge on Spark where there is enough for it.")
+@click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
+@click.option("--spark", is_flag=True, help="Merge on Spark if the plan is large enough.")
 @click.option(
     "--wait",
     type=click.FloatRange(0),
     default=0.0,
     metavar="SECONDS",
-    help="How long to wait for a running job to take over what was merged.",
+    help="How long to wait for a running job to adopt the merged files.",
 )
 @arroyo_options
 @_settings_options
@@ -315,10 +318,11 @@ def run(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Merge, verify what a restore would load, and publish it. Dry run until --yes.
+    """Merge files, verify that a restore loads the same rows, and publish the result.
 
-    A job of Arroyo's is rewritten in place if somebody says that it is stopped. Of several jobs
-    one that fails does not hold up the others.
+    Dry run unless --yes is given. An Arroyo job is rewritten in place; it must be stopped, which
+    --arroyo-api, --arroyo-db or --assume JOB=stopped confirms. If one of several jobs fails, the
+    others continue.
     """
     store = open_url(url) if yes else open_to_read(url)
     settings = _settings(given)
@@ -352,7 +356,7 @@ def run(
 
 
 def _listed_together(store: ObjectStore, jobs: Sequence[JobPaths]) -> dict[JobPaths, ListedJob]:
-    """List Arroyo's jobs at the beginning, so that one wait for quiet serves all of them."""
+    """List Arroyo jobs first, so that one quiet period serves all of them."""
     known = concurrently(lambda paths: is_arroyo_job(store, paths), jobs)
     arroyos = [paths for paths, one in zip(jobs, known, strict=True) if one]
     # The time is taken behind each listing: nothing counts as quiet before it was listed.
@@ -365,8 +369,8 @@ def _listed_together(store: ObjectStore, jobs: Sequence[JobPaths]) -> dict[JobPa
 def _sleep_and_report(paths: JobPaths) -> Callable[[float], None]:
     def sleep(seconds: float) -> None:
         click.echo(
-            f"{paths.root}: waiting {seconds:.0f} s to be sure that no cleanup of Arroyo's still "
-            "changes the job (--quiet)",
+            f"{paths.root}: waiting {seconds:.0f} s to make sure that Arroyo's cleanup has "
+            "finished (--quiet)",
             err=True,
         )
         time.sleep(seconds)
@@ -415,7 +419,7 @@ def _compact(
 
 @contextmanager
 def _progress(paths: JobPaths, *, shown: bool) -> Iterator[OnProgress]:
-    """A line on a terminal that tells how far it is; nothing where nobody looks."""
+    """Yield a progress callback that updates a line on a terminal, and is silent elsewhere."""
     if not shown or not sys.stderr.isatty():
         yield lambda progress: None
         return
@@ -426,7 +430,7 @@ def _progress(paths: JobPaths, *, shown: bool) -> Iterator[OnProgress]:
 
 
 def format_progress(progress: Progress) -> str:
-    """How far a compaction is, for people."""
+    """Format the progress of a compaction for people."""
     done, total = format_bytes(progress.bytes_done), format_bytes(progress.bytes_total)
     left = progress.seconds_left
     ahead = "" if left is None else f", {left:.0f} s left"
@@ -462,11 +466,11 @@ def _format_outcome(outcome: CompactionOutcome, *, yes: bool) -> str:
     if not found.merges and not outcome.changed:
         return f"nothing to merge at epoch {found.epoch}"
     if not yes:
-        return f"{_format_forecast(found)}; nothing was changed, --yes does it"
+        return f"{_format_forecast(found)}; nothing was changed, add --yes to execute"
     sizes = (
         f"{format_bytes(found.size_bytes_before)} became {format_bytes(outcome.size_bytes_after)}"
     )
     files = f"{found.files_before} files became {outcome.files_after}, {sizes}"
     if outcome.epoch is not None:
         return f"{files}; epoch {outcome.epoch} lists them"
-    return f"{files}; the job takes them over at its next checkpoint"
+    return f"{files}; the job adopts them at its next checkpoint"

@@ -1,4 +1,4 @@
-"""What `arroyo-state` shows of jobs beside their state: names and conditions, and who says so."""
+"""Names and status of jobs, from Arroyo's API, its database or assumptions."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ _OLD_OPTION = f"{__name__}.say"
 
 
 def directory_options(command: _F) -> _F:
-    """Add the options that name who is asked about jobs."""
+    """Add the options that configure the sources of job names and status."""
     api = click.option(
         "--arroyo-api",
         "api",
         metavar="URL",
         envvar=API_VARIABLE,
-        help="Arroyo's REST API, http://HOST:5115, to ask for names and states of jobs; else from "
-        f"{API_VARIABLE}. A token, if it wants one, comes from {TOKEN_VARIABLE}.",
+        help="Arroyo's REST API, http://HOST:5115, as a source of job names and status. "
+        f"Default: {API_VARIABLE}. The token, if one is needed, comes from {TOKEN_VARIABLE}.",
     )
     database = click.option(
         "--arroyo-db",
         "database",
         metavar="PATH",
-        help="The controller's state.sqlite, a path or URL, of which only a copy is opened; or "
+        help="Arroyo's database as a source of job names and status: the path or URL of the "
+        "controller's state.sqlite, of which only a copy is opened, or "
         "postgresql://USER@HOST/DATABASE, read in one read-only transaction.",
     )
     assume = click.option(
@@ -48,8 +49,8 @@ def directory_options(command: _F) -> _F:
         multiple=True,
         metavar="JOB=STATUS",
         callback=_with_old_option,
-        help="Assume this status of a job, as in job_x=stopped, or @FILE.json. Sources that answer "
-        "come first.",
+        help="Assume this status of a job, for example job_x=stopped, or read assumptions from "
+        "@FILE.json. Other sources take precedence.",
     )
     old = click.option(
         "--say",
@@ -75,11 +76,11 @@ def _with_old_option(
 def directory_of(
     api: str | None, database: str | None, assume: Sequence[str], token: str | None
 ) -> JobDirectory:
-    """The directory that the options of a command name.
+    """Return the directory that the options of a command configure.
 
     Raises:
-        InputError: one of them cannot be used.
-        click.UsageError: an assumption is not JOB=STATUS.
+        InputError: an option's value cannot be used. click.UsageError: an assumption is not
+        JOB=STATUS.
     """
     assumed: dict[str, object] = {}
     for text in assume:
@@ -95,14 +96,14 @@ def directory_of(
 
 @dataclass(frozen=True, slots=True)
 class JobAnswers:
-    """The answers of a directory for what a command shows, in its order."""
+    """The answers of a directory to the jobs of one command, in its order."""
 
     answers: tuple[JobAnswer, ...]
     anybody: bool
 
     @property
     def errors(self) -> list[ArroyoStateError]:
-        """Why sources could not answer, each once."""
+        """Return why sources could not answer, each error once."""
         found: dict[str, ArroyoStateError] = {}
         for answer in self.answers:
             for problem in answer.problems:
@@ -113,14 +114,14 @@ class JobAnswers:
 def ask(
     directory: JobDirectory, jobs: Sequence[JobPaths], *, checkpoints: bool = False
 ) -> JobAnswers:
-    """Ask about `jobs`; who does not answer is a problem of `JobAnswers`, not an error."""
+    """Ask about `jobs`. A source that does not answer becomes an error of `JobAnswers`."""
     answers = directory.look_up(jobs, checkpoints=checkpoints)
     return JobAnswers(tuple(answers), bool(directory.sources))
 
 
 def answer_json(answer: JobAnswer, asked: JobAnswers) -> dict[str, Any]:
-    """The keys that an answer adds to the JSON form of a job; `arroyo` is null if nobody was
-    asked.
+    """Return the keys that an answer adds to the JSON form of a job. `arroyo` is null if no source
+    is configured.
     """
     facts = answer.facts
     return {
@@ -143,8 +144,8 @@ def answer_json(answer: JobAnswer, asked: JobAnswers) -> dict[str, Any]:
 
 
 def about(asked: JobAnswers) -> list[str]:
-    """A line for people about each job: its pipeline and what it is doing; none if nobody was
-    asked.
+    """Yield a line for people about each job: its pipeline and its status. Yield nothing if no
+    source is configured.
     """
     if not asked.anybody:
         return []
@@ -158,12 +159,12 @@ def _about(answer: JobAnswer) -> str:
         words.append(f"run {facts.run_id}")
     if facts.newest_ready_epoch is not None:
         words.append(f"newest ready epoch {facts.newest_ready_epoch}")
-    words.append(f"says {facts.source}" if answer.reason is None else answer.reason)
+    words.append(f"source: {facts.source}" if answer.reason is None else answer.reason)
     return "  ".join(words)
 
 
 def notes(asked: JobAnswers) -> list[str]:
-    """Lines for people: what sources say differently."""
+    """Yield lines for people about what sources disagree on."""
     return [
         f"{answer.paths.root}: sources disagree on {one}"
         for answer in asked.answers

@@ -1,4 +1,4 @@
-"""`doctor`: whether a store keeps the promises that jobs and maintenance rely on."""
+"""`doctor`: check whether a store gives the guarantees that jobs and maintenance need."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck
 
 
 @main.command()
-@click.option("--read-only", is_flag=True, help="Write nothing; leave out what needs a write.")
+@click.option("--read-only", is_flag=True, help="Write nothing; skip the checks that need a write.")
 @store_options
 def doctor(read_only: bool, url: str | None, as_json: bool) -> None:
     """Check whether the store at the checkpoint URL is safe for jobs and maintenance.
 
-    It creates one object of a fresh name twice below _arroyo_dagster/ at the URL's root, and
-    removes it; --read-only leaves that out.
+    Writes one object with a fresh name twice below _arroyo_dagster/ at the URL's root, and deletes
+    it. --read-only skips that.
 
-    Exit codes: 0 no problem, 1 the check could not be carried out, 2 wrong command line, 3 a
+    Exit codes: 0 no problem; 1 the check could not be carried out; 2 wrong command line; 3 a
     problem was found.
     """
     store = open_to_read(url) if read_only else open_url(url)

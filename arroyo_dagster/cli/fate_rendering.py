@@ -1,4 +1,4 @@
-"""How `gc fate` shows what became of an object, or of the objects below a directory."""
+"""Format what `gc fate` prints about an object, or about the objects below a directory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from arroyo_dagster.cli.rendering import clock, format_bytes, print_table
 from arroyo_dagster.state.model.garbage import PURGE_MICROS
 from arroyo_dagster.state.operations.gc.fate import DirectoryFate, Fate, FateEvent, FateState
 
-_KINDS = {"expire": "as expired", "orphans": "as an orphan", "dead-job": "with the whole job"}
+_KINDS = {"expire": "as expired", "orphans": "as an orphan", "dead-job": "with the complete job"}
 _OUTCOMES = {
     "moved": "moved to quarantine",
-    "back": "brought back",
-    "gone": "found gone after the run had died",
+    "back": "restored from quarantine",
+    "gone": "found missing after the run had died",
     "unknown": "to be deleted; the run has not ended",
 }
 
 
 def fate_json(found: Fate) -> dict[str, Any]:
-    """A fate as one JSON document."""
+    """Return a fate as one JSON document."""
     info, why, kept, copy = found.info, found.explained, found.quarantine, found.copy
     return {
         "path": found.path,
@@ -44,7 +44,7 @@ def fate_json(found: Fate) -> dict[str, Any]:
 
 
 def print_fate(found: Fate) -> None:
-    """A fate in lines: what it is, why, then the runs that had to do with the object."""
+    """Print a fate: the state of the object, why, then the runs that changed it."""
     click.echo(f"{found.path}: {found.state.value}")
     for line in _details(found):
         click.echo(line)
@@ -55,19 +55,19 @@ def print_fate(found: Fate) -> None:
 
 def _details(found: Fate) -> Iterator[str]:
     if found.explained is not None:
-        verdict = "may go" if found.explained.reason.goes else "stays"
+        verdict = "may be deleted" if found.explained.reason.goes else "stays"
         yield f"{verdict}: {found.explained.undecided or found.explained.reason.value}"
         if found.explained.by:
             yield f"referenced by {', '.join(found.explained.by)}"
     elif found.unexplained is not None:
-        yield f"why it stays or may go is not known: {found.unexplained}"
+        yield f"whether it may be deleted is not known: {found.unexplained}"
     if found.quarantine is not None and found.copy is not None:
         until = clock(found.quarantine.moved_at_micros + PURGE_MICROS)
         yield f"its copy is {found.copy.copy}, {format_bytes(found.copy.size_bytes)}"
         yield f"`gc purge` deletes the copy from {until} on; nothing else does"
         yield (
-            f"bring it back: arroyo-state gc undelete {found.paths.root} "
-            f"{found.quarantine.name} --yes"
+            f"to restore it: arroyo-state gc undelete {found.paths.root} {found.quarantine.name} "
+            "--yes"
         )
     if found.purged is not None:
         one = found.purged
@@ -75,7 +75,7 @@ def _details(found: Fate) -> Iterator[str]:
     if found.state in (FateState.NEVER_LISTED, FateState.LOST):
         yield (
             "what a job deletes itself (its own retention, Arroyo's cleanup) is in no journal; "
-            "a directory ends in a slash"
+            "the path of a directory ends in a slash"
         )
 
 
@@ -92,7 +92,7 @@ def _format_event(event: FateEvent) -> str:
 
 
 def directory_fate_json(found: DirectoryFate) -> dict[str, Any]:
-    """What became of the objects below a directory, as one JSON document."""
+    """Return what happened to the objects below a directory, as one JSON document."""
     counts = [
         {
             "outcome": outcome,
@@ -115,9 +115,9 @@ def directory_fate_json(found: DirectoryFate) -> dict[str, Any]:
 
 
 def print_directory_fate(found: DirectoryFate) -> None:
-    """What became of the objects below a directory, as a table."""
+    """Print what happened to the objects below a directory, as a table."""
     click.echo(
-        f"{found.prefix}: {found.present} objects, {format_bytes(found.present_bytes)} there"
+        f"{found.prefix}: {found.present} objects, {format_bytes(found.present_bytes)} present"
     )
     if found.counts:
         columns = ("outcome", "kind", "objects", "bytes", "first", "last")
@@ -138,4 +138,4 @@ def print_directory_fate(found: DirectoryFate) -> None:
 
 def _print_unreadable(paths: list[Any]) -> None:
     for path in paths[:20]:
-        click.echo(f"not readable, so the answer may lack what it says: {path}")
+        click.echo(f"not readable, so the answer may be incomplete: {path}")

@@ -1,4 +1,4 @@
-"""`forget`: acknowledge that a job which vanished is gone."""
+"""`forget`: acknowledge that a vanished job is gone."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from arroyo_dagster.state.storage.remote.open import open_store
     "--catalogue",
     required=True,
     metavar="URL",
-    help="Where Dagster keeps the catalogue: the failed check names it.",
+    help="Where Dagster keeps the catalogue. The failed check names it.",
 )
 @store_options
 def forget_command(job: str, catalogue: str, url: str | None, as_json: bool) -> None:
     """Acknowledge that JOB is gone, so that Dagster's checks no longer fail because of it.
 
-    Writes one object to the catalogue and deletes nothing: the history of the job stays. With a
-    checkpoint URL it refuses while the job is there. A job that comes back is missed again when it
-    vanishes again.
+    Writes one object to the catalogue and deletes nothing; the job's history stays. With a
+    checkpoint URL, it refuses if the job still exists. If the job comes back and vanishes again,
+    the checks fail again.
     """
     # What a shell calls a path may be relative.
     store = open_store(catalogue if ":" in catalogue else os.path.abspath(catalogue))
@@ -39,5 +39,5 @@ def forget_command(job: str, catalogue: str, url: str | None, as_json: bool) -> 
     if as_json:
         print_json({"job": paths.root, "last_epoch": epoch, "catalogue": store.url})
     else:
-        last = "no epoch of it was known" if epoch is None else f"its last epoch was {epoch}"
+        last = "none of its epochs was known" if epoch is None else f"its last epoch was {epoch}"
         click.echo(f"{paths.root} is forgotten; {last}")

@@ -1,6 +1,6 @@
 """`gc plan | run | explain | fate | journal | undelete | purge`, and `pin | unpin | pins`.
 
-Nothing is deleted until --yes; without it credentials that can read are enough.
+Nothing is deleted without --yes; until then, read-only credentials are enough.
 """
 
 from __future__ import annotations
@@ -84,28 +84,28 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg] # generic in some releases only
-    """A length of time, as `3d`, `12 hours` or `90m`, in microseconds."""
+    """A duration such as `3d`, `12 hours` or `90m`, in microseconds."""
 
     name = "duration"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """Give microseconds for a text; what is a number already stays."""
+        """Convert a text to microseconds; a number is returned unchanged."""
         if isinstance(value, int):
             return value
         found = _DURATION.fullmatch(str(value).lower())
         if found is None:
-            self.fail(f"{value!r} is no length of time; write it as 3d, 12h or 90m", param, ctx)
+            self.fail(f"{value!r} is not a duration; write it as 3d, 12h or 90m", param, ctx)
         return int(float(found[1]) * _SECONDS[found[2]] * 1_000_000)
 
 
 @main.group()
 def gc() -> None:
-    """Free what nothing needs: expired epochs, orphans, dead jobs. Dry run until --yes.
+    """Delete unreferenced state: expired epochs, orphans, dead jobs. Dry run unless --yes is given.
 
-    A plan is refused, with the evidence, wherever it cannot be proved that nothing which stays
-    refers to what would go.
+    A plan is refused, with the evidence, if it cannot be proved that nothing that stays refers to
+    what would be deleted.
     """
 
 
@@ -113,17 +113,24 @@ def _plan_options(command: _F) -> _F:
     options = (
         click.argument("kind", type=click.Choice([kind.value for kind in PlanKind])),
         click.argument("job"),
-        click.option("--keep", type=click.IntRange(2), help="expire: so many newest epochs stay."),
-        click.option("--keep-for", type=Duration(), help="expire: younger epochs stay, as in 7d."),
+        click.option(
+            "--keep", type=click.IntRange(2), help="expire: keep this many newest epochs."
+        ),
+        click.option(
+            "--keep-for",
+            type=Duration(),
+            help="expire: keep epochs younger than this, for example 7d.",
+        ),
         click.option(
             "--older-than",
             type=Duration(),
-            help="orphans, dead-job: what is younger stays; at least 1h. [default: 3d]",
+            help="orphans, dead-job: keep objects younger than this; at least 1h. [default: 3d]",
         ),
         click.option(
             "--unreadable",
             is_flag=True,
-            help="dead-job: even if its metadata cannot be read; only with --quarantine.",
+            help="dead-job: continue even if the job's metadata cannot be read; requires "
+            "--quarantine.",
         ),
         directory_options,
         store_options,
@@ -153,12 +160,12 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
     """
     chosen, keep, keep_for = PlanKind(kind), given["keep"], given["keep_for"]
     if chosen is not PlanKind.EXPIRE and (keep is not None or keep_for is not None):
-        raise click.UsageError("--keep and --keep-for are for `expire`")
+        raise click.UsageError("--keep and --keep-for are options of `expire`")
     if plan is not None and plan.kind is not chosen:
         raise InputError(
-            f"the stored plan is of the kind {plan.kind.value}",
+            f"the stored plan is a plan of kind {plan.kind.value}",
             job=plan.paths.root,
-            next_step=f"`gc run {plan.kind.value} {plan.paths.root} --plan FILE` carries it out",
+            next_step=f"to execute it: `gc run {plan.kind.value} {plan.paths.root} --plan FILE`",
         )
     rule: Mapping[str, Any] = {} if plan is None else plan.rule
     retention = None
@@ -182,13 +189,17 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
 
 @gc.command("plan")
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Store the plan for `gc run`."
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Save the plan for `gc run --plan`.",
 )
 @_plan_options
 def plan_command(
     kind: str, job: str, out: Path | None, url: str | None, as_json: bool, **asked: Any
 ) -> None:
-    """Say what would go: KIND is expire, orphans or dead-job. Writes nothing to the store."""
+    """Print what would be deleted. KIND is expire, orphans or dead-job. Writes nothing to the
+    store.
+    """
     store = open_to_read(url)
     plan = _planned(store, _job(store, job), _asked(kind, asked), as_json)
     if out is not None:
@@ -200,18 +211,24 @@ def plan_command(
 
 
 @gc.command("run")
-@click.option("--yes", is_flag=True, help="Do it; without it the plan is shown.")
+@click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
 @click.option(
     "--plan",
     "plan_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Carry out this stored plan, by the rule that it was made by, if everything in it may "
-    "still go.",
+    help="Execute this stored plan, with the retention it was made with. Refuses if the state "
+    "has changed so that something in it may no longer be deleted.",
 )
-@click.option("--quarantine", is_flag=True, help="Move aside instead; `gc undelete` brings back.")
-@click.option("--spark", is_flag=True, help="Let Spark's workers delete where there is much.")
 @click.option(
-    "--rate", type=click.FloatRange(0, min_open=True), help="At most so many requests a second."
+    "--quarantine",
+    is_flag=True,
+    help="Move objects to quarantine instead of deleting them. `gc undelete` restores them.",
+)
+@click.option("--spark", is_flag=True, help="Delete on Spark's workers if there are many objects.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    help="Send at most this many requests per second.",
 )
 @_plan_options
 def run_command(
@@ -226,9 +243,9 @@ def run_command(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Delete what a plan names: data first, then records, then metadata, read back and journalled.
+    """Delete what a plan names: data first, then records, then metadata, verified and journalled.
 
-    Without --yes the plan is shown.
+    Without --yes it prints the plan and deletes nothing.
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = _job(store, job)
@@ -294,9 +311,10 @@ def explain(
     database: str | None,
     assume: tuple[str, ...],
 ) -> None:
-    """Say why an object stays or may go; of a directory (ending in /) how much for which reason.
+    """Explain why an object stays or may be deleted. For a directory (PATH ends in /), sum up by
+    reason.
 
-    PATH is relative to the URL, as metadata or as the store has it.
+    PATH is relative to the URL, as in Arroyo's metadata or as in the store.
     """
     store = open_to_read(url)
     path = path.removeprefix(f"{store.url.rstrip('/')}/")
@@ -325,10 +343,10 @@ def explain(
         print_json(document)
         return
     click.echo(
-        f"{found.path}: {found.kind.value}, {format_bytes(found.size_bytes)}, "
-        f"written {clock(found.modified_micros) or 'nobody knows when'}"
+        f"{found.path}: {found.kind.value}, {format_bytes(found.size_bytes)}, written "
+        f"{clock(found.modified_micros) or 'at an unknown time'}"
     )
-    verdict = "may go" if found.reason.goes else "stays"
+    verdict = "may be deleted" if found.reason.goes else "stays"
     click.echo(f"{verdict}: {found.undecided or found.reason.value}")
     if found.by:
         click.echo(f"referenced by {', '.join(found.by)}")
@@ -350,10 +368,10 @@ def fate(
     database: str | None,
     assume: tuple[str, ...],
 ) -> None:
-    """Say what became of an object: there, deleted, in quarantine, purged, or never seen.
+    """Print what happened to an object: present, deleted, in quarantine, purged, or never seen.
 
-    PATH is a full URL, a path below the URL, or relative to --job. If it ends in / the answer
-    counts what became of the objects below it. Writes nothing.
+    PATH is a full URL, a path below the URL, or relative to --job. If it ends in /, the answer
+    counts the objects below it by what happened to them. Writes nothing.
     """
     store = open_to_read(url)
     known = None if job is None else _job(store, job)
@@ -371,16 +389,21 @@ def fate(
 
 @gc.command()
 @click.argument("job")
-@click.option("--run", help="Of this run only.")
-@click.option("--check", is_flag=True, help="Compare every part with its digest in the hash chain.")
+@click.option("--run", help="Print this run only.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Compare every part of the journal with its digest in the hash chain.",
+)
 @store_options
 def journal(job: str, run: str | None, check: bool, url: str | None, as_json: bool) -> None:
-    """List what was deleted or moved aside: when, by whom, under which plan, what became of it.
+    """List what was deleted or moved to quarantine: when, by whom, under which plan.
 
-    With --check: exit code 0 if no part was changed, removed or inserted, 3 if one was.
+    With --check, exit code 0 if no part of the journal was changed, removed or inserted; 3 if one
+    was.
     """
     if check and run is not None:
-        raise click.UsageError("--check reads the whole journal: leave out --run")
+        raise click.UsageError("--check reads the complete journal: leave out --run")
     store = open_to_read(url)
     if check:
         found = check_journal(store, _job(store, job))
@@ -408,16 +431,20 @@ def journal(job: str, run: str | None, check: bool, url: str | None, as_json: bo
 @gc.command("undelete")
 @click.argument("job")
 @click.argument("quarantine", required=False)
-@click.option("--yes", is_flag=True, help="Do it; without it the answer says what would come back.")
+@click.option(
+    "--yes", is_flag=True, help="Restore the objects. Without it, print what would be restored."
+)
 @store_options
 def undelete_command(
     job: str, quarantine: str | None, yes: bool, url: str | None, as_json: bool
 ) -> None:
-    """Bring back what was moved aside, byte for byte; without a name list what there is.
+    """Restore objects from quarantine, byte for byte. Without NAME, list the quarantines.
 
-    Quarantines that hold a part of the same epochs, as a stopped run leaves them, come together.
+    If a run was interrupted, several quarantines hold parts of the same epochs; they are restored
+    together.
 
-    Takes ten seconds where the job keeps these epochs no more: it may be removing them just now.
+    Waits ten seconds if these epochs are outside the job's retention, because the job may be
+    deleting them now.
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = _job(store, job)
@@ -446,17 +473,19 @@ def undelete_command(
 @gc.command("purge")
 @click.argument("job")
 @click.option("--older-than", type=Duration(), default=PURGE_MICROS, show_default="7d")
-@click.option("--yes", is_flag=True, help="Do it; without it the answer says what would go.")
+@click.option(
+    "--yes", is_flag=True, help="Delete the quarantines. Without it, print what would be deleted."
+)
 @store_options
 def purge_command(job: str, older_than: int, yes: bool, url: str | None, as_json: bool) -> None:
-    """Delete for good what has been in quarantine for long enough."""
+    """Permanently delete what has been in quarantine for long enough."""
     store = open_url(url) if yes else open_to_read(url)
     paths = _job(store, job)
     gone = purge(store, paths, older_than_micros=older_than, yes=yes)
     if as_json:
         print_json({"done": yes, "quarantines": [one.name for one in gone]})
         return
-    went = "went" if yes else "would go; nothing was deleted, --yes does it"
+    went = "deleted" if yes else "would be deleted; nothing was deleted, add --yes to execute"
     click.echo(f"{paths.root}: {len(gone)} quarantines {went}")
 
 
@@ -466,12 +495,13 @@ def purge_command(job: str, older_than: int, yes: bool, url: str | None, as_json
 @main.command("pin")
 @click.argument("job")
 @click.argument("epoch", type=click.IntRange(0))
-@click.option("--reason", default="", help="For people to read.")
+@click.option("--reason", default="", help="A note for people.")
 @store_options
 def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: bool) -> None:
-    """Keep an epoch until it is unpinned, and prove that it is whole.
+    """Keep an epoch until it is unpinned, and check that it is restorable.
 
-    Takes ten seconds for one that its job keeps no more: it may be going this very moment.
+    Waits ten seconds if the epoch is outside its job's retention, because the job may be deleting
+    it now.
     """
     store = open_url(url)
     found = pin_epoch(store, _job(store, job), Epoch(epoch), reason=reason, sleep=_wait)
@@ -480,7 +510,8 @@ def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: boo
 
 def _wait(seconds: float) -> None:
     click.echo(
-        f"its job keeps such epochs no more: {seconds:.0f} seconds for what may be on its way",
+        f"the epoch is outside its job's retention: waiting {seconds:.0f} seconds for deletions "
+        "in flight",
         err=True,
     )
     time.sleep(seconds)
@@ -491,7 +522,7 @@ def _wait(seconds: float) -> None:
 @click.argument("epoch", type=click.IntRange(0))
 @store_options
 def unpin_command(job: str, epoch: int, url: str | None, as_json: bool) -> None:
-    """Let an epoch go with the others."""
+    """Let an epoch expire with the others again."""
     store = open_url(url)
     found = unpin_epochs(store, _job(store, job), [Epoch(epoch)])
     _print_pins(pins_json(found), as_json)
@@ -501,7 +532,7 @@ def unpin_command(job: str, epoch: int, url: str | None, as_json: bool) -> None:
 @click.argument("job")
 @store_options
 def pins_command(job: str, url: str | None, as_json: bool) -> None:
-    """List the epochs that are pinned."""
+    """List the pinned epochs."""
     store = open_to_read(url)
     _print_pins(pins_json(read_pins(store, _job(store, job))), as_json)
 

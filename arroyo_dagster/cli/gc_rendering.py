@@ -1,4 +1,4 @@
-"""How plans, outcomes, reasons and journals of garbage collection are shown."""
+"""Format the plans, outcomes, reasons and journals of gc."""
 
 from __future__ import annotations
 
@@ -45,42 +45,53 @@ def print_outcome(outcome: GcOutcome, *, yes: bool) -> None:
         f"referenced by what stays, digest {proof.digest}"
     )
     for path in plan.foreign[:5]:
-        click.echo(f"foreign, never deleted: {path}")
+        click.echo(f"unknown file, never deleted: {path}")
     click.echo(f"{root}: {_format_collection(plan, outcome, yes=yes)}")
 
 
 def _format_collection(plan: GcPlan, outcome: GcOutcome, *, yes: bool) -> str:
     if not plan.objects:
-        return "nothing to collect"
+        return "nothing to delete"
     epochs = f"{len(plan.epochs)} epochs, " if plan.kind is PlanKind.EXPIRE else ""
     what = f"{epochs}{outcome.deleted} objects, {format_bytes(outcome.size_bytes)}"
     if not yes:
-        return f"{what} would go; plan {plan.digest}; nothing was deleted, --yes does it"
+        return (
+            f"{what} would be deleted; plan {plan.digest}; nothing was deleted, add --yes to "
+            "execute"
+        )
     if outcome.quarantine is not None:
-        return f"{what} were moved aside to {outcome.quarantine}; `gc undelete` brings them back"
-    return f"{what} went; journal {outcome.run}"
+        return f"{what} were moved to {outcome.quarantine}; `gc undelete` restores them"
+    return f"{what} were deleted; journal {outcome.run}"
 
 
 def format_undelete(plan: UndeletePlan, moved: Sequence[Moved], *, done: bool) -> str:
-    """What came back, or would; with what, and which epochs did not."""
+    """Format what was restored, or would be: from which quarantines, and which epochs cannot be
+    restored.
+    """
     size = format_bytes(sum(one.size_bytes for one in moved))
-    came = "came back" if done else "would come back; nothing was changed, --yes does it"
+    came = (
+        ("were restored")
+        if done
+        else "would be restored; nothing was changed, add --yes to execute"
+    )
     lines = [f"{len(moved)} objects, {size} {came}"]
     if len(plan.quarantines) > 1:
         names = ", ".join(plan.quarantines)
-        lines.append(f"epochs are split between these quarantines, which come together: {names}")
+        lines.append(
+            f"epochs are split between these quarantines, which are restored together: {names}"
+        )
     if plan.incomplete:
         epochs = ", ".join(str(epoch) for epoch in plan.incomplete)
         lines.append(
-            f"epochs that cannot come back: {epochs}; an object that each needs is neither in the "
-            "store nor in quarantine. A start fails, or goes on from an older epoch: look at "
+            f"epochs that cannot be restored: {epochs}; each needs an object that is neither in "
+            "the store nor in quarantine. A start fails, or continues from an older epoch: run "
             "`arroyo-state verify` first"
         )
     return "\n".join(lines)
 
 
 def print_progress(*, as_json: bool) -> Callable[[GcProgress], None]:
-    """Tell on stderr how far a run has come, every five seconds."""
+    """Print the progress of a run to stderr every five seconds."""
     last = time.monotonic()
 
     def show(state: GcProgress) -> None:
@@ -114,7 +125,7 @@ def print_reasons(reasons: Reasons) -> None:
     print_table(
         ("", "objects", "bytes", "why"),
         [
-            ("may go" if reason.goes else "stays", count, format_bytes(size), reason.value)
+            ("may be deleted" if reason.goes else "stays", count, format_bytes(size), reason.value)
             for reason, (count, size) in reasons.counts.items()
         ],
     )
@@ -159,12 +170,12 @@ def print_check(job: str, found: JournalCheck) -> None:
         which = "no run has digests yet" if before is None else f"unchained before {before}"
         click.echo(f"{which}: {found.unchained} runs cannot be checked")
     for run in found.open_runs:
-        click.echo(f"not ended: {run} is running, or died; the next run of gc completes it")
+        click.echo(f"not ended: {run} is running, or died; the next gc run completes it")
     if found.whole:
         head = "" if found.head is None else f"; head {found.head.run}, digest {found.head.digest}"
-        click.echo(f"{job}: whole: {counts}{head}")
+        click.echo(f"{job}: complete: {counts}{head}")
     else:
-        click.echo(f"{job}: {len(found.findings)} parts do not fit; {counts} were read")
+        click.echo(f"{job}: {len(found.findings)} parts do not match; {counts} were read")
 
 
 def moved_json(one: Moved) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`jobs`, `epochs`, `show`, `rows`: what there is. They write nothing."""
+"""`jobs`, `epochs`, `show`, `rows`: list and print state. They write nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ from arroyo_dagster.state.storage import ObjectStore
 def jobs(
     url: str | None, as_json: bool, api: str | None, database: str | None, assume: tuple[str, ...]
 ) -> None:
-    """List the jobs below the checkpoint URL, with what Arroyo, if it is asked, knows of them."""
+    """List the jobs below the checkpoint URL.
+
+    With --arroyo-api, --arroyo-db or --assume, also print each job's pipeline name and status.
+    """
     directory = directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
     store = open_to_read(url)
     found = summarise_jobs(store)
@@ -108,7 +111,10 @@ def _job_cells(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> list[ob
 @main.command()
 @click.argument("job")
 @click.option(
-    "--limit", type=click.IntRange(0), default=0, help="Only so many of the newest; 0 = all."
+    "--limit",
+    type=click.IntRange(0),
+    default=0,
+    help="List only this many of the newest epochs; 0 = all.",
 )
 @store_options
 def epochs(job: str, limit: int, url: str | None, as_json: bool) -> None:
@@ -181,9 +187,11 @@ def show(
     database: str | None,
     assume: tuple[str, ...],
 ) -> None:
-    """Show what an epoch of a job holds: operators, tables, files, rows, bytes.
+    """Print the operators, tables, files, rows and bytes of an epoch.
 
-    EPOCH is the newest visible one unless given. Rows are counted as stored.
+    Without EPOCH, the newest visible one. Rows are counted as stored.
+
+    With --arroyo-api, --arroyo-db or --assume, also print the pipeline's name and the job's status.
     """
     directory = directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
     store = open_to_read(url)
@@ -202,7 +210,7 @@ def show(
 def _hashing(
     store: ObjectStore, checkpoint: Checkpoint
 ) -> tuple[HashEvidence, ArroyoStateError | None]:
-    """By which hash rows are routed; a damaged file says nothing, and hides nothing else."""
+    """Return the hash by which rows are routed; a damaged file is skipped."""
     try:
         return find_hash_variant(store, checkpoint), None
     except FormatError as error:
@@ -280,9 +288,17 @@ def _operator_cells(operator: query.OperatorSummary) -> list[list[object]]:
 @click.argument("job")
 @click.argument("operator")
 @click.argument("table")
-@click.option("--epoch", type=click.IntRange(0), help="The newest visible one unless given.")
-@click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="0 = all.")
-@click.option("--history", is_flag=True, help="Of generational tables every generation of a row.")
+@click.option("--epoch", type=click.IntRange(0), help="Default: the newest visible epoch.")
+@click.option(
+    "--limit",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Print at most this many rows; 0 = all.",
+)
+@click.option(
+    "--history", is_flag=True, help="For generational tables, print every generation of a row."
+)
 @store_options
 def rows(
     job: str,
@@ -294,7 +310,7 @@ def rows(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Print the decoded rows of a table, as a restore at the epoch would load them."""
+    """Print the decoded rows of a table, as a restore of the epoch would load them."""
     store = open_to_read(url)
     paths = find_job(store, job)
     found = query.read_rows(
@@ -310,10 +326,10 @@ def rows(
     if found.rows:
         columns = list(dict.fromkeys(name for row in found.rows for name in row))
         print_table(columns, [[_cell(row.get(name, "")) for name in columns] for row in found.rows])
-    more = "" if len(found.rows) == found.count else "; --limit 0 shows all"
+    more = "" if len(found.rows) == found.count else "; --limit 0 prints all"
     click.echo(f"{len(found.rows)} of {found.count} rows at epoch {found.epoch}{more}")
     for subtask, left in found.commit_data.items():
-        click.echo(f"subtask {subtask} left for the commit: {_cell(left)}")
+        click.echo(f"subtask {subtask} has pending data for the commit: {_cell(left)}")
     if found.problem:
         click.echo(found.problem)
 

@@ -1,4 +1,4 @@
-"""`leases` and `lease break`: who holds the leases on jobs, and the end of one that hangs."""
+"""`leases` and `lease break`: list who holds the leases on jobs, and end a lease that hangs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLUMNS = ("job", "kind", "token", "state", "holder", "renewed", "age", "expire
 def leases_command(job: str | None, url: str | None, as_json: bool) -> None:
     """List the newest lease of each kind on JOB, or on all jobs. Writes nothing.
 
-    An age is this machine's time less the store's time of the last renewal. A live holder renews
+    The age is this machine's time minus the store's time of the last renewal. A live holder renews
     every 20 seconds. A lease expires 61 seconds after its last renewal, by the store's clock alone.
     """
     store = open_to_read(url)
@@ -34,7 +34,7 @@ def leases_command(job: str | None, url: str | None, as_json: bool) -> None:
     elif found:
         print_table(_COLUMNS, [_line(one, now) for one in found])
     else:
-        click.echo("no job was ever leased")
+        click.echo("no job has ever been leased")
     report([one.problem for one in found])
 
 
@@ -46,14 +46,14 @@ def lease_group() -> None:
 @lease_group.command("break")
 @click.argument("job")
 @click.option("--kind", type=click.Choice(KINDS), default="maintenance", show_default=True)
-@click.option("--yes", is_flag=True, help="Do it; without it the evidence is shown.")
+@click.option("--yes", is_flag=True, help="End the lease. Without it, print the evidence only.")
 @store_options
 def break_command(job: str, kind: str, yes: bool, url: str | None, as_json: bool) -> None:
-    """End the lease on JOB that somebody holds. Dry run until --yes.
+    """End the current lease on JOB. Dry run unless --yes is given.
 
-    Not needed after a crash: a lease that nobody renews expires within 61 seconds. It takes the
-    next lease, so that the holder stops with a ConflictError at its next change, waits ten seconds
-    for what the holder had sent before, and gives the lease back.
+    Not needed after a crash: a lease that is not renewed expires within 61 seconds. This command
+    takes the next lease, so that the holder stops with a ConflictError at its next change, waits
+    ten seconds for writes that the holder had already sent, and releases the lease.
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
@@ -65,15 +65,15 @@ def break_command(job: str, kind: str, yes: bool, url: str | None, as_json: bool
         "lease": None if found is None else _json(found, wall_clock()),
     }
     if found is None or released:
-        said = f"{name} is free ({'given back' if released else 'never taken'}): nothing to break"
+        said = f"{name} is free ({('released' if released else 'never taken')}): nothing to break"
     elif not yes:
-        said = f"{name} is {_evidence(found)}\nnothing was changed, --yes breaks it"
+        said = f"{name} is {_evidence(found)}\nnothing was changed, add --yes to break it"
     else:
         click.echo(f"{name} is {_evidence(found)}", err=True)
         micros = break_lease(store, paths, kind, sleep=_wait)
         age = None if micros is None else micros / 1e6
         document |= {"done": True, "age_seconds_by_the_store": age}
-        ago = "" if age is None else f"; it had been renewed {age:.0f} s before (store's clock)"
+        ago = "" if age is None else f"; it was renewed {age:.0f} s before (store's clock)"
         said = f"{name} was broken and is free{ago}"
     if as_json:
         print_json(document)
@@ -83,8 +83,8 @@ def break_command(job: str, kind: str, yes: bool, url: str | None, as_json: bool
 
 def _wait(seconds: float) -> None:
     click.echo(
-        f"taken over: its holder can change nothing any more; {seconds:.0f} seconds for what it "
-        "has sent before",
+        f"taken over: its holder can no longer change anything; waiting {seconds:.0f} seconds "
+        "for writes that it has already sent",
         err=True,
     )
     time.sleep(seconds)
@@ -93,14 +93,18 @@ def _wait(seconds: float) -> None:
 def _evidence(one: JobLease) -> str:
     record, now = one.record, wall_clock()
     if record is None:
-        return f"broken, its record does not decode: {one.problem}"
+        return f"broken, its record cannot be decoded: {one.problem}"
     state = _state(record, now)
     alive = {
         "held": "its holder is alive, or died less than a minute ago",
-        "expired": "its holder is dead or cut off, and whoever asks gets it",
-        "unknown": "this machine's clock or the store's is wrong, so that its age is not known",
+        "expired": (
+            "its holder is dead or cut off, and the next process that asks for the lease gets it"
+        ),
+        "unknown": (
+            "the clock of this machine or of the store is wrong, so the lease's age is not known"
+        ),
     }[state]
-    renewed = clock(record.renewed_at_micros) or "at a time that the store does not give"
+    renewed = clock(record.renewed_at_micros) or "at a time that the store does not report"
     age = _age(record, now)
     ago = "" if age is None else f" ({age:.0f} s ago by this machine's clock)"
     return f"{state} by {record.owner}, lease {record.token}, renewed {renewed}{ago}: {alive}"
@@ -110,7 +114,7 @@ def _state(record: LeaseRecord | None, now: int) -> str:
     if record is None:
         return "broken"
     if record.released:
-        return "given back"
+        return "released"
     age = _age(record, now)
     if age is not None and age < -1:
         return "unknown"

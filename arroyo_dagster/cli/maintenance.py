@@ -1,4 +1,4 @@
-"""`compact` and `expire`: state kept small. They change nothing until --yes."""
+"""`expire`: delete the oldest epochs. Without --yes nothing changes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from arroyo_dagster.state.operations.gc.plan import plan_gc
 
 @main.command()
 @click.argument("job")
-@click.option("--keep", type=click.IntRange(2), required=True, help="How many epochs stay.")
-@click.option("--yes", is_flag=True, help="Delete; without it the plan is shown.")
+@click.option("--keep", type=click.IntRange(2), required=True, help="How many epochs to keep.")
+@click.option("--yes", is_flag=True, help="Delete. Without it, print the plan only.")
 @store_options
 def expire(job: str, keep: int, yes: bool, url: str | None, as_json: bool) -> None:
-    """Remove the oldest epochs of a job of ours, and what only they list. Dry run until --yes."""
+    """Delete the oldest epochs of a managed job, and the files that only they list.
+
+    Dry run unless --yes is given.
+    """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
     request = to_keep(keep)
@@ -40,7 +43,9 @@ def expire(job: str, keep: int, yes: bool, url: str | None, as_json: bool) -> No
             }
         )
         return
-    went = "went" if outcome.done else "would go; nothing was deleted, --yes does it"
+    went = (
+        "deleted" if outcome.done else "would be deleted; nothing was deleted, add --yes to execute"
+    )
     click.echo(
         f"{paths.root}: {len(plan.epochs)} epochs, {len(plan.data)} files, "
         f"{format_bytes(plan.data.size_bytes)} {went}; {kept_epochs} epochs stay"

@@ -1,4 +1,4 @@
-"""What the commands print: one JSON document, or tables for people."""
+"""Print one JSON document, or tables for people."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def print_table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> No
 
 
 def report(problems: Sequence[ArroyoStateError | None]) -> None:
-    """Say what is wrong with some of what was listed, and end with exit code 1."""
+    """Print what is wrong with some of the listed objects, and exit with code 1."""
     found = [problem for problem in problems if problem is not None]
     for problem in found:
         print_error(problem)

@@ -1,4 +1,4 @@
-"""What the commands show of the state of Arroyo's own jobs being rewritten, and `compact undo`."""
+"""Print the rewrite of an Arroyo job's state; `compact undo`."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def token_option(command: _F) -> _F:
-    """The token of Arroyo's API: from the environment, never shown."""
+    """Add the token of Arroyo's API, read from the environment and never printed."""
     return click.option("--arroyo-token", "token", envvar=TOKEN_VARIABLE, hidden=True)(command)
 
 
 def arroyo_options(command: _F) -> _F:
-    """What only jobs of Arroyo's need: who says that they are stopped, and since when."""
+    """Add the options for Arroyo jobs only: the sources of their status, and the quiet period."""
     quiet = click.option(
         "--quiet",
         type=click.FloatRange(0),
         default=QUIET_SECONDS,
         show_default=True,
         metavar="SECONDS",
-        help="Of a job of Arroyo's: for so long nothing of it may change before its metadata is "
-        "written. Its controller cleans up for a while after a stop.",
+        help="For an Arroyo job: how long none of its objects may change before its metadata is "
+        "written. Arroyo's controller continues to clean up for a while after a stop.",
     )
     return quiet(directory_options(token_option(command)))
 
@@ -52,10 +52,10 @@ def arroyo_options(command: _F) -> _F:
 def print_rewrite(
     outcome: RewriteOutcome, *, yes: bool, as_json: bool, in_full: bool = False
 ) -> None:
-    """What was rewritten, or would be.
+    """Print what was rewritten, or would be.
 
     Args:
-        in_full: name every table that is left as it is, in place of one summary.
+        in_full: print every table that is skipped, instead of one summary.
     """
     if as_json:
         print_json(rewrite_json(outcome))
@@ -71,19 +71,18 @@ def print_rewrite(
 
 
 def print_left_out(job: str, left_out: Sequence[LeftOut]) -> None:
-    """Print one line: how many tables are left as they are, by reason."""
+    """Print one line: how many tables are skipped, by reason."""
     if not left_out:
         return
     reasons = Counter(one.reason for one in left_out)
     counts = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
     click.echo(
-        f"{job}: {len(left_out)} left as they are ({counts}); `arroyo-state compact plan {job}` "
-        "names them"
+        f"{job}: {len(left_out)} skipped ({counts}); `arroyo-state compact plan {job}` lists them"
     )
 
 
 def runner(*, spark: bool) -> RunRewrites:
-    """Who writes the new files."""
+    """Return what writes the new files."""
     if not spark:
         return rewrite_here
     from arroyo_dagster.spark.rewrite import rewrites_on_spark
@@ -93,7 +92,7 @@ def runner(*, spark: bool) -> RunRewrites:
 
 
 def rewrite_json(outcome: RewriteOutcome) -> dict[str, Any]:
-    """The JSON form of a rewrite; the plan alone where nothing was done."""
+    """Return the JSON form of a rewrite; the plan alone if nothing was done."""
     return {
         "plan": plan_to_json(outcome.plan),
         "done": outcome.published,
@@ -124,14 +123,14 @@ def _dropped(outcome: RewriteOutcome) -> dict[str, int]:
 
 
 def print_plan(plan: RewritePlan, left_out: Iterable[LeftOut]) -> None:
-    """For people: what is rewritten by which rule, and why the rest is not."""
+    """Print what is rewritten by which rule, and why the rest is skipped."""
     print_tables(plan)
     for left in left_out:
-        click.echo(f"left: {left.operator or plan.job} {left.table or ''}: {left.reason}")
+        click.echo(f"skipped: {left.operator or plan.job} {left.table or ''}: {left.reason}")
 
 
 def print_tables(plan: RewritePlan) -> None:
-    """For people: what is rewritten by which rule."""
+    """Print what is rewritten by which rule."""
     lines = [
         (
             one.operator,
@@ -150,18 +149,18 @@ def print_tables(plan: RewritePlan) -> None:
 
 
 def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False) -> str:
-    """One sentence on what was done, or would be.
+    """Format what was done, or would be, as one sentence.
 
     Args:
-        started: the job runs again, so that nothing can be put back any more.
+        started: the job runs again, so that the rewrite can no longer be undone.
     """
     plan, after = outcome.plan, outcome.after
     if not plan.tables:
         return f"nothing to rewrite at epoch {plan.epoch}"
     lost = sum(one.lost_rows for one in plan.repairs)
     if not yes:
-        repairs = f"; up to {lost} rows are repaired that Arroyo would lose" if lost else ""
-        step = f"not now: {plan.why_not}" if plan.why_not else "--yes does it"
+        repairs = f"; up to {lost} rows that Arroyo would lose are repaired" if lost else ""
+        step = f"not now: {plan.why_not}" if plan.why_not else "add --yes to execute"
         return (
             f"{plan.before.files} files would become {plan.after.files} at most, opens "
             f"{sum(plan.before.opens)} would become {sum(plan.after.opens)}{repairs}; "
@@ -169,8 +168,8 @@ def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False)
         )
     if not outcome.published:
         return f"nothing could be rewritten at epoch {plan.epoch}"
-    repaired = f"; {outcome.repaired} rows repaired that Arroyo would have lost"
-    undo = "; `arroyo-state compact undo` puts it back as long as the job was not started"
+    repaired = f"; {outcome.repaired} rows that Arroyo would have lost were repaired"
+    undo = "; `arroyo-state compact undo` undoes it until the job is started"
     return (
         f"{plan.before.files} files became {after.files}, "
         f"{format_bytes(plan.before.size_bytes)} became {format_bytes(after.size_bytes)}; epoch "
@@ -180,7 +179,9 @@ def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False)
 
 @click.command()
 @click.argument("job")
-@click.option("--yes", is_flag=True, help="Do it; without it the objects are shown.")
+@click.option(
+    "--yes", is_flag=True, help="Restore the metadata. Without it, print the objects only."
+)
 @directory_options
 @token_option
 @store_options
@@ -194,7 +195,10 @@ def undo(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Put the metadata of a stopped job of Arroyo's back as it was before it was rewritten."""
+    """Restore a stopped Arroyo job's original metadata (undo an in-place compaction).
+
+    Only possible until the job is started again.
+    """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
     directory = directory_of(api, database, assume, token)
@@ -209,8 +213,11 @@ def undo(
     for path in outcome.objects:
         click.echo(path)
     if not outcome.objects:
-        click.echo(f"{paths.root}: there is nothing to put back")
+        click.echo(f"{paths.root}: there is nothing to undo")
     elif outcome.done:
-        click.echo(f"{paths.root}: put back as it was; no file was deleted")
+        click.echo(f"{paths.root}: the original metadata was restored; no file was deleted")
     else:
-        click.echo(f"{paths.root}: would be put back; nothing was changed, --yes does it")
+        click.echo(
+            f"{paths.root}: the original metadata would be restored; nothing was changed, "
+            "add --yes to execute"
+        )

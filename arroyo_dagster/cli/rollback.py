@@ -1,4 +1,4 @@
-"""`rollback`: a managed job taken back to an older epoch. It changes nothing until --yes."""
+"""`rollback`: take a managed job back to an older epoch. Without --yes nothing changes."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ FILES_PRINTED = 10
 @main.command()
 @click.argument("job")
 @click.argument("epoch", type=click.IntRange(0), required=False)
-@click.option("--yes", is_flag=True, help="Roll back; without it the plan is shown.")
+@click.option("--yes", is_flag=True, help="Roll back. Without it, print the plan only.")
 @store_options
 def rollback(job: str, epoch: int | None, yes: bool, url: str | None, as_json: bool) -> None:
-    """Take a managed job back to an older epoch. Dry run until --yes.
+    """Take a managed job back to an older epoch. Dry run unless --yes is given.
 
     The content of EPOCH becomes the newest epoch, and the sources go back to its offsets. Later
-    epochs stay until they expire, but no run goes on from them. Without EPOCH, list the epochs that
-    can be chosen. Stop the job first: a run that is still alive is stopped by the rollback.
+    epochs stay until they expire, but no run continues from them. Without EPOCH, list the epochs
+    that can be chosen. Stop the job first: the rollback fences a run that is still alive.
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
@@ -51,9 +51,7 @@ def rollback(job: str, epoch: int | None, yes: bool, url: str | None, as_json: b
             print_json({"plan": plan_to_json(plan), "done": False, "epoch": None})
             return
         _print_plan(plan)
-        click.echo(
-            f"Nothing was changed; --yes does it: {rollback_command(paths, plan.epoch)} --yes"
-        )
+        click.echo(f"Nothing was changed. To execute: {rollback_command(paths, plan.epoch)} --yes")
         return
     outcome = run_rollback(store, plan_rollback(store, paths, epoch))
     if as_json:
@@ -64,16 +62,18 @@ def rollback(job: str, epoch: int | None, yes: bool, url: str | None, as_json: b
 
 
 def go_back(store: ObjectStore, paths: JobPaths, epoch: int, write: Callable[[str], None]) -> None:
-    """Roll back for `run --from-epoch`, unless that was done: a supervisor starts runs again.
+    """Roll back for `run --from-epoch`, unless it was done before: a supervisor may start runs
+    again.
 
     Args:
-        write: shows a line.
+        write: prints a line.
     """
     done = rollback_done(store, paths, epoch)
     if done is not None:
         write(
-            f"{paths.root}: epoch {done} went back to epoch {epoch} before; the run goes on from "
-            f"the newest epoch. To go back once more: {rollback_command(paths, Epoch(epoch))} --yes"
+            f"{paths.root}: epoch {done} already restored epoch {epoch}; the run continues from "
+            f"the newest epoch. To go back once more: {rollback_command(paths, Epoch(epoch))} "
+            "--yes"
         )
         return
     plan = plan_rollback(store, paths, epoch)
@@ -85,8 +85,8 @@ def go_back(store: ObjectStore, paths: JobPaths, epoch: int, write: Callable[[st
 def done_line(outcome: RollbackOutcome) -> str:
     plan = outcome.plan
     return (
-        f"{plan.paths.root}: epoch {outcome.epoch} holds the content of epoch {plan.epoch} now; "
-        "the next run goes on from there"
+        f"{plan.paths.root}: epoch {outcome.epoch} now holds the content of epoch {plan.epoch}; "
+        "the next run continues from it"
     )
 
 
@@ -113,19 +113,19 @@ def _print_plan(plan: RollbackPlan) -> None:
 
 
 def summary_lines(plan: RollbackPlan) -> Iterator[str]:
-    """What a rollback does, what is given up for it, and what else to know."""
+    """Yield what a rollback does, what it gives up, and its warnings."""
     numbers = ranges([one.epoch for one in plan.given_up])
     yield (
-        f"{plan.paths.root}: goes back to epoch {plan.epoch}, whose content epoch {plan.publishes} "
-        f"holds then. Given up: epochs {numbers}"
+        f"{plan.paths.root}: goes back to epoch {plan.epoch}; epoch {plan.publishes} will hold "
+        f"its content. Given up: epochs {numbers}"
     )
     if plan.rows is not None:
         yield f"rows written by these epochs: {plan.rows}"
     yield from _offset_lines(plan.offsets_now, plan.offsets_then)
     for one in plan.committed:
-        yield f"output stays visible, and its rows come again: sink {one.operator}, epoch " + (
-            f"{one.epoch}" if one.files is None else f"{one.epoch}: {_names(one.files)}"
-        )
+        yield (
+            f"output stays visible, and its rows are written again: sink {one.operator}, epoch "
+        ) + (f"{one.epoch}" if one.files is None else f"{one.epoch}: {_names(one.files)}")
     for warning in plan.warnings:
         yield f"warning: {warning}"
 

@@ -1,4 +1,4 @@
-"""`run` and `stop`: pipelines of ours."""
+"""`run` and `stop`: start and stop managed pipelines."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 @main.command()
 @click.argument("pipeline", metavar="MODULE:PIPELINE")
-@click.option("--epochs", type=click.IntRange(1), help="Stop, with a checkpoint, after so many.")
-@click.option("--follow", is_flag=True, help="Wait for more when the sources have nothing new.")
+@click.option(
+    "--epochs", type=click.IntRange(1), help="Stop with a checkpoint after this many epochs."
+)
+@click.option("--follow", is_flag=True, help="Wait for new records when the sources have none.")
 @click.option(
     "--interval",
     type=click.FloatRange(0),
     default=0.0,
     metavar="SECONDS",
-    help="The least time between two epochs.",
+    help="The minimum time between two epochs.",
 )
-@click.option("--adopt", is_flag=True, help="Go on from the offsets recorded with the state.")
+@click.option("--adopt", is_flag=True, help="Continue from the offsets recorded with the state.")
 @click.option(
     "--from-epoch",
     type=click.IntRange(0),
@@ -45,8 +47,8 @@ from arroyo_dagster.state.storage.store import ObjectStore
     help="Go back to epoch N first, as `rollback` does, unless this was done before.",
 )
 @click.option("--spark", is_flag=True, help="Run on Spark instead of in this process.")
-@click.option("--master", help="With --spark: where it runs; local[*] unless given.")
-@click.option("--spark-checkpoint", help="With --spark: where Spark keeps its log of batches.")
+@click.option("--master", help="With --spark: the Spark master. Default: local[*].")
+@click.option("--spark-checkpoint", help="With --spark: the directory of Spark's batch log.")
 @store_options
 def run(
     pipeline: str,
@@ -61,11 +63,11 @@ def run(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Run a pipeline from its newest checkpoint on.
+    """Run a pipeline from its newest checkpoint.
 
-    MODULE:PIPELINE names a Pipeline, or a function without arguments that gives one;
+    MODULE:PIPELINE names a Pipeline, or a function without arguments that returns one;
     path/to/file.py:PIPELINE works too. Stop it with `arroyo-state stop JOB`, or kill it: the next
-    run goes on where its newest epoch ends.
+    run continues from its newest epoch.
     """
     if not spark and (master or spark_checkpoint):
         raise click.UsageError("--master and --spark-checkpoint need --spark")
@@ -102,7 +104,7 @@ def run(
 
 @contextlib.contextmanager
 def _progress(store: ObjectStore, pipeline: Pipeline, *, as_json: bool) -> Iterator[OnEpoch]:
-    """Show each epoch: a line, and on a terminal what is going on now below it."""
+    """Print a line per epoch, and on a terminal the current activity below it."""
     from rich.console import Console
 
     console = Console(stderr=as_json, highlight=False)
@@ -152,12 +154,12 @@ def _print_outcome(pipeline: Pipeline, outcome: RunOutcome, *, as_json: bool) ->
         )
         return
     wrote = f"wrote {outcome.epochs} epoch{'' if outcome.epochs == 1 else 's'}"
-    why = "the sources have ended" if outcome.exhausted else "it goes on from there next time"
+    why = "the sources have ended" if outcome.exhausted else "the next run continues from there"
     click.echo(f"{pipeline.paths.root}: {wrote}, the newest is {newest or 'none'}; {why}")
     if outcome.overdue_epochs:
         click.echo(
-            f"{pipeline.paths.root}: {outcome.overdue_epochs} expired epochs could not be removed; "
-            "the next run tries again",
+            f"{pipeline.paths.root}: {outcome.overdue_epochs} expired epochs could not be "
+            "deleted; the next run tries again",
             err=True,
         )
 
@@ -166,16 +168,16 @@ def _print_outcome(pipeline: Pipeline, outcome: RunOutcome, *, as_json: bool) ->
 @click.argument("job")
 @store_options
 def stop(job: str, url: str | None, as_json: bool) -> None:
-    """Ask a running job of ours to stop with a checkpoint."""
+    """Ask a running managed job to stop with a checkpoint."""
     store = open_url(url)
     paths = find_job(store, job)
     newest = summarise_job(store, paths)
     theirs = newest.newest is None and paths.layout is Layout.LEGACY
     if theirs or (newest.newest and newest.newest.progress is None):
         raise InputError(
-            "this job is Arroyo's, so it cannot be stopped through its state",
+            "this is an Arroyo job, which cannot be stopped through its state",
             job=paths.root,
-            next_step="stop it through Arroyo's UI or REST API, with a checkpoint",
+            next_step="stop it with a checkpoint in Arroyo's UI or through its REST API",
         )
     started = newest_generation(store, paths)
     number: int | None = started
@@ -201,7 +203,7 @@ def stop(job: str, url: str | None, as_json: bool) -> None:
         click.echo(f"{paths.root} is at rest: it stopped with epoch {newest.newest_epoch}.")
     else:
         click.echo(
-            f"{paths.root}: asked generation {number} to stop. It writes one more epoch, its "
-            "last, then ends; `arroyo-state epochs` shows it. If no run is alive, nothing happens, "
-            "and the next run is not held up."
+            f"{paths.root}: asked worker generation {number} to stop. It writes one last epoch, "
+            "then ends; `arroyo-state epochs` lists it. If no run is alive, nothing happens, "
+            "and the next run is not affected."
         )

@@ -1,4 +1,4 @@
-"""`sdf check` and `sdf schema`: definitions of SDF states. They write nothing."""
+"""`sdf check` and `sdf schema`: check definitions of SDF states. They write nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from arroyo_dagster.dataflow.definition.loading import load_document
 
 
 class _OnDemand(click.Group):
-    """Loads the modules of its commands when one of them is asked for: they need polars, and no
-    other command should wait for it."""
+    """Load the modules of a command when it is called: they need polars, and other commands do not
+    have to wait for it.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         for module in _MODULES:
@@ -38,19 +39,23 @@ _MODULES = ("sdf_inspect", "sdf_run", "sdf_test")
 
 @main.group(cls=_OnDemand)
 def sdf() -> None:
-    """SDF keyed states: declared in YAML, changed by one service, read by others."""
+    """SDF keyed states: declared in YAML, written by one service, read by others."""
 
 
 @sdf.command()
 @click.argument("file", type=click.Path())
-@click.option("--legacy", is_flag=True, help="Take apiVersions before 0.5.0 too.")
-@click.option("--extended", is_flag=True, help="Take scalar values SDF's own engine refuses.")
-@click.option("--prod", is_flag=True, help="Leave the `dev` section out of account.")
+@click.option("--legacy", is_flag=True, help="Accept apiVersions before 0.5.0.")
+@click.option(
+    "--extended", is_flag=True, help="Accept scalar values that SDF's own engine refuses."
+)
+@click.option("--prod", is_flag=True, help="Ignore the `dev` section.")
 @json_option
 def check(file: str, legacy: bool, extended: bool, prod: bool, as_json: bool) -> None:
-    """Check a dataflow.yaml or sdf-package.yaml: every mistake with its path, line and number.
+    """Check a dataflow.yaml or sdf-package.yaml, and print each error with its path, line and
+    number.
 
-    Exit codes: 0 no mistake, 1 could not look, 2 wrong command line, 3 there are mistakes.
+    Exit codes: 0 no error; 1 the check could not be carried out; 2 wrong command line; 3 at least
+    one error.
     """
     try:
         document = load_document(file, legacy=legacy, extended=extended, dev=not prod)
@@ -80,7 +85,7 @@ def _print_diagnostics(file: str, error: InvalidDefinition, as_json: bool) -> No
 
 
 def _states(document: Dataflow | Package) -> Iterator[tuple[str, StateDef]]:
-    """Every state with the service that declares it, or the package."""
+    """Return every state with the service that declares it, or the package."""
     if isinstance(document, Dataflow):
         for service in document.services.values():
             yield from ((service.name, state) for state in service.states.values())
@@ -98,8 +103,8 @@ def _print_document(file: str, document: Dataflow | Package) -> None:
     kind = "dataflow" if isinstance(document, Dataflow) else "package"
     count = len(document.warnings)
     click.echo(
-        f"{file}: {kind} {document.namespace}/{document.name}@{document.version}, "
-        f"{len(states)} states, no mistakes, {count} warning{'' if count == 1 else 's'}"
+        f"{file}: {kind} {document.namespace}/{document.name}@{document.version}, {len(states)} "
+        f"states, no errors, {count} warning{('' if count == 1 else 's')}"
     )
 
 

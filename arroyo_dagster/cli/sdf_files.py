@@ -1,4 +1,4 @@
-"""Definitions as the subcommands of `sdf` are given them: a file, and how strictly it is read."""
+"""Load the definitions that the `sdf` subcommands take: a file, and how strictly it is read."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def loading_options(command: _F) -> _F:
-    """Add `--legacy`, `--extended` and `--prod`, as every subcommand that reads a file has them."""
-    prod = click.option("--prod", is_flag=True, help="Leave the `dev` section out of account.")
+    """Add `--legacy`, `--extended` and `--prod`, for every subcommand that reads a file."""
+    prod = click.option("--prod", is_flag=True, help="Ignore the `dev` section.")
     extended = click.option(
-        "--extended", is_flag=True, help="Take scalar values SDF's own engine refuses."
+        "--extended", is_flag=True, help="Accept scalar values that SDF's own engine refuses."
     )
-    legacy = click.option("--legacy", is_flag=True, help="Take apiVersions before 0.5.0 too.")
+    legacy = click.option("--legacy", is_flag=True, help="Accept apiVersions before 0.5.0.")
     return legacy(extended(prod(command)))
 
 
 def load_dataflow(
     file: str, *, legacy: bool, extended: bool, prod: bool
 ) -> tuple[Dataflow, dict[str, Package]]:
-    """A dataflow, and the packages it imports. No code is loaded.
+    """Load a dataflow and the packages it imports. No code is loaded.
 
     Raises:
         InputError: it is a package.
@@ -37,7 +37,8 @@ def load_dataflow(
 
 
 def allow_functions(file: str) -> None:
-    """Let functions that are named be imported from the definition's folder, then from the working
-    directory: for what runs them, and nothing else."""
+    """Allow imports of named functions from the definition's folder, then from the working
+    directory. Call it only in commands that run them.
+    """
     folder = file if os.path.isdir(file) else os.path.dirname(file)
     open_folders(folder or ".", os.getcwd())

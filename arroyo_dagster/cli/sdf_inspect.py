@@ -1,4 +1,4 @@
-"""`sdf show` and `sdf sql`: states looked at. They write nothing."""
+"""`sdf show` and `sdf sql`: list and query states. They write nothing."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _COMMANDS = {
 
 @sdf.group()
 def show() -> None:
-    """Look at what a dataflow keeps."""
+    """List the states of a dataflow, or the functions and states of a package."""
 
 
 @show.command("state")
 @click.argument("file", type=click.Path())
 @click.argument("namespace", required=False)
-@click.option("--key", metavar="KEY", help="Only the row of one key.")
+@click.option("--key", metavar="KEY", help="Print only the row of this key.")
 @click.option(
     "--filter",
     "pattern",
     metavar="REGEX",
-    help="Only namespaces, or with a NAMESPACE keys, in which it is found.",
+    help="Print only namespaces that match; with a NAMESPACE, only keys that match.",
 )
 @loading_options
 @store_options
@@ -58,7 +58,7 @@ def print_state(
     """List the namespaces of a dataflow, or the rows of one.
 
     A namespace is service/state/state, service/function/metrics, service/topic/topic.offset or
-    service/name/watermark. All of a service is of one epoch, its newest ready one.
+    service/name/watermark. All rows of a service are of one epoch, its newest ready one.
     """
     dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
     spaces = Namespaces(open_to_read(url), dataflow)
@@ -101,7 +101,7 @@ def _print_rows(found: Namespace, key: str | None, pattern: str | None, as_json:
 
 
 def print_json_rows(document: Any) -> None:
-    """Print JSON of a document that holds times: they are epoch milliseconds, as in user code."""
+    """Print JSON of a document that holds times, as epoch milliseconds like in user code."""
     text = json.dumps(document, default=_plain)
     print_json(json.loads(text))
 
@@ -129,9 +129,9 @@ def query_states(
 ) -> None:
     """Query the arrow-row states of a dataflow.
 
-    Tables are named like the states, with underscores; of a windowed state the window that closed
-    last is seen. Without a QUERY, SQL mode: a query a line, `.help` lists what else there is, and
-    every query sees the newest ready epoch.
+    Tables are named like the states, with underscores. A windowed state shows the window that
+    closed last. Without a QUERY, SQL mode starts: enter one query per line; `.help` lists the
+    commands. Every query reads the newest ready epoch.
     """
     dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
     views = Views(open_to_read(url), dataflow)

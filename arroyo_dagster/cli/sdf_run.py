@@ -1,4 +1,4 @@
-"""`sdf run`: the services of a dataflow, in this process."""
+"""`sdf run`: run the services of a dataflow, in this process or on Spark."""
 
 from __future__ import annotations
 
@@ -46,57 +46,71 @@ _ENDLESS_INTERVAL = 1.0
 @sdf.command()
 @click.argument("file", type=click.Path())
 @click.option(
-    "--source", "sources", multiple=True, metavar="TOPIC=KIND:PATH", help="Where records come from."
+    "--source",
+    "sources",
+    multiple=True,
+    metavar="TOPIC=KIND:PATH",
+    help="Where a topic's records come from.",
 )
-@click.option("--sink", "sinks", multiple=True, metavar="TOPIC=KIND:PATH", help="Where records go.")
-@click.option("--bindings", metavar="FILE", help="Sources, sinks, functions and env, as YAML.")
+@click.option(
+    "--sink", "sinks", multiple=True, metavar="TOPIC=KIND:PATH", help="Where a topic's records go."
+)
+@click.option(
+    "--bindings", metavar="FILE", help="Read sources, sinks, functions and env from this YAML file."
+)
 @click.option(
     "--bind",
     "functions",
     multiple=True,
     metavar="NAME=MODULE:FUNCTION",
-    help="Python for a function whose body is in another language.",
+    help="The Python function for a function whose body is in another language.",
 )
-@click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="What functions see as env.")
-@click.option("--epochs", type=click.IntRange(1), help="Stop, with a checkpoint, after so many.")
-@click.option("--until-idle", is_flag=True, help="Stop when nothing is new.")
+@click.option(
+    "-e", "--env", multiple=True, metavar="NAME=VALUE", help="Environment variables of functions."
+)
+@click.option(
+    "--epochs", type=click.IntRange(1), help="Stop with a checkpoint after this many epochs."
+)
+@click.option("--until-idle", is_flag=True, help="Stop when the sources have nothing new.")
 @click.option(
     "--interval",
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="The least time between two epochs; 1 if a source has no end, else 0.",
+    help="The minimum time between two epochs. Default: 1 if a source has no end, else 0.",
 )
 @click.option(
     "--keep-epochs",
     type=click.IntRange(2),
     default=10,
     show_default=True,
-    help="How many epochs of each service stay.",
+    help="How many epochs of each service to keep.",
 )
 @click.option(
     "--on-error",
     type=click.Choice(["skip", "fail"]),
     default="skip",
     show_default=True,
-    help="What becomes of a record whose function fails: it is skipped, or the run ends.",
+    help="What to do with a record whose function fails: skip it, or end the run.",
 )
 @click.option("--flush-open", is_flag=True, help="Close open windows when every source has ended.")
-@click.option("--migrate", is_flag=True, help="Let states have more columns than were stored.")
+@click.option("--migrate", is_flag=True, help="Allow states to have more columns than were stored.")
 @click.option(
     "--parallelism",
     type=click.IntRange(1, 4096),
     default=1,
     show_default=True,
-    help="Subtasks of each operator; it may change from run to run.",
+    help="Number of subtasks of each operator. It may change between runs.",
 )
 @click.option("--spark", is_flag=True, help="Run on Spark instead of in this process.")
-@click.option("--master", help="With --spark: where it runs; local[*] unless given.")
+@click.option("--master", help="With --spark: the Spark master. Default: local[*].")
 @click.option(
-    "--conf", "conf", multiple=True, metavar="NAME=VALUE", help="With --spark: its settings."
+    "--conf", "conf", multiple=True, metavar="NAME=VALUE", help="With --spark: a setting of Spark."
 )
-@click.option("--spark-checkpoint", help="With --spark: where Spark keeps its logs of batches.")
+@click.option("--spark-checkpoint", help="With --spark: the directory of Spark's batch logs.")
 @click.option(
-    "--adopt", is_flag=True, help="With --spark: go on from the offsets recorded with the states."
+    "--adopt",
+    is_flag=True,
+    help="With --spark: continue from the offsets recorded with the states.",
 )
 @loading_options
 @store_options
@@ -155,7 +169,9 @@ def run(
     outside = _spark_topics(store, spark, spark_checkpoint, (master, conf, adopt))
     wired = wire(dataflow, given, store, packages=packages, stdin=stdin, outside=outside)
     for topic in wired.unbound:
-        click.echo(f"topic {topic} goes nowhere: bind it with --sink {topic}=stdout", err=True)
+        click.echo(
+            f"topic {topic} has no sink; to print its records: --sink {topic}=stdout", err=True
+        )
     pipelines = build_dataflow(
         dataflow,
         store,
@@ -258,7 +274,7 @@ def _flags(
         topics = [one.topic for one in bindings]
         for topic in topics:
             if topics.count(topic) > 1:
-                raise InputError(f"two {role}s of one topic", topic=topic)
+                raise InputError(f"topic bound twice: two {role}s of one topic", topic=topic)
     return BindingsText(
         sources={one.topic: one for one in bound["source"]},
         sinks={one.topic: one for one in bound["sink"]},
@@ -270,7 +286,7 @@ def _flags(
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise InputError("a variable or setting is given as NAME=VALUE, and one is not")
+        raise InputError("a variable or setting is not in the form NAME=VALUE")
     return name, value
 
 
@@ -286,7 +302,7 @@ def _interval(seconds: float | None, given: BindingsText) -> float:
 
 
 def _is_endless(given: BindingsText) -> bool:
-    """Whether a source goes on until somebody stops it."""
+    """Return whether a source never ends by itself."""
     return any(
         one.options.get("follow")
         or one.kind in ("stdin", "spark")
@@ -297,7 +313,7 @@ def _is_endless(given: BindingsText) -> bool:
 
 @contextlib.contextmanager
 def _stopping() -> Iterator[Callable[[], bool]]:
-    """Take Ctrl-C and SIGTERM as the wish to stop; the second one kills."""
+    """Stop on Ctrl-C or SIGTERM with a last checkpoint; a second signal kills the process."""
     asked: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
@@ -325,7 +341,7 @@ def _epoch_printer() -> OnPipelineEpoch:
 def _print_outcome(
     dataflow: Dataflow, store: ObjectStore, outcome: DataflowOutcome, *, as_json: bool
 ) -> None:
-    """What the run came to: to stderr, since records may go to stdout; as JSON to stdout."""
+    """Print the outcome of the run to stderr, as records may go to stdout; print JSON to stdout."""
     metrics = Namespaces(store, dataflow).metrics()
     counted = [
         (one.name.removesuffix("/metrics"), dict(zip(one.names, row.values, strict=True)))
@@ -346,6 +362,6 @@ def _print_outcome(
     columns = ("succeeded", "failed", "dropped_late", "expired")
     lines = [[name, *(str(values.get(one, 0)) for one in columns)] for name, values in counted]
     click.echo(borderless(["Since the job began", *columns], lines), err=True)
-    why = "every source has ended" if outcome.ended else "it goes on from there next time"
+    why = "every source has ended" if outcome.ended else "the next run continues from there"
     epochs = ", ".join(f"{service} {count}" for service, count in outcome.epochs.items())
     click.echo(f"{dataflow.name}: epochs written: {epochs}; {why}", err=True)

@@ -1,4 +1,4 @@
-"""`sdf test` and `sdf show functions|states`: packages tried on their own."""
+"""`sdf test` and `sdf show functions|states`: test packages on their own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACKAGE_HERE = "sdf-package.yaml"
 
 
 class _FileOrCommand(click.Group):
-    """A group in which what is no subcommand is a package to test."""
+    """A group that treats an unknown subcommand as a package to test."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
@@ -39,7 +39,7 @@ class _FileOrCommand(click.Group):
 
 @sdf.group(cls=_FileOrCommand)
 def test() -> None:
-    """Try a package on its own: `sdf test [FILE]` runs the section `tests` of its YAML.
+    """Test a package: `sdf test [FILE]` runs the `tests` section of its YAML.
 
     SDF itself ignores that section; it is an extension of this project.
     """
@@ -51,19 +51,19 @@ def _bind_option(command: Any) -> Any:
         "functions",
         multiple=True,
         metavar="NAME=MODULE:FUNCTION",
-        help="Python for a function whose body is not Python in the YAML.",
+        help="The Python function for a function whose body in the YAML is not Python.",
     )(command)
 
 
 @test.command("section", hidden=True)
 @click.argument("file", type=click.Path(), default=PACKAGE_HERE)
-@click.option("--only", multiple=True, metavar="NAME", help="Only tests of this name.")
+@click.option("--only", multiple=True, metavar="NAME", help="Run only tests of this name.")
 @_bind_option
 @json_option
 def test_section(file: str, only: Sequence[str], functions: Sequence[str], as_json: bool) -> None:
-    """Run the section `tests` of a package.
+    """Run the `tests` section of a package.
 
-    Exit codes: 0 all passed, 1 could not look, 2 wrong command line, 3 some failed.
+    Exit codes: 0 all passed; 1 the tests could not be run; 2 wrong command line; 3 some failed.
     """
     package, packages = load_package(file)
     allow_functions(file)
@@ -71,7 +71,7 @@ def test_section(file: str, only: Sequence[str], functions: Sequence[str], as_js
     outcomes = run_tests(package, lambda: Trial(package, functions=bound, packages=packages), only)
     if not outcomes:
         raise InputError(
-            "there is no such test" if only else "the package has no tests",
+            "the package has no test of this name" if only else "the package has no tests",
             package=package.id,
             next_step="add a section `tests`: a list of name, function, value and expect",
         )
@@ -100,17 +100,22 @@ def _print_outcomes(outcomes: Sequence[TestOutcome], as_json: bool) -> None:
 @test.command("function")
 @click.argument("name")
 @click.option("-f", "--file", type=click.Path(), default=PACKAGE_HERE, show_default=True)
-@click.option("-v", "--value", "--input", help="The record, as dev.converter of the package says.")
+@click.option(
+    "-v",
+    "--value",
+    "--input",
+    help="The record, in the format that dev.converter of the package names.",
+)
 @click.option("--value-file", type=click.Path(), help="A file that holds the record.")
 @click.option("-k", "--key", help="The record's key.")
 @click.option("--key-file", type=click.Path(), help="A file that holds the key.")
-@click.option("-s", "--state-key", help="The key whose row or cell accessors give.")
+@click.option("-s", "--state-key", help="The key whose row or cell the accessors return.")
 @click.option(
     "--state",
     "seeds",
     multiple=True,
     metavar="STATE:KEY=VALUE",
-    help="Fill a state first; VALUE is JSON, of a row an object.",
+    help="Fill a state first. VALUE is JSON; for a row, a JSON object.",
 )
 @click.option(
     "-o",
@@ -118,7 +123,7 @@ def _print_outcomes(outcomes: Sequence[TestOutcome], as_json: bool) -> None:
     type=click.Choice(["v", "kv"]),
     default="v",
     show_default=True,
-    help="Show values, or keys and values.",
+    help="Print values only, or keys and values.",
 )
 @_bind_option
 @json_option
@@ -135,9 +140,9 @@ def test_function(
     functions: Sequence[str],
     as_json: bool,
 ) -> None:
-    """Call a function of a package once, and print what it gives, one result a line.
+    """Call a function of a package once, and print its results, one per line.
 
-    What its states hold afterwards is shown behind, on stderr.
+    The resulting states are printed to stderr.
     """
     package, packages = load_package(file)
     allow_functions(file)
@@ -175,13 +180,13 @@ def _seed(text: str) -> tuple[str, str, Any]:
     raise InputError(
         "a state is filled with STATE:KEY=VALUE, the value as JSON",
         given=text,
-        next_step="for example `--state hits:/home='{\"hits\": 2}'`",
+        next_step="example: `--state hits:/home='{\"hits\": 2}'`",
     )
 
 
 def _given(text: str | None, file: str | None, what: str) -> str | None:
     if text is not None and file is not None:
-        raise click.UsageError(f"--{what} and --{what}-file are two ways to say one thing")
+        raise click.UsageError(f"--{what} and --{what}-file exclude each other")
     if file is None:
         return text
     try:
@@ -209,9 +214,9 @@ def _decoded(
         return json.loads(text)
     except ValueError as error:
         raise InputError(
-            f"the value is no JSON ({error})",
+            f"the value is not valid JSON ({error})",
             given=text[:200],
-            next_step="quote text as JSON does, or set `dev: {converter: raw}` in the package",
+            next_step="quote text as in JSON, or set `dev: {converter: raw}` in the package",
         ) from error
 
 
@@ -235,7 +240,7 @@ def _lines(
 @show.command("functions")
 @click.argument("file", type=click.Path(), default=PACKAGE_HERE)
 def print_functions(file: str) -> None:
-    """List the functions of a package, one a line."""
+    """List the functions of a package, one per line."""
     package, _ = load_package(file)
     for name in sorted(package.functions):
         click.echo(name)
@@ -244,7 +249,7 @@ def print_functions(file: str) -> None:
 @show.command("states")
 @click.argument("file", type=click.Path(), default=PACKAGE_HERE)
 def print_states(file: str) -> None:
-    """List the states of a package, one a line."""
+    """List the states of a package, one per line."""
     package, _ = load_package(file)
     for name in sorted(package.states):
         click.echo(name)

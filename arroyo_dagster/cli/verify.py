@@ -1,4 +1,4 @@
-"""`verify`: whether a job can be restored from an epoch, for people and for scripts."""
+"""`verify`: check whether a job can be restored from an epoch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from arroyo_dagster.state.planning.verify.findings import Finding, Severity
 from arroyo_dagster.state.planning.verify.restore import SubtaskRestore
 
 EXIT_FINDINGS = 3
-"""The exit code where a finding is an error; 1 says that nobody could look."""
+"""At least one finding is an error. 1 means that the check could not be carried out."""
 
 _RESTORE_COLUMNS = ("operator", "table", "subtask", "files", "bytes", "rows", "requests")
 _LEVELS = (
-    "every listed file is there",
+    "every listed file exists",
     "footers, columns and row counts",
-    "statistics are those of the rows",
+    "statistics match the rows",
     "every value decodes",
-    "a restore simulated",
+    "simulated restore",
 )
 
 
@@ -38,14 +38,14 @@ _LEVELS = (
     type=click.IntRange(0, MAX_LEVEL),
     default=MAX_LEVEL,
     show_default=True,
-    help="0 files there; 1 footers, columns, row counts; 2 statistics against the rows; "
-    "3 every value decodes; 4 a restore simulated. Each holds those before it.",
+    help="0: files exist. 1: footers, columns, row counts. 2: statistics match the rows. 3: "
+    "every value decodes. 4: a simulated restore. Each level includes those before it.",
 )
 @click.option(
     "--parallelism",
     type=click.IntRange(1, MAX_PARALLELISM),
     metavar="P",
-    help="Of the restored job; each operator's own unless given.",
+    help="Parallelism of the restored job. Default: each operator's own.",
 )
 @click.option(
     "--history",
@@ -53,7 +53,7 @@ _LEVELS = (
     default=HISTORY,
     show_default=True,
     metavar="N",
-    help="How many epochs before it are looked at for lost or doubled files.",
+    help="How many earlier epochs to check for lost or duplicated files.",
 )
 @store_options
 def verify(
@@ -65,11 +65,12 @@ def verify(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Say whether a job can be restored from an epoch, and if not, why.
+    """Check whether a job can be restored from an epoch, and print why not.
 
-    EPOCH is the newest visible one unless given. Nothing is written.
+    Without EPOCH, the newest visible one. Writes nothing.
 
-    Exit codes: 0 passed, 1 could not look, 2 wrong command line, 3 a finding is an error.
+    Exit codes: 0 restorable; 1 the check could not be carried out; 2 wrong command line; 3 at least
+    one finding is an error.
     """
     store = open_to_read(url)
     found = verify_job(
@@ -98,7 +99,7 @@ def verify(
 
 
 def _verdict_json(found: JobVerdict) -> dict[str, Any]:
-    """A verdict as one JSON document."""
+    """Return a verdict as one JSON document."""
     return {
         "job": found.paths.job,
         "pipeline": found.paths.pipeline,
@@ -140,7 +141,7 @@ def _restore_json(one: SubtaskRestore) -> dict[str, Any]:
 
 
 def _restore_cells(found: JobVerdict) -> list[list[object]]:
-    """A line for each subtask and table that a restore opens files of."""
+    """Return a line for each subtask and table whose files a restore opens."""
     return [
         [
             one.operator,
@@ -157,7 +158,7 @@ def _restore_cells(found: JobVerdict) -> list[list[object]]:
 
 
 def _verdict_lines(found: JobVerdict) -> Iterator[str]:
-    """The findings, errors first, and the verdict."""
+    """Yield the findings, errors first, and the verdict."""
     findings = found.verdict.findings
     for severity in Severity:
         for one in findings:
@@ -168,6 +169,5 @@ def _verdict_lines(found: JobVerdict) -> Iterator[str]:
     verdict = "can be restored" if found.passed else "cannot be restored safely"
     yield (
         f"{found.paths.root} epoch {found.epoch} {verdict}: {said or 'nothing found'}; "
-        f"{found.verdict.inspected} objects looked at, level {found.level} "
-        f"({_LEVELS[found.level]})"
+        f"{found.verdict.inspected} objects checked, level {found.level} ({_LEVELS[found.level]})"
     )

@@ -1,4 +1,4 @@
-"""`compact window`: a running job of Arroyo's, stopped, rewritten and started again."""
+"""`compact window`: stop a running Arroyo job, rewrite its state and start it again."""
 
 from __future__ import annotations
 
@@ -61,40 +61,47 @@ def _limit(name: str, default: float, text: str) -> Callable[[_F], _F]:
 @click.option(
     "--between",
     metavar="HH:MM-HH:MM",
-    help="When it may be done, every day; the job runs again before the window closes.",
+    help="The daily maintenance window. The job runs again before the window closes.",
 )
-@click.option("--time-zone", default="UTC", show_default=True, help="Of --between, by its name.")
-@click.option("--now", is_flag=True, help="Do it at once, in place of --between.")
+@click.option(
+    "--time-zone",
+    default="UTC",
+    show_default=True,
+    help="Time zone of --between, for example Europe/Berlin.",
+)
+@click.option("--now", is_flag=True, help="Start now. Replaces --between.")
 @click.option(
     "--arroyo-api",
     "api",
     metavar="URL",
     envvar=API_VARIABLE,
     required=True,
-    help=f"Arroyo's REST API, http://HOST:5115, by which the job is stopped and started; else "
-    f"from {API_VARIABLE}.",
+    help="Arroyo's REST API, http://HOST:5115, used to stop and start the job. Default: "
+    f"{API_VARIABLE}.",
 )
 @click.option(
     "--policy",
     type=click.Choice([policy.value for policy in CompactionPolicy]),
     default=CompactionPolicy.FULL.value,
     show_default=True,
-    help="Which files are rewritten.",
+    help="Which files to rewrite.",
 )
 @_limit("stop", _LIMITS.stop, "How long the job may take to stop.")
-@_limit("rewrite", _LIMITS.rewrite, "How long it may be down for the rewrite.")
-@_limit("start", _LIMITS.start, "How long it may take to run again.")
+@_limit("rewrite", _LIMITS.rewrite, "How long the job may be down for the rewrite.")
+@_limit("start", _LIMITS.start, "How long the job may take to run again.")
 @_limit(
-    "quiet", _LIMITS.quiet, "For a job that was stopped before: how long its files must not change."
+    "quiet",
+    _LIMITS.quiet,
+    "For a job that was stopped before: how long its files must not have changed.",
 )
 @click.option(
     "--level",
     type=click.IntRange(0, 4),
     default=2,
     show_default=True,
-    help="How closely the rewritten epoch is verified before the start.",
+    help="How closely to verify the rewritten epoch before the start.",
 )
-@click.option("--yes", is_flag=True, help="Do it; without it the plan is shown.")
+@click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
 @click.option("--spark", is_flag=True, help="Write the new files on Spark.")
 @token_option
 @store_options
@@ -116,13 +123,14 @@ def window(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Stop a running job of Arroyo's with a checkpoint, rewrite its state, start it again.
+    """Stop a running Arroyo job with a checkpoint, rewrite its state, start it again.
 
-    Whatever goes wrong, the job is started again, and what was done is told. If this process dies
-    between, the next call says that the job is down and starts it, whatever the time.
+    If a step fails, the job is started again, and the steps that were done are printed. If this
+    process dies in between, the next call reports that the job is down and starts it, at any time
+    of day.
     """
     if (between is None) == (not now):
-        raise click.UsageError("say when: --between HH:MM-HH:MM, or --now")
+        raise click.UsageError("give a time: --between HH:MM-HH:MM, or --now")
     daily = None if between is None else DailyWindow.parse(between, time_zone)
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
@@ -160,7 +168,10 @@ def _carried_out(
             if found is not None:
                 return found
         else:
-            click.echo(f"{paths.root}: the same call with --yes starts the job again", err=True)
+            click.echo(
+                f"{paths.root}: the job may be down; the same call with --yes starts it again",
+                err=True,
+            )
     if not yes:
         return run_window(store, paths, control, options, dry_run=True)
     return run_window(store, paths, control, _until_it_closes(options, paths, daily))
@@ -169,13 +180,13 @@ def _carried_out(
 def _report_unfinished(
     paths: JobPaths, control: ArroyoControl, left: WindowRecord | FormatError
 ) -> None:
-    """Say first that a window left the job stopped, before anything else is looked at."""
+    """Report first that a window left the job stopped."""
     opened = "an earlier window"
     if isinstance(left, WindowRecord):
         opened = f"the window that {left.owner} opened at {clock(left.opened_at_micros)}"
     click.echo(f"{paths.root}: {opened} has not ended; the job may be down", err=True)
     facts = JobDirectory([control]).find(paths, checkpoints=False).facts
-    click.echo(f"{paths.root}: Arroyo says that the job is {facts.state}", err=True)
+    click.echo(f"{paths.root}: Arroyo reports status {facts.state}", err=True)
 
 
 def _until_it_closes(
@@ -189,7 +200,7 @@ def _until_it_closes(
             "the window is not open now",
             job=paths.root,
             opens_next=daily.opens_next().to_iso8601_string(),
-            next_step="call it again when it is open, or with --now",
+            next_step="call it again when the window opens, or with --now",
         )
     return replace(options, closes_at_micros=micros_of(closes))
 
@@ -222,11 +233,13 @@ def _print_dry_run(paths: JobPaths, outcome: WindowOutcome) -> None:
     assert plan is not None
     print_plan(plan, plan.left_out)
     if not plan.tables:
-        click.echo(f"{paths.root}: nothing to rewrite at epoch {plan.epoch}; not stopped for it")
+        click.echo(
+            f"{paths.root}: nothing to rewrite at epoch {plan.epoch}; the job would not be stopped"
+        )
         return
     click.echo(
-        f"{paths.root}: {plan.before.files} files would become {plan.after.files} at most; the job "
-        "was not touched, --yes stops it, rewrites it and starts it"
+        f"{paths.root}: {plan.before.files} files would become at most {plan.after.files}; the "
+        "job was not touched; --yes stops it, rewrites its state and starts it again"
     )
 
 

@@ -21,7 +21,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 OnPipelineEpoch = Callable[[Pipeline, Checkpoint], None]
 
 _STOP_POLL_SECONDS = 0.05
-"""How often a pause looks whether the run is to stop."""
+"""How often a pause checks whether the run should stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""Dagster: when to act, what to show. It decides nothing about state.
+"""Dagster definitions: when to run, what to show. Decisions about state are made in `state`.
 
-Its public names are loaded when first asked for, so that naming one thing of it does not load all.
+Public names are loaded lazily, so that importing one does not load all.
 """
 
 import lazy_loader

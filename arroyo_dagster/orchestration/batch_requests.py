@@ -1,4 +1,4 @@
-"""Which jobs a batch serves, and when a batch is asked for: at most one of a kind at a time."""
+"""Choose the jobs of a batch, and request a batch: at most one of a kind at a time."""
 
 import hashlib
 import time
@@ -18,7 +18,7 @@ from arroyo_dagster.orchestration.translator import Naming
 MOST_JOBS = 500
 BUDGET_MINUTES = 45.0
 ROOT_TAG = "arroyo/checkpoint_root"
-"""The run tag that tells batches of one checkpoint URL from those of another."""
+"""The run tag that identifies the checkpoint URL of a batch."""
 
 _DAY_SECONDS = 86_400.0
 _RUNS_INSPECTED = 50
@@ -32,28 +32,29 @@ _UNFINISHED = (
 
 
 class BatchConfig(dg.Config):
-    """Which jobs a batch serves, and how long. Kinds add a field `settings`."""
+    """Which jobs a batch serves, and its time budget. Each kind adds a field `settings`."""
 
     jobs: list[str] = Field(
         default_factory=list,
-        description="Partition keys, in order; without any those that need it most are chosen.",
+        description="Partition keys, served in this order. Empty: the jobs with the largest "
+        "backlog.",
     )
     budget_minutes: float = Field(
-        default=BUDGET_MINUTES, gt=0, description="No further job is begun after so long."
+        default=BUDGET_MINUTES, gt=0, description="Start no further job after this many minutes."
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchKind:
-    """A kind of maintenance that is done in batches.
+    """A kind of maintenance that runs in batches.
 
     Attributes:
-        name: of the Dagster job; its op is called the same with `_op` behind it.
+        name: of the Dagster job; its op has the same name with the suffix `_op`.
         config: a subclass of `BatchConfig` with a field `settings`.
-        events: does the work for one job and gives its events.
-        backlog: how much each job has to do.
-        min_backlog: jobs with less are left for later.
-        single: the partitioned Dagster job of the same work, which people start by hand.
+        events: does the work for one job and yields its events.
+        backlog: returns the backlog of each job.
+        min_backlog: jobs with a smaller backlog wait.
+        single: the partitioned Dagster job that does the same work when it is started by hand.
         pool: of Dagster, which limits how many run at once.
     """
 
@@ -68,7 +69,7 @@ class BatchKind:
 
     @property
     def op(self) -> str:
-        """The name of the op, for run configuration."""
+        """Return the name of the op, for run configuration."""
         return f"{self.name}_op"
 
 
@@ -82,14 +83,15 @@ def chosen(
     min_backlog: int = 1,
     most_jobs: int = MOST_JOBS,
 ) -> list[str]:
-    """The jobs that need it most, first those with most to do for the longest time.
+    """Return the jobs with the largest backlog for the longest time, in order.
 
     Args:
-        backlog: how much each job has to do.
-        asked_seconds_ago: when a batch served a job last, where that is known; else a day counts,
-            so that jobs that never get smaller do not keep the others waiting.
-        min_backlog: jobs with less are left out.
-        most_jobs: no more than so many.
+        backlog: of each job.
+        asked_seconds_ago: when a batch last served a job, where that is known; else a day counts,
+        so
+            that jobs whose backlog never shrinks do not block the others.
+        min_backlog: jobs with a smaller backlog are left out.
+        most_jobs: the maximum number of jobs.
     """
 
     def need(key: str) -> float:
@@ -102,12 +104,12 @@ def chosen(
 
 @dataclass(frozen=True)
 class EarlierBatches:
-    """What runs of Dagster say of earlier batches of a kind.
+    """What the instance's runs show about earlier batches of a kind.
 
     Attributes:
-        unfinished: a batch that is queued or running, in words; None if there is none.
-        busy: jobs for which somebody has started a run of their own.
-        seconds_ago: when each job was served last.
+        unfinished: describes a batch that is queued or running; None if there is none.
+        busy: jobs that have an individual run.
+        seconds_ago: when each job was last served.
     """
 
     unfinished: str | None
@@ -118,10 +120,10 @@ class EarlierBatches:
 def inspect_runs(
     instance: dg.DagsterInstance, kind: BatchKind, root: str, now: float
 ) -> EarlierBatches:
-    """Find out what was asked already.
+    """Find out what was already requested.
 
-    A batch that has been running for twice as long as it may has died with its process: where
-    nobody monitors runs, it must not hold up the others for ever.
+    A batch that has been running for twice its limit has died with its process. Without run
+    monitoring it must not block the others forever.
 
     Args:
         root: the value of `ROOT_TAG`.
@@ -161,14 +163,15 @@ def decide(
     partitions: Collection[str],
     most_jobs: int = MOST_JOBS,
 ) -> list[str] | str:
-    """Choose the jobs of the next batch; or say why there is none.
+    """Choose the jobs of the next batch, or return why there is none.
 
     Args:
-        backlog: how much each job has to do.
-        partitions: the partition keys there are: a materialisation of another would show nowhere.
+        backlog: of each job.
+        partitions: the existing partition keys. A materialization of any other key would not be
+            visible.
     """
     if asked.unfinished is not None:
-        return f"nothing asked: {asked.unfinished}"
+        return f"nothing requested: {asked.unfinished}"
     free = {k: n for k, n in backlog.items() if k in partitions and k not in asked.busy}
     keys = chosen(free, asked.seconds_ago, min_backlog=kind.min_backlog, most_jobs=most_jobs)
     if keys:
@@ -179,12 +182,12 @@ def decide(
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRequests:
-    """Asks for the batches of a kind.
+    """Requests the batches of one kind.
 
     Attributes:
-        settings: of the kind; its own defaults unless given.
-        most_jobs: in one batch.
-        budget_minutes: no job of a batch is begun after so long.
+        settings: of the kind; its defaults unless given.
+        most_jobs: the maximum number of jobs in one batch.
+        budget_minutes: a batch starts no further job after this time.
     """
 
     naming: Naming
@@ -198,7 +201,7 @@ class BatchRequests:
         context: dg.ScheduleEvaluationContext | dg.SensorEvaluationContext,
         store: ArroyoStateStore,
     ) -> dg.RunRequest | dg.SkipReason:
-        """Ask for one run that serves the jobs that need it most; or say why not."""
+        """Request one run for the jobs with the largest backlog, or return why there is none."""
         kind, root = self.kind, root_of(store)
         asked = inspect_runs(context.instance, kind, root, time.time())
         partitions = set(context.instance.get_dynamic_partitions(str(self.naming.jobs.name)))
@@ -226,7 +229,7 @@ def build_batch_schedule(
     running: bool = False,
     timezone: str = "UTC",
 ) -> dg.ScheduleDefinition:
-    """A schedule that asks for one batch at most: none while the last one is queued or running."""
+    """Build a schedule that requests one batch, unless the last one is unfinished."""
 
     @dg.schedule(
         name=name,
@@ -245,5 +248,5 @@ def build_batch_schedule(
 
 
 def root_of(store: ArroyoStateStore) -> str:
-    """What tells the batches of one checkpoint URL from those of another, as a run tag."""
+    """Return the run tag value that identifies the checkpoint URL of a batch."""
     return hashlib.sha256(store.reading().url.encode()).hexdigest()[:12]

@@ -1,8 +1,8 @@
-"""Maintenance of many jobs in one run: those that need it most, within a budget, each with events
+"""Maintain many jobs in one run: those with the largest backlog, within a budget, each with events
 of its own.
 
 A run costs ten seconds of process start and more, so a run per job fills the queue faster than it
-empties. One batch of a kind is queued or running at a time, and while it is nothing is asked again.
+empties. One batch of a kind is queued or running at a time; no other is requested meanwhile.
 """
 
 import inspect
@@ -36,7 +36,7 @@ class Tools:
 
 
 class JobContext:
-    """The context of a batch as that of a run of one job: everything else is the batch's.
+    """The context of a batch, presented as the context of a run of one job.
 
     Attributes:
         more_jobs_follow: whether this job is not the batch's last.
@@ -64,7 +64,7 @@ class JobContext:
         return getattr(self._context, name)
 
     def of(self, asset: dg.AssetsDefinition) -> "JobContext":
-        """The same for the step of an asset."""
+        """Return the same context for the step of an asset."""
         return JobContext(
             self._context,
             self.partition_key,
@@ -76,7 +76,7 @@ class JobContext:
 def asset_events(
     *assets: dg.AssetsDefinition,
 ) -> Callable[[JobContext, Any, Tools], Iterator[JobEvent]]:
-    """The work of partitioned assets for one job, one after the other, as in a run of their own.
+    """Yield the events of partitioned assets for one job, one asset after the other.
 
     Args:
         assets: written as generators; the configuration is the first one's.
@@ -104,14 +104,14 @@ def asset_events(
 
 @dataclass
 class _BatchResults:
-    """What became of the jobs of a batch, by key."""
+    """The outcome of the jobs of a batch, by key."""
 
     failed: dict[str, str] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
-        """For each job what became of it, those that failed first."""
+        """Return the outcome of each job, failed jobs first."""
         for key in sorted(self.seconds, key=lambda key: key not in self.failed):
             outcome, seconds = self.failed.get(key, "done"), round(self.seconds[key], 1)
             yield {"job": key, "outcome": outcome, "seconds": seconds}
@@ -120,7 +120,7 @@ class _BatchResults:
 
 
 def build_batch_job(kind: BatchKind) -> dg.JobDefinition:
-    """The Dagster job of a kind: one op that serves one job after the other."""
+    """Build the Dagster job of a kind: one op that serves one job after the other."""
     config_class = kind.config
 
     @dg.op(name=kind.op, pool=kind.pool, description=kind.description, out=dg.Out(dg.Nothing))
@@ -175,7 +175,10 @@ def _serve(
     for at, key in enumerate(keys):
         if time.monotonic() - begun > config.budget_minutes * 60:
             done.left = list(keys[at:])
-            context.log.info(f"{len(done.left)} jobs are left: {config.budget_minutes:g} min over")
+            context.log.info(
+                f"{len(done.left)} jobs are left for the next run: the budget of "
+                f"{config.budget_minutes:g} min is used up"
+            )
             break
         started = time.monotonic()
         context.log.info(f"{at + 1} of {len(keys)}: {key}")
@@ -215,7 +218,7 @@ def _of_job(event: JobEvent, key: str) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a job failed, in one line without secrets."""
+    """Return why a job failed, in one line without secrets."""
     cause = error.__cause__ if isinstance(error, dg.RetryRequested) else error
     words = getattr(cause, "description", None) or str(cause or error)
     return redact_text(" ".join(str(words).split()))

@@ -25,7 +25,7 @@ Options = Annotated[
     dict[str, Any],
     dg.Resolver(_resolve_options, model_field_type=dict[str, Any], inject_before_resolve=False),
 ]
-"""Options of a store's client; of secrets the names of variables, as `{env: NAME}`."""
+"""Options of a store's client. For secrets, name environment variables: `{env: NAME}`."""
 
 Secret = Annotated[
     Any,
@@ -35,72 +35,79 @@ Secret = Annotated[
         inject_before_resolve=False,
     ),
 ]
-"""A text that may hold a secret: then the name of a variable, as `{env: NAME}`."""
+"""A text that may hold a secret. If it does, name an environment variable: `{env: NAME}`."""
 
 
 class ScheduleTimes(dg.Model, dg.Resolvable):
-    """When what has no event of its own is done."""
+    """When to run what no event triggers."""
 
     fleet: str = Field(default=ScheduleOptions.fleet, description="Cron of the fleet overview.")
     states: str = Field(
         default=ScheduleOptions.states, description="Cron of the checks of dataflows' states."
     )
-    sync: str = Field(default=ScheduleOptions.sync, description="Cron of the partition keys.")
+    sync: str = Field(
+        default=ScheduleOptions.sync, description="Cron of the synchronization of partition keys."
+    )
     refresh: str = Field(
         default=ScheduleOptions.refresh, description="Cron of the catalogue of epochs."
     )
     compaction: str = Field(default=ScheduleOptions.compaction, description="Cron of compaction.")
     gc: str = Field(default=ScheduleOptions.gc, description="Cron of the expiry of old epochs.")
-    orphans: str = Field(
-        default=ScheduleOptions.orphans, description="Cron of the collection of orphans."
-    )
+    orphans: str = Field(default=ScheduleOptions.orphans, description="Cron of the gc of orphans.")
     dead_jobs: str = Field(
-        default=ScheduleOptions.dead_jobs, description="Cron of the removal of dead jobs."
+        default=ScheduleOptions.dead_jobs, description="Cron of the gc of dead jobs."
     )
-    timezone: str = Field(default="UTC", description="Of the times of day in these.")
-    running: bool = Field(default=False, description="On from the start.")
+    timezone: str = Field(
+        default="UTC", description="Time zone of the schedules above, for example `Europe/Berlin`."
+    )
+    running: bool = Field(default=False, description="Start the schedules as running.")
 
 
 class Maintenance(dg.Model, dg.Resolvable):
-    """How the schedules keep state small."""
+    """How the schedules compact and delete state."""
 
     policy: Literal["bin-pack", "levels", "window", "full"] = Field(
         default="bin-pack",
-        description="Merge small neighbours, level by level, by window of event time, or all.",
+        description="bin-pack: merge small neighbouring files. levels: level by level. window: "
+        "by window of event time. full: merge all files.",
     )
     min_backlog: int = Field(
         default=MaintenanceOptions.min_backlog,
-        description="Compact a job once so many of its files were never merged.",
+        description="Compact a job once this many of its files have never been merged.",
     )
     most_jobs: int = Field(
         default=MaintenanceOptions.most_jobs,
         ge=1,
-        description="One run of a schedule serves no more jobs, those that need it most.",
+        description="The maximum number of jobs per run of a schedule, those with the largest "
+        "backlog first.",
     )
     budget_minutes: float = Field(
         default=MaintenanceOptions.budget_minutes,
         gt=0,
-        description="A run of a schedule begins no further job after so long.",
+        description="A run of a schedule starts no further job after this many minutes.",
     )
-    keep_epochs: int = Field(default=10, description="So many of the newest epochs stay.")
+    keep_epochs: int = Field(default=10, description="How many newest epochs to keep.")
     delete: bool = Field(
-        default=False, description="Remove older epochs; without it runs only show what would go."
+        default=False,
+        description="Delete older epochs. Without it, runs only show what would be deleted.",
     )
     delete_orphans: bool = Field(
-        default=False, description="Remove what nothing refers to; without it runs only show it."
+        default=False, description="Delete orphans. Without it, runs only show them."
     )
     delete_dead_jobs: bool = Field(
-        default=False, description="Remove jobs that a server proves to be gone."
+        default=False, description="Delete jobs that Arroyo's API or database proves to be gone."
     )
     quarantine: bool = Field(
-        default=False, description="Move aside instead of deleting: `gc undelete` brings back."
+        default=False,
+        description="Move objects to quarantine instead of deleting them; `gc "
+        "undelete` restores them.",
     )
     engine: Literal["spark", "in-process"] = Field(
-        default="spark", description="Who merges and deletes."
+        default="spark", description="Where to merge and delete."
     )
 
     def options(self) -> MaintenanceOptions:
-        """The same for `build_arroyo_definitions`."""
+        """Return the same options for `build_arroyo_definitions`."""
         return MaintenanceOptions(
             min_backlog=self.min_backlog,
             most_jobs=self.most_jobs,
@@ -115,60 +122,69 @@ class Maintenance(dg.Model, dg.Resolvable):
 
 
 class WindowSettings(dg.Model, dg.Resolvable):
-    """When running jobs of Arroyo's may be stopped to be rewritten; opt-in, job by job."""
+    """When running Arroyo jobs may be stopped to be rewritten. Opt-in per job."""
 
     jobs: list[str] = Field(
-        min_length=1, description="As job or pipeline/job, one at least; no other is touched."
+        min_length=1,
+        description="Jobs as job or pipeline/job, at least one. No other job is touched.",
     )
-    between: str = Field(description="HH:MM-HH:MM, every day.")
-    time_zone: str = Field(default="UTC", description="Of these times: a name of the tz database.")
+    between: str = Field(description="The daily window, as HH:MM-HH:MM.")
+    time_zone: str = Field(
+        default="UTC", description="Time zone of `between`, for example `Europe/Berlin`."
+    )
 
 
 class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
-    """See and keep small the state of the streaming jobs below one checkpoint URL."""
+    """Inspect and maintain the state of the streaming jobs below one checkpoint URL."""
 
-    checkpoint_url: str = Field(description="The checkpoint URL, in any form Arroyo takes.")
+    checkpoint_url: str = Field(description="The checkpoint URL, in any form that Arroyo takes.")
     storage_options: Options = Field(
         default_factory=dict,
         repr=False,
-        description="For the client of a remote store. Of secrets only the names of variables, "
-        "as {env: NAME}; they are looked up when the store is opened.",
+        description="Options of the remote store's client. For secrets, name environment "
+        "variables, as {env: NAME}; they are resolved when the store is opened.",
     )
     layout: Literal["auto", "legacy", "protocol"] = Field(
-        default="auto", description="Which jobs to see."
+        default="auto", description="Which jobs to show, by layout."
     )
     arroyo_api_url: str | None = Field(
-        default=None, description="Arroyo's REST API, to ask what its jobs are doing."
+        default=None, description="Arroyo's REST API, as a source of job names and status."
     )
     arroyo_api_token: Secret = Field(
-        default=None, repr=False, description="For that API, as {env: NAME}; else ARROYO_API_TOKEN."
+        default=None,
+        repr=False,
+        description="The token of that API, as {env: NAME}. Default: ARROYO_API_TOKEN.",
     )
     arroyo_database: Secret = Field(
         default=None,
         repr=False,
-        description="The controller's state.sqlite, for the same; {env: NAME} where the URL holds "
-        "a password.",
+        description="The controller's state.sqlite, as a source of job names and status; "
+        "{env: NAME} if the URL holds a password.",
     )
     catalogue_url: str | None = Field(
         default=None,
-        description="Where the catalogue is kept, one place for all hosts. Below DAGSTER_HOME by "
-        "default; required where Dagster's storage or run launcher serves several hosts.",
+        description="Where the catalogue is stored, one place for all hosts. Default: below "
+        "DAGSTER_HOME. Required if Dagster's storage or run launcher serves several hosts.",
     )
     catalogue_options: Options = Field(
-        default_factory=dict, repr=False, description="As storage_options, for the catalogue."
+        default_factory=dict,
+        repr=False,
+        description="Options of the catalogue's store, in the form of storage_options.",
     )
     deployment: str | None = Field(
-        default=None, description="Tells several deployments of one instance apart."
+        default=None, description="Name of this deployment, if one Dagster instance has several."
     )
-    sensor_running: bool = Field(default=False, description="The sensor is on from the start.")
+    sensor_running: bool = Field(default=False, description="Start the sensor as running.")
     schedules: ScheduleTimes = Field(default_factory=ScheduleTimes)
     maintenance: Maintenance = Field(default_factory=Maintenance)
     window: WindowSettings | None = Field(
-        default=None, description="When running jobs of Arroyo's may be stopped, and which; none."
+        default=None,
+        description="Which running Arroyo jobs may be stopped, and when. Default: none.",
     )
     dataflows: list[str] = Field(
         default_factory=list,
-        description="SDF dataflows whose states lie there: dataflow.yaml files, seen from here.",
+        description="SDF dataflows whose states lie below the checkpoint URL: dataflow.yaml "
+        "files, relative to this file.",
     )
     translation: Annotated[
         TranslationFn[str] | None,
@@ -177,11 +193,11 @@ class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
-        """Say what `dg` shows of this component."""
+        """Return what `dg` shows of this component."""
         return dg.ComponentTypeSpec(tags=["arroyo", "spark"])
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Build what `build_arroyo_definitions` gives for these fields."""
+        """Build what `build_arroyo_definitions` returns for these fields."""
         times = self.schedules
         return build_arroyo_definitions(
             ArroyoStateStore(

@@ -1,4 +1,4 @@
-"""Everything together: one call gives what a code location needs."""
+"""`build_arroyo_definitions`: everything that a code location needs, in one call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ DIRECTORY = "arroyo_directory"
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
-    """When what has no event of its own is done, as cron; times of day in `timezone`."""
+    """When to run what no event triggers, as cron; times of day in `timezone`."""
 
     fleet: str = FLEET_CRON
     states: str = FLEET_CRON
@@ -104,30 +104,35 @@ def build_arroyo_definitions(
 ) -> dg.Definitions:
     """Build the assets, checks, jobs, sensor, schedules and resources of one deployment.
 
-    Nothing is opened, read or started. Merge it with definitions of your own by
+    Nothing is opened, read or started. Merge the result with other definitions by
     `dg.Definitions.merge`; the keys of its resources begin with `arroyo_`.
 
     Args:
-        store: where checkpoints and catalogue lie; or just the checkpoint URL.
-        spark: how Spark is started, for maintenance; local by default.
-        runner: who compacts and expires; Spark by default.
+        store: where checkpoints and catalogue are stored; or just the checkpoint URL.
+        spark: how to start Spark for maintenance; local by default.
+        runner: where to compact and expire; Spark by default.
         maintenance: how the schedules compact and expire jobs.
         translator: names and describes the assets.
-        deployment: tells several deployments of one Dagster instance apart; part of asset keys and
+        deployment: name of this deployment if one Dagster instance has several; part of asset keys
+        and
             of the name of the partitions.
-        compaction_sensor: have a sensor that asks for compactions as soon as there is enough to do,
-            rather than by the clock; on or off with `sensor_running`.
-        sensor_running, schedules_running: on from the start; off by default, so that installing
-            starts nothing.
-        recent: how old the newest epoch of a job that is not at rest may be.
-        dataflows: SDF dataflows whose states lie there, each a dataflow.yaml: their states become
-            assets.
-        sdf: how those are looked at.
-        directory: who says what Arroyo's jobs are doing; without it none of them is rewritten.
-        window: when running jobs of Arroyo's may be stopped to be rewritten, and which; none.
+        compaction_sensor: add a sensor that requests compactions when there is enough to do,
+        instead
+            of by the clock; on or off with `sensor_running`.
+        sensor_running, schedules_running: start as running; off by default, so that installing
+        starts
+            nothing.
+        recent: the maximum age of the newest epoch of a job that is not at rest.
+        dataflows: dataflow.yaml files of SDF dataflows whose states lie below the checkpoint URL:
+        their
+            states become assets.
+        sdf: how to read those states.
+        directory: where the status of Arroyo jobs comes from; without it no Arroyo job is
+        rewritten.
+        window: which running Arroyo jobs may be stopped to be rewritten, and when; none by default.
 
     Raises:
-        InvalidDefinition: a dataflow.yaml has mistakes.
+        InvalidDefinition: a dataflow.yaml has errors.
     """
     naming = Naming(
         translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment

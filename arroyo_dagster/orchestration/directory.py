@@ -1,4 +1,6 @@
-"""Who says what Arroyo's jobs are doing, configured. Nobody is asked before it matters."""
+"""Where the status of Arroyo jobs comes from, as a resource. No source is queried before it is
+needed.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,36 +16,38 @@ if TYPE_CHECKING:
 
 
 class ArroyoDirectory(NamedSecrets):
-    """Where to ask what Arroyo's jobs are doing: its REST API, its database, or your assumptions.
+    """Sources of the status of Arroyo jobs: the REST API, the database, or your assumptions.
 
-    What is not set here is taken from the store resource. Without any source no Arroyo job is
+    What is not set here is taken from the store resource. Without any source, no Arroyo job is
     rewritten.
     """
 
     plain_fields = frozenset({"assume", "said"})
 
     api_url: str | None = Field(
-        default=None, description="Arroyo's REST API, http://HOST:5115; outranks the others."
+        default=None,
+        description="Arroyo's REST API, http://HOST:5115; takes precedence over the other sources.",
     )
     api_token: str | None = Field(
         default=None,
         repr=False,
-        description="A bearer token for it, if it wants one: a dg.EnvVar.",
+        description="A bearer token for the API, if it needs one: a dg.EnvVar.",
     )
     database: str | None = Field(
-        default=None, description="The controller's state.sqlite, a path or URL; only read."
+        default=None, description="The controller's state.sqlite, a path or URL; it is only read."
     )
     assume: dict[str, Any] = Field(
         default_factory=dict,
-        description="What to assume by job or pipeline/job: stopped, running…; it counts last.",
+        description="Assumed status by job or pipeline/job: stopped, running…; the other sources "
+        "take precedence.",
     )
     said: dict[str, Any] = Field(
         default_factory=dict,
-        description="The old name of `assume`; release 0.3 removes it.",
+        description="Old name of `assume`; release 0.3 removes it.",
     )
 
     def directory(self, store: ArroyoStateStore) -> "JobDirectory":
-        """Whom to ask: those named here, else those that the store names.
+        """Return the sources set here, else those of the store resource.
 
         Raises:
             InputError: one of them cannot be used.
@@ -58,10 +62,10 @@ class ArroyoDirectory(NamedSecrets):
         )
 
     def control(self, store: ArroyoStateStore) -> "ArroyoControl":
-        """By whom jobs are stopped and started: the API, and nobody else.
+        """Return the API client that stops and starts jobs.
 
         Raises:
-            InputError: there is none.
+            InputError: no API is configured.
         """
         from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
 
@@ -71,6 +75,6 @@ class ArroyoDirectory(NamedSecrets):
         if url is None:
             raise InputError(
                 "a maintenance window needs Arroyo's REST API, to stop and start the job",
-                next_step="give arroyo_api_url to the store, or api_url to arroyo_directory",
+                next_step="set arroyo_api_url of the store, or api_url of arroyo_directory",
             )
         return ArroyoControl(url, token=token)

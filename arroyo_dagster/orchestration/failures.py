@@ -1,7 +1,7 @@
-"""Errors of ours as Dagster shows them: first what happened, to what, and what to do next.
+"""Show errors of this package in Dagster: what happened, to which object, and what to do next.
 
-Only what may heal by itself is tried again. No step has a `RetryPolicy`: it would take the
-interrupt of "Terminate" and of `max_runtime` for a failure, and do the work after all.
+Only errors that may heal by themselves are retried. No step has a `RetryPolicy`: it would treat the
+interrupt of "Terminate" and of `max_runtime` as a failure, and repeat the work.
 """
 
 import random
@@ -16,7 +16,7 @@ from arroyo_dagster.redaction import redact_causes, without_secrets
 
 MAX_RETRIES = 2
 RETRY_SECONDS = 10.0
-"""The wait before the first retry; doubled for each that follows, give or take a tenth."""
+"""The wait before the first retry. It doubles with each retry, plus or minus a tenth."""
 
 _DAGSTER_FIELDS: Mapping[str, str] = {
     "pass --arroyo-api, --arroyo-db or --assume JOB=stopped": (
@@ -33,12 +33,13 @@ _DAGSTER_FIELDS: Mapping[str, str] = {
     "give --url": "set `checkpoint_url`",
     "`gc plan expire --keep N`, without --keep-for,": "`keep_epochs`, without `keep_days`,",
 }
-"""Options of the command line that next steps name, and what they are called in Dagster."""
+"""Command line options that next steps name, and their names in Dagster."""
 
 
 @contextmanager
 def as_failure() -> Iterator[None]:
-    """Let an error of ours fail a step in Dagster's words; others, and interrupts, pass through.
+    """Let an error of this package fail a step with its description. Other errors and interrupts
+    pass.
 
     Raises:
         dagster.RetryRequested: in a step, for an error that may heal by itself. After two retries
@@ -52,7 +53,7 @@ def as_failure() -> Iterator[None]:
 
 
 def fail(error: ArroyoStateError) -> NoReturn:
-    """Raise what `as_failure` does of an error."""
+    """Raise what `as_failure` raises for an error."""
     failure = failure_of(error)
     retry = _retry_of(error)
     if retry is None:
@@ -63,10 +64,10 @@ def fail(error: ArroyoStateError) -> NoReturn:
 
 
 def failure_of(error: ArroyoStateError, metadata: Mapping[str, Any] | None = None) -> dg.Failure:
-    """The failure that shows `error`, with its facts as metadata; no secret, in causes neither.
+    """Return the failure that describes `error`, with its facts as metadata and without secrets.
 
     Args:
-        metadata: what else to show.
+        metadata: additional metadata.
     """
     redact_causes(error)
     error.message = name_dagster_fields(error.message)
@@ -80,7 +81,7 @@ def failure_of(error: ArroyoStateError, metadata: Mapping[str, Any] | None = Non
 
 
 def name_dagster_fields(text: str) -> str:
-    """A message with fields of the component in place of options of the command line."""
+    """Replace command line options in a message by fields of the component."""
     for option, field in _DAGSTER_FIELDS.items():
         text = text.replace(option, field)
     return text
@@ -99,7 +100,7 @@ def _retry_of(error: ArroyoStateError) -> dg.RetryRequested | None:
 
 
 def of_selected(context: dg.AssetExecutionContext, events: Iterable[Any]) -> Iterator[Any]:
-    """Of the results of a step those of the assets and checks that its run has selected."""
+    """Yield the results of a step for the assets and checks that its run has selected."""
     for event in events:
         if isinstance(event, dg.AssetCheckResult):
             assert event.asset_key is not None

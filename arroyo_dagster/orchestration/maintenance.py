@@ -1,4 +1,4 @@
-"""When jobs are compacted and collected: schedules that ask the store what there is to do."""
+"""Schedules that compact jobs and run gc, according to the backlog in the store."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,14 +37,14 @@ MIN_BACKLOG = 64
 
 @dataclass(frozen=True, kw_only=True)
 class MaintenanceOptions:
-    """How jobs are compacted and collected by the schedules.
+    """How the schedules compact jobs and run gc.
 
     Attributes:
-        min_backlog: a job is compacted once so many of its files were never merged.
-        most_jobs: one run of a schedule serves no more, those that need it most.
-        budget_minutes: a run begins no further job after so long.
-        compaction, gc, orphans, dead_jobs: the configuration of these runs; they delete only where
-            theirs says so.
+        min_backlog: a job is compacted once this many of its files have never been merged.
+        most_jobs: the maximum number of jobs per run, those with the largest backlog first.
+        budget_minutes: a run starts no further job after this time. compaction, gc, orphans,
+        dead_jobs: the configuration of these runs; they delete only if their
+            own configuration enables it.
     """
 
     min_backlog: int = MIN_BACKLOG
@@ -57,7 +57,9 @@ class MaintenanceOptions:
 
 
 def build_maintenance_job(name: str, naming: Naming, *assets: dg.AssetsDefinition) -> Any:
-    """A job of these assets, a run per job of the fleet, its Spark work in the run's process."""
+    """Build a job of these assets: a run per job of the fleet, with Spark work in the run's
+    process.
+    """
     config = dg.PartitionedConfig(
         naming.jobs,
         run_config_for_partition_key_fn=lambda key: {},
@@ -85,19 +87,19 @@ class GcBatch(BatchConfig):
 
 
 class OrphansBatch(BatchConfig):
-    """A batch of collections of orphans."""
+    """A batch of gc runs for orphans."""
 
     settings: OrphansConfig = OrphansConfig()
 
 
 class DeadJobsBatch(BatchConfig):
-    """A batch of removals of dead jobs."""
+    """A batch of gc runs for dead jobs."""
 
     settings: DeadJobsConfig = DeadJobsConfig()
 
 
 class RefreshBatch(BatchConfig):
-    """A batch of jobs to be catalogued."""
+    """A batch of catalogue refreshes."""
 
     settings: CatalogConfig = CatalogConfig()
 
@@ -117,7 +119,7 @@ class MaintenanceAssets:
 def build_batches(
     naming: Naming, options: MaintenanceOptions, assets: MaintenanceAssets
 ) -> dict[str, BatchRequests]:
-    """What is done in batches, by the name of the schedule; see `BatchKind`."""
+    """Return the kinds of maintenance that run in batches, by the name of the schedule."""
     gc = options.gc or GcConfig()
     # Nobody waits in a batch: a running job takes over what was merged at its next checkpoint.
     compaction = (options.compaction or CompactionConfig()).model_copy(update={"wait_seconds": 0.0})
@@ -126,7 +128,7 @@ def build_batches(
             "refresh",
             BatchKind(
                 name="arroyo_refresh_fleet",
-                description="Catalogue new epochs of the jobs that have most.",
+                description="Catalogue new epochs of the jobs with the most new epochs.",
                 config=RefreshBatch,
                 events=asset_events(assets.catalogue),
                 backlog=new_epochs,
@@ -138,7 +140,7 @@ def build_batches(
             "compaction",
             BatchKind(
                 name="arroyo_compaction_fleet",
-                description="Compact the jobs that need it most.",
+                description="Compact the jobs with the most unmerged files.",
                 config=CompactionBatch,
                 events=asset_events(assets.compacted),
                 backlog=compaction_backlogs,
@@ -152,7 +154,7 @@ def build_batches(
             "gc",
             BatchKind(
                 name="arroyo_gc_fleet",
-                description="Expire old epochs of the jobs that have most.",
+                description="Expire old epochs of the jobs with the most expired epochs.",
                 config=GcBatch,
                 events=asset_events(assets.expiry_assets, assets.journal),
                 backlog=lambda store: _over_jobs(store, _expiry_backlog(gc.keep_epochs or 2)),
@@ -165,7 +167,7 @@ def build_batches(
             "orphans",
             BatchKind(
                 name="arroyo_collect_orphans_fleet",
-                description="Collect what nothing refers to, of every job that allows it.",
+                description="Delete orphans of every job that allows it.",
                 config=OrphansBatch,
                 events=asset_events(assets.orphans, assets.journal),
                 backlog=orphans_backlog,
@@ -178,7 +180,7 @@ def build_batches(
             "dead_jobs",
             BatchKind(
                 name="arroyo_remove_dead_jobs_fleet",
-                description="Remove the jobs that a server proves to be gone.",
+                description="Delete jobs that Arroyo's API or database proves to be gone.",
                 config=DeadJobsBatch,
                 events=asset_events(assets.dead_jobs, assets.journal),
                 backlog=dead_jobs_backlog,
@@ -217,7 +219,7 @@ def _over_jobs(store: ArroyoStateStore, backlog: Callable[[Any, Any], int]) -> M
 
 
 def compaction_backlogs(store: ArroyoStateStore) -> Mapping[str, int]:
-    """How many files of each job were never merged; by its root."""
+    """Return how many files of each job were never merged, by its root."""
     from arroyo_dagster.state.operations.compaction.plan import compaction_backlog
 
     return _over_jobs(store, compaction_backlog)

@@ -1,7 +1,7 @@
-"""Jobs as dynamic partitions: their keys, and how these follow the jobs there are.
+"""Jobs as dynamic partitions: their keys, and the synchronization with existing jobs.
 
-A key is the root of a job's paths: `job` in the legacy layout, `pipeline/job` in the protocol's.
-Epochs are never partitions.
+A key is the root of a job's paths: `job` in the legacy layout, `pipeline/job` in the protocol
+layout. Epochs are never partitions.
 """
 
 from collections.abc import Collection, Iterable
@@ -24,7 +24,7 @@ _SEPARATORS = {"...": "a range", "|": "several dimensions", "\n": "the next line
 
 
 def jobs_partitions(deployment: str | None = None) -> dg.DynamicPartitionsDefinition:
-    """The partitions of a deployment; their name is global to a Dagster instance."""
+    """Return the partitions of a deployment. Their name is global to a Dagster instance."""
     if deployment is None:
         return dg.DynamicPartitionsDefinition(name="arroyo_jobs")
     name = checked_name(deployment, "deployment").replace("-", "_").replace(".", "_")
@@ -32,7 +32,7 @@ def jobs_partitions(deployment: str | None = None) -> dg.DynamicPartitionsDefini
 
 
 def key_error(key: str) -> str | None:
-    """Say what makes a job's root unusable as a partition key; None when nothing does."""
+    """Return why a job's root cannot be a partition key; None if it can."""
     meaning = next((kind for mark, kind in _SEPARATORS.items() if mark in key), None)
     if meaning is not None:
         return f"Dagster would read it as {meaning}"
@@ -42,12 +42,12 @@ def key_error(key: str) -> str | None:
 
 
 def usable_keys(keys: Iterable[str]) -> list[str]:
-    """Those of `keys` that may be partition keys, in order."""
+    """Return those of `keys` that may be partition keys, in order."""
     return sorted(key for key in keys if key_error(key) is None)
 
 
 def job_of(key: str) -> JobPaths:
-    """The job of a partition key.
+    """Return the job of a partition key.
 
     Raises:
         InputError: it is no job's root.
@@ -57,14 +57,14 @@ def job_of(key: str) -> JobPaths:
         raise InputError(
             f"not the key of a job: {problem or 'it has more than two parts'}",
             partition=key,
-            next_step="use `job`, or `pipeline/job`, as `arroyo-state jobs` shows them",
+            next_step="use `job`, or `pipeline/job`, as `arroyo-state jobs` prints them",
         )
     pipeline, _, job = key.rpartition("/")
     return JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
 
 
 def known_keys(instance: dg.DagsterInstance, naming: Naming) -> list[JobPaths]:
-    """The jobs that have a partition; a key that is no job's root is left out."""
+    """Return the jobs that have a partition; a key that is no job's root is left out."""
     keys = usable_keys(instance.get_dynamic_partitions(_name(naming)))
     return [job_of(key) for key in keys if key.count("/") <= 1]
 
@@ -84,15 +84,15 @@ def plan_sync(have: Collection[str], want: Collection[str]) -> SyncPlan:
     """Choose the keys to add and to drop.
 
     Raises:
-        ProtocolError: more than a tenth of them, and more than five, would go: an outage or a wrong
-            prefix looks like that.
+        ProtocolError: more than a tenth of the keys, and more than five, would be dropped, which
+            indicates an outage or a wrong prefix.
     """
     usable = usable_keys(want)
     plan = SyncPlan(tuple(sorted({*usable} - {*have})), tuple(sorted({*have} - {*usable})))
     if len(plan.drop) > max(ALWAYS_MAY_DROP, len(have) // MAY_DROP_ONE_OF):
         raise ProtocolError(
-            f"{len(plan.drop)} of {len(have)} partition keys would be dropped: that looks like an "
-            "outage or a wrong URL, so none was",
+            f"{len(plan.drop)} of {len(have)} partition keys would be dropped, which indicates "
+            "an outage or a wrong URL; none was dropped",
             first=plan.drop[0],
             next_step="check the checkpoint URL; if the jobs are really gone, acknowledge each "
             "with the job arroyo_forget_job, which deletes its key",
@@ -101,10 +101,11 @@ def plan_sync(have: Collection[str], want: Collection[str]) -> SyncPlan:
 
 
 def build_sync_job(naming: Naming) -> dg.JobDefinition:
-    """A job that adds the keys of new jobs and drops those of jobs that are gone."""
+    """Build a job that adds the keys of new jobs and drops those of jobs that are gone."""
 
     @dg.op(
-        name="arroyo_sync_partitions_op", description="Partition keys follow the jobs there are."
+        name="arroyo_sync_partitions_op",
+        description="Add partition keys of new jobs, drop those of jobs that are gone.",
     )
     def sync_partitions(context: dg.OpExecutionContext, arroyo_store: ArroyoStateStore) -> None:
         from arroyo_dagster.state.operations.catalog import known_jobs

@@ -1,4 +1,4 @@
-"""What people see: numbers, times, small tables and curves, as metadata of Dagster's."""
+"""Format numbers, times, small tables and curves as Dagster metadata."""
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 
 DATA_VERSION = "dagster/data_version"
-"""The tag of an event that says which version of an asset was seen."""
+"""The tag of an event that holds the observed version of an asset."""
 
 TABLE_ROWS = 50
 _WIDTH, _HEIGHT = 240, 40
@@ -16,12 +16,12 @@ _LAST_MICROS = 253_402_300_799_000_000  # the year 9999: beyond it no calendar g
 
 
 def known(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is None: a value that is not known is not shown as one."""
+    """Leave out values that are None: an unknown value is not shown."""
     return {name: value for name, value in metadata.items() if value is not None}
 
 
 def timestamp(micros: int | None) -> Any:
-    """A time; text where no calendar goes that far, None for None."""
+    """Return a time; text if the calendar does not reach that far, None for None."""
     if micros is None:
         return None
     if not 0 <= micros <= _LAST_MICROS:
@@ -30,19 +30,19 @@ def timestamp(micros: int | None) -> Any:
 
 
 def time_of_day(micros: int | None) -> str | None:
-    """A time as text, to the second, in UTC: for tables, whose cells hold no times."""
+    """Return a time as text, to the second, in UTC, for tables, whose cells hold no times."""
     if micros is None or not 0 <= micros <= _LAST_MICROS:
         return None
     return datetime.fromtimestamp(micros // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def seconds(micros: int | None) -> float | None:
-    """A duration in seconds."""
+    """Return a duration in seconds."""
     return None if micros is None else micros / 1e6
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> Any:
-    """A table of at most 50 rows, since the UI prints all there are; None for no rows."""
+    """Return a table of at most 50 rows, since the UI prints all rows; None for no rows."""
     shown = [dg.TableRecord(_plain(row)) for row in rows][:TABLE_ROWS]
     return dg.MetadataValue.table(shown) if shown else None
 
@@ -53,7 +53,7 @@ def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sparkline(values: Sequence[float | None]) -> Any:
-    """A curve of values in their order; None for fewer than two that are known."""
+    """Return a curve of values in their order; None for fewer than two known values."""
     found = [value for value in values if value is not None]
     if len(found) < 2:
         return None
@@ -72,7 +72,7 @@ def sparkline(values: Sequence[float | None]) -> Any:
 
 
 def column_schema(columns: Iterable[tuple[str, str, bool]], descriptions: Mapping[str, str]) -> Any:
-    """The columns of a table: name, type, whether it may be null."""
+    """Return the columns of a table: name, type, whether it is nullable."""
     return dg.TableSchema(
         columns=[
             dg.TableColumn(
@@ -87,5 +87,7 @@ def column_schema(columns: Iterable[tuple[str, str, bool]], descriptions: Mappin
 
 
 def relative_error(forecast: int, outcome: int) -> float | None:
-    """By how much an outcome exceeds its forecast: 0.1 = a tenth more; None for a forecast of 0."""
+    """Return by how much an outcome exceeds its forecast: 0.1 = a tenth more; None for a forecast
+    of 0.
+    """
     return round(outcome / forecast - 1, 3) if forecast else None

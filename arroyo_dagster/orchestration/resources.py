@@ -1,4 +1,4 @@
-"""The stores and the Spark session, configured. Nothing is opened before it is asked for."""
+"""Resources for the stores and the Spark session. They open nothing before it is needed."""
 
 import os
 from collections.abc import Iterator
@@ -35,33 +35,42 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.storage.store import ObjectStore
 
 OPTIONS = (
-    "For the client of a remote store. Of secrets only the names of variables: dg.EnvVar, or "
-    "{env: NAME}; they are looked up where the store is opened."
+    "Options of a remote store's client. For secrets, name environment variables: dg.EnvVar, or "
+    "{env: NAME}. They are resolved where the store is opened."
 )
 
 
 class ArroyoStateStore(NamedSecrets):
-    """Where jobs keep their checkpoints, and where what is known of them is catalogued."""
+    """The store of the jobs' checkpoints, and the store of the catalogue."""
 
-    checkpoint_url: str = Field(description="The checkpoint URL, in any form Arroyo takes.")
+    checkpoint_url: str = Field(description="The checkpoint URL, in any form that Arroyo takes.")
     storage_options: dict[str, Any] = Field(default_factory=dict, repr=False, description=OPTIONS)
     arroyo_api_url: str | None = Field(
-        default=None, description="Arroyo's REST API, to ask what its jobs are doing; read only."
+        default=None,
+        description="Arroyo's REST API, as a source of job names and status; read only.",
     )
     arroyo_api_token: str | None = Field(
-        default=None, repr=False, description="For that API, a dg.EnvVar; else ARROYO_API_TOKEN."
+        default=None,
+        repr=False,
+        description="The token of that API, a dg.EnvVar. Default: ARROYO_API_TOKEN.",
     )
     arroyo_database: str | None = Field(
-        default=None, description="The controller's state.sqlite; only a copy of it is opened."
+        default=None,
+        description="The controller's state.sqlite, as a source of job names and "
+        "status; only a copy of it is opened.",
     )
-    layout: str = Field(default="auto", description="auto, legacy or protocol: which jobs to see.")
+    layout: str = Field(
+        default="auto", description="Which jobs to show, by layout: auto, legacy or protocol."
+    )
     catalogue_url: str | None = Field(
         default=None,
-        description="Where the catalogue is kept, one place for all hosts. Below DAGSTER_HOME by "
-        "default, which is enough while Dagster's storage and run launcher are of one host.",
+        description="Where the catalogue is stored, one place for all hosts. Default: below "
+        "DAGSTER_HOME, which is enough if Dagster's storage and run launcher use one host.",
     )
     catalogue_options: dict[str, Any] = Field(
-        default_factory=dict, repr=False, description="As storage_options, for the catalogue."
+        default_factory=dict,
+        repr=False,
+        description="Options of the catalogue's store, in the form of storage_options.",
     )
     deployment: str | None = Field(
         default=None, description="Part of the catalogue's path below DAGSTER_HOME."
@@ -82,26 +91,27 @@ class ArroyoStateStore(NamedSecrets):
         )
 
     def writable(self) -> "ObjectStore":
-        """The store of the checkpoint URL; for maintenance alone.
+        """Return the store of the checkpoint URL. Only maintenance may call this.
 
         Raises:
-            InputError: the hosts of Dagster have no catalogue in common, or a variable that the
-                options name is not set.
+            InputError: Dagster's hosts have no common catalogue, or a variable that the options
+            name is
+                not set.
         """
         self._check_hosts()
         return self._opened("storage_options", self.checkpoint_url)
 
     def reading(self) -> "ObjectStore":
-        """The store of the checkpoint URL, write-protected: for everything that only looks."""
+        """Return the store of the checkpoint URL, write-protected, to read only."""
         from arroyo_dagster.state.storage.wrappers import WriteProtected
 
         return WriteProtected(self.writable())
 
     def directory(self, assumed: dict[str, str] | None) -> "JobDirectory":
-        """Who is asked what jobs are doing.
+        """Return the sources of job status.
 
         Args:
-            said: the user's own word, by job.
+            said: the status that the user assumes, by job.
         """
         from arroyo_dagster.state.operations.catalog.job_directory import open_directory
 
@@ -113,11 +123,12 @@ class ArroyoStateStore(NamedSecrets):
         )
 
     def catalogue(self) -> "ObjectStore":
-        """The store of the catalogue, which is of this checkpoint URL.
+        """Return the store of the catalogue of this checkpoint URL.
 
         Raises:
-            InputError: it is of another checkpoint URL, would lie below this one, nobody said
-                where it lies, or the hosts of Dagster have none in common.
+            InputError: it belongs to another checkpoint URL, would lie below this one, its place is
+            not
+                configured, or Dagster's hosts have no common catalogue.
         """
         from arroyo_dagster.state.operations.catalog.owner import claim_catalogue
 
@@ -129,9 +140,9 @@ class ArroyoStateStore(NamedSecrets):
         return found
 
     def earlier(self) -> "EarlierCatalogue | None":
-        """The catalogue that older releases kept below DAGSTER_HOME for all checkpoint URLs.
+        """Return the catalogue that older releases kept below DAGSTER_HOME for all checkpoint URLs.
 
-        It is only read. None: there is none, or `catalogue_url` was given.
+        It is only read. None: there is none, or `catalogue_url` is set.
         """
         from arroyo_dagster.state.operations.catalog.epochs import EPOCH_CATALOG, EarlierCatalogue
         from arroyo_dagster.state.operations.catalog.owner import OWNER
@@ -147,7 +158,7 @@ class ArroyoStateStore(NamedSecrets):
         return EarlierCatalogue(store=open_store(str(root)), alone=not others)
 
     def chosen_layout(self) -> Layout | None:
-        """The layout to look at; None = both.
+        """Return the layout to show; None = both.
 
         Raises:
             InputError: there is no such layout.
@@ -158,12 +169,12 @@ class ArroyoStateStore(NamedSecrets):
             raise InputError(
                 "there is no such layout",
                 layout=self.layout,
-                next_step="say auto, legacy or protocol",
+                next_step="choose auto, legacy or protocol",
             )
         return Layout(self.layout)
 
     def jobs(self) -> list[JobPaths]:
-        """The jobs there are now, by path. Errors as `list_jobs`."""
+        """Return the jobs that exist now, by path. Errors as `list_jobs`."""
         from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 
         layout = self.chosen_layout()
@@ -191,9 +202,10 @@ class ArroyoStateStore(NamedSecrets):
         found = self._opened("catalogue_options", url)
         if f"{found.url}/".startswith(f"{self.writable().url}/"):
             raise InputError(
-                "the catalogue cannot lie below the checkpoint URL, where looking writes nothing",
+                "the catalogue cannot be stored below the checkpoint URL, where read-only steps "
+                "write nothing",
                 url=found.url,
-                next_step="give catalogue_url a place of its own",
+                next_step="set catalogue_url to another place",
             )
         return found
 
@@ -208,8 +220,8 @@ class ArroyoStateStore(NamedSecrets):
             home = self._instance.storage_directory()
         if not home:
             raise InputError(
-                "nobody said where the catalogue lies",
-                next_step="set DAGSTER_HOME, or give catalogue_url",
+                "the catalogue's place is not configured",
+                next_step="set DAGSTER_HOME or catalogue_url",
             )
         return home
 
@@ -246,16 +258,17 @@ def _absolute(url: str) -> str:
 
 
 class SparkSessionResource(NamedSecrets):
-    """The Spark session of this process, started when first asked for."""
+    """The Spark session of this process, started at its first use."""
 
-    master: str = Field(default="local[*]", description="Where Spark runs.")
+    master: str = Field(default="local[*]", description="The Spark master.")
     remote_url: str | None = Field(
         default=None, description="sc://host:port to use Spark Connect instead."
     )
     conf: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="Settings, before our own; of secrets a dg.EnvVar.",
+        description="Spark settings, applied before the settings of this package. For secrets, a "
+        "dg.EnvVar.",
     )
     stop_on_teardown: bool = Field(
         default=True, description="Stop the session at the end of a step that started it."
@@ -265,10 +278,10 @@ class SparkSessionResource(NamedSecrets):
 
     @property
     def session(self) -> "SparkSession":
-        """The session; a step that never asks pays nothing.
+        """Return the session; a step that never calls this does not start one.
 
         Raises:
-            StorageError: Spark could not be started; says what it needs.
+            StorageError: Spark could not be started; the message names what it needs.
         """
         if self._session is None:
             register_settings({**self.conf, "remote_url": self.remote_url})

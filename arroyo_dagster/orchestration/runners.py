@@ -1,4 +1,4 @@
-"""Who carries out the heavy part of maintenance: Spark, or the process of the step."""
+"""Where the heavy part of maintenance runs: Spark, or the process of the step."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ _OLD_METHODS = {
 
 
 class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
-    """Compacts jobs and runs gc plans. Two are built in; subclass it to bring another engine."""
+    """Compacts jobs and runs gc plans. Two are built in; subclass it to add another engine."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse the methods of release 0.1: nobody would call them.
@@ -64,19 +64,21 @@ class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
         return run_gc(store, paths, request, options, plan=plan)
 
     def rewrites(self) -> "RunRewrites":
-        """Who writes the new files of Arroyo's jobs; the process of the step unless overridden."""
+        """Return what writes the new files of Arroyo jobs; the process of the step unless
+        overridden.
+        """
         from arroyo_dagster.state.operations.compaction.rewrite import rewrite_here
 
         return rewrite_here
 
 
 class SparkRunner(MaintenanceRunner):
-    """On Spark. No session is started where there is nothing, or little, to do."""
+    """Runs on Spark. No session is started if there is little or nothing to do."""
 
     spark: dg.ResourceDependency[SparkSessionResource]
     in_process_mb: int = Field(
         default=64,
-        description="Compactions that read fewer MiB are carried out in the process of the step.",
+        description="Compactions that read fewer MiB run in the process of the step.",
     )
 
     def run_compaction(
@@ -119,7 +121,7 @@ class SparkRunner(MaintenanceRunner):
 
 
 class InProcessRunner(MaintenanceRunner):
-    """In the process of the step: for small state, and where no Java is."""
+    """Runs in the process of the step: for small state, and for hosts without Java."""
 
     def run_compaction(
         self,

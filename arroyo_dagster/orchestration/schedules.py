@@ -1,4 +1,4 @@
-"""Schedules: the fleet and the partition keys by the clock, maintenance where the backlog asks."""
+"""Schedules: the fleet and the partition keys by the clock, maintenance by the backlog."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ BACKGROUND_TAGS = {
     "dagster/priority": "-1",
     dg.MAX_RUNTIME_SECONDS_TAG: str(MAX_RUNTIME_SECONDS),
 }
-"""Of runs that nobody waits for: others go first, and one that does not end is ended."""
+"""Tags of background runs: other runs go first, and one that does not end is ended."""
 
 Backlog = Callable[[ArroyoStateStore], Mapping[str, int]]
-"""How much there is to do, by partition key."""
+"""The backlog, by partition key."""
 
 
 def build_clock_schedule(
     name: str, job: Any, cron: str, *, running: bool = False, timezone: str = "UTC"
 ) -> dg.ScheduleDefinition:
-    """A schedule of a job without partitions."""
+    """Build a schedule of a job without partitions."""
     return dg.ScheduleDefinition(
         name=name,
         job=job,
@@ -68,7 +68,7 @@ def build_due_schedule(
     backlog: Backlog,
     options: DueOptions | None = None,
 ) -> dg.ScheduleDefinition:
-    """A schedule of a job partitioned by jobs: a run for each that has enough to do.
+    """Build a schedule of a job partitioned by jobs: a run for each that has enough to do.
 
     Args:
         backlog: how much there is to do, from storage and never from events; only called when
@@ -110,5 +110,5 @@ def build_due_schedule(
 
 
 def schedule_status(running: bool) -> dg.DefaultScheduleStatus:
-    """RUNNING, or STOPPED: installing starts nothing."""
+    """Return RUNNING or STOPPED. The default is STOPPED: installing starts nothing."""
     return dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED

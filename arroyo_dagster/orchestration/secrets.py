@@ -1,7 +1,7 @@
-"""Secrets by name: Dagster shows and stores what resources are configured with.
+"""Secrets by name: Dagster shows and stores the configuration of resources.
 
-A resource's fields stand on its page, in every launchpad, and in the snapshot of every job. So
-they hold names of environment variables, and a value is looked up where a store is opened.
+A resource's fields appear on its page, in every launchpad, and in the snapshot of every job. So
+they hold names of environment variables, and a value is resolved where a store is opened.
 """
 
 import os
@@ -35,23 +35,23 @@ _NOT_SECRET = frozenset({"", "true", "false", "none", "null", "anon", "auto"})
 
 
 class NamedSecrets(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """A resource that is refused where one of its fields holds a secret rather than its name."""
+    """A resource that is refused if one of its fields holds a secret instead of its name."""
 
     plain_fields: ClassVar[frozenset[str]] = frozenset()
-    """Fields that hold no secrets, whatever is in them."""
+    """Fields that hold no secrets, whatever their content."""
 
     def get_resource_definition(self) -> Any:
-        """What Dagster shows and stores.
+        """Return what Dagster shows and stores.
 
         Raises:
-            InputError: a field holds a secret; its value is not repeated.
+            InputError: a field holds a secret; the message does not repeat its value.
         """
         refuse_secrets(type(self).__name__, self._given())
         return super().get_resource_definition()
 
     @classmethod
     def configure_at_launch(cls, **fields: Any) -> Any:
-        """As Dagster's; what is given here must be no secret either."""
+        """Configure at launch, as in Dagster; values given here must not be secrets either."""
         refuse_secrets(cls.__name__, _searched(cls, fields))
         return super().configure_at_launch(**fields)
 
@@ -66,7 +66,7 @@ def _searched(cls: type[NamedSecrets], fields: Mapping[str, Any]) -> dict[str, A
 
 
 def typed_fields(cls: type[NamedSecrets], run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What somebody typed into a launchpad for resources with the fields of `cls`."""
+    """Return what a user typed into a launchpad for resources with the fields of `cls`."""
     resources = [one for one in (run_config.get("resources") or {}).values() if one]
     configs = [one.get("config") for one in resources if isinstance(one, Mapping)]
     given = {
@@ -79,10 +79,10 @@ def typed_fields(cls: type[NamedSecrets], run_config: Mapping[str, Any]) -> dict
 
 
 def refuse_secrets(what: str, fields: Mapping[str, Any]) -> None:
-    """Refuse fields that hold secrets, not names of variables.
+    """Refuse fields that hold secrets instead of names of variables.
 
     Raises:
-        InputError: names every such field, and none of the values.
+        InputError: names every such field, and no value.
     """
     found = list(_clear(fields))
     if not found:
@@ -90,11 +90,11 @@ def refuse_secrets(what: str, fields: Mapping[str, Any]) -> None:
     variables = sorted({name for _, value in found for name in _variables_with(value)})
     variable = variables[0] if len(variables) == 1 else "NAME"
     raise InputError(
-        f"{what}: {', '.join(name for name, _ in found)} must name an environment variable: a "
-        "value would stand in clear text on the resource's page, in launchpads and in the "
-        "database of runs",
-        next_step=f"give dg.EnvVar({variable!r}), in YAML {{env: {variable}}}; or leave it out, "
-        "and the client finds credentials in its own variables, profiles or roles",
+        f"{what}: {', '.join((name for name, _ in found))} must name an environment variable: a "
+        "value would be readable on the resource's page, in launchpads and in the database of "
+        "runs",
+        next_step=f"set it to dg.EnvVar({variable!r}), in YAML {{env: {variable}}}; or leave it "
+        "out, and the client finds credentials in its own variables, profiles or roles",
     )
 
 
@@ -142,7 +142,7 @@ def _variables_with(value: str) -> list[str]:
 
 
 def variable_of(value: object) -> str | None:
-    """The name of the variable that stands for a value: an `EnvVar`, or `{env: NAME}`."""
+    """Return the name of the variable that stands for a value: an `EnvVar`, or `{env: NAME}`."""
     if isinstance(value, dg.EnvVar | _INT_VARIABLE):
         return str(value.env_var_name)
     if isinstance(value, Mapping) and value.keys() == {_ENV} and isinstance(value[_ENV], str):
@@ -151,13 +151,13 @@ def variable_of(value: object) -> str | None:
 
 
 def as_variable(value: Any) -> Any:
-    """`{env: NAME}` as an `EnvVar`, for a resource's field of text; others as they are."""
+    """Return `{env: NAME}` as an `EnvVar`, for a resource's text field; return others unchanged."""
     variable = variable_of(value)
     return value if variable is None else dg.EnvVar(variable)
 
 
 def resolve_variables(what: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the values of the variables they name, for the client of a store.
+    """Return options with the values of the variables they name, for the client of a store.
 
     Args:
         what: the field, for errors.
@@ -177,15 +177,16 @@ def _resolve_value(what: str, value: Any) -> Any:
     if variable not in os.environ:
         raise InputError(
             f"the environment variable {variable}, which {what} names, is not set",
-            next_step="set it where Dagster's code servers and runs are started",
+            next_step="set it in the environment of Dagster's code servers and runs",
         )
     return os.environ[variable]
 
 
 def named_in_template(value: Any) -> Any:
-    """Options from YAML before templates are rendered: `{{ env.NAME }}` becomes `{env: NAME}`.
+    """Return options from YAML before templates are rendered: `{{ env.NAME }}` becomes `{env:
+    NAME}`.
 
-    Rendered, it would be the value, which nobody can tell from one that stands in the YAML.
+    Rendered, it would be the value, which cannot be told from a value in the YAML.
     """
     if isinstance(value, Mapping):
         return {name: named_in_template(one) for name, one in value.items()}

@@ -1,4 +1,4 @@
-"""What each asset is called and how it is shown: one class, one method, for users to override."""
+"""The name and description of each asset: one class with one method, for users to override."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ _SENSOR_ALIVE = timedelta(minutes=15)
 
 @dataclass(frozen=True)
 class ArroyoTableProps:
-    """What is known of an asset when it is named.
+    """What is known about an asset when it is named.
 
     Attributes:
         table: `checkpoint`, `epoch_catalog`, `operator_metadata`, `fleet`, `compacted_state`,
             `retained_epochs`, `orphans`, `dead_jobs`, each of these three with `_plan` too, or
             `gc_journal`.
-        deployment: the name of the deployment, where there are several in one instance.
+        deployment: the name of the deployment, if one instance has several.
     """
 
     table: str
@@ -47,8 +47,8 @@ class _AssetText:
 
 _TABLES = {
     CHECKPOINT: _AssetText(
-        "The newest ready epoch of each job, as the job itself wrote it. Events come from the "
-        "sensor; nothing here is made by Dagster."
+        "The newest ready epoch of each job, as the job wrote it. The sensor reports it; Dagster "
+        "produces nothing here."
     ),
     EPOCH_CATALOG: _AssetText(
         "Every epoch of a job: times, files, bytes, rows, watermark. A row stays when the epoch "
@@ -56,44 +56,45 @@ _TABLES = {
         kinds=("arroyo", "parquet"),
     ),
     OPERATOR_METADATA: _AssetText(
-        "Every data file that a table of an operator lists, at every epoch that is present.",
+        "Every data file that a table of an operator lists, at every present epoch.",
         kinds=("arroyo", "parquet"),
     ),
-    FLEET: _AssetText("All jobs at a glance, over time."),
+    FLEET: _AssetText("A summary of all jobs, over time."),
     COMPACTED_STATE: _AssetText(
-        "The state of a job in fewer, larger files; a restore loads the same.",
+        "A job's state in fewer, larger files. A restore loads the same rows.",
         MAINTENANCE_GROUP,
         ("arroyo", "spark", "parquet"),
     ),
     f"{RETAINED_EPOCHS}_plan": _AssetText(
-        "What would go with the epochs that are too old, and how it is known that nothing which "
-        "stays needs it.",
+        "What an expiry of old epochs would delete, and the proof that nothing that stays needs "
+        "it.",
         MAINTENANCE_GROUP,
     ),
     RETAINED_EPOCHS: _AssetText(
-        "The epochs of a job that are kept; older ones are removed with what only they list.",
+        "The kept epochs of a job. Older epochs are deleted with the files that only they list.",
         MAINTENANCE_GROUP,
         ("arroyo", "spark"),
     ),
     f"{ORPHANS}_plan": _AssetText(
-        "What nothing in a job refers to, and why each other object stays.", MAINTENANCE_GROUP
+        "Unreferenced objects of a job, and why each other object stays.", MAINTENANCE_GROUP
     ),
     ORPHANS: _AssetText(
-        "Objects of a job that nothing refers to, removed once they are surely forgotten.",
+        "Unreferenced objects of a job, deleted once they are old enough.",
         MAINTENANCE_GROUP,
         ("arroyo", "spark"),
     ),
     f"{DEAD_JOBS}_plan": _AssetText(
-        "What would go with a job whose pipeline is gone, and who says that it is.",
+        "What would be deleted with a job whose pipeline is gone, and the source that confirms it.",
         MAINTENANCE_GROUP,
     ),
     DEAD_JOBS: _AssetText(
-        "Jobs that will never run again, removed as a whole.",
+        "Jobs that will never run again, deleted completely.",
         MAINTENANCE_GROUP,
         ("arroyo", "spark"),
     ),
     GC_JOURNAL: _AssetText(
-        "What was deleted or moved aside, when, by whom and under which plan.", MAINTENANCE_GROUP
+        "What was deleted or moved to quarantine, when, by whom and under which plan.",
+        MAINTENANCE_GROUP,
     ),
 }
 
@@ -101,11 +102,11 @@ _TABLES = {
 class DagsterArroyoTranslator:
     """Names and describes the assets; override `get_asset_spec` to change any of it.
 
-    Dependencies and partitions are added to what it gives.
+    Dependencies and partitions are added to what it returns.
     """
 
     def get_asset_spec(self, props: ArroyoTableProps) -> dg.AssetSpec:
-        """Give key, group, kinds, description, tags, owners and metadata of an asset."""
+        """Return key, group, kinds, description, tags, owners and metadata of an asset."""
         shown = _TABLES.get(props.table)
         if shown is None:
             raise InputError("there is no such asset", table=props.table, tables=list(_TABLES))
@@ -137,7 +138,7 @@ class Naming:
     def spec(
         self, table: str, *, deps: Iterable[str] = (), partitioned: bool = True
     ) -> dg.AssetSpec:
-        """The spec of an asset that depends on the tables `deps`."""
+        """Return the spec of an asset that depends on the tables `deps`."""
         spec = self.translator.get_asset_spec(ArroyoTableProps(table, self.deployment))
         return spec.replace_attributes(
             deps=[*spec.deps, *(self.key(one) for one in deps)],
@@ -145,5 +146,5 @@ class Naming:
         )
 
     def key(self, table: str) -> dg.AssetKey:
-        """The key of an asset."""
+        """Return the key of an asset."""
         return self.translator.get_asset_spec(ArroyoTableProps(table, self.deployment)).key

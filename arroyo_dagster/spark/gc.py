@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FROM_OBJECTS = 20_000
-"""A start of Spark takes longer than so many deletes in bulk."""
+"""Starting Spark takes longer than this many bulk deletes."""
 
 BATCHES_AT_ONCE = 200
 

@@ -149,7 +149,7 @@ class _QueryLog:
             raise ConflictError(
                 "the job's newest epoch was written in process",
                 job=self.job,
-                next_step=f"go on without --spark; or {ADOPT}",
+                next_step=f"continue without --spark; or {ADOPT}",
             )
         folder = self.location.removeprefix("file://")
         if folder.startswith("/") and not Path(folder, "metadata").exists():

@@ -88,8 +88,8 @@ def default_location(store: ObjectStore, directory: str) -> str:
     """
     if not store.url.startswith("file:"):
         raise InputError(
-            "Spark keeps a log of its own, and cannot keep it below this URL",
+            "Spark writes a log of its own, and cannot write it below this URL",
             url=store.url,
-            next_step="say where with --spark-checkpoint: any path that this Spark can write to",
+            next_step="set --spark-checkpoint to a path that Spark can write to",
         )
     return f"{store.url}/{directory}/spark"

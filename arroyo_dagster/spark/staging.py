@@ -83,7 +83,7 @@ class SparkTopic:
                 f"Spark cannot read this source ({redact_text(str(error)).splitlines()[0]})",
                 topic=self.topic,
                 format=self.format,
-                next_step="check its options; a format that Spark does not bring is put on the "
+                next_step="check its options; add a format that Spark does not include to the "
                 "class path with --conf spark.jars.packages=…",
             ) from redacted_cause(error)
 
@@ -151,20 +151,22 @@ class StagedSource(Source):
             names = json.loads(self._store.read(path))
         except NotFoundError as error:
             raise ProtocolError(
-                "records that an epoch of this run takes are gone",
+                "records that an epoch of this run reads are missing",
                 topic=self._topic,
                 path=path,
                 next_step="look for them in backups of the folder",
             ) from error
         except ValueError as error:
-            raise FormatError("not a list of files of ours", path=path) from error
+            raise FormatError("not a file list written by this package", path=path) from error
         return [StagedFile(batch, number, self._directory / name) for number, name in names]
 
     def read(self, partition: StagedFile) -> Iterator[pa.RecordBatch]:
         """The records of one file."""
         rows, _ = decode_file(self._store.read(partition.path), partition.path)
         if not rows.schema.equals(RECORDS):
-            raise FormatError("what landed has other columns than records", path=partition.path)
+            raise FormatError(
+                "the staged records have other columns than the source", path=partition.path
+            )
         yield from rows.to_batches()
 
     def forget(self, done: Offset) -> None:
@@ -299,13 +301,13 @@ class Staging:
         known = self.store.read(path).decode()
         if known != query:
             raise ConflictError(
-                "Spark's log of this source is another one than the one its records landed with",
+                "Spark's log of this source is not the log that its records were staged with",
                 topic=self.topic,
                 path=path,
                 recorded_query=known,
                 query=query,
-                next_step="bring back Spark's checkpoint of the source; or, to begin anew with "
-                "what the source still has, remove this object and what lies beside it",
+                next_step="restore Spark's checkpoint of the source; or, to start anew with what "
+                "the source still has, delete this object and the objects beside it",
             )
 
 

@@ -111,7 +111,8 @@ def _attempt(
         raise StorageError(
             f"Spark lost tasks and gave up ({_reason(error)})",
             retryable=True,
-            next_step="look at Spark's log, then run it again; what was written is not listed",
+            next_step="check Spark's log, then run it again; files that were written are not "
+            "listed",
         ) from redacted_cause(error)
     return {row.item: pickle.loads(row.payload) for row in collected}
 
@@ -244,5 +245,5 @@ def _carried_out(function: Callable[[I], R], payload: bytes) -> _TaskResult[R] |
         return ArroyoStateError(
             f"a task failed ({type(error).__name__}: {redact_text(str(error))})",
             at=f"{where.filename}:{where.lineno}",
-            next_step="report this; nothing was published or deleted by it",
+            next_step="report this; nothing was published or deleted",
         )

@@ -37,10 +37,10 @@ CHUNK_SCHEMA = pa.schema(
     ]
 )
 REPORT = -2
-"""In place of an edge: the payload is a pickled `TaskReport`."""
+"""Instead of an edge: the payload is a pickled `TaskReport`."""
 
 FAILURE = -3
-"""In place of an edge: the payload is a pickled `ArroyoStateError`; trying again would not help."""
+"""Instead of an edge: the payload is a pickled `ArroyoStateError`; retrying would not help."""
 
 _ROWS_PER_BATCH = 64
 
@@ -89,7 +89,7 @@ class PackedPipeline:
             raise InputError(
                 f"the pipeline cannot be sent to Spark's workers ({error})",
                 pipeline=pipeline.name,
-                next_step="open files, connections and locks in on_start, not before",
+                next_step="open files, connections and locks in on_start, not earlier",
             ) from error
         finally:
             for module in local:

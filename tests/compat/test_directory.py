@@ -148,4 +148,7 @@ def test_the_recorded_answer_to_an_unknown_pipeline_is_what_the_client_waits_for
 
 def test_a_directory_without_sources_knows_nothing() -> None:
     (answer,) = JobDirectory().look_up([JobPaths(JobId("x"))])
-    assert (answer.facts.condition, answer.reason) == (JobCondition.UNKNOWN, "nobody was asked")
+    assert (answer.facts.condition, answer.reason) == (
+        JobCondition.UNKNOWN,
+        "no job-status source is configured",
+    )

@@ -91,9 +91,9 @@ def test_all_of_them_are_rewritten_whole_but_what_is_one_file_a_subtask(
         for operator in ParquetBackend(twin, find_job(twin, outcome.plan.job)).load().operators:
             for name, files in operator.tables.items():
                 if not isinstance(files, ExpiringTimeKeyFiles):
-                    assert "every epoch writes it whole" in left[operator.operator, name]
+                    assert "every epoch writes it completely," in left[operator.operator, name]
                 elif (operator.operator, name) in left:
-                    assert left[operator.operator, name] == "it has one file a subtask already"
+                    assert left[operator.operator, name] == "it already has one file per subtask"
                 else:
                     assert len(files.files) <= operator.parallelism
                     assert all(map(is_rewritten, files.paths))

@@ -363,7 +363,7 @@ def test_exit_codes_and_words(tmp_path: Path) -> None:
     code, words = run("carrier_totals", "--level", "0", *at)
     assert code == 3
     assert words.startswith("error: carrier_totals/checkpoints/checkpoint-0000008/")
-    assert "(file-missing). Next: bring the object back" in words
+    assert "(file-missing). Next: restore the object" in words
     assert "cannot be restored safely: 1 error" in words
     # The epoch before does not list it.
     assert run("carrier_totals", "7", *at)[0] == 0

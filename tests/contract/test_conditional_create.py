@@ -218,7 +218,7 @@ class TestDoctor:
             done = self.doctor(url)
             assert done.exit_code == 0, done.output
             assert done.stdout.splitlines()[0] == (
-                "conditional create: ok (two creations of one name: the second was refused)"
+                "conditional create: ok (two attempts to create one name: the second was refused)"
             )
         assert objects(store) == []
         assert objects(open_store(f"file://{tmp_path}")) == []

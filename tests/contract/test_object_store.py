@@ -208,7 +208,7 @@ class TestSizes:
         store.put(P(f"p/j/{name}"), b"0" * most)
         assert len(store.read(P(f"p/j/{name}"))) == most
         store.put(P(f"p/j/{name}"), b"0" * (most + 3))
-        said = f"larger than any record can be: {most + 3} bytes, expected at most {most}"
+        said = f"larger than the limit of a record: {most + 3} bytes, expected at most {most}"
         with pytest.raises(FormatError, match=said) as caught:
             store.read(P(f"p/j/{name}"))
         assert caught.value.facts["path"] == f"p/j/{name}"

@@ -145,5 +145,5 @@ GIANT = """
 def test_an_object_of_20_gb_is_refused_by_its_size(tmp_path: Path, layout: str) -> None:
     """Sparse files: each object of a job in turn, in each thing that is done with a job."""
     said = run(GIANT, str(tmp_path / "root"), layout)
-    assert "larger than any record can be: 21474836480 bytes, expected at most 1048576" in said
-    assert "larger than any metadata object can be: 21474836480 bytes" in said
+    assert "larger than the limit of a record: 21474836480 bytes, expected at most 1048576" in said
+    assert "larger than the limit of a metadata object: 21474836480 bytes" in said

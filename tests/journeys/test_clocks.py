@@ -165,7 +165,7 @@ def test_a_claim_made_at_a_later_start_is_no_error_of_a_clock() -> None:
 
 
 class Timeless(Wrapper):
-    """A store that does not say when objects were written."""
+    """A store that does not report when objects were written."""
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Any:
         for info in self.inner.list(prefix, start_after=start_after):
@@ -193,7 +193,7 @@ def test_an_epoch_without_a_time_never_expires_by_age(paths: JobPaths, listed: b
     plan = planned(timeless, paths, asked, clock, with_sizes=listed)
     assert plan.epochs == ()
     assert plan.stays["no_time"] == (15, 0)
-    with pytest.raises(ProtocolError, match="does not say when"):
+    with pytest.raises(ProtocolError, match="does not report when"):
         run_gc(timeless, paths, asked, GcOptions(clock=clock, pace=QUICK))
     assert planned(timeless, paths, expiry(2, **STOPPED), clock, with_sizes=listed).epochs
 

@@ -257,7 +257,13 @@ def test_what_a_run_of_before_ignore_state_has_left_is_no_gap_that_stops_everyth
 def test_metadata_in_a_gap_that_no_cleaning_up_explains_is_refused() -> None:
     clock = Clock()
     store, paths = left_behind(clock, min_epoch=10, half=True)
-    refused(store, paths, expiry(2, j="stopped"), clock, "a gap in the chain of epochs: 5 is there")
+    refused(
+        store,
+        paths,
+        expiry(2, j="stopped"),
+        clock,
+        "unexplained gap in the chain of epochs: epoch 5 exists",
+    )
 
 
 def test_a_collector_that_does_not_ask_again_is_found_out() -> None:
@@ -481,7 +487,7 @@ def test_a_job_that_is_gone_and_cannot_be_read_can_be_moved_aside_on_the_user_s_
         with pytest.raises(ProtocolError, match="refused"):
             run_gc(store, PATHS, asked, GcOptions(quarantine=True, clock=clock, pace=QUICK))
     asked = replace(GONE, unreadable=True, others=())
-    with pytest.raises(InputError, match="moved aside and not deleted"):
+    with pytest.raises(InputError, match="moved to quarantine but not deleted"):
         run_gc(store, PATHS, asked, GcOptions(clock=clock, pace=QUICK))
     assert without_ours(store) == before
     done = run_gc(store, PATHS, asked, GcOptions(quarantine=True, clock=clock, pace=QUICK))
@@ -503,5 +509,5 @@ def test_a_job_that_may_live_is_never_moved_aside_unread() -> None:
     clock.days(4)
     with pytest.raises(FormatError):
         run_gc(store, PATHS, asked, GcOptions(quarantine=True, clock=clock, pace=QUICK))
-    with pytest.raises(InputError, match="only a job that is gone"):
+    with pytest.raises(InputError, match="the metadata of the job"):
         replace(orphans(), unreadable=True)

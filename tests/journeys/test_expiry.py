@@ -146,7 +146,7 @@ def test_bad_requests_are_refused_before_anything_goes(tmp_path: Path) -> None:
         pass
     assert {p for p in listing(store) if OURS not in p} == set(before)
     arroyo = open_store(unpack("flights", tmp_path))
-    with pytest.raises(ProtocolError, match="unknown: nobody was asked"):
+    with pytest.raises(ProtocolError, match="unknown: no job-status source is configured"):
         plan_gc(WriteProtected(arroyo), list_jobs(arroyo)[0], to_keep(2))
 
 

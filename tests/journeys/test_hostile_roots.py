@@ -244,9 +244,9 @@ def test_parents_that_lead_in_a_circle_end_in_an_error() -> None:
     store.put(first.ref, metadata.encode_manifest(replace(manifest, parent_ref=newest.ref)))
     rewritten(store, paths.epoch_record(Epoch(1)), parent_checkpoint_ref=str(newest.ref))
     before = set(listing(store))
-    with pytest.raises(ProtocolError, match="says that it is epoch 2"):
+    with pytest.raises(ProtocolError, match="belongs to epoch 2"):
         backend.load_history()
-    with pytest.raises(ProtocolError, match="says that it is epoch 2"):
+    with pytest.raises(ProtocolError, match="belongs to epoch 2"):
         backend.cleanup_checkpoint(Epoch(2))
     assert any(isinstance(one.problem, ProtocolError) for one in list_epochs(store, paths))
     assert set(listing(store)) == before

@@ -309,11 +309,11 @@ def test_no_older_epoch_is_restored_where_a_listing_hides_the_newest(hidden: ran
 def test_state_in_the_other_layout_is_never_silently_left_behind() -> None:
     store = MemoryStore()
     run(store, 1, **TINY)
-    with pytest.raises(InputError, match="lies in the legacy layout"):
+    with pytest.raises(InputError, match="is stored in the legacy layout"):
         LocalRun.start(word_job(store, **TINY), store)
     other = MemoryStore()
     run_pipeline(word_job(other, **TINY), other, max_epochs=1)
-    with pytest.raises(InputError, match="lies in the protocol layout"):
+    with pytest.raises(InputError, match="is stored in the protocol layout"):
         LocalRun.start(legacy_job(other, **TINY), other)
 
 

@@ -159,12 +159,12 @@ def test_a_running_job_is_stopped_rewritten_verified_and_started(layout: Layout)
     assert 5 < outcome.downtime_seconds < 60
     told = [step.did.partition(",")[0].partition(":")[0] for step in outcome.steps]
     assert told == [
-        "left a record beside the job",
-        "asked Arroyo to stop the job",
-        "the job is Stopped",
+        "wrote the window's record",
+        "requested Arroyo to stop the job",
+        "status is Stopped",
         "rewritten",
         "verified at level 2",
-        "asked Arroyo to start the job",
+        "requested Arroyo to start the job",
         "the job runs",
     ]
     # The run that came up has the rewritten files in memory.
@@ -225,7 +225,7 @@ def test_what_takes_longer_than_the_window_is_given_up_in_time() -> None:
     closes = model.now_micros + 300 * SECOND
     outcome = window(model, run=slowly, closes_at_micros=closes)
     assert outcome.end is WindowEnd.KEPT
-    assert "given up" in str(outcome.problem)
+    assert "exceeded its time limit" in str(outcome.problem)
     recovered(model)  # the lease ran out as well, so the record is still there
     expect_running(model, before)
 
@@ -280,7 +280,9 @@ def test_a_job_that_fails_while_it_stops_is_restarted() -> None:
     model.fails = {"CheckpointStopping"}
     outcome = window(model)
     assert outcome.end is WindowEnd.KEPT
-    assert "did not stop, it Failed: failed in CheckpointStopping" in str(outcome.problem)
+    assert "did not stop, its status is Failed: failed in CheckpointStopping" in str(
+        outcome.problem
+    )
     expect_running(model, before)
 
 
@@ -288,7 +290,7 @@ def test_a_job_whose_sources_end_meanwhile_is_finished_and_that_is_said() -> Non
     model = running(Layout.LEGACY)
 
     def finish(step: Any) -> None:
-        if step.did.startswith("asked Arroyo to stop"):
+        if step.did.startswith("requested Arroyo to stop"):
             model._enter("Finished")
 
     outcome = window(model, on_step=finish)

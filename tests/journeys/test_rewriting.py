@@ -199,7 +199,7 @@ def test_nothing_is_put_back_once_a_file_of_the_old_lists_is_gone(layout: Layout
     job.store.delete_many([lost])
     rewritten = others(job.store)
     for undo in (plan_undo, run_undo):
-        with pytest.raises(FormatError, match="files of the old lists are gone") as error:
+        with pytest.raises(FormatError, match="files of the original lists are missing") as error:
             undo(job.store, job.paths, stopped(job.paths))
         assert error.value.facts == {"job": job.paths.root, "path": lost}
     assert others(job.store) == rewritten
@@ -217,7 +217,7 @@ def test_nothing_is_put_back_over_what_somebody_else_has_changed(layout: Layout)
     managed = job.store.read(changed)
     job.store.put(changed, managed + b"\xf2\x3f\x01x")  # a field that nobody knows
     now = others(job.store)
-    with pytest.raises(ConflictError, match="somebody else changed the metadata") as error:
+    with pytest.raises(ConflictError, match="another process changed the metadata") as error:
         run_undo(job.store, job.paths, stopped(job.paths))
     assert error.value.facts == {"job": job.paths.root, "path": changed}
     assert others(job.store) == now
@@ -386,7 +386,10 @@ RUNNING = {"condition": JobCondition.RUNNING, "state": "Running", "run_id": 7}
         ({"condition": JobCondition.RUNNING}, "the job runs"),
         ({"condition": JobCondition.CHANGING, "state": "Stopping"}, "Stopping"),
         ({"condition": JobCondition.GONE}, "gone"),
-        ({"condition": JobCondition.UNKNOWN, "state": "Draining"}, "nobody says"),
+        (
+            {"condition": JobCondition.UNKNOWN, "state": "Draining"},
+            "the status of the job is unknown",
+        ),
         ({"condition": JobCondition.STOPPED, "action_in_progress": True}, "about to be started"),
         ({"condition": JobCondition.STOPPED, "running_desired": True}, "about to be started"),
         (
@@ -420,7 +423,7 @@ def test_only_a_job_at_rest_is_rewritten_and_the_plan_says_why_not(
 
 def test_a_job_of_which_nobody_speaks_is_refused_and_told_how_to_say_it() -> None:
     job = begun(Layout.LEGACY)
-    with pytest.raises(InputError, match="nobody says what the job is doing") as caught:
+    with pytest.raises(InputError, match="the status of the job is unknown") as caught:
         rewrite(WriteProtected(job.store), job, directory=JobDirectory())
     assert "--assume JOB=stopped" in str(caught.value)
 
@@ -661,7 +664,7 @@ def test_a_job_that_stopped_long_ago_is_not_waited_for() -> None:
 def test_who_gives_up_leaves_everything_as_it_was() -> None:
     job = begun(Layout.LEGACY)
     was = others(job.store)
-    with pytest.raises(ConflictError, match="given up"):
+    with pytest.raises(ConflictError, match="exceeded its time limit"):
         rewrite(job.store, job, cancelled=lambda: True)
     assert others(job.store) == was
 
@@ -670,7 +673,7 @@ def test_a_job_that_has_gone_on_is_not_put_back() -> None:
     job = begun(Layout.LEGACY)
     rewrite(job.store, job)
     job.write({})
-    with pytest.raises(ConflictError, match="would restore epoch 5 now"):
+    with pytest.raises(ConflictError, match="would now restore epoch 5"):
         run_undo(job.store, job.paths, stopped(job.paths))
 
 
@@ -683,7 +686,7 @@ def test_the_epoch_that_arroyo_names_is_rewritten_not_a_later_one() -> None:
     assert outcome.plan.epoch == 3
     assert {epoch: content(job.store, job.paths, epoch) for epoch in (3, 4)} == before
     missing = facts_of(job.paths, JobCondition.STOPPED, newest_ready_epoch=Epoch(9))
-    with pytest.raises(InputError, match="epoch 9, which is not there"):
+    with pytest.raises(InputError, match="epoch 9, which does not exist"):
         rewrite(job.store, job, directory=JobDirectory([Telling(missing)]))
 
 

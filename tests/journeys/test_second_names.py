@@ -112,7 +112,7 @@ def test_beside_a_copy_under_a_second_name_nothing_is_collected(
     age(tmp_path, 10)
     before = listing(store)
     for asked in (said(paths), expired(paths)):
-        with pytest.raises(ProtocolError, match="looks like a second name of") as caught:
+        with pytest.raises(ProtocolError, match="may be a second name of") as caught:
             run_gc(store, paths, asked)
         assert other in str(caught.value)
         assert name in str(caught.value)

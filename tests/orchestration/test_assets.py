@@ -220,7 +220,9 @@ def test_a_failed_run_says_first_what_happened_to_what_and_what_next(deployed: A
     deployed.store.put(StatePath("photos/cat.jpg"), b"x")
     result = deployed.run("arroyo_fleet")
     line = failure_of(result, "arroyo_fleet_overview")
-    assert line.startswith("not a checkpoint root: nothing in it looks like a job [url=memory://")
+    assert line.startswith(
+        "not a checkpoint root: no directory in it looks like a job [url=memory://"
+    )
     assert "Next: give the directory that holds" in line
 
 
@@ -247,5 +249,5 @@ def test_jobs_that_fail_do_not_keep_others_from_being_catalogued(deployed: Any) 
     }
     result = deployed.run("arroyo_refresh", tags=tags)
     line = failure_of(result, "arroyo_catalog")
-    assert line.startswith("1 of 2 jobs were not catalogued, the others were; the first: a data")
+    assert line.startswith("1 of 2 jobs were not catalogued, the others were; first error: a data")
     assert len(read_history(deployed.catalogue, protocol_job("p1")).epochs) == 1

@@ -96,13 +96,13 @@ def test_a_catalogue_of_another_url_is_refused_with_both_urls(tmp_path: Path) ->
     shared = str(tmp_path / "catalogue")
     ArroyoStateStore(checkpoint_url="memory://prod", catalogue_url=shared).catalogue()
     other = ArroyoStateStore(checkpoint_url="memory://staging", catalogue_url=shared)
-    with pytest.raises(InputError, match="of another checkpoint URL") as refused:
+    with pytest.raises(InputError, match="to another checkpoint URL") as refused:
         other.catalogue()
     assert "memory://prod" in str(refused.value)
     assert "memory://staging" in str(refused.value)
     ArroyoStateStore(checkpoint_url="memory://prod", catalogue_url=shared).catalogue()
     (tmp_path / "catalogue" / OWNER).write_text("[]")
-    with pytest.raises(FormatError, match="does not say which checkpoint URL"):
+    with pytest.raises(FormatError, match="does not name its checkpoint URL"):
         other.catalogue()
 
 

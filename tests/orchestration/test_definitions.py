@@ -247,7 +247,7 @@ def test_without_dagster_home_it_lies_where_the_instance_keeps_its_files(
 
     assert job.execute_in_process(instance=dg.DagsterInstance.ephemeral()).success
     assert "/arroyo_catalogue/default/" in found[0]
-    with pytest.raises(InputError, match="nobody said where the catalogue lies"):
+    with pytest.raises(InputError, match="the catalogue's place is not configured"):
         ArroyoStateStore(checkpoint_url="memory://x").catalogue()
 
 
@@ -256,7 +256,7 @@ def test_the_catalogue_never_lies_below_the_checkpoint_url(tmp_path: Path, catal
     resource = ArroyoStateStore(
         checkpoint_url=str(tmp_path), catalogue_url=f"{tmp_path}{catalogue}"
     )
-    with pytest.raises(InputError, match="cannot lie below the checkpoint URL"):
+    with pytest.raises(InputError, match="cannot be stored below the checkpoint URL"):
         resource.catalogue()
 
 

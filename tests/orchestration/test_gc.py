@@ -166,7 +166,7 @@ def test_what_needs_approval_waits_for_it_and_takes_no_other_plan(
     assert "retained_epochs" not in waiting.assets
     other = Run(instance, resource(url), "arroyo_gc", **config, approved_plan="0" * 32)
     assert not other.result.success
-    assert f"what would go now is plan {digest}" in other.first_line
+    assert f"the current plan is {digest}" in other.first_line
     assert len(ParquetBackend(store, PATHS).epochs()) == 8
     approved = Run(instance, resource(url), "arroyo_gc", **config, approved_plan=digest)
     assert approved.result.success
@@ -182,7 +182,7 @@ def test_what_is_refused_fails_the_blocking_check_with_the_evidence(
     run = Run(instance, resource(url), "arroyo_gc", keep_epochs=3, dry_run=False)
     assert not run.result.success
     assert run.checks == {"referenced_set_proved": False}
-    assert "has a record and no manifest" in run.first_line
+    assert "has a record but no manifest" in run.first_line
     assert without_ours(store) == before
 
 
@@ -204,7 +204,7 @@ def test_orphans_are_planned_with_why_the_rest_stays(
     assert run.assets == {}
     assert run.checks["referenced_set_proved"]
     bad = Run(instance, resource(url), "arroyo_collect_orphans", older_than_days=0.001)
-    assert "younger than an hour" in bad.first_line
+    assert "below an hour:" in bad.first_line
 
 
 def test_a_job_whose_pipeline_nobody_knows_to_be_gone_is_not_removed(

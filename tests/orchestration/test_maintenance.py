@@ -143,7 +143,7 @@ def test_a_merge_that_loses_a_row_fails_the_check_and_the_run_and_publishes_noth
     assert not result.success
     assert checks_of(result) == {"row_parity": False}
     assert not result.get_asset_materialization_events()
-    assert "would not restore as what they were made of" in first_line(result)
+    assert "would not restore the rows of the files they replace," in first_line(result)
     assert "words/main" in first_line(result)
     assert "Next:" in first_line(result)
     assert ParquetBackend(store, PATHS).epochs() == epochs
@@ -159,7 +159,7 @@ def test_a_failed_runs_first_line_says_what_happened_to_what_and_what_to_do(
     line = first_line(result)
     assert "data files are missing" in line
     assert gone in line
-    assert "Next: bring the file back" in line
+    assert "Next: restore the file" in line
 
 
 class Failing(MaintenanceRunner):
@@ -255,7 +255,7 @@ def test_a_compaction_that_waits_to_be_taken_over_is_told_of(
     again = run(defs, "arroyo_compaction", instance, FULL)
     logs = [entry.user_message for entry in instance.all_logs(again.run_id)]
     (line,) = [line for line in logs if line.startswith("nothing")]
-    assert "1 compactions wait until the job takes them over" in line
+    assert "1 compactions wait until the job adopts them" in line
     assert "compactions/" in line
     assert "one file or none" not in line
 

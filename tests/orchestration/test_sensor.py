@@ -192,7 +192,7 @@ def test_the_log_of_a_tick_tells_of_a_vanished_job(
     gone.vanish()
     deployed.tick()
     (line,) = said
-    assert "old was there and is not any more; its last epoch was 3" in line
+    assert "old vanished; its last epoch was 3" in line
     assert "arroyo_forget_job" in line
 
 
@@ -222,19 +222,19 @@ def test_a_store_that_fails_fails_the_tick_and_keeps_the_cursor(deployed: Any) -
     job.epochs(1)
     deployed.tick()
     job.vanish()
-    with pytest.raises(StorageError, match="taken for a failure"):
+    with pytest.raises(StorageError, match="indicates a failure"):
         deployed.evaluate()
 
 
 def test_before_anything_is_written_a_tick_says_so(deployed: Any) -> None:
     result = deployed.evaluate()
-    assert result.skip_message.startswith("nothing there yet: ")
+    assert result.skip_message.startswith("holds no jobs yet: ")
     assert deployed.tick() == {}
 
 
 def test_a_url_that_is_no_checkpoint_root_fails_the_tick(deployed: Any) -> None:
     deployed.store.put(StatePath("photos/cat.jpg"), b"x")
-    with pytest.raises(InputError, match="nothing in it looks like a job"):
+    with pytest.raises(InputError, match="no directory in it looks like a job"):
         deployed.evaluate()
 
 

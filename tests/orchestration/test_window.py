@@ -102,8 +102,8 @@ def failure(result: Any) -> Any:
     [
         ({"job_x": "running"}, "the job runs", "the component's `window`"),
         ({"job_x": "changing"}, "the job is changing", "wait until the job is at rest"),
-        ({}, "nobody says what the job is doing", "`arroyo_api_url` or `arroyo_database`"),
-        ({"other": "stopped"}, "nobody says what the job is doing", "name the cluster"),
+        ({}, "the status of the job is unknown", "`arroyo_api_url` or `arroyo_database`"),
+        ({"other": "stopped"}, "the status of the job is unknown", "name the cluster"),
     ],
 )
 def test_a_job_that_nobody_may_rewrite_fails_the_run_with_the_forecast_and_what_is_missing(
@@ -124,7 +124,7 @@ def test_a_job_that_nobody_may_rewrite_fails_the_run_with_the_forecast_and_what_
     assert why in shown["arroyo/why_not"]
     assert (shown["arroyo/files_before"], shown["arroyo/files_forecast"]) == (9, 3)
     reasons = [record.data["why"] for record in found.metadata["left out"].records]
-    assert any("every epoch writes it whole" in reason for reason in reasons)
+    assert any("every epoch writes it completely," in reason for reason in reasons)
 
 
 def test_a_dry_run_of_a_job_that_runs_shows_the_forecast(deployed: Deployment) -> None:

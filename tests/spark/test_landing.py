@@ -136,7 +136,7 @@ def test_another_log_of_spark_is_refused_and_nothing_is_taken_for_landed(place: 
     place.write("a.json", "to")
     place.stage()
     place.write("b.json", "be")
-    with pytest.raises(Exception, match="another one than the one its records landed with"):
+    with pytest.raises(Exception, match="not the log that its records were staged with"):
         place.stage(log="recreated")
     place.stage()
     assert place.words() == ["to", "be"]

@@ -117,7 +117,7 @@ def test_a_new_query_goes_on_from_the_offsets_of_a_rollback(tmp_path: Path) -> N
     plan = plan_rollback(store, pipeline.paths, 1)
     run_rollback(store, plan, sleep=lambda _: None)
     location = before.progress.checkpoint_location
-    with pytest.raises(ConflictError, match="does not go on from the recorded offsets"):
+    with pytest.raises(ConflictError, match="does not continue from the recorded offsets"):
         run_pipeline(pipeline, store, SparkOptions(checkpoint_location=location))
     after = run_pipeline(pipeline, store)
     assert (after.epochs, after.exhausted) == (3, True)

@@ -102,7 +102,7 @@ def test_without_spark_such_a_topic_is_refused(tmp_path: Path) -> None:
             "asked": parse_binding("asked=spark:kafka?subscribe=asked", "source"),
         }
     )
-    with pytest.raises(InputError, match="one of Spark's") as found:
+    with pytest.raises(InputError, match="Spark,") as found:
         wire(words_dataflow(), given, open_store(str(tmp_path)))
     assert "--spark" in str(found.value)
 

@@ -214,7 +214,7 @@ def test_a_function_is_called_from_the_shell(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["twice", "-v", "{"], "no JSON"),
+        (["twice", "-v", "{"], "not valid JSON"),
         (["bump", "-v", "1", "--state", "hits"], "STATE:KEY=VALUE"),
         (["bump", "-v", "1", "--state", "hits:a=x"], "STATE:KEY=VALUE"),
         (["twice", "--value-file", "nowhere"], "cannot be read"),
@@ -261,7 +261,7 @@ def test_windows_are_closed_when_a_trial_says_so() -> None:
 
 
 def test_what_cannot_be_tried_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="a package has no services"):
+    with pytest.raises(InputError, match="a dataflow, found a package, which has no services"):
         DataflowTrial(TEXT)
     with pytest.raises(InputError, match="not tested function by function"):
         package_tests(EXAMPLES / "words" / "dataflow.yaml")

@@ -56,7 +56,11 @@ def inspect_body(source: str, language: str | None, operator: str) -> ParsedBody
         language = "python" if _PYTHON_START.match(source, start) else None
         language = "rust" if _RUST_START.match(source, start) else language
     if language not in LANGUAGES:
-        said = "the language cannot be told" if language is None else f"unknown lang `{language}`"
+        said = (
+            ("the language is not given and cannot be derived")
+            if language is None
+            else f"unknown lang `{language}`"
+        )
         return ParsedBody(
             None, None, (("E25", f"{said}; known languages: {', '.join(LANGUAGES)}"),)
         )

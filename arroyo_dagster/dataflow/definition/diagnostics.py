@@ -27,7 +27,7 @@ _KINDS = {
 KIND_OF_NUMBER = {number: kind for kind, numbers in _KINDS.items() for number in numbers.split()}
 
 MOST_DIAGNOSTICS = 1000
-"""How many are kept: a generated file with one mistake a line must not fill the memory."""
+"""The maximum number kept: a generated file with one error per line must not fill the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -117,10 +117,10 @@ class InvalidDefinition(DefinitionError):
         self.what = what
         self.diagnostics = tuple(diagnostics)
         first = self.diagnostics[0]
-        count = f"{len(self.diagnostics)} mistake{'s' if len(self.diagnostics) > 1 else ''}"
+        count = f"{len(self.diagnostics)} error{('s' if len(self.diagnostics) > 1 else '')}"
         super().__init__(
             f"the {what} failed validation: {count}\n{render(self.diagnostics)}",
-            next_step="correct the YAML at the lines named",
+            next_step="correct the YAML at the named lines",
             file=file,
             path=first.path,
             line=first.line,

@@ -62,7 +62,7 @@ def load_dataflow(
     document, packages = load_with_packages(path, legacy=legacy, extended=extended, dev=dev)
     if not isinstance(document, Dataflow):
         raise InputError(
-            "a package has no services of its own",
+            "expected a dataflow, found a package, which has no services",
             path=str(path),
             next_step="name the dataflow.yaml that imports it, or test the package with "
             f"`arroyo-state sdf test {path}`",
@@ -79,9 +79,9 @@ def load_package(path: str | Path) -> tuple[Package, dict[str, Package]]:
     document, packages = load_with_packages(path)
     if not isinstance(document, Package):
         raise InputError(
-            "a dataflow is not tested function by function",
+            "expected a package, found a dataflow, which is not tested function by function",
             path=str(path),
-            next_step="name an sdf-package.yaml, or try the whole of the dataflow with "
+            next_step="name an sdf-package.yaml, or test the complete dataflow with "
             "`arroyo_dagster.sdf_testing.DataflowTrial`",
         )
     return document, packages

@@ -98,8 +98,8 @@ class ImportReader:
                 self._add(
                     node,
                     "E35",
-                    f"package `{one.package}` not found: give the folder that holds it, as `path` "
-                    "of the import or in the `dev` section; there is no hub here",
+                    f"package `{one.package}` not found: name its folder in `path` of the import "
+                    "or in the `dev` section; no hub is supported",
                 )
             for name in (*one.types, *one.states):
                 self._imported.types.setdefault(name, None)
@@ -207,7 +207,7 @@ def inject_states(
         declared = states.setdefault(name, brought)
         if declared.schema != brought.schema:
             message = (
-                f"state `{name}` is already defined by `{service.name}`, and of another shape than "
+                f"state `{name}` is already defined by `{service.name}`, with another shape than "
                 f"a function of package `{brought.package}` needs"
             )
             diagnostics.add(node.diagnostic_at("E22", message, key="states"))
@@ -233,7 +233,7 @@ def check_one_owner(
         if state.package is None or owner.owner == state.owner:
             continue
         message = (
-            f"state `{state.name}`, which a function of package `{state.package}` brings into "
+            f"state `{state.name}`, which a function of package `{state.package}` adds to "
             f"service `{state.owner}`, is already defined by `{owner.owner}`: both are the table "
             f"`{state.table}`; declare `{state.name}: {{ from: {owner.owner}.{owner.name} }}` in "
             f"`{state.owner}` to read that one, or use the function in one service"

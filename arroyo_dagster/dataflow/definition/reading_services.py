@@ -145,7 +145,7 @@ class ServiceReader:
         window, partition = node.get("window"), node.get("partition")
         if window is not None and partition is not None:
             message = (
-                f"service `{name}` has both `window` and `partition`; put the one in the other"
+                f"service `{name}` has both `window` and `partition`; put one inside the other"
             )
             self._mistakes.add(node.diagnostic_at("E36", message, key="partition"))
         return ServiceDef(

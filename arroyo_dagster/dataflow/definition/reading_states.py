@@ -107,7 +107,7 @@ class StateReader:
 
     def _check_name(self, name: str, node: Node) -> None:
         if not name.strip():
-            self._mistakes.add(node.diagnostic_at("E21", "the name of a state cannot be empty"))
+            self._mistakes.add(node.diagnostic_at("E21", "the name of a state is empty"))
         elif (line := self._type_lines.get(same_name(name))) is not None:
             message = f"state `{name}` has the name of the type in line {line}; rename one"
             self._mistakes.add(node.diagnostic_at("E21", message))
@@ -280,7 +280,7 @@ class StateReader:
             if not self._extended:
                 message = (
                     f"unsupported type for value: `{scalar.value}`; SDF takes u32, and a "
-                    "primitive i32. As an extension of ours it is read with extended=True "
+                    "primitive i32. This package reads it as an extension with extended=True "
                     "(--extended)"
                 )
                 self._mistakes.add(node.diagnostic_at("E13", message, key="type"))
@@ -298,7 +298,7 @@ def _reference_error(text: str) -> str | None:
         return "there are more than two segments"
     missing = [name for name, half in (("service", service), ("state", state)) if not half.strip()]
     return (
-        f"the {' and the '.join(missing)} before or behind the dot is missing" if missing else None
+        f"the {' and the '.join(missing)} before or after the dot is missing" if missing else None
     )
 
 

@@ -81,7 +81,7 @@ UNSUPPORTED_VALUES = (*COMPOSITES, "bytes", "null", "map")
 BUILT_IN = frozenset(
     {*COLUMN_TYPES, *UNSUPPORTED_VALUES, "keyed-state", "arrow-row", "primitive"} - {"map"}
 )
-"""Names that a type in `types` cannot have, and that an alias cannot mean."""
+"""Names that a type in `types` cannot have, and that an alias cannot refer to."""
 
 
 def same_name(name: str) -> str:

@@ -94,7 +94,7 @@ def current() -> Invocation:
     if found is None:
         raise access_error(
             "E43",
-            "a state or a context function was used outside an invocation: they exist only while "
+            "a state or a context function was used outside an invocation; both exist only while "
             "an operator calls your function",
         )
     return found

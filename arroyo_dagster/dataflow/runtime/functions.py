@@ -183,7 +183,7 @@ def _arity(plan: FunctionPlan, body: FunctionBody) -> int:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [one for one in parameters if one.default is inspect.Parameter.empty]
     if any(one.kind not in positional for one in needed):
-        raise _misfit(plan, f"it takes `*` arguments; expected {expected} positional ones")
+        raise _misfit(plan, f"it takes `*` arguments; expected {expected} positional arguments")
     if len(needed) not in ARITIES[plan.operator]:
         raise _misfit(plan, f"it takes {len(needed)} arguments; expected {expected}")
     return len(needed)

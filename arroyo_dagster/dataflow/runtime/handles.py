@@ -25,7 +25,7 @@ StoredEntries = dict[str, Any]
 """Entries by the text of their key: a scalar, or the values of a row and when it was updated."""
 
 DELETED: tuple[Any, ...] = ("deleted",)
-"""In place of an entry that was removed; told apart by identity."""
+"""Marks an entry that was removed; compared by identity."""
 
 
 class Slot:

@@ -125,7 +125,7 @@ def check_travels(value: Any) -> None:
         pickle.dumps(value, protocol=5)
     except Exception as error:
         raise OperatorResultError(
-            f"a function returned a {type(value).__name__}, which cannot be handed on: {error}",
+            f"a function returned a {type(value).__name__}, which cannot be passed on: {error}",
             number="E42",
             next_step="return text, numbers, bools, bytes, lists or dicts",
         ) from error

@@ -366,8 +366,8 @@ def _key_of(function: Function, key: Any, key_types: Sequence[ScalarType]) -> tu
     """
     if not isinstance(key, str | int):
         raise OperatorResultError(
-            f"assign-key `{function.plan.name}` returned a {type(key).__name__}, which is not "
-            "hashable here; expected text, an int or a bool",
+            f"assign-key `{function.plan.name}` returned a {type(key).__name__}, which cannot be "
+            "used as a key; expected text, an int or a bool",
             number="E28",
             path=function.plan.path,
         )
@@ -376,8 +376,8 @@ def _key_of(function: Function, key: Any, key_types: Sequence[ScalarType]) -> tu
         found.add(key_text(key_for(declared, key, path=function.plan.path)))
     if len(found) > 1:
         raise OperatorResultError(
-            f"assign-key `{function.plan.name}` returned {key!r:.80}, which is another key for "
-            "each of the service's states",
+            f"assign-key `{function.plan.name}` returned {key!r:.80}, which maps to different "
+            "keys in the service's states",
             number="E41",
             path=function.plan.path,
             types=[one.value for one in key_types],

@@ -301,8 +301,8 @@ class _Planning:
         for source in self._service.sources:
             if source.id not in self._bindings.sources:
                 raise InputError(
-                    f"service `{self._service.name}` reads the {source.kind} `{source.id}`, and no "
-                    "source is bound to it",
+                    f"service `{self._service.name}` reads the {source.kind} `{source.id}`, "
+                    "which has no source",
                     bound=sorted(self._bindings.sources),
                     next_step=f"bind one: --source {source.id}=jsonl:PATH",
                 )
@@ -311,15 +311,15 @@ class _Planning:
         for state in plan.states.values():
             if state.form is StateForm.SYSTEM:
                 raise Unsupported(
-                    f"state `{state.name}` is a system state: that is not supported",
+                    f"state `{state.name}` is a system state, which is not supported",
                     number="E17",
                     path=state.path,
-                    next_step="take it out, or declare a state of your own",
+                    next_step="remove it, or declare a state of your own",
                 )
             if state.value_kind is ValueKind.DOCUMENT or state.value_kind is None:
                 raise Unsupported(
-                    f"the values of state `{state.name}` are of a kind, or a package, that is not "
-                    "known here",
+                    f"the values of state `{state.name}` are of an unknown kind, or of a package "
+                    "that is not loaded",
                     number="E13",
                     path=state.path,
                     next_step="make them scalars or arrow-rows; load the package",

@@ -157,7 +157,7 @@ class ServiceSource(Source):
         for batch in source.read(partition.split):
             if not batch.schema.equals(source.schema):
                 raise InputError(
-                    "a source gives rows of another schema than it declares",
+                    "a source yields rows of another schema than it declares",
                     topic=list(self._sources)[partition.source],
                     expected=str(source.schema),
                     found=str(batch.schema),

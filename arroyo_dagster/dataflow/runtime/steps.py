@@ -119,7 +119,7 @@ class Failures:
         for step, count in self._logged.items():
             if count > _MOST_LOGGED:
                 _LOG.warning(
-                    "service %s: %s skipped %d records more in this epoch",
+                    "service %s: %s skipped %d more records in this epoch",
                     self._service,
                     step,
                     count - _MOST_LOGGED,

@@ -59,7 +59,7 @@ def check_topic_schema(topic: str, schema: pa.Schema) -> None:
     expected = topic_schema(value)
     if value is None or not schema.equals(expected):
         raise InputError(
-            "a source does not give what a topic's source must",
+            "a source's schema is not the schema of a topic's source",
             topic=topic,
             expected=[f"{field.name}: {field.type}" for field in expected],
             found=[f"{field.name}: {field.type}" for field in schema],

@@ -167,12 +167,12 @@ def check_schemas(
         if only_added and migrate:
             continue
         raise StateSchemaError(
-            f"state `{state.name}` was stored with another schema than its definition has: "
+            f"state `{state.name}` was stored with another schema than its definition has:"
             + "; ".join(changes),
             number="E50",
             service=service,
             path=state.path,
-            next_step="run it with --migrate: added columns begin with their defaults"
+            next_step="run it with --migrate: added columns start with their defaults"
             if only_added
             else "give the definition the stored schema, or clear the state",
         )
@@ -183,12 +183,12 @@ def _check_windows(before: Mapping[str, Any], state: StateDef, service: str) -> 
     if before.get("windowed", windowed) != windowed:
         was, now = ("outside of", "in") if windowed else ("in", "outside of")
         raise StateSchemaError(
-            f"state `{state.name}` was stored with its keys {was} windows, and is now {now} them: "
-            "its table has other keys",
+            f"the table of state `{state.name}` was stored with its keys {was} windows, and is "
+            f"now defined with them {now} windows",
             number="E50",
             service=service,
             path=state.path,
-            next_step="give the state, or the service, another name; what is stored is kept",
+            next_step="give the state, or the service, another name; the stored state is kept",
         )
 
 

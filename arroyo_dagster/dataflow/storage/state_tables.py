@@ -111,7 +111,7 @@ def row_schema(state: StateDef) -> pa.Schema:
     taken = [column.name for column in state.columns if column.name in _RESERVED]
     if taken:
         raise InputError(
-            f"column `{taken[0]}` of state `{state.name}` has a name that tables need themselves",
+            f"column `{taken[0]}` of state `{state.name}` has a reserved name",
             number="E20",
             path=state.path,
             next_step=f"rename it; {', '.join(sorted(_RESERVED))} cannot be columns",

@@ -111,7 +111,7 @@ def _entry_errors(entry: Any, package: Package) -> list[tuple[str, str]]:
     if not isinstance(entry.get("expect-error", ""), str):
         found.append((".expect-error", "expected text"))
     if "expect-error" in entry and "expect" in entry:
-        found.append(("", "has `expect` and `expect-error`; it can have one"))
+        found.append(("", "has both `expect` and `expect-error`; give one"))
     if not {"expect", "expect-states", "expect-error"} & set(entry):
         found.append(("", "expects nothing: give `expect`, `expect-states` or `expect-error`"))
     return found

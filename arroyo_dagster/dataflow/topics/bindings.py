@@ -127,8 +127,7 @@ def checked_binding(
     known = _OPTIONS[role]
     if kind not in known:
         raise InputError(
-            f"{redact_url(kind)!r} is nothing a {role} can be bound to; "
-            f"expected {', '.join(known)}",
+            f"a {role} cannot be bound to {redact_url(kind)!r}; expected {', '.join(known)}",
             **facts,
             next_step=f"for example `--{role} {topic}={_example(role)}`",
         )

@@ -80,9 +80,9 @@ class Shape:
         try:
             found = json.loads(value)
         except ValueError as error:
-            raise FormatError(f"a value is no JSON ({error})", value=value[:200]) from error
+            raise FormatError(f"a value is not valid JSON ({error})", value=value[:200]) from error
         if not isinstance(found, dict):
-            raise FormatError("a value is no object", value=value[:200])
+            raise FormatError("a value is not an object", value=value[:200])
         return {name: found.get(name) for name in self.fields}
 
 
@@ -158,10 +158,11 @@ class JsonLines:
         for line in lines:
             if b"\n" in line:
                 raise InputError(
-                    "a value of a raw topic holds a line end, and lines cannot",
+                    "a value of a raw topic contains a line break, which a file of lines cannot "
+                    "hold",
                     topic=self.topic,
                     value=line[:200],
-                    next_step="bind the topic to parquet, or give it the json converter",
+                    next_step="bind the topic to parquet, or set its converter to json",
                 )
         return b"".join(line + b"\n" for line in lines)
 

@@ -151,7 +151,7 @@ class FileSource(Source):
 
     def _shorter(self, entry: FolderEntry, position: int, length: int) -> ProtocolError:
         return ProtocolError(
-            "a file is shorter than what was read of it",
+            "a file is shorter than the part of it that was already read",
             topic=self._topic,
             path=self._folder.where,
             file=entry.name,

@@ -145,10 +145,10 @@ class StoreFolder:
 def gone(where: str, name: str) -> NotFoundError:
     """The error for a file that was there when the epoch was planned."""
     return NotFoundError(
-        "a file of records is gone while it is being read",
+        "a file of records was removed while it was read",
         path=where,
         file=name,
-        next_step="put it back, or bind the topic to where it is now; nothing was written",
+        next_step="restore it, or bind the topic to its new place; nothing was written",
     )
 
 
@@ -160,8 +160,8 @@ def refuse_compressed(where: str, name: str) -> None:
     """
     if name.endswith((".gz", ".zst", ".bz2", ".xz", ".zip")):
         raise InputError(
-            "a compressed file has no offsets to go on from",
+            "a compressed file cannot be continued at an offset",
             path=where,
             file=name,
-            next_step="unpack it, or keep the records in Parquet, which compresses by itself",
+            next_step="unpack it, or store the records in Parquet, which is compressed internally",
         )

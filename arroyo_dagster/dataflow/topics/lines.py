@@ -61,15 +61,15 @@ class Lines:
         facts: dict[str, Any] = {"path": folder.where, "file": entry.name, "position": position}
         if self.fingerprint(folder, entry, position) != fingerprint:
             raise ProtocolError(
-                "a file that was read in part has another beginning now",
+                "the beginning of a partly read file has changed",
                 next_step="give a file of other records another name; nothing was written",
                 **facts,
             )
         around = folder.read(entry.name, position - 1, 2)
         if around[:1] not in (b"\n", b"\r") and around[1:] not in (b"\n", b"\r"):
             raise ProtocolError(
-                "the last line of a file was read without its line end, and has been continued",
-                next_step="begin what is appended with a line end, or read such a file with follow",
+                "the last line of a file was read without a line end, and was continued later",
+                next_step="begin appended data with a line end, or read such a file with follow",
                 **facts,
             )
 
@@ -230,5 +230,5 @@ def too_long(folder: Folder, name: str, at: int) -> FormatError:
         path=folder.where,
         file=name,
         position=at,
-        next_step="see whether its lines end, and its quotes are closed",
+        next_step="check that its lines end and its quotes are closed",
     )

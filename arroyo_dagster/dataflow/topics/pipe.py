@@ -18,7 +18,7 @@ from arroyo_dagster.state.runtime.operators import Offset, Source
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _WAITING_LINES = 100_000
-"""How many lines wait in memory at most; then whoever writes into the pipe waits."""
+"""How many lines wait in memory at most; then the writer of the pipe blocks."""
 
 _FLUSH_SECONDS = 0.02
 _BLOCK_BYTES = 1 << 16
@@ -123,10 +123,10 @@ class PipeSource(Source):
         path, data = self._path(segment), encode_rows(pa.table({"line": self._kept}, _LINES))
         if not self._store.create(path, data) and self._store.read(path) != data:
             raise ConflictError(
-                "another run keeps lines of this topic",
+                "another run reads the standard input of this topic",
                 topic=self._topic,
                 path=path,
-                next_step="let one run at a time read the topic",
+                next_step="run one reader of the topic at a time",
             )
         self._kept = []
 

@@ -52,7 +52,7 @@ class ParquetRows:
         """
         if self.fingerprint(folder, entry, position) != fingerprint:
             raise ProtocolError(
-                "a Parquet file that was read in part has been replaced",
+                "a partly read Parquet file was replaced",
                 path=folder.where,
                 file=entry.name,
                 position=position,
@@ -158,5 +158,5 @@ def _opened(folder: Folder, entry: FolderEntry) -> Iterator[pq.ParquetFile]:
             f"a file cannot be read as Parquet ({error})",
             path=folder.where,
             file=entry.name,
-            next_step="files in the making need a name that begins with '_' or '.'",
+            next_step="give unfinished files a name that begins with '_' or '.'",
         ) from error

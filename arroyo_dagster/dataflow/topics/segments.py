@@ -93,7 +93,7 @@ class SegmentSource(Source):
     ) -> None:
         if not writers or files_per_epoch < 1:
             raise InputError(
-                "nobody writes the topic" if not writers else "files_per_epoch is at least 1",
+                "no service writes the topic" if not writers else "files_per_epoch is at least 1",
                 topic=topic,
             )
         self._topic = topic
@@ -104,7 +104,7 @@ class SegmentSource(Source):
         self._taken: dict[str, Offset] = {}
         self._trimmed = dict.fromkeys(self._writers, 0)
         self.complete = False
-        """Whether the writers have ended: who runs them knows."""
+        """Whether the writers have ended, which their runner knows."""
 
     @property
     def writers(self) -> frozenset[str]:
@@ -172,7 +172,7 @@ class SegmentSource(Source):
     def _check_there(self, writer: str, missing: set[str]) -> None:
         if missing:
             raise ProtocolError(
-                "records that an epoch of this run has taken are gone",
+                "records that an epoch of this run has read are missing",
                 topic=self._topic,
                 path=self._writers[writer] / min(missing),
             )

@@ -72,10 +72,11 @@ def check_own(
     others = sorted(table for table, parts in data.items() if parts and table not in own)
     if others:
         raise InputError(
-            "the job's last epoch is not committed yet, and was prepared for another kind of sink",
+            "the job's last epoch is not committed yet, and was prepared for a sink of another "
+            "kind",
             topic=topic,
             prepared=", ".join(others),
-            next_step="run it once with the topic bound as it was; then bind it anew",
+            next_step="run once with the old binding of the topic; then bind it anew",
         )
 
 
@@ -223,7 +224,7 @@ class AppendSink(_RecordSink):
         self._has_committed = False
         if not os.path.isdir(os.path.dirname(self._path)):
             raise InputError(
-                "the folder of a sink's file is not there",
+                "the folder of a sink's file does not exist",
                 topic=topic,
                 path=path,
                 next_step="create it, or give another path",
@@ -272,7 +273,7 @@ class AppendSink(_RecordSink):
     def _empty(self) -> int:
         if os.path.exists(self._path) and os.path.getsize(self._path):
             raise InputError(
-                "the file of a sink holds something, and nothing of it is this job's",
+                "the file of a sink is not empty, and this job wrote none of it",
                 topic=self._topic,
                 path=self._path,
                 next_step="remove it, or give another path",
@@ -295,7 +296,7 @@ class AppendSink(_RecordSink):
                     topic=self._topic,
                     prepared=path,
                     given=self._path,
-                    next_step="run it once with the topic bound as it was; then bind it anew",
+                    next_step="run once with the old binding of the topic; then bind it anew",
                 )
             written = None if self._has_committed else self._staging.head(StatePath(staged))
             try:
@@ -303,7 +304,9 @@ class AppendSink(_RecordSink):
             except NotFoundError as error:
                 if os.path.exists(self._path) and os.path.getsize(self._path) >= start + length:
                     continue  # an earlier attempt at this commit came to its end
-                raise self._contradicted("what an epoch promised is gone", start) from error
+                raise self._contradicted(
+                    "records that an epoch must commit are missing", start
+                ) from error
             self._write(start, content)
             self._staging.delete_many([StatePath(staged)])
             if written is not None:
@@ -319,7 +322,7 @@ class AppendSink(_RecordSink):
                 file.seek(start)
                 there = file.read(size - start)
                 if not content.startswith(there):
-                    raise self._contradicted("something else was written behind them", start)
+                    raise self._contradicted("another program wrote behind them", start)
                 file.write(content[len(there) :])
                 file.flush()
                 os.fsync(file.fileno())
@@ -337,7 +340,7 @@ class AppendSink(_RecordSink):
             f"the job has written {start} bytes to a sink's file; {found}",
             topic=self._topic,
             path=self._path,
-            next_step="put the file back as it was; nothing was written, the epoch is kept",
+            next_step="restore the file; nothing was written, the epoch is kept",
         )
 
 

@@ -169,11 +169,12 @@ class _Wiring:
         for topic in self._given.sources:
             if topic in self._writers:
                 raise InputError(
-                    "a topic with a source is also written by a service: which of the two its "
-                    "readers should get cannot be told",
+                    "a topic with a source is also written by a service, so its readers would "
+                    "have two inputs",
                     topic=topic,
                     services=", ".join(self._writers[topic]),
-                    next_step=f"leave out the source of {topic}; what is written there is read",
+                    next_step=f"remove the source of {topic}; readers then get what the service "
+                    "writes",
                 )
         self._check_pipes()
 
@@ -185,7 +186,7 @@ class _Wiring:
             f"{', '.join(sorted(used)) or 'none'}",
             dataflow=self._dataflow.name,
             topic=topic,
-            next_step=f"did you mean {near[0]!r}?" if near else f"leave out its {role}",
+            next_step=f"did you mean {near[0]!r}?" if near else f"remove its {role}",
         )
 
     def _check_pipes(self) -> None:
@@ -193,10 +194,10 @@ class _Wiring:
         readers = [service for name in piped for service in self._readers[name]]
         if len(readers) > 1:
             raise InputError(
-                "the standard input can be read by one service, since it gives nothing twice",
+                "only one service can read the standard input, which cannot be read twice",
                 topics=", ".join(piped),
                 services=", ".join(readers),
-                next_step="let one service read it, and put out a topic that the others read",
+                next_step="let one service read it, and write a topic that the others read",
             )
 
     # ---- what is opened --------------------------------------------------------------------------
@@ -254,7 +255,7 @@ class _Wiring:
     def _opener(self, binding: TopicBinding) -> Outside:
         if self._outside is None:
             raise InputError(
-                f"the {binding.role} is one of Spark's, and this run is in process",
+                f"the {binding.role} needs Spark, and this run is in process",
                 topic=binding.topic,
                 next_step="run it with --spark",
             )
@@ -262,7 +263,7 @@ class _Wiring:
 
     def _pipe(self, topic: str, rows: int) -> PipeSource:
         if self._stdin is None:
-            raise InputError("there is no standard input to read here", topic=topic)
+            raise InputError("the standard input is not available here", topic=topic)
         directory = service_paths(self._dataflow, self._readers[topic][0]).stdin(topic)
         return PipeSource(topic, self._store, directory, self._stdin, rows_per_epoch=rows)
 
@@ -296,7 +297,7 @@ class _Wiring:
             return LinesFolderSink(binding.topic, _folder_url(binding.target), writer)
         if len(self._writers[binding.topic]) > 1:
             raise InputError(
-                "one file takes the records of one service",
+                "a file can take the records of only one service",
                 topic=binding.topic,
                 services=", ".join(self._writers[binding.topic]),
                 next_step=f"bind it to a directory: `{binding.topic}={binding.kind}:PATH/`",

@@ -354,7 +354,7 @@ def _matching(pattern: str | None) -> Any:
         return re.compile(pattern).search
     except re.error as error:
         raise CliError(
-            f"`{pattern}` is no regular expression ({error})",
+            f"`{pattern}` is not a regular expression ({error})",
             number="E47",
-            next_step="quote what the shell or the expression would take for a sign",
+            next_step="quote characters that have a meaning for the shell or in the expression",
         ) from error

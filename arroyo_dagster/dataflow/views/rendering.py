@@ -16,7 +16,7 @@ from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 
 EVERYWHERE = "*"
-"""What stands for the global window."""
+"""How the global window is printed."""
 
 
 def borderless(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

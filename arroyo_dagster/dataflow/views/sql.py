@@ -166,7 +166,7 @@ class Tables:
             sql=_short(text),
             tables=known[:_MAX_LISTED],
             columns=columns,
-            next_step="check the names; those with a dash go between back-ticks",
+            next_step="check the names; quote names with a dash in back-ticks",
         )
 
 
@@ -176,8 +176,8 @@ def _check_reads(text: str, words: Sequence[_Token]) -> None:
     for head in heads or [""]:
         if head not in _READS:
             raise SqlError(
-                f"`{head or 'nothing'}` is no query: states are read-only here, and only the "
-                "service that owns one changes it",
+                f"`{head or 'nothing'}` is not a query: states are read-only here; only the "
+                "service that owns a state changes it",
                 number="E46",
                 sql=_short(text),
                 next_step="begin with `select`, `with`, `show tables` or `explain`",

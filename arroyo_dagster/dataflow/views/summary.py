@@ -167,8 +167,8 @@ def _ttl_findings(summary: StateSummary, ttl_ms: int, now_ms: int) -> Iterator[F
         yield warning("expired-rows-kept", old[0].path, evidence, _LET_GO)
 
 
-_REPORT = "keep the epoch and report it, with `arroyo-state verify` of the job"
-_LET_GO = "run the owner, or compact the job: both leave such files out"
+_REPORT = "keep the epoch and report it, with the output of `arroyo-state verify`"
+_LET_GO = "run the owner, or compact the job: both drop such files"
 
 
 def _name(summary: StateSummary) -> str:

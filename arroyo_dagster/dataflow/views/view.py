@@ -111,7 +111,7 @@ def unreadable(
         epoch=epoch,
         path=error.facts.get("path"),
         url=backend.store.url,
-        next_step="look at it with `arroyo-state verify`; nothing was deleted",
+        next_step="check it with `arroyo-state verify`; nothing was deleted",
     )
 
 
@@ -320,7 +320,9 @@ class Views:
         found = [name for name, state in self.states.items() if wanted in (state.name, state.table)]
         if len(found) != 1:
             raise InputError(
-                f"there is no state `{wanted}`" if not found else f"more than one is `{wanted}`",
+                (f"more than one state is named `{wanted}`")
+                if not found
+                else f"more than one is `{wanted}`",
                 number="E47",
                 states=sorted(self.states),
                 next_step="name it as service.state",

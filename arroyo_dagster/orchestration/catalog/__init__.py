@@ -1,1 +1,1 @@
-"""Epochs, operators and the fleet as assets: the sensor that reports them, the checks on them."""
+"""Epochs, operators and the fleet as assets, the sensor that reports them, and their checks."""

@@ -1,4 +1,4 @@
-"""What is seen, as assets: checkpoints that jobs wrote, the catalogue of them, the fleet."""
+"""Assets for checkpoints that jobs wrote, for their catalogue and for the fleet."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -46,15 +46,15 @@ JOBS_PER_RUN = 50
 
 
 class CatalogConfig(dg.Config):
-    """How much of a job is catalogued in one run."""
+    """How much of a job one run catalogues."""
 
     max_epochs: int = Field(
-        default=1000, ge=1, description="Read at most so many epochs of a job, the newest first."
+        default=1000, ge=1, description="Read at most this many epochs of a job, newest first."
     )
 
 
 def checkpoint_spec(naming: Naming) -> dg.AssetSpec:
-    """The external asset: epochs that jobs wrote themselves."""
+    """Return the external asset of the epochs that jobs write."""
     return naming.spec(CHECKPOINT)
 
 
@@ -62,7 +62,9 @@ def checkpoint_spec(naming: Naming) -> dg.AssetSpec:
 
 
 def build_catalogue(naming: Naming) -> dg.AssetsDefinition:
-    """Two assets made by one step, with the two blocking checks of the newest epoch."""
+    """Build the two catalogue assets, made by one step, with the two blocking checks of the newest
+    epoch.
+    """
     keys = {naming.key(name): name for name in (EPOCH_CATALOG, OPERATOR_METADATA)}
     operator_metadata = naming.key(OPERATOR_METADATA)
 
@@ -101,7 +103,7 @@ def build_catalogue(naming: Naming) -> dg.AssetsDefinition:
 
 
 def new_epochs(arroyo_store: ArroyoStateStore) -> Mapping[str, int]:
-    """How many epochs of each job are not catalogued yet: what the schedule asks."""
+    """Return how many epochs of each job are not catalogued yet, which the schedule asks for."""
     from arroyo_dagster.state.operations.catalog.epochs import not_catalogued
 
     return not_catalogued(arroyo_store.reading(), arroyo_store.catalogue(), arroyo_store.jobs())
@@ -115,7 +117,7 @@ def _jobs_of(context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore) 
 
 
 class _Refresh:
-    """Refreshes jobs one by one; one that fails is told once the others are done."""
+    """Refreshes jobs one by one, and raises failures after the last one."""
 
     def __init__(self, context: dg.AssetExecutionContext, store: ArroyoStateStore) -> None:
         self._context = context
@@ -124,7 +126,7 @@ class _Refresh:
         self.failed: dict[JobPaths, ArroyoStateError] = {}
 
     def catalogue(self, jobs: Sequence[JobPaths], max_epochs: int) -> None:
-        """Catalogue every job; one that is not there fails."""
+        """Catalogue every job. A missing job fails."""
         from arroyo_dagster.state.operations.catalog.epochs import refresh
 
         store, catalogue = self._store.reading(), self._store.catalogue()
@@ -141,7 +143,7 @@ class _Refresh:
                 self._context.log.warning(f"{paths.root}: {problem}")
 
     def _check_there(self, found: "Refreshed") -> None:
-        """Refuse a job of which nothing is left: its catalogue says so, and its run fails."""
+        """Refuse a job of which nothing is left."""
         from arroyo_dagster.state.operations.catalog.jobs import job_is_there
 
         paths, store = found.history.paths, self._store.reading()
@@ -153,12 +155,12 @@ class _Refresh:
             job=paths.root,
             url=store.url,
             last_epoch=last,
-            next_step="bring its objects back; if it was removed on purpose, acknowledge that "
-            "with the job arroyo_forget_job",
+            next_step="restore its objects; if it was deleted on purpose, acknowledge that with "
+            "the job arroyo_forget_job",
         )
 
     def verdict(self, name: str, jobs: Sequence[JobPaths]) -> Verdict:
-        """The verdict of a check on all of the jobs; that on each is kept in the catalogue."""
+        """Return the verdict of a check over all jobs; the catalogue keeps those on each job."""
         found: list[Verdict] = []
         for paths in jobs:
             try:
@@ -173,7 +175,7 @@ class _Refresh:
         self.failed.setdefault(paths, error)
 
     def raise_failures(self, jobs: int) -> None:
-        """Raise what failed, if anything did."""
+        """Raise the first failure, if there is one."""
         failed = list(self.failed.values())
         if failed:
             raise failed[0] if jobs == 1 else _some_failed(failed, jobs)
@@ -182,7 +184,7 @@ class _Refresh:
 def _some_failed(failed: Sequence[ArroyoStateError], jobs: int) -> ArroyoStateError:
     first = failed[0]
     return ArroyoStateError(
-        f"{len(failed)} of {jobs} jobs were not catalogued, the others were; the first: "
+        f"{len(failed)} of {jobs} jobs were not catalogued, the others were; first error: "
         f"{first.message}",
         next_step=first.next_step,
         retryable=any(error.retryable for error in failed),
@@ -319,10 +321,10 @@ def _table_lines(files: "Sequence[FileRow]") -> Iterator[Mapping[str, Any]]:
 
 
 def build_fleet(naming: Naming, *, recent: timedelta = RECENT) -> dg.AssetsDefinition:
-    """All jobs at a glance, and the checks over them, made by one step.
+    """Build the overview of all jobs and the checks over them, made by one step.
 
-    Not partitioned, so that its numbers are plotted over time. The checks are told whatever becomes
-    of the overview.
+    It is not partitioned, so that Dagster plots its numbers over time. The checks are evaluated
+    even if the overview fails.
     """
 
     @dg.multi_asset(

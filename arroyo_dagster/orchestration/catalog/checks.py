@@ -1,4 +1,4 @@
-"""Checks: each shows the verdict of one pure function of `planning/verify/checks.py`."""
+"""Asset checks. Each shows the verdict of one pure function of `planning/verify/checks.py`."""
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -28,13 +28,15 @@ EVERY_JOB_CHECKS = {EVERY_JOB_FILES_EXIST: FILES_EXIST, EVERY_JOB_RESTORABLE: RE
 RECENT = timedelta(minutes=15)
 
 _DESCRIPTIONS = {
-    FILES_EXIST: "Every data file that the newest epoch lists is there, and is not empty.",
-    RESTORABLE: "A restore of the newest epoch would find every file it opens, as it expects it.",
+    FILES_EXIST: "Every data file that the newest epoch lists exists and is not empty.",
+    RESTORABLE: (
+        "A restore of the newest epoch finds every file it opens, with the expected content."
+    ),
 }
 
 
 def epoch_check_specs(asset: dg.AssetKey) -> list[dg.AssetCheckSpec]:
-    """The two blocking checks of the newest epoch, on one asset."""
+    """Return the two blocking checks of the newest epoch, on one asset."""
     return [
         dg.AssetCheckSpec(name, asset=asset, blocking=True, description=description)
         for name, description in _DESCRIPTIONS.items()
@@ -42,13 +44,13 @@ def epoch_check_specs(asset: dg.AssetKey) -> list[dg.AssetCheckSpec]:
 
 
 def kept_verdict(name: str, resource: "ArroyoStateStore", paths: JobPaths) -> Verdict:
-    """The verdict of one of these checks over the newest epoch of a job, kept in the catalogue,
-    where the checks over all jobs find it.
+    """Return the verdict of one check on the newest epoch of a job, and store it in the catalogue
+    for the checks over all jobs.
 
     Raises:
         NotFoundError: the root does not exist.
         StorageError: a store failed.
-        ConflictError: epochs expire faster than they can be looked at.
+        ConflictError: epochs expire faster than they can be read.
     """
     from arroyo_dagster.state.operations.catalog.verdicts import write_verdict
 
@@ -58,7 +60,7 @@ def kept_verdict(name: str, resource: "ArroyoStateStore", paths: JobPaths) -> Ve
 
 
 def job_verdict(name: str, store: "ObjectStore", paths: JobPaths) -> "StoredVerdict":
-    """The verdict of one of these checks over the newest epoch of a job; errors likewise."""
+    """Return the verdict of one check on the newest epoch of a job. Errors as `kept_verdict`."""
     from arroyo_dagster.state.operations.catalog import footers as health
     from arroyo_dagster.state.operations.catalog.verdicts import StoredVerdict
 
@@ -72,13 +74,13 @@ def job_verdict(name: str, store: "ObjectStore", paths: JobPaths) -> "StoredVerd
 
 
 def not_checked(paths: JobPaths, problem: ArroyoStateError) -> Verdict:
-    """The verdict on a job that could not be looked at."""
+    """Return the verdict on a job that could not be read."""
     step = problem.next_step or "run it again"
     return Verdict(findings=(error("not-checked", paths.root, problem.message, step),))
 
 
 def no_job(url: str) -> Verdict:
-    """The verdict where there was no job to look at."""
+    """Return the verdict if there is no job."""
     evidence = "there is no job below the checkpoint URL; at least one was expected"
     step = "check the checkpoint URL, or wait for the first checkpoint of a job"
     return Verdict(findings=(error("no-job", url, evidence, step),))
@@ -94,15 +96,15 @@ def check_result(
     description: str | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> dg.AssetCheckResult:
-    """A verdict as Dagster shows it: the first finding in words, up to 50 as a table.
+    """Return a verdict as a check result: the first finding as text, up to 50 in a table.
 
-    What found something before it could look at anything does not pass.
+    A check that found errors before it could read anything does not pass.
 
     Args:
-        severity: WARN by default where no finding is an error, else ERROR.
-        passed: what to say instead of `verdict.passed`.
-        description: what to say instead of the first finding.
-        metadata: what else to show.
+        severity: by default WARN if no finding is an error, else ERROR.
+        passed: replaces `verdict.passed`.
+        description: replaces the first finding.
+        metadata: additional metadata.
     """
     nothing_seen = bool(verdict.findings) and not verdict.inspected
     if severity is None:
@@ -127,9 +129,9 @@ def check_result(
 
 def _format_verdict(verdict: Verdict) -> str:
     if not verdict.findings and not verdict.inspected:
-        return "nothing to look at: no file is listed"
+        return "nothing to check: no file is listed"
     if not verdict.findings:
-        return f"{verdict.inspected} looked at, nothing found"
+        return f"{verdict.inspected} checked, no findings"
     first = (verdict.errors or verdict.findings)[0]
     more = f" (and {len(verdict.findings) - 1} more)" if len(verdict.findings) > 1 else ""
     return f"{first}{more}"

@@ -1,7 +1,7 @@
 """Checks over all jobs: each shows the last verdict of every job, and the jobs that vanished.
 
-They are evaluated by the fleet job, and again at the end of every refresh, so that the run of one
-healthy job never hides what is wrong with another.
+The fleet job evaluates them, and every refresh evaluates them again at its end, so that the run of
+one healthy job never hides a problem of another.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FleetFacts:
-    """The jobs there are, and those that were there.
+    """The jobs that exist, and those that existed.
 
     Attributes:
-        gone: jobs that were there, are not, and that nobody acknowledged.
+        gone: jobs that vanished and that no user has acknowledged as gone.
         root: what is wrong with the root; None = nothing.
         forget: the command that acknowledges that JOB is gone.
     """
@@ -60,10 +60,10 @@ class FleetFacts:
 
 
 class Fleet:
-    """All jobs of a deployment, as its checks look at them.
+    """All jobs of a deployment, as input of its checks.
 
     Args:
-        recent: how old the newest epoch of a job that is not at rest may be.
+        recent: the maximum age of the newest epoch of a job that is not at rest.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Fleet:
         """Evaluate checks, by their names.
 
         Args:
-            facts: as `facts()` gives them; gathered here by default.
+            facts: as `facts()` returns them; gathered here by default.
 
         Raises:
             StorageError: a store failed.
@@ -96,7 +96,7 @@ class Fleet:
             yield _as_result(self._verdict(name, facts), name, self._naming.key(FLEET))
 
     def report(self, names: Collection[str]) -> None:
-        """Evaluate checks and record them with the instance; errors as `results`."""
+        """Evaluate checks and record them with the instance. Errors as `results`."""
         results = list(self.results(names))
         target = self._newest_overview()
         for result in results:
@@ -155,13 +155,15 @@ class Fleet:
         )
 
     def ages(self, jobs: Iterable[JobPaths]) -> list[JobAge]:
-        """How each of the jobs stands, the job directory's word included; errors as `results`."""
+        """Return the age and status of each job, including the job directory's answer. Errors as
+        `results`.
+        """
         from arroyo_dagster.state.operations.catalog.footers import job_ages
 
         return job_ages(self._store.reading(), jobs, self._directory.directory(self._store))
 
     def broken(self, jobs: Iterable[JobPaths]) -> set[str]:
-        """The jobs whose last verdict of one of the checks is an error, by root."""
+        """Return the roots of the jobs for which the last verdict of a check is an error."""
         from arroyo_dagster.state.operations.catalog.verdicts import read_verdicts
 
         wanted = list(jobs)
@@ -179,7 +181,7 @@ class Fleet:
     # ---- which jobs there are and were -----------------------------------------------------------
 
     def facts(self) -> FleetFacts:
-        """Gather the jobs there are and those that were there; remember the new ones.
+        """Gather the jobs that exist and those that existed, and remember the new ones.
 
         Raises:
             StorageError: a store failed.
@@ -288,18 +290,19 @@ def _offenders(found: FleetVerdict) -> Any:
 
 
 def fleet_check_specs(naming: Naming, recent: timedelta = RECENT) -> list[dg.AssetCheckSpec]:
-    """The checks over all jobs: the last verdict of each, and whether each wrote an epoch lately.
+    """Return the checks over all jobs: the last verdict of each, and whether each wrote an epoch
+    recently.
 
-    A job that was there and is not fails all of them, until somebody acknowledges that it is gone.
-    They are checks of `fleet`: Dagster shows a check as not evaluated once its asset is newer, as
-    `checkpoint` is after every tick of the sensor.
+    A vanished job fails all of them until a user acknowledges that it is gone. They are checks of
+    `fleet`: Dagster shows a check as not evaluated once its asset is newer, as `checkpoint` is
+    after every tick of the sensor.
     """
     asset = naming.key(FLEET)
     specs = [
         dg.AssetCheckSpec(
             name,
             asset=asset,
-            description=f"No job vanished, and the last verdict of {kind} on each is a pass.",
+            description=f"No job vanished, and the last verdict of {kind} on each job is a pass.",
         )
         for name, kind in EVERY_JOB_CHECKS.items()
     ]
@@ -307,8 +310,8 @@ def fleet_check_specs(naming: Naming, recent: timedelta = RECENT) -> list[dg.Ass
         dg.AssetCheckSpec(
             EVERY_JOB_RECENT,
             asset=asset,
-            description="No job vanished, and every job that is not at rest wrote an epoch in the "
-            f"last {recent}.",
+            description="No job vanished, and every job that is not at rest wrote an epoch in "
+            f"the last {recent}.",
         )
     )
     return specs

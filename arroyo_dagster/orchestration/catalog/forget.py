@@ -18,17 +18,19 @@ from arroyo_dagster.state.model.layout import JobPaths
 
 
 class ForgetConfig(dg.Config):
-    """Which job is gone on purpose."""
+    """The job that is gone on purpose."""
 
     job: str = Field(description="The job that is gone, as `job` or `pipeline/job`.")
 
 
 def build_forget_job(naming: Naming, *, recent: timedelta = RECENT) -> dg.JobDefinition:
-    """A job that acknowledges that a job is gone, drops its partition and evaluates the fleet."""
+    """Build the job that acknowledges a vanished job, drops its partition and evaluates the fleet
+    checks.
+    """
 
     @dg.op(
         name="arroyo_forget_job_op",
-        description="Acknowledge that a vanished job is gone; its history stays in the catalogue.",
+        description="Acknowledge that a vanished job is gone. Its history stays in the catalogue.",
     )
     def forget_job(
         context: dg.OpExecutionContext,
@@ -56,8 +58,8 @@ def build_forget_job(naming: Naming, *, recent: timedelta = RECENT) -> dg.JobDef
 
     @dg.job(
         name="arroyo_forget_job",
-        description="Acknowledge that a vanished job is gone, so that the checks over all jobs no "
-        "longer fail because of it.",
+        description="Acknowledge that a vanished job is gone, so that the checks over all jobs "
+        "no longer fail because of it.",
         executor_def=dg.in_process_executor,
     )
     def arroyo_forget_job() -> None:

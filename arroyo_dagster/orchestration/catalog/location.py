@@ -1,4 +1,6 @@
-"""Where the catalogue lies, and the proof that every host of a Dagster instance sees one."""
+"""Where the catalogue is stored, and the check that every host of a Dagster instance sees the same
+one.
+"""
 
 import json
 import time
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 CATALOGUE_DIRECTORY = "arroyo_catalogue"
 CATALOGUE_TTL_SECONDS = 3600
-"""How long a run believes what the last tick said of the catalogue."""
+"""How long a run trusts what the last tick reported about the catalogue."""
 
 _OF_DAGSTER = "dagster"
 _KEY = "arroyo_catalogue"
@@ -26,13 +28,14 @@ _COMPONENTS = (
 
 
 def local_catalogue(home: str, deployment: str | None, digest: str) -> Path:
-    """The directory of the catalogue of one deployment and checkpoint URL below DAGSTER_HOME.
+    """Return the directory of the catalogue of one deployment and checkpoint URL below
+    DAGSTER_HOME.
 
     Args:
         digest: of the checkpoint URL.
 
     Raises:
-        InputError: the deployment's name cannot be that of a directory.
+        InputError: the deployment's name cannot be used as a directory name.
     """
     root = Path(home).absolute() / CATALOGUE_DIRECTORY
     if deployment is None:
@@ -41,10 +44,10 @@ def local_catalogue(home: str, deployment: str | None, digest: str) -> Path:
 
 
 def remote_components(instance: dg.DagsterInstance) -> list[str]:
-    """The classes of an instance that other hosts may take part in.
+    """Return the classes of an instance that may run on other hosts.
 
-    Storage and run launchers that come with Dagster itself (SQLite, memory, subprocesses) serve
-    one host; those of other packages (Postgres, Kubernetes, Docker) may serve several.
+    Storage and run launchers that come with Dagster itself (SQLite, memory, subprocesses) serve one
+    host; those of other packages (Postgres, Kubernetes, Docker) may serve several.
     """
     if not instance.is_persistent:
         return []
@@ -55,16 +58,16 @@ def remote_components(instance: dg.DagsterInstance) -> list[str]:
 
 
 def require_catalogue_url(parts: list[str]) -> None:
-    """Refuse a catalogue below DAGSTER_HOME where hosts have one each.
+    """Refuse a catalogue below DAGSTER_HOME if hosts have one each.
 
     Raises:
         InputError: always.
     """
     raise InputError(
         f"catalogue_url is required: with {' and '.join(parts)}, ticks and runs may be on "
-        "different hosts, and DAGSTER_HOME is another directory on each",
-        next_step="give catalogue_url (of ArroyoStateStore or the component; the variable "
-        "ARROYO_CATALOGUE_URL for definitions.py) a place that every host reaches, not below "
+        "different hosts, and each host has its own DAGSTER_HOME",
+        next_step="set catalogue_url (of ArroyoStateStore or the component; the variable "
+        "ARROYO_CATALOGUE_URL for definitions.py) to a place that every host reaches, not below "
         "the checkpoint URL",
     )
 
@@ -72,16 +75,16 @@ def require_catalogue_url(parts: list[str]) -> None:
 def announce_catalogue(
     instance: dg.DagsterInstance, place: str, catalogue: "ObjectStore", identity: str
 ) -> None:
-    """In a tick: let runs know which catalogue the code server sees."""
+    """Record, in a tick, which catalogue the code server sees."""
     said = {"id": identity, "url": catalogue.url, "at": time.time()}
     instance.daemon_cursor_storage.set_cursor_values({_key(place): json.dumps(said)})
 
 
 def check_catalogue(instance: dg.DagsterInstance, place: str, catalogue: "ObjectStore") -> None:
-    """In a run: find in the catalogue what the code server wrote into it.
+    """Check, in a run, that the catalogue contains what the code server wrote into it.
 
     Raises:
-        InputError: it is not there: the two see different catalogues.
+        InputError: it does not: the run and the code server see different catalogues.
     """
     from arroyo_dagster.state.operations.catalog.owner import read_owner
 
@@ -93,11 +96,11 @@ def check_catalogue(instance: dg.DagsterInstance, place: str, catalogue: "Object
     owner = read_owner(catalogue)
     if owner is None or owner.identity != said["id"]:
         raise InputError(
-            "this run does not see the catalogue that the code server writes: "
-            "catalogue_url is not one place for both",
+            "this run does not see the catalogue that the code server writes: catalogue_url is "
+            "not the same place for both",
             catalogue_of_the_run=catalogue.url,
             catalogue_of_the_code_server=said["url"],
-            next_step="give catalogue_url a place that every host reaches; after a change of it, "
+            next_step="set catalogue_url to a place that every host reaches; after a change, "
             "wait for the next tick",
         )
 

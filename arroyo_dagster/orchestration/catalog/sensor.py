@@ -1,7 +1,7 @@
-"""The sensor: newly ready epochs of every job, one event each.
+"""The sensor that reports newly ready epochs of every job, one event each.
 
-Events are stored before the cursor moves, so a daemon that is killed in between repeats a tick:
-what the instance has already is left out, and nothing is told twice or lost.
+Events are stored before the cursor moves, so a daemon that is killed in between repeats a tick.
+Events that the instance already has are skipped: none is duplicated or lost.
 """
 
 import json
@@ -44,12 +44,15 @@ class SensorOptions:
     """How much one tick does.
 
     Attributes:
-        interval_seconds: between two ticks, at least.
-        epochs_per_job: newest epochs of a job told of one by one; the first of them says how many
-            older ones it stands for.
-        events: at most so many; other jobs are not read, and come first the next time.
-        budget_seconds: nothing is begun after it; a tick is cut off at 60.
-        files_per_job: of a job with more files, bytes and rows are left out.
+        interval_seconds: the minimum time between two ticks.
+        epochs_per_job: the maximum number of newest epochs of a job that get an event each; the
+        first
+            of them carries the number of older ones.
+        events: the maximum number of events; remaining jobs are not read, and come first in the
+        next
+            tick.
+        budget_seconds: nothing is started after it; Dagster ends a tick at 60.
+        files_per_job: for a job with more files, bytes and rows are left out.
     """
 
     interval_seconds: int = 30
@@ -66,10 +69,11 @@ def build_checkpoint_sensor(
     states: StatesReport | None = None,
     running: bool = False,
 ) -> dg.SensorDefinition:
-    """The sensor of a deployment; stopped unless `running`, since installing starts nothing.
+    """Build the sensor of a deployment. It is stopped unless `running`, since installing starts
+    nothing.
 
     Args:
-        states: what to say of dataflows whose services are among the jobs.
+        states: reports the dataflows whose services are among the jobs.
     """
     chosen = options or SensorOptions()
     footers: list[Footers] = []  # lives as long as the code server: no footer is read twice
@@ -78,7 +82,7 @@ def build_checkpoint_sensor(
         name="arroyo_checkpoint_sensor",
         minimum_interval_seconds=chosen.interval_seconds,
         default_status=sensor_status(running),
-        description="Tells of newly ready epochs of every job below the checkpoint URL.",
+        description="Report newly ready epochs of every job below the checkpoint URL.",
     )
     def arroyo_checkpoint_sensor(
         context: dg.SensorEvaluationContext, arroyo_store: ArroyoStateStore
@@ -94,7 +98,7 @@ def build_checkpoint_sensor(
 
 
 def sensor_status(running: bool) -> dg.DefaultSensorStatus:
-    """RUNNING, or STOPPED: installing starts nothing."""
+    """Return RUNNING or STOPPED. The default is STOPPED: installing starts nothing."""
     return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
 
 
@@ -127,7 +131,9 @@ class _Tick:
             # What was there once must not go unnoticed; a root that never was may come later.
             if self.context.cursor or self._keys():
                 raise
-            return dg.SensorResult(skip_reason=dg.SkipReason(f"nothing there yet: {error}"))
+            return dg.SensorResult(
+                skip_reason=dg.SkipReason(f"the checkpoint URL holds no jobs yet: {error}")
+            )
         for job in changes.jobs:
             self._report(job)
         self._report_states()
@@ -207,7 +213,7 @@ class _Tick:
         try:
             self.reported.extend(self.states.events(self.context.instance, self.store, jobs))
         except ArroyoStateError as error:
-            self.context.log.warning(f"states are not shown: {error}")
+            self.context.log.warning(f"states are not reported: {error}")
 
     def _reported_already(self, key: str) -> set[tuple[str | None, object]]:
         """The epochs of a job that the instance has: a tick cut short is repeated."""
@@ -295,9 +301,8 @@ class _Tick:
         for paths in changes.vanished[:_NAMED]:
             last = before.positions[paths].epoch or "none"
             self.context.log.warning(
-                f"{paths.root} was there and is not any more; its last epoch was {last}. Next: "
-                "bring its objects back; if it was removed on purpose, run the job "
-                "arroyo_forget_job"
+                f"{paths.root} vanished; its last epoch was {last}. Next: restore its objects; "
+                "if it was deleted on purpose, run the job arroyo_forget_job"
             )
 
     def _format_tick(self, changes: "FleetChanges") -> str:
@@ -333,7 +338,7 @@ def _list(what: str, names: Sequence[str]) -> str:
 
 
 def data_version(checkpoint: Checkpoint) -> str:
-    """`g{generation}:e{epoch}`: epochs of two worker generations never compare equal."""
+    """Return `g{generation}:e{epoch}`: epochs of two worker generations never compare equal."""
     return f"g{checkpoint.worker_generation or 0}:e{checkpoint.epoch}"
 
 
@@ -343,7 +348,7 @@ def _identity(checkpoint: Checkpoint) -> tuple[str, object]:
 
 
 def checkpoint_metadata(paths: JobPaths, checkpoint: Checkpoint, found: Figures) -> dict[str, Any]:
-    """What is shown of one epoch; what is not known is left out."""
+    """Return what is shown of one epoch; unknown values are left out."""
     return known(
         {
             "arroyo/job": paths.job,
@@ -370,7 +375,7 @@ def checkpoint_metadata(paths: JobPaths, checkpoint: Checkpoint, found: Figures)
 
 
 def encode_cursor(cursor: "FleetCursor") -> str:
-    """The cursor as short JSON: it is copied into the row of every tick."""
+    """Encode the cursor as short JSON, because every tick's row holds a copy."""
     positions = {
         paths.root: [one.epoch]
         if one.worker_generation is None
@@ -384,10 +389,10 @@ def encode_cursor(cursor: "FleetCursor") -> str:
 
 
 def decode_cursor(text: str | None) -> "FleetCursor":
-    """Read a cursor; an empty one where there is none.
+    """Read a cursor; an empty one if there is none.
 
     Raises:
-        InputError: it is not one of ours, or of a later release; the tick starts over.
+        InputError: this package did not write it, or a later release did; the tick starts over.
     """
     from arroyo_dagster.state.operations.catalog.changes import FleetCursor, JobPosition
 
@@ -405,9 +410,9 @@ def decode_cursor(text: str | None) -> "FleetCursor":
         return FleetCursor(positions=positions, start_from=None if start is None else str(start))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise InputError(
-            f"the sensor's cursor cannot be read ({error!r}): it starts over, with the newest "
-            "epoch of each job",
-            next_step="nothing; `dagster sensor cursor` shows and sets it",
+            f"the sensor's cursor cannot be read ({error!r}): the sensor starts over, with the "
+            "newest epoch of each job",
+            next_step="nothing to do; `dagster sensor cursor` shows and sets it",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Files of a job merged, as an asset: planned, verified, and shown beside what was forecast."""
+"""Merge a job's files, as an asset: plan, verify, and compare with the forecast."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -44,73 +44,77 @@ _LOG_SECONDS = 10.0
 
 
 class CompactionConfig(dg.Config):
-    """How a job is compacted."""
+    """How to compact a job."""
 
     policy: str = Field(
         default=CompactionPolicy.BIN_PACK.value,
-        description="bin-pack: small neighbours only; levels: so many of one level become one of "
-        "the next; window: those of one window of event time; full: all files of every table. "
-        "Files of Arroyo's own jobs are rewritten as by bin-pack, or all of them by full.",
+        description="bin-pack: merge small neighbouring files. levels: merge level_files files "
+        "of one level into one of the next. window: merge the files of one window of event time. "
+        "full: merge all files of every table. Arroyo jobs support bin-pack and full; the other "
+        "policies act as bin-pack.",
     )
     target_file_mb: int = Field(
-        default=64, ge=1, description="A bin-pack merge takes files of so many MiB together."
+        default=64, ge=1, description="With bin-pack, merge files up to a total of this many MiB."
     )
     min_files: int = Field(
-        default=4, ge=2, description="It takes at least so many files that were never merged."
+        default=4,
+        ge=2,
+        description="With bin-pack, merge only if at least this many files have never been merged.",
     )
     level_files: int = Field(
-        default=4, ge=2, description="So many neighbours of one level are merged."
+        default=4, ge=2, description="With levels, merge this many neighbouring files of one level."
     )
     window_seconds: float | None = Field(
         default=None,
         gt=0,
-        description="The length of a window; an eighth of a table's retention by default.",
+        description="With window, the length of a window in seconds. Default: an eighth of the "
+        "table's retention.",
     )
     parallelism: int | None = Field(
         default=None,
         ge=1,
-        description="Split files for a job that is to start with so many subtasks.",
+        description="Split files for a restart with this parallelism.",
     )
     sort: str = Field(
         default=SortOrder.REPLAY.value,
         description="Order of rows of expiring tables: replay (as they are), time, or key (with "
-        "Bloom filters). Those of Arroyo's own jobs are always by time.",
+        "Bloom filters). Files of Arroyo jobs are always sorted by time.",
     )
     deduplicate: bool = Field(
         default=True,
-        description="Drop rows of generational tables that a newer generation hides.",
+        description="Drop rows of generational tables that a newer row generation hides.",
     )
     max_mb: int | None = Field(
-        default=None, ge=1, description="Budget: read no more than so many MiB."
+        default=None, ge=1, description="Budget: read at most this many MiB."
     )
     max_files: int | None = Field(
-        default=None, ge=1, description="Budget: merge no more than so many files."
+        default=None, ge=1, description="Budget: merge at most this many files."
     )
     max_tables: int | None = Field(
-        default=None, ge=1, description="Budget: merge files of no more than so many tables."
+        default=None, ge=1, description="Budget: merge files of at most this many tables."
     )
     order: str = Field(
         default=MergeOrder.GAIN.value,
-        description="Which merges come first within a budget: gain, smallest or listed.",
+        description="Which merges to run first within a budget: gain, smallest or listed.",
     )
     min_gain_files: int = Field(
-        default=1, ge=1, description="Leave a merge after which fewer files are gone."
+        default=1, ge=1, description="Skip a merge that removes fewer files than this."
     )
     wait_seconds: float = Field(
         default=10.0,
         ge=0,
-        description="How long to wait for a running job to take over what was merged.",
+        description="How many seconds to wait for a running job to adopt the merged files.",
     )
     quiet_seconds: float = Field(
         default=60.0,
         ge=0,
-        description="Of a stopped job of Arroyo's: for so long nothing of it may change before its "
-        "metadata is written.",
+        description="For a stopped Arroyo job: how many seconds none of its objects may change "
+        "before its metadata is written.",
     )
-    dry_run: bool = Field(default=False, description="Plan, and change nothing.")
+    dry_run: bool = Field(default=False, description="Plan only; change nothing.")
 
     def settings(self) -> CompactionSettings:
-        """The same for the state package.
+        """Return the same settings for the state package.
 
         Raises:
             dagster.Failure: there is no such policy or order.
@@ -147,7 +151,7 @@ def _one_of(kind: Any, value: str) -> Any:
 
 
 def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
-    """The asset of a job's merged files, with the two blocking checks of a compaction."""
+    """Build the asset of a job's merged files, with the checks of a compaction."""
     key = naming.key(COMPACTED_STATE)
 
     @dg.multi_asset(
@@ -162,18 +166,18 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
                 ROW_PARITY,
                 asset=key,
                 blocking=True,
-                description="A restore loads of the merged files what it loaded of the others.",
+                description="The merged files yield exactly the rows of the files they replace.",
             ),
             dg.AssetCheckSpec(
                 RESTORABLE,
                 asset=key,
                 blocking=True,
-                description="The newest epoch, as it is after the compaction, can be restored.",
+                description="The newest epoch can be restored after the compaction.",
             ),
             dg.AssetCheckSpec(
                 EFFECTIVE,
                 asset=key,
-                description="A restore reads as few files as was forecast, and fewer than before.",
+                description="A restore reads as few files as forecast, and fewer than before.",
             ),
         ],
         pool="arroyo_compaction",
@@ -268,11 +272,11 @@ def compacted(
     merges: list[MergeOutcome],
     published: "list[CompactionOutcome]",
 ) -> "CompactionOutcome":
-    """Compact one job, and tell of it in the log of the run.
+    """Compact one job, and report it in the log of the run.
 
     Args:
-        merges: gets every merge that was carried out, also where it is not published.
-        published: gets what was published, also where an interrupt comes then.
+        merges: receives every completed merge, also if it is not published.
+        published: receives what was published, also if an interrupt follows.
 
     Raises:
         ArroyoStateError: see `state.operations.compaction.job.run_compaction`.
@@ -284,7 +288,9 @@ def compacted(
     def on_merge(outcome: MergeOutcome, left: int) -> None:
         merges.append(outcome)
         table = f"{outcome.merged.operator}.{outcome.merged.table}"
-        context.log.info(f"merged {len(outcome.merged.input_paths)} of {table}, {left} left")
+        context.log.info(
+            f"merged {len(outcome.merged.input_paths)} files of {table}, {left} merges left"
+        )
 
     if config.dry_run:
         plan = plan_compaction(store.reading(), paths, config.settings(), sampled=True)
@@ -319,7 +325,7 @@ def _logged(log: Callable[[str], Any]) -> Callable[["Progress"], None]:
 
 
 def version_of(outcome: "CompactionOutcome") -> str:
-    """The data version of merged files: the record, or the epoch, that lists them."""
+    """Return the data version of merged files: the record, or the epoch, that lists them."""
     return outcome.record.name if outcome.record else f"e{outcome.epoch}"
 
 
@@ -333,19 +339,18 @@ def _format_outcome(outcome: "CompactionOutcome", *, dry_run: bool) -> str:
     if not outcome.changed and outcome.waiting:
         return (
             f"nothing more to do at epoch {plan.epoch}: {len(outcome.waiting)} compactions wait "
-            f"until the job takes them over at its next checkpoint; the first is "
-            f"{outcome.waiting[0]}"
+            f"until the job adopts them at its next checkpoint; the first is {outcome.waiting[0]}"
         )
     if not outcome.changed:
         reasons = sorted({one.reason for one in plan.left_out})
         return f"nothing to do at epoch {plan.epoch}: {'; '.join(reasons) or 'no tables'}"
     if outcome.published == "record" and outcome.epoch is None:
-        return "merged; the job takes it over at its next checkpoint"
+        return "merged; the job adopts the files at its next checkpoint"
     return f"merged; epoch {outcome.epoch} lists {outcome.files_after} files"
 
 
 def compaction_metadata(outcome: "CompactionOutcome", seconds: float) -> dict[str, Any]:
-    """What is shown of a compaction: forecast and outcome, numbers that Dagster plots."""
+    """Return the metadata of a compaction: forecast and outcome, as numbers that Dagster plots."""
     plan = outcome.plan
     return shown.known(
         {

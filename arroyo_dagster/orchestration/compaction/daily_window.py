@@ -1,7 +1,7 @@
 """Windows of time in a time zone: `02:00-04:00` in Europe/Berlin, every day.
 
-A window that ends before it begins passes midnight. Where the clocks are changed a time that does
-not exist is the one that follows, and one that comes twice is the first.
+A window that ends before it begins passes midnight. When clocks change, a time that does not exist
+means the time that follows, and a time that occurs twice means the first.
 """
 
 import re
@@ -18,7 +18,7 @@ _BETWEEN = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})")
 
 @dataclass(frozen=True, slots=True)
 class DailyWindow:
-    """A window of time that comes every day.
+    """A window of time that recurs every day.
 
     Attributes:
         begins, ends: minutes since midnight; a window that ends before it begins passes midnight.
@@ -31,10 +31,11 @@ class DailyWindow:
 
     @classmethod
     def parse(cls, between: str, time_zone: str) -> "DailyWindow":
-        """Read `HH:MM-HH:MM`.
+        """Parse `HH:MM-HH:MM`.
 
         Raises:
-            InputError: not such a text, an empty window, or no such time zone.
+            InputError: the text has another form, the window is empty, or there is no such time
+            zone.
         """
         import pendulum
 
@@ -42,7 +43,7 @@ class DailyWindow:
         numbers = [int(one) for one in found.groups()] if found else []
         if not numbers or max(numbers[0], numbers[2]) > 23 or max(numbers[1], numbers[3]) > 59:
             raise InputError(
-                "a window is written as HH:MM-HH:MM, from 00:00 to 23:59",
+                "a window has the form HH:MM-HH:MM, from 00:00 to 23:59",
                 between=between,
                 next_step="write it as 02:00-04:00; one that passes midnight as 23:00-01:30",
             )
@@ -61,14 +62,14 @@ class DailyWindow:
 
     @property
     def cron(self) -> str:
-        """When it opens, as cron in its time zone."""
+        """Return the opening time as cron in its time zone."""
         return f"{self.begins % 60} {self.begins // 60} * * *"
 
     def closes_at(self, now: "pendulum.DateTime | None" = None) -> "pendulum.DateTime | None":
-        """When the window that is open now closes; None if none is.
+        """Return when the window that is open now closes; None if none is open.
 
         Args:
-            now: the time to ask about; that of this machine unless given.
+            now: the time to check; default: this machine's time.
         """
         for opens, closes in self._around(now):
             if opens <= self._now(now) < closes:
@@ -76,7 +77,7 @@ class DailyWindow:
         return None
 
     def opens_next(self, now: "pendulum.DateTime | None" = None) -> "pendulum.DateTime":
-        """When it opens next."""
+        """Return when the window opens next."""
         return next(opens for opens, _ in self._around(now) if opens > self._now(now))
 
     def _now(self, now: "pendulum.DateTime | None") -> "pendulum.DateTime":
@@ -104,5 +105,5 @@ class DailyWindow:
 
 
 def micros_of(time: "pendulum.DateTime") -> int:
-    """A time as microseconds since the Unix epoch."""
+    """Return a time as microseconds since the Unix epoch."""
     return int(time.int_timestamp * 1_000_000 + time.microsecond)

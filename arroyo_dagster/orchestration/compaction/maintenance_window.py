@@ -1,5 +1,6 @@
-"""The maintenance window of Arroyo's running jobs: a job of its own, a schedule that opens it, and
-a sensor that starts what a window left stopped. Opt-in, job by job."""
+"""The maintenance window of running Arroyo jobs: its job, the schedule that opens it, and a sensor
+that starts jobs that a window left stopped. Opt-in per job.
+"""
 
 import time
 from collections.abc import Sequence
@@ -39,45 +40,53 @@ _LIMITS = WindowLimits()
 
 
 class WindowConfig(dg.Config):
-    """Which jobs are stopped for maintenance, and when."""
+    """Which jobs to stop for maintenance, and when."""
 
     jobs: list[str] = Field(
-        description="The jobs that may be stopped, as job or pipeline/job; no other is touched."
+        description="The jobs that may be stopped, as job or pipeline/job. No other job is touched."
     )
     between: str = Field(
         default="",
-        description="HH:MM-HH:MM, every day: no job is stopped outside of it, and each runs again "
-        "before it closes. Empty: at once.",
+        description="HH:MM-HH:MM, every day. No job is stopped outside of it, and each runs "
+        "again before it closes. Empty: at once.",
     )
-    time_zone: str = Field(default="UTC", description="Of `between`: a name of the tz database.")
+    time_zone: str = Field(
+        default="UTC", description="Time zone of `between`, for example `Europe/Berlin`."
+    )
     policy: str = Field(
         default=CompactionPolicy.FULL.value,
-        description="Which files are rewritten: full, or bin-pack for small ones only.",
+        description="Which files to rewrite: full, or bin-pack for small ones only.",
     )
     stop_seconds: float = Field(
-        default=_LIMITS.stop, gt=0, description="How long a job may take to stop."
+        default=_LIMITS.stop, gt=0, description="How many seconds a job may take to stop."
     )
     rewrite_seconds: float = Field(
-        default=_LIMITS.rewrite, gt=0, description="How long it may be down for the rewrite."
+        default=_LIMITS.rewrite,
+        gt=0,
+        description="How many seconds a job may be down for the rewrite.",
     )
     start_seconds: float = Field(
-        default=_LIMITS.start, gt=0, description="How long it may take to run again."
+        default=_LIMITS.start, gt=0, description="How many seconds a job may take to run again."
     )
     quiet_seconds: float = Field(
         default=_LIMITS.quiet,
         ge=0,
-        description="For a job that was stopped before: how long its files must not change.",
+        description="For a job that was stopped before: how many seconds its files must not have "
+        "changed.",
     )
     verify_level: int = Field(
-        default=2, ge=0, le=4, description="How closely the result is verified before the start."
+        default=2,
+        ge=0,
+        le=4,
+        description="How closely to verify the result before the start, 0 to 4.",
     )
     recover_only: bool = Field(
-        default=False, description="Start what an earlier window left stopped; stop nothing."
+        default=False, description="Start jobs that an earlier window left stopped; stop nothing."
     )
-    dry_run: bool = Field(default=False, description="Plan, and touch nothing.")
+    dry_run: bool = Field(default=False, description="Plan only; touch nothing.")
 
     def limits(self) -> WindowLimits:
-        """The same for the state package."""
+        """Return the same limits for the state package."""
         return WindowLimits(
             stop=self.stop_seconds,
             rewrite=self.rewrite_seconds,
@@ -86,7 +95,7 @@ class WindowConfig(dg.Config):
         )
 
     def settings(self) -> CompactionSettings:
-        """The same for the state package.
+        """Return the same settings for the state package.
 
         Raises:
             InputError: there is no such policy.
@@ -94,19 +103,21 @@ class WindowConfig(dg.Config):
         known = [policy.value for policy in CompactionPolicy]
         if self.policy not in known:
             raise InputError(
-                "there is no such policy", policy=self.policy, next_step=f"say {', '.join(known)}"
+                "there is no such policy",
+                policy=self.policy,
+                next_step=f"choose one of {', '.join(known)}",
             )
         return CompactionSettings(policy=CompactionPolicy(self.policy))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaintenanceWindow:
-    """The window of a deployment: which jobs, when.
+    """The maintenance window of a deployment: which jobs, when.
 
     Attributes:
-        jobs: as job or pipeline/job; opt-in, one by one.
+        jobs: as job or pipeline/job; opt-in per job.
         between: HH:MM-HH:MM in `time_zone`, every day.
-        config: the rest; its own jobs and times are not looked at.
+        config: all other settings; its jobs and times are ignored.
     """
 
     jobs: Sequence[str]
@@ -115,7 +126,7 @@ class MaintenanceWindow:
     config: WindowConfig | None = None
 
     def as_config(self) -> WindowConfig:
-        """The configuration of its runs."""
+        """Return the configuration of its runs."""
         base = self.config or WindowConfig(jobs=[])
         return base.model_copy(
             update={
@@ -130,7 +141,7 @@ class MaintenanceWindow:
 
 
 def build_window_job(naming: Naming) -> dg.JobDefinition:
-    """The job: one op that goes through its jobs, one after the other."""
+    """Build the job: one op that handles its jobs one after the other."""
 
     @dg.op(name=OP, pool="arroyo_compaction")
     def arroyo_window(
@@ -156,8 +167,8 @@ def build_window_job(naming: Naming) -> dg.JobDefinition:
     @dg.job(
         name=JOB,
         executor_def=dg.in_process_executor,
-        description="Stop running jobs of Arroyo's with a checkpoint, rewrite their state, start "
-        "them again.",
+        description="Stop running Arroyo jobs with a checkpoint, rewrite their state, start them "
+        "again.",
     )
     def arroyo_maintenance_window() -> None:
         arroyo_window()
@@ -170,7 +181,7 @@ def _check_named(config: WindowConfig) -> None:
     with as_failure():
         if not config.jobs:
             raise InputError(
-                "no job is named, and no other is touched",
+                "no job is named, and no other job is touched",
                 field="jobs",
                 next_step="name the jobs that may be stopped, as job or pipeline/job",
             )
@@ -201,7 +212,7 @@ def _one(
         if recovered is not None:
             return recovered
     if config.recover_only:
-        return "no window left it stopped"
+        return "no window left this job stopped"
     closes = _closes(config)
     if isinstance(closes, str):
         context.log.info(f"{name}: {closes}")
@@ -298,7 +309,7 @@ def _raise_errors(ends: dict[str, Any]) -> None:
     down = [name for name, end in outcomes.items() if not end.started]
     if down:
         raise dg.Failure(
-            f"NOT STARTED AGAIN: {', '.join(down)}. Next: look at them in Arroyo; the sensor "
+            f"NOT STARTED AGAIN: {', '.join(down)}. Next: check them in Arroyo; the sensor "
             "arroyo_window_recovery, or this job with recover_only, starts them",
             allow_retries=True,
         )
@@ -306,7 +317,9 @@ def _raise_errors(ends: dict[str, Any]) -> None:
     wrong |= {name: end.problem for name, end in outcomes.items() if end.problem is not None}
     if wrong:
         told = "; ".join(f"{name}: {problem}" for name, problem in wrong.items())
-        raise dg.Failure(f"every job runs, but not all went well: {told}", allow_retries=False)
+        raise dg.Failure(
+            f"every job runs, but at least one step failed: {told}", allow_retries=False
+        )
 
 
 # ---- when ----------------------------------------------------------------------------------------
@@ -315,10 +328,11 @@ def _raise_errors(ends: dict[str, Any]) -> None:
 def build_window_definitions(
     naming: Naming, window: MaintenanceWindow, *, running: bool = False
 ) -> dg.Definitions:
-    """The job, the schedule that opens the window, and the sensor that starts what it left stopped.
+    """Build the job, the schedule that opens the window, and the sensor that starts jobs left
+    stopped.
 
     Raises:
-        InputError: the window is no window, or there is no such time zone.
+        InputError: the window has the wrong form, or there is no such time zone.
     """
     job = build_window_job(naming)
     return dg.Definitions(
@@ -331,10 +345,10 @@ def build_window_definitions(
 def build_window_schedule(
     job: dg.JobDefinition, window: MaintenanceWindow, *, running: bool = False
 ) -> dg.ScheduleDefinition:
-    """A run at the opening of the window.
+    """Build the schedule that starts a run when the window opens.
 
     Raises:
-        InputError: the window is no window, or there is no such time zone.
+        InputError: the window has the wrong form, or there is no such time zone.
     """
     daily = DailyWindow.parse(window.between, window.time_zone)
     return dg.ScheduleDefinition(
@@ -348,14 +362,14 @@ def build_window_schedule(
 
 
 def build_recovery_sensor(job: dg.JobDefinition, *, running: bool = False) -> dg.SensorDefinition:
-    """A sensor that starts jobs again which a window left stopped, because its process died."""
+    """Build the sensor that restarts jobs whose window was interrupted because its process died."""
 
     @dg.sensor(
         name="arroyo_window_recovery",
         job=job,
         minimum_interval_seconds=_SENSOR_SECONDS,
         default_status=sensor_status(running),
-        description="Start jobs again whose maintenance window was cut off.",
+        description="Restart jobs whose maintenance window was interrupted.",
     )
     def arroyo_window_recovery(
         context: dg.SensorEvaluationContext, arroyo_store: ArroyoStateStore
@@ -367,7 +381,7 @@ def build_recovery_sensor(job: dg.JobDefinition, *, running: bool = False) -> dg
         with as_failure():
             cut_off = interrupted_windows(arroyo_store.reading(), arroyo_store.jobs())
         if not cut_off:
-            return dg.SkipReason("no job waits to be started again")
+            return dg.SkipReason("no job needs to be started again")
         # Again after a while, if the API was away as well.
         attempt = int(time.time()) // _AGAIN_SECONDS
         return [

@@ -1,4 +1,4 @@
-"""Stopped jobs of Arroyo's in the asset `compacted_state`: rewritten in place, or why not."""
+"""Stopped Arroyo jobs in the asset `compacted_state`: rewrite them in place, or show why not."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def is_arroyo_job(store: ArroyoStateStore, paths: JobPaths) -> bool:
-    """Whether a job is Arroyo's own."""
+    """Return whether a job is an Arroyo job."""
     from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
         is_arroyo_job as of_arroyo,
     )
@@ -53,10 +53,10 @@ def rewritten_events(
     step: RewriteStep,
     checks: tuple[str, str],
 ) -> Iterator[Any]:
-    """Rewrite a stopped job of Arroyo's, and give what Dagster shows of it.
+    """Rewrite a stopped Arroyo job, and yield its events.
 
     Args:
-        checks: the names of the checks of row parity, and of whether it did what was forecast.
+        checks: the names of the checks of row parity, and of the comparison with the forecast.
 
     Raises:
         ArroyoStateError: as `run_rewrite`.
@@ -80,7 +80,7 @@ def rewritten_events(
                 f"{left} parts left"
             )
         else:
-            context.log.warning(f"{found.operator}.{found.table} stays as it is: {found.reason}")
+            context.log.warning(f"{found.operator}.{found.table} is skipped: {found.reason}")
 
     begun = time.monotonic()
 
@@ -141,21 +141,21 @@ def _not_now(paths: JobPaths, asked: "JobDirectory", outcome: RewriteOutcome) ->
         asked.find(paths, checkpoints=False)  # raises what keeps a source from answering
     if plan.condition is JobCondition.UNKNOWN and not asked.sources:
         step = (
-            "set `arroyo_api_url` or `arroyo_database` of the component (or of ArroyoStateStore), "
-            "so that somebody says what the job does"
+            "set `arroyo_api_url` or `arroyo_database` of the component (or of ArroyoStateStore) "
+            "as a source of the job's status"
         )
     elif plan.condition is JobCondition.UNKNOWN:
         step = (
-            "see that `arroyo_api_url` and `arroyo_database` name the cluster that runs this job, "
-            "or set `assume` of the resource arroyo_directory"
+            "check that `arroyo_api_url` and `arroyo_database` name the cluster that runs this "
+            "job, or set `assume` of the resource arroyo_directory"
         )
     elif plan.condition is JobCondition.RUNNING:
         step = (
-            "stop the job with a checkpoint, or name it in the component's `window`, which stops "
+            "stop the job with a checkpoint, or add it to the component's `window`, which stops "
             "it and starts it again"
         )
     else:
-        step = "wait until the job is at rest, then run it again"
+        step = "wait until the job is at rest, then run this again"
     error = ArroyoStateError(
         f"nothing was rewritten, {plan.why_not}; {plan.before.files} files would become "
         f"{plan.after.files}",
@@ -168,13 +168,13 @@ def _not_now(paths: JobPaths, asked: "JobDirectory", outcome: RewriteOutcome) ->
 
 
 def version_of(outcome: RewriteOutcome) -> str:
-    """The data version of a job's rewritten state: an epoch may be rewritten more than once."""
+    """Return the data version of rewritten state: an epoch may be rewritten more than once."""
     record = outcome.record
     return f"e{outcome.plan.epoch}" if record is None else record.name.removesuffix(".json")
 
 
 def format_rewrite(outcome: RewriteOutcome, *, dry_run: bool = False) -> str:
-    """One sentence for the log."""
+    """Format the outcome as one sentence for the log."""
     plan = outcome.plan
     if not plan.tables:
         reasons = sorted({one.reason for one in outcome.left_out})
@@ -195,7 +195,7 @@ def format_rewrite(outcome: RewriteOutcome, *, dry_run: bool = False) -> str:
 
 
 def plan_metadata(plan: RewritePlan) -> dict[str, Any]:
-    """What would be done, and why the rest is not, for the UI."""
+    """Return what would be done, and why the rest is skipped, for the UI."""
     return shown.known(
         {
             "arroyo/epoch": plan.epoch,
@@ -225,7 +225,7 @@ def plan_metadata(plan: RewritePlan) -> dict[str, Any]:
 
 
 def rewrite_metadata(outcome: RewriteOutcome, seconds: float) -> dict[str, Any]:
-    """What was done, for the UI."""
+    """Return what was done, for the UI."""
     plan, after = outcome.plan, outcome.after
     return shown.known(
         {

@@ -1,4 +1,4 @@
-"""Compaction as soon as there is enough to do: a sensor that asks for batches."""
+"""The sensor that requests compaction batches when there is enough to do."""
 
 from typing import Any
 
@@ -14,14 +14,16 @@ _INTERVAL_SECONDS = 60
 def build_compaction_sensor(
     job: Any, requests: BatchRequests, *, running: bool = False
 ) -> dg.SensorDefinition:
-    """The sensor that asks for the compaction of jobs with enough files that were never merged."""
+    """Build the sensor that requests the compaction of jobs with enough files that were never
+    merged.
+    """
 
     @dg.sensor(
         name="arroyo_compaction_sensor",
         job=job,
         minimum_interval_seconds=_INTERVAL_SECONDS,
         default_status=sensor_status(running),
-        description="Asks for the compaction of jobs with many small files.",
+        description="Request the compaction of jobs with many small files.",
     )
     def arroyo_compaction_sensor(
         context: dg.SensorEvaluationContext, arroyo_store: ArroyoStateStore

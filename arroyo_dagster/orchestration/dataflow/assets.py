@@ -1,9 +1,9 @@
-"""Dataflows in Dagster: each state an asset, told of by the sensor, checked, with its lineage.
+"""Dataflows in Dagster: each state is an asset with lineage and checks, reported by the sensor.
 
     defs = build_arroyo_definitions("s3://bucket/checkpoints", dataflows=["dataflow.yaml"])
 
-The services run elsewhere (`arroyo-state sdf run`), and their jobs are jobs like any other: seen,
-compacted and expired with the rest. Materialising a state looks at its owner's newest epoch.
+The services run elsewhere (`arroyo-state sdf run`). Their jobs are reported, compacted and expired
+like all others. Materializing a state reads its owner's newest epoch.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,20 +34,22 @@ KEYS_UNIQUE, TTL_EFFECTIVE, NOT_STALE = "keys_unique", "ttl_effective", "not_sta
 STALE_AFTER = timedelta(minutes=15)
 
 _CHECKS = {
-    KEYS_UNIQUE: "Every key has one row (of a windowed state, one in each window).",
-    TTL_EFFECTIVE: "Rows that outlived their ttl are not shown, and not kept for good.",
-    NOT_STALE: "The owner wrote an epoch lately, or is at rest.",
-    RESTORABLE: "The owner's newest epoch can be restored: every file is there, as expected.",
+    KEYS_UNIQUE: "Every key has one row (in a windowed state, one per window).",
+    TTL_EFFECTIVE: "Rows past their ttl are neither shown nor kept.",
+    NOT_STALE: "The owner wrote an epoch recently, or is at rest.",
+    RESTORABLE: (
+        "The owner's newest epoch can be restored: every file exists, with the expected content."
+    ),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class SdfOptions:
-    """How states are looked at.
+    """How to read states.
 
     Attributes:
-        stale_after: how old the newest epoch of an owner that is not at rest may be.
-        read_bytes: of a state with larger files rows are not counted, and no sample is shown.
+        stale_after: the maximum age of the newest epoch of an owner that is not at rest.
+        read_bytes: rows are not counted, and no sample is shown, for a state with larger files.
     """
 
     stale_after: timedelta = STALE_AFTER
@@ -60,7 +62,7 @@ def load_graph(
     """Read a dataflow.yaml as a graph of assets.
 
     Raises:
-        InvalidDefinition: it has mistakes; all of them are told.
+        InvalidDefinition: it has errors; the exception lists all.
         InputError: it is a package, not a dataflow.
     """
     from arroyo_dagster.dataflow.definition.loading import load_dataflow
@@ -77,19 +79,18 @@ def sdf_dataflow_assets(
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Make the states of a dataflow the assets of a function, with their checks.
 
-        @sdf_dataflow_assets("dataflow.yaml")
-        def words(context, arroyo_store):
+        @sdf_dataflow_assets("dataflow.yaml") def words(context, arroyo_store):
             yield from observe_states(context, arroyo_store, "dataflow.yaml")
 
-    What is not looked at, or has not changed, is not materialised.
+    States that are not read, or have not changed, are not materialized.
 
     Args:
         file: the dataflow.yaml, or the definition itself.
-        name: of the op; from the dataflow's name by default.
+        name: of the op; default: derived from the dataflow's name.
         translator: names and describes the assets.
 
     Raises:
-        InvalidDefinition: the file has mistakes.
+        InvalidDefinition: the file has errors.
     """
     graph = load_graph(file, translator)
     return dg.multi_asset(
@@ -111,7 +112,7 @@ def _check_specs(graph: SdfGraph) -> list[dg.AssetCheckSpec]:
 def build_sdf_assets(
     graph: SdfGraph, options: SdfOptions | None = None
 ) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """The assets of a dataflow: its states, and topics and services as what they are made of."""
+    """Build the assets of a dataflow: states, topics and services."""
 
     @sdf_dataflow_assets(graph.dataflow, translator=graph.translator)
     def states(  # type: ignore[no-untyped-def]
@@ -132,7 +133,8 @@ def observe_states(
     *,
     options: SdfOptions | None = None,
 ) -> Iterator[Any]:
-    """Look at the states a run selected: results for those that have changed, and their checks.
+    """Read the states that a run selected: yield results for those that have changed, and their
+    checks.
 
     Raises:
         dg.Failure: the store failed, or a state cannot be read.
@@ -170,7 +172,7 @@ class StatesView:
         self._summaries: dict[str, StateSummary] = {}
 
     def summary(self, state: StateDef) -> "StateSummary":
-        """One state at a glance."""
+        """Return the summary of one state."""
         from arroyo_dagster.dataflow.views.summary import summarise
 
         name = f"{state.owner}.{state.name}"
@@ -182,16 +184,16 @@ class StatesView:
 
     @property
     def owners(self) -> set[str]:
-        """The services that own a state and have an epoch."""
+        """Return the services that own a state and have an epoch."""
         return {name for name, epoch in self.views.epochs.items() if epoch is not None}
 
     def refresh(self) -> None:
-        """Look at newer epochs from now on."""
+        """Read newer epochs from now on."""
         self.views.refresh()
         self._summaries.clear()
 
     def check(self, state: StateDef, name: str) -> dg.AssetCheckResult:
-        """One check of one state."""
+        """Return one check of one state."""
         verdict = self._verdict(state, name)
         return check_result(
             verdict,
@@ -225,7 +227,7 @@ class StatesView:
 
 
 def has_changed(instance: dg.DagsterInstance, key: dg.AssetKey, summary: "StateSummary") -> bool:
-    """Whether the state has changed since it was last told of."""
+    """Return whether the state has changed since it was last reported."""
     if summary.epoch is None:
         return False
     event = instance.get_latest_materialization_event(key)
@@ -234,7 +236,7 @@ def has_changed(instance: dg.DagsterInstance, key: dg.AssetKey, summary: "StateS
 
 
 def summary_metadata(summary: "StateSummary") -> dict[str, Any]:
-    """A state at a glance, as metadata; what is not known is left out."""
+    """Return the summary of a state as metadata; unknown values are left out."""
     ttl = summary.state.ttl_ms
     return shown.known(
         {
@@ -254,9 +256,9 @@ def summary_metadata(summary: "StateSummary") -> dict[str, Any]:
 
 
 class StatesReport:
-    """What the sensor says of states when it meets new epochs of their owners.
+    """What the sensor reports about states when their owners write new epochs.
 
-    Lives as long as the code server: of a newer epoch only the files listed since are read.
+    Lives as long as the code server: for a newer epoch, only the files listed since are read.
     """
 
     def __init__(self, graphs: Sequence[SdfGraph], options: SdfOptions | None = None) -> None:
@@ -267,7 +269,7 @@ class StatesReport:
     def events(
         self, instance: dg.DagsterInstance, store: "ObjectStore", jobs: Iterable[JobPaths]
     ) -> Iterator[dg.AssetMaterialization]:
-        """Events for the states of jobs that have advanced, those that changed.
+        """Return the events for changed states of jobs that have advanced.
 
         Raises:
             ArroyoStateError: a state cannot be read.
@@ -322,12 +324,12 @@ def _service_event(graph: SdfGraph, view: StatesView, service: str) -> dg.AssetM
 
 
 def build_sdf_job(graph: SdfGraph) -> Any:
-    """The job that looks at all states of a dataflow and checks them."""
+    """Build the job that reads all states of a dataflow and checks them."""
     keys: Mapping[str, dg.AssetKey] = {state.table: graph.key_of(state) for state in graph.owned}
     return dg.define_asset_job(
         graph.op_name,
         selection=dg.AssetSelection.assets(*keys.values()),
-        description=f"Look at the states of {graph.name}, and check them.",
+        description=f"Read the states of {graph.name}, and check them.",
         executor_def=dg.in_process_executor,
         run_tags=BACKGROUND_TAGS,
     )

@@ -1,4 +1,4 @@
-"""A dataflow as a graph of assets: topics, services, states, and what each is made of."""
+"""A dataflow as a graph of assets: topics, services, states, and their dependencies."""
 
 import re
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ TOPIC, SERVICE, STATE = "topic", "service", "state"
 
 @dataclass(frozen=True, kw_only=True)
 class SdfProps:
-    """What is known of an asset of a dataflow when it is named.
+    """What is known about an asset of a dataflow when it is named.
 
     Attributes:
         kind: `topic`, `service` or `state`.
         dataflow: `{namespace}.{name}`, also the first directory of its states.
         name: the topic's, the service's, or the state's by its owner.
-        service: of a state, its owner.
-        state: of a state, its definition.
+        service: for a state, its owner.
+        state: for a state, its definition.
     """
 
     kind: str
@@ -42,11 +42,11 @@ class SdfProps:
 class DagsterSdfTranslator:
     """Names and describes the assets of a dataflow; override `get_asset_spec` to change any of it.
 
-    Dependencies are added to what it gives.
+    Dependencies are added to what it returns.
     """
 
     def get_asset_spec(self, props: SdfProps) -> dg.AssetSpec:
-        """Give key, group, kinds, description, tags, owners and metadata of an asset."""
+        """Return key, group, kinds, description, tags, owners and metadata of an asset."""
         owner = [props.service] if props.service else []
         kinds = {TOPIC: {"sdf", "topic"}, SERVICE: {"sdf", "python"}, STATE: {"sdf", "arroyo"}}
         return dg.AssetSpec(
@@ -62,13 +62,13 @@ def _description(props: SdfProps) -> str:
     if props.kind == TOPIC:
         return f"The topic `{props.name}`, outside of Dagster."
     if props.kind == SERVICE:
-        return f"The service `{props.name}`: a streaming job whose epochs the sensor tells of."
+        return f"The service `{props.name}`: a streaming job. The sensor reports its epochs."
     state = props.state
     assert state is not None
     what = "a value" if state.value_kind is ValueKind.SCALAR else "a row"
     kept = "never expires" if state.ttl_ms is None else f"expires after {state.ttl_ms / 1000:g} s"
-    window = "" if state.window is None else ", of the window closed last"
-    return f"Keyed state: {what} a key{window}. It {kept}. SQL name: `{state.table}`."
+    window = "" if state.window is None else "; shows the window that closed last"
+    return f"Keyed state: {what} per key{window}. It {kept}. SQL name: `{state.table}`."
 
 
 def _metadata(props: SdfProps) -> dict[str, object]:
@@ -95,8 +95,8 @@ class SdfGraph:
     """The assets of one dataflow.
 
     Attributes:
-        dataflow: what was declared.
-        translator: who names them.
+        dataflow: the definition.
+        translator: names the assets.
     """
 
     dataflow: Dataflow
@@ -104,17 +104,17 @@ class SdfGraph:
 
     @property
     def name(self) -> str:
-        """`{namespace}.{name}`: the pipeline of its services' jobs."""
+        """Return `{namespace}.{name}`: the pipeline of its services' jobs."""
         return self.dataflow.pipeline
 
     @property
     def op_name(self) -> str:
-        """A name for an op or a job, of letters, digits and underscores."""
+        """Return a name for an op or a job, of letters, digits and underscores."""
         return "sdf_" + re.sub(r"\W", "_", self.name)
 
     @property
     def owned(self) -> tuple[StateDef, ...]:
-        """The states that its services define."""
+        """Return the states that its services define."""
         return tuple(
             state
             for service in self.dataflow.services.values()
@@ -123,15 +123,15 @@ class SdfGraph:
         )
 
     def key_of(self, state: StateDef) -> dg.AssetKey:
-        """The key of a state's asset."""
+        """Return the key of a state's asset."""
         return self.state_spec(state).key
 
     def service_key(self, service: str) -> dg.AssetKey:
-        """The key of a service's asset."""
+        """Return the key of a service's asset."""
         return self._key(SERVICE, service)
 
     def state_spec(self, state: StateDef) -> dg.AssetSpec:
-        """The asset of a state: made by the service that owns it."""
+        """Return the asset of a state, made by the service that owns it."""
         return self._spec(
             SdfProps(
                 kind=STATE,
@@ -144,14 +144,14 @@ class SdfGraph:
         )
 
     def state_specs(self) -> list[dg.AssetSpec]:
-        """The assets of all states."""
+        """Return the assets of all states."""
         return [self.state_spec(state) for state in self.owned]
 
     def outer_specs(self) -> list[dg.AssetSpec]:
-        """What lies outside of Dagster: topics and services.
+        """Return the assets outside of Dagster: topics and services.
 
-        Services may pass records round in a circle, assets may not: the dependency that would
-        close one is left out.
+        Services may pass records in a cycle, but assets may not: a dependency that would close a
+        cycle is left out.
         """
         return _without_circles(self._outer(), fixed=self.state_specs())
 

@@ -1,1 +1,1 @@
-"""Garbage collection in Dagster: plans, approvals and runs as assets."""
+"""gc in Dagster: plans, approvals and runs as assets."""

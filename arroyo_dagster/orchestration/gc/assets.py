@@ -1,8 +1,8 @@
-"""Garbage collection as assets: a plan, its proof checked, approved, carried out, read back.
+"""gc as assets: plan, check the proof, approve, execute, read back.
 
-A run plans and carries out in one step, so that what was checked and approved is what is done. It
-deletes only if its configuration says so and the credentials of the store allow it; for everything
-else credentials that can read are enough.
+A run plans and executes in one step, so that it executes what was checked and approved. It deletes
+only if its configuration enables it and the credentials of the store allow it; everything else
+needs read-only credentials.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,34 +43,36 @@ READ_BACK = "read_back"
 
 
 class GcRunConfig(dg.Config):
-    """What all three collections have in common."""
+    """Fields that all three kinds of gc share."""
 
-    dry_run: bool = Field(default=True, description="Show what would go; deleting is opt-in.")
+    dry_run: bool = Field(default=True, description="Plan only. Set to false to delete.")
     quarantine: bool = Field(
-        default=False, description="Move aside instead of deleting: `gc undelete` brings back."
+        default=False,
+        description="Move objects to quarantine instead of deleting them; `gc "
+        "undelete` restores them.",
     )
     needs_approval: bool = Field(
-        default=False, description="Delete only what `approved_plan` names."
+        default=False, description="Delete only the plan that `approved_plan` names."
     )
     approved_plan: str | None = Field(
-        default=None, description="The digest of a plan that somebody has looked at."
+        default=None, description="The digest of a plan that a person has reviewed."
     )
 
     def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
-        """What is asked of the state package."""
+        """Return the request for the state package."""
         raise NotImplementedError
 
 
 class GcConfig(GcRunConfig):
-    """Which epochs of a job stay. Given both, an epoch stays if either keeps it."""
+    """Which epochs of a job to keep. With both fields, an epoch stays if either keeps it."""
 
-    keep_epochs: int | None = Field(
-        default=10, ge=2, description="So many of the newest epochs stay."
+    keep_epochs: int | None = Field(default=10, ge=2, description="Keep this many newest epochs.")
+    keep_days: float | None = Field(
+        default=None, ge=0, description="Keep epochs younger than this."
     )
-    keep_days: float | None = Field(default=None, ge=0, description="Younger epochs stay.")
 
     def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
-        """The question of an expiry."""
+        """Return the request of an expiry."""
         days = self.keep_days
         retention = Retention(
             keep_epochs=self.keep_epochs,
@@ -80,22 +82,22 @@ class GcConfig(GcRunConfig):
 
 
 class OrphansConfig(GcRunConfig):
-    """How long what nothing refers to stays."""
+    """How long to keep unreferenced objects."""
 
-    older_than_days: float = Field(default=3.0, gt=0, description="What is younger stays.")
+    older_than_days: float = Field(default=3.0, gt=0, description="Keep objects younger than this.")
 
     def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
-        """The question of a collection of orphans."""
+        """Return the request of a gc of orphans."""
         return _asked(PlanKind.ORPHANS, store, grace_micros=int(self.older_than_days * DAY_MICROS))
 
 
 class DeadJobsConfig(OrphansConfig):
-    """When a job may be removed as a whole."""
+    """When a complete job may be deleted."""
 
-    gone: bool = Field(default=False, description="Your word that this job will never run again.")
+    gone: bool = Field(default=False, description="Confirm that this job will never run again.")
 
     def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
-        """The question of the removal of a job."""
+        """Return the request of a gc of a dead job."""
         assumed = {str(paths.root): "gone"} if self.gone else {}
         return _asked(
             PlanKind.DEAD_JOB,
@@ -128,7 +130,7 @@ _KINDS = {
 
 
 def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
-    """The assets of one kind of collection: its plan, and what it did; with their checks."""
+    """Build the assets of one kind of gc: its plan and its outcome, with their checks."""
     found, config_class = _KINDS[kind], _KINDS[kind].config
     plan_table = f"{found.table}_plan"
     plan_key, key = naming.key(plan_table), naming.key(found.table)
@@ -145,13 +147,14 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
                 PROVED,
                 asset=plan_key,
                 blocking=True,
-                description="Every root was read, and nothing that stays refers to what would go.",
+                description="Every root was read, and nothing that stays refers to what would be "
+                "deleted.",
             ),
             dg.AssetCheckSpec(
                 READ_BACK,
                 asset=key,
                 blocking=True,
-                description="What went is gone, by the store's own word.",
+                description="The store reports that every deleted object is gone.",
             ),
             *(
                 ()
@@ -161,7 +164,7 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
                         FILES_EXIST,
                         asset=key,
                         blocking=True,
-                        description="Every file that the newest epoch lists is still there.",
+                        description="Every file that the newest epoch lists still exists.",
                     ),
                 )
             ),
@@ -289,13 +292,13 @@ def _may_delete(config: GcRunConfig, plan: "GcPlan", context: dg.AssetExecutionC
         return False
     if config.approved_plan is not None and config.approved_plan != plan.digest:
         raise dg.Failure(
-            f"plan {config.approved_plan} was approved, and what would go now is plan "
-            f"{plan.digest}. Next: look at the new plan and approve that one; nothing was deleted",
+            f"plan {config.approved_plan} was approved, but the current plan is {plan.digest}; "
+            "nothing was deleted. Next: review the new plan and approve it",
             allow_retries=False,
         )
     if config.needs_approval and config.approved_plan is None:
         context.log.info(
-            f"waits for approval: {gc_shown.format_plan(plan)}; run it again with "
+            f"waits for approval: {gc_shown.format_plan(plan)}; to execute it, run again with "
             f"approved_plan: {plan.digest}"
         )
         return False
@@ -317,7 +320,7 @@ def _read_back(outcome: "GcOutcome", key: dg.AssetKey) -> dg.AssetCheckResult:
 
 
 def build_gc_journal(naming: Naming) -> dg.AssetsDefinition:
-    """The asset of what was ever deleted of a job: run by run, from the journal in the store."""
+    """Build the asset of a job's deletions: run by run, from the journal in the store."""
     deps = [found.table for found in _KINDS.values()]
     spec = naming.spec(GC_JOURNAL, deps=deps).replace_attributes(skippable=True)
 
@@ -346,7 +349,9 @@ def build_gc_journal(naming: Naming) -> dg.AssetsDefinition:
 
 
 def orphans_backlog(store: ArroyoStateStore) -> Mapping[str, int]:
-    """The jobs whose orphans may be looked for: ours, and those of which somebody knows enough."""
+    """Return the jobs whose orphans may be deleted: managed jobs, and Arroyo jobs with a sufficient
+    status source.
+    """
     from arroyo_dagster.state.operations.gc.plan import GcRequest, check_allowed
 
     reading = store.reading()
@@ -355,7 +360,7 @@ def orphans_backlog(store: ArroyoStateStore) -> Mapping[str, int]:
 
 
 def dead_jobs_backlog(store: ArroyoStateStore) -> Mapping[str, int]:
-    """The jobs that a server of Arroyo's proves to be gone."""
+    """Return the jobs that Arroyo's API or database proves to be gone."""
     from arroyo_dagster.state.operations.gc.roots import newest_root
     from arroyo_dagster.state.planning.gc.safety_checks import why_dead
 

@@ -1,4 +1,4 @@
-"""What people see of a collection: its plan, its proof, its outcome and its journal."""
+"""Format a gc run for people: its plan, its proof, its outcome and its journal."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -14,19 +14,22 @@ if TYPE_CHECKING:
 
 
 def format_plan(plan: GcPlan) -> str:
-    """One line for the log of a run."""
+    """Format the plan as one line for the log of a run."""
     epochs = f"{len(plan.epochs)} epochs, " if plan.kind is PlanKind.EXPIRE else ""
-    return f"{epochs}{plan.objects} objects, {plan.size_bytes} bytes would go; plan {plan.digest}"
+    return (
+        f"{epochs}{plan.objects} objects, {plan.size_bytes} bytes would be deleted; plan "
+        f"{plan.digest}"
+    )
 
 
 def format_outcome(outcome: "GcOutcome") -> str:
-    """One line for the log of a run."""
-    aside = f", moved aside to {outcome.quarantine}" if outcome.quarantine else ""
-    return f"{outcome.deleted} objects, {outcome.size_bytes} bytes went{aside}"
+    """Format the outcome as one line for the log of a run."""
+    aside = f", moved to {outcome.quarantine}" if outcome.quarantine else ""
+    return f"{outcome.deleted} objects, {outcome.size_bytes} bytes deleted{aside}"
 
 
 def plan_metadata(plan: GcPlan) -> dict[str, Any]:
-    """What a plan takes; the numbers are plotted over time."""
+    """Return what a plan would delete; Dagster plots the numbers over time."""
     return shown.known(
         {
             "arroyo/plan": plan.digest,
@@ -58,7 +61,7 @@ def _stays(plan: GcPlan) -> Iterable[Mapping[str, Any]]:
 
 
 def proof_metadata(plan: GcPlan) -> dict[str, Any]:
-    """How it is known that nothing which stays needs what goes."""
+    """Return the proof that nothing that stays needs what would be deleted."""
     proof = plan.proof
     return shown.known(
         {
@@ -74,7 +77,7 @@ def proof_metadata(plan: GcPlan) -> dict[str, Any]:
 
 
 def outcome_metadata(outcome: "GcOutcome") -> dict[str, Any]:
-    """What a collection did, as read back; the numbers are plotted over time."""
+    """Return what a run deleted, as read back; Dagster plots the numbers over time."""
     plan = outcome.plan
     return shown.known(
         {
@@ -95,7 +98,7 @@ def outcome_metadata(outcome: "GcOutcome") -> dict[str, Any]:
 def journal_metadata(
     runs: Sequence["JournalRun"], entries: Sequence["JournalEntry"]
 ) -> dict[str, Any]:
-    """What was ever deleted of a job, run by run, and what the newest run did."""
+    """Return what was ever deleted from a job, run by run, and what the newest run did."""
     return shown.known(
         {
             "arroyo/runs": len(runs),

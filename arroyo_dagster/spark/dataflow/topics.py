@@ -187,12 +187,12 @@ class SparkSink(FolderSink):
                 parts = concurrently(lambda path: decode_file(store.read(path), path)[0], staged)
             except NotFoundError as error:
                 raise ProtocolError(
-                    "records that a checkpoint has promised are neither staged nor written",
+                    "records that a checkpoint must commit are neither staged nor written",
                     topic=self._topic,
                     epoch=epoch,
                     path=error.facts.get("path"),
-                    next_step="look for them in backups of the job; the checkpoint stays "
-                    "committing",
+                    next_step="look for them in backups of the job; the checkpoint stays in "
+                    "state committing",
                 ) from error
             self._write(pa.concat_tables(parts))
             store.put(done, b"")

@@ -181,7 +181,7 @@ def decode_gc_plan(data: bytes, path: str) -> GcPlan:
         )
         if fields.value("digest") != plan.digest:
             raise FormatError(
-                "the plan is not what its digest says: somebody changed it",
+                "the plan does not match its digest: it was changed after it was made",
                 path=path,
                 expected=str(fields.value("digest")),
                 found=plan.digest,

@@ -128,7 +128,7 @@ class DataFile:
         wanted = sorted(set(columns))
         if rows.num_columns != len(wanted):
             raise FormatError(
-                "a data file has other columns than its Arrow schema says",
+                "the columns of a data file do not match its Arrow schema",
                 path=self._path,
                 next_step="keep the object; restore an epoch that does not list it",
             )

@@ -28,7 +28,7 @@ def decoded(data: bytes, path: str, kind: type[_M], convert: Callable[[_M], _T])
         if "path" in error.facts and error.facts["path"] != path:
             facts = error.facts | {"path": path, "reference": error.facts["path"]}
         raise FormatError(
-            f"metadata is not what its format says: {error.message}",
+            f"metadata does not match its format: {error.message}",
             next_step=error.next_step or "keep the object and report it; restore another epoch",
             **facts,
         ) from error

@@ -171,7 +171,7 @@ class ParquetBackend(BackendReader):
                 f"the job cannot be continued: {found.reason}",
                 job=self.paths.job,
                 path=found.ref,
-                next_step="look at it with `arroyo-state epochs`; nothing was deleted",
+                next_step="check it with `arroyo-state epochs`; nothing was deleted",
             )
         self.check_fence()
         if isinstance(found, recovery.StartEmpty):
@@ -290,8 +290,8 @@ class ParquetBackend(BackendReader):
                 self.paths,
                 f"the epoch to continue from, {found.record.epoch},",
                 [found.record.checkpoint_ref],
-                next_step="run the job under the name that its metadata gives; a copy keeps that "
-                "name below a URL of its own. Nothing was published",
+                next_step="run the job under the name that its metadata contains; a copy keeps "
+                "that name below a URL of its own. Nothing was published",
             )
             # A newer run may have claimed this epoch long ago, and let it expire since.
             self.check_fence()
@@ -324,7 +324,7 @@ class ParquetBackend(BackendReader):
         data = metadata.encode_operator(operator)
         self.store.put(path, data)
         if metadata.decode_operator(self.store.read(path), path) != operator:
-            raise ProtocolError("metadata reads back different from what was written", path=path)
+            raise ProtocolError("metadata that was written reads back different", path=path)
         return path
 
     def write_checkpoint_metadata(self, checkpoint: Manifest | LegacyCheckpoint) -> StatePath:
@@ -372,7 +372,7 @@ class ParquetBackend(BackendReader):
                 f"epoch {checkpoint.epoch} belongs to another checkpoint",
                 job=self.paths.job,
                 path=path,
-                next_step="start the job again: it goes on from the epoch that exists",
+                next_step="start the job again: it continues from the existing epoch",
             )
         if there != checkpoint:
             self.store.put(path, metadata.encode_legacy_checkpoint(checkpoint))
@@ -418,9 +418,9 @@ class ParquetBackend(BackendReader):
                     # An older run published just before it was fenced: starting anew goes on
                     # from its epoch. A newer owner goes on by itself.
                     retryable=owner.worker_generation < manifest.worker_generation,
-                    next_step="start it again: it goes on from the epoch that exists"
+                    next_step="start it again: it continues from the existing epoch"
                     if owner.worker_generation < manifest.worker_generation
-                    else "let the other run go on; this one stops and deletes nothing",
+                    else "let the other run continue; this run stops and deletes nothing",
                 )
         # Whoever was fenced meanwhile may have made an epoch that has come and gone already. It
         # must not commit; a newer run finds the epoch, if it is one, and finishes it.
@@ -487,7 +487,7 @@ class ParquetBackend(BackendReader):
             return  # a lost claim is not an error: whoever won is read next
         if self.store.read(path) != data:
             raise ConflictError(
-                "another object lies where this epoch's manifest belongs",
+                "another object exists at the path of this epoch's manifest",
                 path=path,
                 next_step="start the job again: the next worker generation has a directory of its "
                 "own; nothing was deleted",
@@ -538,7 +538,6 @@ class ParquetBackend(BackendReader):
 
 
 StateBackend = ParquetBackend
-"""The backend that the runtime keeps its state in, by the name that Arroyo gives its own.
-
-Source: crates/arroyo-state/src/lib.rs, `StateBackend`.
+"""The backend in which the runtime keeps its state, under the name that Arroyo uses. Source:
+crates/arroyo-state/src/lib.rs, `StateBackend`.
 """

@@ -243,7 +243,7 @@ class JobExpiry:
                         f"the parent of epoch {newer.epoch} says that it is epoch {older.epoch}",
                         job=self._paths.job,
                         path=ref,
-                        next_step="look at it with `arroyo-state epochs`; nothing was deleted",
+                        next_step="check it with `arroyo-state epochs`; nothing was deleted",
                     )
                 if ref in known:
                     break
@@ -347,5 +347,5 @@ def delete_all(store: ObjectStore, paths: Sequence[StatePath]) -> None:
                 f"{len(outcome.failed)} objects could not be deleted; the first: {reason}",
                 path=path,
                 url=store.url,
-                next_step="run it again: what refers to them is still there",
+                next_step="run it again: the objects that refer to them still exist",
             )

@@ -53,7 +53,7 @@ from arroyo_dagster.state.storage.wrappers import MUTATING, Wrapper
 T = TypeVar("T")
 _MARGIN = 6
 IN_FLIGHT_GRACE_SECONDS = LEASE_SECONDS / _MARGIN
-"""What was sent to a store has arrived after so long, or never does: the margin of a lease."""
+"""The time after which a request to a store has arrived or never will: the margin of a lease."""
 
 _NEWEST = "newest.json"
 _held_here: set[str] = set()
@@ -141,7 +141,7 @@ class Leased(Wrapper):
                 path=self.lease.path,
                 owner=self.lease.owner,
                 retryable=True,
-                next_step="let the other go on, then run it again; nothing was lost",
+                next_step="let the other process continue, then run this again; nothing was lost",
             )
         # Behind that request, which may have taken its time.
         if self._out_of_time is not None and self._out_of_time():
@@ -336,10 +336,10 @@ def _named_token(store: ObjectStore, directory: StatePath) -> int:
         return 0
     if not isinstance(found, int) or isinstance(found, bool) or found < 0:
         raise FormatError(
-            "this does not tell the number of a lease",
+            "the object does not contain the number of a lease",
             path=path,
-            next_step="see who else writes there; if nobody maintains the job now, remove the "
-            "object: the next lease writes it anew",
+            next_step="find out which other program writes there; if no process maintains the "
+            "job now, delete the object: the next lease writes it anew",
         )
     return found
 
@@ -485,8 +485,8 @@ def _taken(
         job=paths.root,
         owner=owner,
         retryable=True,
-        next_step="wait for the other to end, then run it again; see `arroyo-state leases`, and "
-        "`arroyo-state lease break` for one that hangs; nothing was changed",
+        next_step="wait for the other process to end, then run this again; see `arroyo-state "
+        "leases`, and `arroyo-state lease break` for a process that hangs; nothing was changed",
     )
 
 

@@ -93,7 +93,7 @@ class MetadataReader:
             job=self.paths.job,
             path=path,
             url=self.store.url,
-            next_step="list what there is with `arroyo-state epochs`",
+            next_step="list the epochs with `arroyo-state epochs`",
         )
 
     def job_pins(self) -> JobPins:

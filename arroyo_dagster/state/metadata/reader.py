@@ -59,7 +59,7 @@ _T = TypeVar("_T")
 
 
 PROBE_COUNT = 8
-"""So many numbers behind an epoch, and before it, are looked at where a listing shows none."""
+"""How many numbers after and before an epoch are probed if a listing has a gap."""
 
 
 class BackendReader:
@@ -249,10 +249,10 @@ class BackendReader:
                 return
             if manifest.epoch >= oldest.epoch:
                 raise ProtocolError(
-                    f"the parent of epoch {oldest.epoch} says that it is epoch {manifest.epoch}",
+                    f"the parent of epoch {oldest.epoch} belongs to epoch {manifest.epoch}",
                     job=self.paths.job,
                     path=ref,
-                    next_step="look at it with `arroyo-state epochs`; nothing was deleted",
+                    next_step="check it with `arroyo-state epochs`; nothing was deleted",
                 )
             oldest = as_checkpoint(manifest, ref, CheckpointState.PARTIALLY_COLLECTED)
             yield oldest
@@ -355,7 +355,7 @@ class BackendReader:
         if problem is None:
             return None
         return FormatError(
-            f"a data file is not one of its table: {problem}",
+            f"a data file does not belong to its table: {problem}",
             operator=operator.operator,
             table=name,
             path=path,
@@ -439,9 +439,9 @@ def _beside(epochs: Collection[Epoch]) -> set[Epoch]:
 def restore_or_roll_back(paths: JobPaths, checkpoint: Checkpoint, what: str) -> str:
     """What to do about an epoch of which something is missing or broken."""
     if checkpoint.progress is None:
-        return f"restore another epoch, or bring the {what} back"
+        return f"restore another epoch, or restore the {what}"
     command = f"arroyo-state rollback {paths.root}"
-    return f"bring the {what} back, or go back to an older epoch: `{command}` lists them"
+    return f"restore the {what}, or go back to an older epoch: `{command}` lists them"
 
 
 def _misfit(

@@ -26,13 +26,13 @@ from arroyo_dagster.state.model.objects import NOTHING, Packed
 HOUR_MICROS = 3_600_000_000
 DAY_MICROS = 24 * HOUR_MICROS
 GRACE_MICROS = 3 * DAY_MICROS
-"""What nothing references stays for so long, unless somebody asks for another time."""
+"""Unreferenced objects stay this long, unless another time is given."""
 
 GRACE_FLOOR_MICROS = HOUR_MICROS
-"""No less: what is being written, or was just moved, is referenced by nothing yet."""
+"""The minimum: objects that are being written, or were just moved, are not referenced yet."""
 
 SKEW_MICROS = 5 * 60 * 1_000_000
-"""By how much the clocks of store, writer and collector may differ."""
+"""How much the clocks of store, writer and gc may differ."""
 
 MARGIN_MICROS = 60 * 1_000_000
 """Files of an epoch were seen to be older than its start by some milliseconds."""
@@ -367,8 +367,8 @@ class Retention:
     def __post_init__(self) -> None:
         if self.keep_epochs is None and self.keep_micros is None:
             raise InputError(
-                "nothing says which epochs stay",
-                next_step="say how many of the newest, for how long, or both",
+                "retention missing: expected a number of newest epochs, an age, or both",
+                next_step="give a number of newest epochs, an age, or both",
             )
         if self.keep_epochs is not None and self.keep_epochs < 2:
             raise InputError(
@@ -377,9 +377,9 @@ class Retention:
             )
         if self.keep_micros is not None and self.keep_micros < 0:
             raise InputError(
-                "the time that epochs stay lies in the future",
+                "the retention is negative: the time that epochs stay lies in the future",
                 keep_seconds=self.keep_micros // 1_000_000,
-                next_step="give a length of time, as in 7 days",
+                next_step="give a duration, for example 7 days",
             )
 
 
@@ -391,13 +391,13 @@ def checked_grace(grace_micros: int) -> int:
     """
     if grace_micros < 0:
         raise InputError(
-            "the time before which objects go lies in the future",
+            "the age is negative: the time before which objects are deleted lies in the future",
             grace_seconds=grace_micros // 1_000_000,
-            next_step="give an age, as in 3 days",
+            next_step="give an age, for example 3 days",
         )
     if grace_micros < GRACE_FLOOR_MICROS:
         raise InputError(
-            "what is younger than an hour is never collected: it may be about to be referenced",
+            "the age is below an hour: younger objects may be about to be referenced",
             grace_seconds=grace_micros // 1_000_000,
             floor_seconds=GRACE_FLOOR_MICROS // 1_000_000,
             next_step="give an age of an hour or more; 3 days is the default",

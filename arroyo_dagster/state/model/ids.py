@@ -14,10 +14,10 @@ OperatorId = NewType("OperatorId", str)
 TableName = NewType("TableName", str)
 Epoch = NewType("Epoch", int)
 WorkerGeneration = NewType("WorkerGeneration", int)
-"""The run that fences writers: one higher at every start of a job, the first is 1."""
+"""The number that fences writers: it increases at every start of a job; the first is 1."""
 
 OUR_DIRECTORY = "_arroyo_dagster"
-"""The directory of a job that holds what is ours alone; never itself a job or an operator."""
+"""The directory of a job that only this package writes; never itself a job or an operator."""
 
 _MAX_PATH_BYTES = 1024
 _MAX_DECODINGS = 8

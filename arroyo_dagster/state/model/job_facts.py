@@ -199,7 +199,9 @@ class JobAnswer:
         """Why the condition is unknown; None if it is known."""
         if self.facts.condition is not JobCondition.UNKNOWN:
             return None
-        return "; ".join(_why(answer) for answer in self.answers) or "nobody was asked"
+        return "; ".join(_why(answer) for answer in self.answers) or (
+            "no job-status source is configured"
+        )
 
 
 def _why(answer: SourceAnswer) -> str:
@@ -209,8 +211,8 @@ def _why(answer: SourceAnswer) -> str:
         return f"{answer.source}: {answer.absence.value}"
     state = None if answer.facts is None else answer.facts.state
     if state:
-        return f"{answer.source}: state {state!r} is not known here"
-    return f"{answer.source}: says nothing of its state"
+        return f"{answer.source}: unknown state {state!r}"
+    return f"{answer.source}: reports no state"
 
 
 _SHARED = ("pipeline", "name", "checkpoint_interval_micros", "preview", "state_url")

@@ -42,10 +42,12 @@ REMOVED = "-removed"
 """Ends the name of a file of removed keys of a global keyed table."""
 
 COMPACTED = "-compacted"
-"""Ends the name of a data file that was merged of others."""
+"""Ends the name of a merged data file."""
 
 _REWRITTEN = "-ext-"
-"""In the name of a data file that we wrote into a job of Arroyo's; no name of its own has it."""
+"""Part of the name of a data file that this package wrote into an Arroyo job; Arroyo's own names
+never contain it.
+"""
 
 CHECKPOINT_DIR = rf"checkpoint-({number_pattern(7)})"
 EPOCH_RECORD = rf"epoch-({number_pattern(7)})\.record"

@@ -38,7 +38,7 @@ class WindowLimits:
     def __post_init__(self) -> None:
         if min(self.stop, self.rewrite, self.start) <= 0 or self.quiet < 0:
             raise InputError(
-                "the limits of a window are longer than nothing",
+                "a limit of a window is not above 0 seconds",
                 stop=self.stop,
                 rewrite=self.rewrite,
                 start=self.start,

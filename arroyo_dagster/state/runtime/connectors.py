@@ -204,10 +204,10 @@ class FolderSink(BufferingSink):
     """
 
     suffix: str
-    """How the names of the files end."""
+    """The suffix of the files' names."""
 
     in_job = False
-    """Whether the folder lies in the job's directory, so that gc collects what is left there."""
+    """Whether the folder lies in the job's directory, so that gc deletes leftovers there."""
 
     pre_commit = PRE_COMMIT
     """The table of its commit data: two sinks that are one operator need two."""
@@ -326,10 +326,11 @@ def _move(store: ObjectStore, staged: StatePath, final: StatePath) -> None:
     except NotFoundError as error:
         if store.head(final) is None:
             raise ProtocolError(
-                "a file that a checkpoint has promised is neither staged nor in its place",
+                "a file that a checkpoint must commit is neither staged nor in its place",
                 path=final,
                 url=store.url,
-                next_step="look for it in backups of the folder; the checkpoint stays committing",
+                next_step="look for it in backups of the folder; the checkpoint stays in state "
+                "committing",
             ) from error
         return  # an earlier attempt at this commit came this far
     store.put(final, data)

@@ -207,7 +207,7 @@ class JobRun:
             raise ProtocolError(
                 f"epoch {self._unfinished} of this run failed while it was published",
                 job=self.pipeline.job,
-                next_step="start a new run: it goes on from whatever exists",
+                next_step="start a new run: it continues from the newest epoch",
             )
         operators = self.base.operators if self.base else ()
         return EpochPlan(

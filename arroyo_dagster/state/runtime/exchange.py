@@ -60,7 +60,7 @@ def with_event_time(node: SourceNode, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Add `_timestamp` to rows of a source. Errors as `read_split`."""
     if not batch.schema.equals(node.source.schema):
         raise InputError(
-            "a source gives rows of another schema than it declares",
+            "a source yields rows of another schema than it declares",
             operator=node.operator_id,
             expected=[f"{f.name}: {f.type}" for f in node.source.schema],
             found=[f"{f.name}: {f.type}" for f in batch.schema],

@@ -156,7 +156,7 @@ class LocalRun:
                     "the job's newest epoch was written by a streaming query",
                     job=pipeline.job,
                     recorded_query=progress.query_id,
-                    next_step=f"go on with `arroyo-state run --spark`; or {ADOPT}",
+                    next_step=f"continue with `arroyo-state run --spark`; or {ADOPT}",
                 )
 
         # Before the start: a refused one must not fence the streaming query that may be running.

@@ -31,7 +31,7 @@ def load_pipeline(target: str) -> Pipeline:
                 f"there is no {name!r} in it",
                 given=target,
                 pipelines=_pipelines_in(found) or "none",
-                next_step="name a Pipeline, or a function without arguments that gives one",
+                next_step="name a Pipeline, or a function without arguments that returns one",
             )
         found = getattr(found, name)
     if callable(found) and not isinstance(found, Pipeline):
@@ -40,7 +40,7 @@ def load_pipeline(target: str) -> Pipeline:
         raise InputError(
             f"it is of type {type(found).__name__}, not a Pipeline",
             given=target,
-            next_step="name a Pipeline, or a function without arguments that gives one",
+            next_step="name a Pipeline, or a function without arguments that returns one",
         )
     return found
 
@@ -64,7 +64,7 @@ def _called(function: Callable[..., Any], target: str) -> object:
         raise InputError(
             f"it cannot be called without arguments ({error})",
             given=target,
-            next_step="name a Pipeline, or a function without arguments that gives one",
+            next_step="name a Pipeline, or a function without arguments that returns one",
         ) from error
     return function()
 
@@ -95,5 +95,5 @@ def _not_imported(where: str, error: Exception) -> InputError:
         f"the module cannot be imported ({type(error).__name__}: {error})",
         given=where,
         at=None if last is None else f"{last.filename}:{last.lineno}",
-        next_step="mend the module; nothing was written",
+        next_step="repair the module; nothing was written",
     )

@@ -46,9 +46,9 @@ class Collector:
         """
         if self._schema is None or not rows.schema.equals(self._schema):
             raise InputError(
-                "an operator puts out rows of another schema than its output_schema"
+                "an operator emits rows of another schema than its output_schema"
                 if self._schema is not None
-                else "an operator without output_schema puts out rows",
+                else "an operator without output_schema emits rows",
                 operator=self._operator,
                 expected=_columns(self._schema),
                 found=_columns(rows.schema),
@@ -94,7 +94,7 @@ class Operator:
     """
 
     output_schema: pa.Schema | None = None
-    """The schema of what `collector` takes; None = nothing is put out."""
+    """The schema of what `collector` takes; None = nothing is emitted."""
 
     def tables(self) -> Sequence[TableConfig]:
         """The tables to register."""
@@ -108,7 +108,7 @@ class Operator:
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
     ) -> None:
         """Take rows of the only input, in the order of the source. `_timestamp` is event time."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what to do with rows")
+        raise NotImplementedError(f"{type(self).__name__} does not implement process_batch")
 
     def process_batch_index(
         self, index: int, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector

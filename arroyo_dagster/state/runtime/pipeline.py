@@ -172,9 +172,9 @@ class Pipeline:
         level = max(self._level_behind(edge) for edge in edges)
         if any(edge.keys is None and self._level_behind(edge) != level for edge in edges):
             raise InputError(
-                "a stream without keys joins streams that are further on",
+                "a stream without keys is joined with streams of a later operator",
                 operator=operator_id,
-                next_step="give every input of the operator its keys with key_by",
+                next_step="key every input of the operator with key_by",
             )
         self.operators[name] = OperatorNode(name, operator, edges, level)
         return Stream(self, name, None)
@@ -199,7 +199,7 @@ class Pipeline:
         schema = self.operators[node].operator.output_schema
         if schema is None:
             raise InputError(
-                "an operator takes rows from one that puts none out",
+                "an operator takes rows from one that emits none",
                 operator=node,
                 next_step="set its output_schema",
             )

@@ -54,9 +54,9 @@ class EpochPublisher:
         """Write every operator's object, then the checkpoint's, which makes the epoch exist."""
         if self.backend.exists(plan.epoch):
             raise ConflictError(
-                f"epoch {plan.epoch} exists already: another run wrote it",
+                f"epoch {plan.epoch} already exists: another run wrote it",
                 job=self.backend.paths.job,
-                next_step="start the job again: it goes on from that epoch; nothing was written",
+                next_step="start the job again: it continues from that epoch; nothing was written",
             )
         for operator in operators:
             self.backend.write_operator_checkpoint_metadata(operator)

@@ -58,7 +58,7 @@ class RunRetention:
             left = self._backend.every_epoch()
             self.overdue_epochs = sum(epoch < min_epoch for epoch in left)
         _LOG.warning(
-            "retention of job %s failed; %d epochs before epoch %d are left for the next time: %s",
+            "retention of job %s failed; %d epochs before epoch %d stay until the next attempt: %s",
             self._pipeline.paths.root,
             self.overdue_epochs,
             min_epoch,

@@ -61,7 +61,7 @@ class StartChecks:
     def _damaged(self, error: ArroyoStateError) -> ArroyoStateError:
         """The error of a newest epoch that cannot be restored, with the command that goes back."""
         command = f"arroyo-state rollback {self.pipeline.paths.root}"
-        step = f"bring the object back, or go back to an older epoch: `{command}` lists them"
+        step = f"restore the object, or go back to an older epoch: `{command}` lists them"
         found = type(error)(error.message, next_step=step, retryable=error.retryable)
         found.facts = error.facts
         return found
@@ -74,8 +74,8 @@ class StartChecks:
             return
         if there:
             raise InputError(
-                f"the job's state lies in the {other.layout.value} layout, up to epoch {there[-1]}:"
-                " this run would begin without it",
+                f"the job's state is stored in the {other.layout.value} layout, up to epoch "
+                f"{there[-1]}: this run would start without it",
                 job=other.root,
                 next_step="give the pipeline that layout, or another name",
             )
@@ -91,7 +91,7 @@ class StartChecks:
                 f"epoch {newest} exists, but no worker generation leads to it",
                 job=self.pipeline.job,
                 restored=base.epoch if base else None,
-                next_step="look at it with `arroyo-state epochs`; nothing was deleted",
+                next_step="check it with `arroyo-state epochs`; nothing was deleted",
             )
         self._check_own(base)
         if base is not None and base.epoch != newest:
@@ -105,8 +105,8 @@ class StartChecks:
                 "that job's name",
                 job=self.pipeline.paths.root,
                 path=base.ref,
-                next_step="run the job under the name that its metadata gives; a copy keeps that "
-                "name below a URL of its own. Nothing was published",
+                next_step="run the job under the name that its metadata contains; a copy keeps "
+                "that name below a URL of its own. Nothing was published",
             )
 
     def _newest_epoch(self) -> Epoch | None:
@@ -122,8 +122,8 @@ class StartChecks:
         checkpoint = self.backend.prepare_checkpoint_load(epoch)
         if checkpoint.progress is None:
             raise FormatError(
-                "the checkpoint does not say how far its sources were read: another program wrote "
-                "it, or it is truncated",
+                "the checkpoint contains no source offsets: another program wrote it, or it is "
+                "truncated",
                 job=checkpoint.job,
                 epoch=epoch,
                 path=checkpoint.ref,
@@ -146,9 +146,9 @@ class StartChecks:
             and operator.operator not in self.pipeline.sinks()
         ):
             raise InputError(
-                "the checkpoint still has to commit what a sink has prepared, and the pipeline no "
-                "longer has that sink",
+                "the checkpoint still has to commit the data of a sink that the pipeline no "
+                "longer has",
                 operator=operator.operator,
                 epoch=checkpoint.epoch,
-                next_step="run the pipeline once with the sink, then take it out",
+                next_step="run the pipeline once with the sink, then remove it",
             )

@@ -28,7 +28,7 @@ def request_stop(store: ObjectStore, paths: JobPaths, now_micros: int) -> int:
     number = _newest_run(store, paths)
     if not number:
         raise NotFoundError(
-            "the job was never started",
+            "the job has never been started",
             job=paths.root,
             url=store.url,
             next_step="list jobs with `arroyo-state jobs`",

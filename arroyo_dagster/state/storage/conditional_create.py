@@ -107,5 +107,5 @@ def _refuses_all(url: str, probe: StatePath) -> StorageError:
         "object exists",
         retryable=False,
         path=probe,
-        next_step="check the server, and what stands between it and this process",
+        next_step="check the server, and any proxy between it and this process",
     )

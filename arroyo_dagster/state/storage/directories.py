@@ -143,8 +143,8 @@ def link_refused(path: str) -> InputError:
     return InputError(
         "a symbolic link below the checkpoint URL is never followed, replaced or deleted",
         path=path,
-        next_step="put the directory itself in its place (a bind mount serves, too), or give what "
-        "it leads to as the URL",
+        next_step="replace it by the directory itself (or a bind mount), or give its target as "
+        "the URL",
     )
 
 

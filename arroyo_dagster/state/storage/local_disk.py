@@ -404,7 +404,7 @@ def _opened(directories: Directories, folder: str, staged: str) -> tuple[int, Bi
             return parent, os.fdopen(os.open(staged, flags, 0o666, dir_fd=parent), "wb")
         except FileNotFoundError:
             directories.close()
-    raise OSError(errno.EIO, "its directory vanishes as soon as it is made", staged)
+    raise OSError(errno.EIO, "its directory is deleted as soon as it is created", staged)
 
 
 def _delete_error(directories: Directories, stored: str) -> str | None:

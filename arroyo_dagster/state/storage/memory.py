@@ -199,6 +199,6 @@ def _reopened(name: str, process_id: int) -> MemoryStore:
         raise InputError(
             "a memory store cannot be used from another process than its own",
             url=f"memory://{name}",
-            next_step="use a file:// URL where Spark or another process has to see the objects",
+            next_step="use a file:// URL if Spark or another process has to read the objects",
         )
     return MemoryStore(name)

@@ -51,9 +51,9 @@ def encode_path(path: str) -> str:
     """
     if isinstance(path, StoredName):
         raise InputError(
-            "this object's stored name is not the encoding of any path, so it cannot be addressed",
+            "this object's stored name is not the encoding of a path, so it cannot be addressed",
             path=str(path),
-            next_step="leave it alone: another program wrote it",
+            next_step="keep it: another program wrote it",
         )
     raw = StatePath(path)
     if _PLAIN.fullmatch(raw):

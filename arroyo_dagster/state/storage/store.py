@@ -241,11 +241,11 @@ def check_size(url: str, path: StatePath, size_bytes: int) -> None:
     limit = size_limit(path)
     if size_bytes > limit.size_bytes:
         raise FormatError(
-            f"larger than any {limit.kind} can be: {size_bytes} bytes, "
-            f"expected at most {limit.size_bytes}",
+            f"larger than the limit of a {limit.kind}: {size_bytes} bytes, expected at most "
+            f"{limit.size_bytes}",
             path=path,
             url=url,
-            next_step="keep what is there, and find out what writes so much",
+            next_step="keep the object, and find out what writes so much",
         )
 
 

@@ -115,14 +115,14 @@ def _built(text: str, backend: Backend, parts: dict[str, str | None]) -> Checkpo
     # A directory may have a `?` in its name; one with a `=` behind it is the query of a URL.
     query = r"\?.*=" if backend == "file" else r"\?"
     if re.search(query, text, re.DOTALL):
-        raise _refused(text, "a checkpoint URL holds no query or signature")
+        raise _refused(text, "a checkpoint URL must not contain a query or signature")
     if text.startswith("file://") and "@" in key.partition("/")[0]:
-        raise _refused(text, "a file URL holds no user or host")
+        raise _refused(text, "a file URL must not contain a user or host")
     segments = [segment for segment in key.split("/") if segment not in ("", ".")]
     if ".." in segments or "\0" in key:
-        raise _refused(text, "a checkpoint URL holds no '..' and no NUL")
+        raise _refused(text, "a checkpoint URL must not contain '..' or NUL")
     if backend == "file" and not segments:
-        raise _refused(text, "the root of the file system is no place for checkpoints")
+        raise _refused(text, "the root of the file system cannot be a checkpoint URL")
     if backend == "s3" and parts.get("endpoint"):
         host = re.fullmatch(_R2_ENDPOINT, parts["endpoint"] or "")
         if host:

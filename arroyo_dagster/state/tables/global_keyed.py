@@ -146,7 +146,7 @@ class GlobalKeyedTable:
         if not outcome.same:
             raise ProtocolError(
                 f"merged files, read back, hold {outcome.after.rows} rows with other values than "
-                f"the {outcome.before.rows} that a restore loads of those they were made of",
+                f"the {outcome.before.rows} rows that a restore loads from their inputs",
                 table=self.config.table,
                 path=outcome.merged.output_paths[0],
                 next_step="keep the files and report it; they are not listed",

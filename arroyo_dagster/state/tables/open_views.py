@@ -130,10 +130,10 @@ class OpenViews:
     def _check_view(self, name: str, known: TimeView, kind: type[TimeView]) -> None:
         if type(known) is not kind:
             raise InputError(
-                f"the table is looked at as {type(known).__name__} already, not as {kind.__name__}",
+                f"the table already has a view of type {type(known).__name__}, not {kind.__name__}",
                 operator=self._task.operator,
                 table=name,
-                next_step="use one view a table",
+                next_step="use one view per table",
             )
 
     def _cutoff(self, table: ExpiringTimeKeyTable) -> int:
@@ -170,7 +170,7 @@ class OpenViews:
             described = without_classes(describe(given))
             if described != stored:
                 raise InputError(
-                    f"the type of the {part}s is not the registered one",
+                    f"the type of the {part}s does not match the registered one",
                     table=name,
                     registered=stored,
                     given=described,

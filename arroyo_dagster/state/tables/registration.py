@@ -76,7 +76,7 @@ def _registration_error(
             f"the table was {kind.label} and is now registered as {config.kind.label}",
             "give the new table another name: state is not converted between kinds",
         )
-    step = "go back to what the table was, or give the new one another name"
+    step = "restore the old registration, or give the new table another name"
     return None if stored is None else _changed(stored, config), step
 
 
@@ -87,7 +87,10 @@ def _changed(stored: TableConfig, config: TableConfig) -> str | None:
         memory_schema(before)  # what is stored may be broken
         found = evolution(before, now)
         if found.problems:
-            return f"the columns of the table cannot be read as they are now: {found.problems[0]}"
+            return (
+                "the columns of the table cannot be read with the current schema: "
+                f"{found.problems[0]}"
+            )
         return None
     if stored.state_version > config.state_version:
         return (
@@ -95,13 +98,13 @@ def _changed(stored: TableConfig, config: TableConfig) -> str | None:
             f"registers {config.state_version}"
         )
     if _differ(stored.key_type, config.key_type):
-        return "the type of the table's keys is not that of the checkpoint"
+        return "the type of the table's keys does not match the checkpoint"
     if stored.state_version == config.state_version and _differ(
         stored.value_type, config.value_type
     ):
         return (
-            "the type of the table's values is not that of the checkpoint; a new type needs a new "
-            "version and a migration (MigratableState)"
+            "the type of the table's values does not match the checkpoint; a new type needs a "
+            "new version and a migration (MigratableState)"
         )
     return None
 

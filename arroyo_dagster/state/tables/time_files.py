@@ -26,7 +26,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows
 
 WHOLE_BYTES = 1 << 18
-"""A smaller file is read at once: a request more costs more than the bytes it saves."""
+"""A smaller file is read at once: another request costs more than the saved bytes."""
 _Made = TypeVar("_Made")
 _FILES_AHEAD = 4
 SLICE_ROWS = 1 << 15
@@ -211,7 +211,7 @@ class TimeFileReader:
         width = len(self._schema)
         if file.epoch >= self._changed_in and found.equals(self._schema):
             return tuple(range(width))
-        problem = "the columns of a data file are not those of its table"
+        problem = "the columns of a data file do not match its table"
         try:
             reading = how_to_read(self._config, schema_to_json(found), file.epoch)
         except InputError:

@@ -107,7 +107,7 @@ class TimeView:
         schema = self._table.memory_schema
         if table.schema.names != schema.names:
             raise InputError(
-                "rows have other columns than their table",
+                "the columns of the rows do not match their table",
                 table=self._name,
                 expected=schema.names,
                 found=table.schema.names,
@@ -129,7 +129,7 @@ class TimeView:
         for column, field in zip(table.columns, self.schema, strict=True):
             if column.null_count and not field.nullable:
                 raise InputError(
-                    "a column that must not hold nulls does",
+                    "a column without nulls contains a null",
                     table=self._name,
                     column=field.name,
                     nulls=column.null_count,
@@ -140,7 +140,8 @@ class TimeView:
             raise InputError(
                 "_timestamp is null or before 1970",
                 table=self._name,
-                next_step="drop such rows, or give them an event time, before they reach a table",
+                next_step="drop such rows, or give them an event time, before they are written "
+                "to a table",
             )
 
     def _add(self, rows: pa.Table, operation: bytes) -> None:

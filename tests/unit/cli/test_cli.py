@@ -184,7 +184,7 @@ def test_people_see_tables_that_are_never_cut_where_output_is_piped() -> None:
     assert shown.startswith("main  epoch 2  ready  finished 20")
     assert "expiring time-key" in shown
     rows = run("rows", "main", "keep", "rows", "--limit", "1").stdout
-    assert "at epoch 2; --limit 0 shows all" in rows
+    assert "at epoch 2; --limit 0 prints all" in rows
     every = run("rows", "main", "keep", "rows").stdout
     assert "--limit" not in every
 
@@ -371,7 +371,7 @@ def test_run_shows_every_epoch_and_goes_on_where_it_stopped(module: str) -> None
     lines = first.stdout.splitlines()
     assert re.fullmatch(r"epoch 1: \d+ files, [\d.]+ k?B, \d+\.\d\d s", lines[0])
     assert lines[1:] == [
-        "words/main: wrote 1 epoch, the newest is 1; it goes on from there next time"
+        "words/main: wrote 1 epoch, the newest is 1; the next run continues from there"
     ]
     rest = run("run", f"{module}:PIPELINE", url=url).stdout.splitlines()
     assert [line.partition(":")[0] for line in rest[:-1]] == ["epoch 2", "epoch 3"]
@@ -490,7 +490,7 @@ def test_stop_asks_the_newest_run_which_writes_one_more_epoch() -> None:
     ParquetBackend(store, pipeline.paths).start()
     result = run("stop", "main", url=store.url)
     assert result.exit_code == 0
-    assert result.stdout.startswith("words/main: asked generation 2 to stop.")
+    assert result.stdout.startswith("words/main: asked worker generation 2 to stop.")
     assert store.head(pipeline.paths.stop_request) is not None
     assert output("stop", "main", url=store.url)["at_rest"] is False
 
@@ -499,4 +499,4 @@ def test_arroyos_own_jobs_cannot_be_stopped_through_their_state() -> None:
     store = MemoryStore("cli-arroyo")
     store.put(StatePath("old/checkpoints/checkpoint-0000001/operator-x/table-t-000"), b"")
     error = failure("stop", "old", url=store.url)
-    assert "Arroyo's" in error["message"]
+    assert "Arroyo job" in error["message"]

@@ -145,7 +145,7 @@ def test_a_wrong_address_is_one_error_before_anything_is_read(root: str) -> None
 def test_show_tells_the_pipeline_and_what_the_job_is_doing(root: str, server: Loopback) -> None:
     args = ("show", "job_d14OMmRXhf", "--arroyo-api", server.url)
     second = run(root, *args).stdout.splitlines()[1]
-    expected = f"pipeline joins  stopped  run 1  newest ready epoch 14  says {server.url}"
+    expected = f"pipeline joins  stopped  run 1  newest ready epoch 14  source: {server.url}"
     assert second == expected
     found = output(root, *args)
     assert (found["name"], found["condition"]) == ("joins", "stopped")

@@ -70,7 +70,7 @@ def test_a_job_that_is_there_or_unknown_is_not_forgotten(
     where = ("--catalogue", str(tmp_path / "catalogue"), "--url", str(root))
     there = run("old", *where)
     assert (there.exit_code, there.stdout) == (1, "")
-    assert "the job is there: there is nothing to forget" in there.stderr
+    assert "the job exists: there is nothing to forget" in there.stderr
     unknown = run("nobody", *where)
     assert unknown.exit_code == 1
     assert "there is no such job [job=nobody" in unknown.stderr

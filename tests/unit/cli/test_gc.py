@@ -58,13 +58,13 @@ def test_a_plan_is_shown_stored_and_carried_out(
     assert plan["objects"] == len(plan["data"]) + len(plan["records"]) + len(plan["metadata"])
     assert plan["proof"]["roots"]
     assert json.loads(file.read_text())["digest"] == plan["digest"]
-    assert "nothing was deleted, --yes does it" in run(url, *args).stdout
+    assert "nothing was deleted, add --yes to execute" in run(url, *args).stdout
     assert listing(store) == before
     other = run(url, "gc", "run", "orphans", "main", "--plan", str(file), "--yes")
     assert other.exit_code == 1
-    assert "the stored plan is of the kind expire" in other.output
+    assert "the stored plan is a plan of kind expire" in other.output
     stored = ("gc", "run", "expire", "main", "--plan", str(file))
-    assert "would go" in run(url, *stored).stdout
+    assert "would be deleted" in run(url, *stored).stdout
     done = document(url, *stored, "--yes")
     assert (done["done"], done["deleted"]) == (True, plan["objects"])
     restorable(store, PATHS, 4, 5, 6)
@@ -73,7 +73,7 @@ def test_a_plan_is_shown_stored_and_carried_out(
     assert {entry["outcome"] for entry in entries} == {"deleted"}
     shown = run(url, "gc", "journal", "main", "--run", done["run"]).stdout
     assert "checkpoint-manifest.pb" in shown
-    assert "nothing to collect" in run(url, "gc", "run", "expire", "main", "--keep", "3").stdout
+    assert "nothing to delete" in run(url, "gc", "run", "expire", "main", "--keep", "3").stdout
 
 
 def test_what_was_moved_aside_is_listed_brought_back_and_purged(
@@ -89,7 +89,7 @@ def test_what_was_moved_aside_is_listed_brought_back_and_purged(
     planned = document(url, "gc", "undelete", "main", done["quarantine"])
     assert (planned["quarantines"], planned["incomplete_epochs"]) == ([done["quarantine"]], [])
     back = run(url, "gc", "undelete", "main", done["quarantine"], "--yes")
-    assert "came back" in back.stdout
+    assert "were restored" in back.stdout
     assert without_ours(store) == before
     assert [pin["epoch"] for pin in document(url, "pins", "main")] == [1, 2, 3, 4]
     assert document(url, "gc", "purge", "main") == {"done": False, "quarantines": []}
@@ -118,7 +118,7 @@ def test_a_pin_says_why_it_takes_its_time(url: str, monkeypatch: pytest.MonkeyPa
     kept_no_more(run_word_job, open_store(url), **options, sinks=0, parallelism=1, max_epochs=6)
     assert run(url, "pin", "main", "5").stderr == ""
     assert waited == []
-    assert "keeps such epochs no more: 10 seconds" in run(url, "pin", "main", "2").stderr
+    assert "outside its job's retention: waiting 10 seconds" in run(url, "pin", "main", "2").stderr
     assert waited == [10.0]
     assert [pin["epoch"] for pin in document(url, "pins", "main")] == [2, 5]
 
@@ -165,7 +165,7 @@ def test_a_job_of_arroyo_s_is_explained_and_collected_once_it_is_known_to_have_s
     assert undecided["reasons"]["undecided"]["objects"] > 0
     refused = run(url, "gc", "plan", "orphans", root)
     assert refused.exit_code == 1
-    assert "what the job is doing is unknown" in refused.stderr
+    assert "the status of the job is unknown" in refused.stderr
     said = ("--assume", f"{root}=stopped", "--older-than", "1h")
     plan = document(url, "gc", "plan", "orphans", root, *said)
     raw = f"{root}/{directory}/table-s-001".replace("%3C", "<").replace("%3E", ">")
@@ -253,7 +253,9 @@ def test_the_journal_is_checked_and_the_fate_of_objects_is_told(
     url: str, store: ObjectStore
 ) -> None:
     before = [info.path for info in store.list(PATHS.root) if "/operator-" in info.path]
-    assert run(url, "gc", "journal", "main", "--check").stdout == "main: whole: 0 runs, 0 parts\n"
+    assert (
+        run(url, "gc", "journal", "main", "--check").stdout == "main: complete: 0 runs, 0 parts\n"
+    )
     done = document(url, "gc", "run", "expire", "main", "--keep", "2", "--quarantine", "--yes")
     gone = next(path for path in before if store.head(path) is None)
     found = document(url, "gc", "fate", gone)
@@ -290,6 +292,6 @@ def test_what_comes_back_together_and_what_cannot_is_said() -> None:
     first, together, lost = format_undelete(plan, [], done=False).splitlines()
     assert "nothing was changed" in first
     assert together.endswith(": a, b")
-    assert "cannot come back: 9, 10;" in lost
+    assert "cannot be restored: 9, 10;" in lost
     whole = UndeletePlan(quarantines=("a",), objects=())
     assert format_undelete(whole, [], done=True).count("\n") == 0

@@ -53,7 +53,7 @@ def document(url: str, *args: str) -> Any:
 
 
 def test_leases_of_all_jobs_are_listed_and_nothing_is_written(url: str, store: MemoryStore) -> None:
-    assert "no job was ever leased" in run(url, "leases").stdout
+    assert "no job has ever been leased" in run(url, "leases").stdout
     with lease(store, ONE, "a compaction"):
         pass
     with (
@@ -77,7 +77,7 @@ def test_leases_of_all_jobs_are_listed_and_nothing_is_written(url: str, store: M
     assert 0 < gc["expires_in_seconds"] <= 61
     assert f"{ME} (gc)" in shown
     (again,) = document(url, "leases", "main")
-    assert again["state"] == "given back"
+    assert again["state"] == "released"
     assert again["expires_in_seconds"] is None
 
 
@@ -121,7 +121,7 @@ def test_what_is_free_is_not_broken(url: str, store: MemoryStore) -> None:
     with lease(store, ONE, "gc"):
         pass
     before = listing(store)
-    assert "given back" in run(url, "lease", "break", "main", "--yes").stdout
+    assert "released" in run(url, "lease", "break", "main", "--yes").stdout
     assert not document(url, "lease", "break", "main", "--yes")["done"]
     assert listing(store) == before
 

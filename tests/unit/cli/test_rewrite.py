@@ -61,20 +61,20 @@ def test_a_stopped_job_is_planned_rewritten_and_put_back(job: ArroyoJob) -> None
     shown = run(job, "run", *said, "--policy", "full")
     assert shown.exit_code == 0
     assert "newest rows, one a row group" in shown.stdout
-    assert "up to 12 rows are repaired that Arroyo would lose" in shown.stdout
-    assert "every epoch writes it whole" in shown.stdout
-    assert "nothing was changed, --yes does it" in shown.stdout
+    assert "up to 12 rows that Arroyo would lose are repaired" in shown.stdout
+    assert "every epoch writes it completely," in shown.stdout
+    assert "nothing was changed, add --yes to execute" in shown.stdout
     assert listing(job.store) == was
     done = run(job, "run", *said, "--policy", "full", "--quiet", "0", "--yes")
     assert "17 files became 5" in done.stdout
-    assert "3 rows repaired that Arroyo would have lost" in done.stdout
+    assert "3 rows that Arroyo would have lost were repaired" in done.stdout
     assert content(job.store, job.paths) == before
     again = json.loads(run(job, "run", *said, "--policy", "full", "--json", "--yes").stdout)
     assert not again["done"]
     assert {one["table"] for one in again["left_out"]} == {"s", "t", "a", "b"}
-    assert "would be put back" in run(job, "undo", *said).stdout
-    assert "put back as it was" in run(job, "undo", *said, "--yes").stdout
-    assert "nothing to put back" in run(job, "undo", *said, "--yes").stdout
+    assert "would be restored" in run(job, "undo", *said).stdout
+    assert "the original metadata was restored" in run(job, "undo", *said, "--yes").stdout
+    assert "nothing to undo" in run(job, "undo", *said, "--yes").stdout
     assert content(job.store, job.paths) == before
 
 
@@ -126,14 +126,14 @@ def test_a_window_is_planned_then_carried_out(job: ArroyoJob, model: ModelArroyo
     before, was = content(job.store, job.paths), listing(job.store)
     with arroyo(model) as server:
         shown = window(job, server.url, "--now")
-        assert "the job was not touched, --yes stops it" in shown.stdout
+        assert "the job was not touched; --yes stops it" in shown.stdout
         assert listing(job.store) == was
         assert model.log == []
         done = window(job, server.url, "--now", "--yes")
     assert done.exit_code == 0, done.stderr
     assert "rewritten, runs again; 17 files became 5" in done.stdout
     assert "undo" not in done.stdout
-    assert "asked Arroyo to stop the job" in done.stderr
+    assert "requested Arroyo to stop the job" in done.stderr
     assert model.state == "Running"
     assert content(job.store, job.paths) == before
 
@@ -197,15 +197,15 @@ def test_a_call_after_a_killed_window_says_that_the_job_is_down_and_starts_it(
     hours = f"{later:HH:mm}-{later.add(hours=1):HH:mm}"
     with arroyo(model) as server:
         shown = window(job, server.url, "--between", hours)
-        assert "the same call with --yes starts the job again" in shown.stderr
+        assert "the same call with --yes starts it again" in shown.stderr
         assert model.state != "Running"
         done = window(job, server.url, "--between", hours, "--yes")
     assert done.exit_code == 0, done.stderr
     for said in (shown.stderr, done.stderr):
         assert said.startswith("job_x: the window that arroyo-state compact window opened at ")
         assert "has not ended; the job may be down" in said
-        assert "Arroyo says that the job is Stopped" in said
-    assert "waiting until its lease is free or expires" in done.stderr
+        assert "Arroyo reports status Stopped" in said
+    assert "waiting until the lease of an earlier window is free" in done.stderr
     assert "the window is not open now" not in done.stderr
     assert model.state == "Running"
 
@@ -235,15 +235,15 @@ def test_one_wait_for_quiet_serves_all_jobs_of_a_call_and_is_announced(job: Arro
     done = run(job, "run", "job_x", "job_y", *say, "--policy", "full", "--quiet", "0.8", "--yes")
     assert done.exit_code == 0, done.stderr
     assert done.stdout.count("17 files became 5") == 2
-    assert done.stderr.count("no cleanup of Arroyo's still changes the job (--quiet)") == 1
+    assert done.stderr.count("Arroyo's cleanup has finished (--quiet)") == 1
 
 
 def test_a_run_sums_up_what_is_left_and_a_plan_names_each_table(job: ArroyoJob) -> None:
     said = ("job_x", "--assume", "job_x=stopped")
     planned = run(job, "plan", *said)
-    assert "\nleft: " in planned.stdout
+    assert "\nskipped: " in planned.stdout
     for more in ((), ("--yes", "--quiet", "0")):
         done = run(job, "run", *said, *more)
-        assert "left: " not in done.stdout
-        assert done.stdout.count("left as they are") == 1
-        assert "`arroyo-state compact plan job_x` names them" in done.stdout
+        assert "skipped: " not in done.stdout
+        assert done.stdout.count("skipped (") == 1
+        assert "`arroyo-state compact plan job_x` lists them" in done.stdout

@@ -92,7 +92,7 @@ def test_run_from_epoch_goes_back_once_and_runs_on(
     assert "goes back to epoch 4" in first.stdout
     assert newest(store) == 9
     again = run(url, *command)
-    assert "epoch 7 went back to epoch 4 before" in again.stdout
+    assert "epoch 7 already restored epoch 4" in again.stdout
     assert newest(store) == 11
 
 

@@ -103,7 +103,7 @@ def test_show_state_shows_the_rows_of_both_kinds(words: tuple[Path, Path]) -> No
     [
         (["count-words/hit/state"], "nearest=count-words/hits/state"),
         (["nothing/like/it"], "there is no namespace `nothing/like/it`"),
-        (["--filter", "("], "no regular expression"),
+        (["--filter", "("], "not a regular expression"),
     ],
 )
 def test_e47_an_unknown_namespace_names_the_nearest(
@@ -207,7 +207,7 @@ def test_a_flag_that_is_none_is_told(tmp_path: Path, flags: list[str], said: str
 def test_a_package_is_not_run(tmp_path: Path) -> None:
     result = run("run", EXAMPLES / "packages" / "text" / "sdf-package.yaml", "--url", tmp_path)
     assert result.exit_code == 1
-    assert "a package has no services" in result.stderr
+    assert "a dataflow, found a package, which has no services" in result.stderr
 
 
 def test_failing_records_are_counted_or_end_the_run(tmp_path: Path) -> None:

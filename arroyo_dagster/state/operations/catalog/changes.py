@@ -307,10 +307,10 @@ def _refuse_an_empty_root(
         return
     if known:
         raise NothingLeft(
-            f"nothing is left of the {len(known)} jobs that were known: a listing so empty is "
-            "taken for a failure, not for the truth",
+            f"all {len(known)} known jobs are missing from the listing, which indicates a "
+            "failure of the store or a wrong URL",
             url=store.url,
-            next_step="check the URL and the store; if they are really gone, acknowledge that for "
+            next_step="check the URL and the store; if the jobs are really gone, acknowledge "
             "each of them with the job arroyo_forget_job",
         )
     check_root(found.levels, jobs_in(found.levels), store.url)

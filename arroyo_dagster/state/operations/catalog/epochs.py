@@ -119,7 +119,7 @@ DESCRIPTIONS = {
     "started_micros": "since 1970, UTC",
     "finished_micros": "since 1970, UTC",
     "watermark_micros": "event time that all operators have reached",
-    "new_files": "listed by this epoch and not by the one before it",
+    "new_files": "listed by this epoch and not by the previous one",
     "size_bytes": "as stored",
     "rows": "as stored, removals included",
     "present": "false once it expired",

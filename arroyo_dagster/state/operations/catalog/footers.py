@@ -199,14 +199,14 @@ def newest_verdict(
 
 def _nothing_to_check(store: ObjectStore, paths: JobPaths) -> Verdict:
     if job_is_there(store, paths):
-        step = "wait for its first checkpoint, or look at its logs"
+        step = "wait for its first checkpoint, or check its logs"
         finding = warning("no-epoch", paths.root, "has no epoch yet: nothing was checked", step)
     else:
         finding = error(
             "job-missing",
             paths.root,
             "there is no such job below the checkpoint URL: nothing was checked",
-            "bring its objects back; if it was removed on purpose, acknowledge that with "
+            "restore its objects; if it was deleted on purpose, acknowledge that with "
             f"`arroyo-state forget {paths.root}`",
         )
     return Verdict(findings=(finding,), inspected=0)
@@ -215,7 +215,7 @@ def _nothing_to_check(store: ObjectStore, paths: JobPaths) -> Verdict:
 def expired_meanwhile(store: ObjectStore, paths: JobPaths, next_step: str) -> ConflictError:
     """What is said when every epoch that was looked at had gone before the look was over."""
     return ConflictError(
-        "epochs of this job expire faster than they can be looked at",
+        "epochs of this job expire faster than they can be read",
         job=paths.root,
         url=store.url,
         retryable=True,

@@ -52,10 +52,10 @@ class HashEvidence:
         if self.variant is not None:
             return self.variant.label
         if self.possible:
-            return "not known: no row has a key that tells the builds of Arroyo apart"
+            return "not known: no row has a key that distinguishes the builds of Arroyo"
         return (
-            f"the routing keys in {self.against} are those of no build of Arroyo, or of another "
-            "one than in the files before"
+            f"the routing keys in {self.against} match no build of Arroyo, or another one than "
+            "in the files before"
         )
 
 
@@ -114,10 +114,10 @@ def _first_rows(
         rows = next(parquet.iter_batches(batch_size=_ROWS), None)
     if found.types != expected.types:
         raise FormatError(
-            "a data file has other columns than its table",
+            "the columns of a data file do not match its table",
             path=path,
             found=found.to_string(),
             expected=expected.to_string(),
-            next_step="keep the object; `verify` says what else is wrong with the epoch",
+            next_step="keep the object; `verify` lists what else is wrong with the epoch",
         )
     return rows

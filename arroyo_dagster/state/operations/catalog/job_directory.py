@@ -31,7 +31,7 @@ class JobSource(Protocol):
     """Somebody who may know about jobs."""
 
     source: str
-    """How this source is named where its words are shown."""
+    """How this source is named in output."""
 
     def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
         """Give one word for each of `jobs`, in their order; asked anew every time."""
@@ -161,7 +161,7 @@ def read_assumed(path: str | Path) -> dict[str, object]:
         raise InputError(f"not a JSON file: {error}", path=str(path)) from error
     if not isinstance(assumed, dict):
         raise InputError(
-            "the file says nothing of jobs: it holds no JSON object",
+            "the file contains no JSON object of jobs",
             path=str(path),
             next_step='write it as {"JOB": "stopped", "OTHER": {"name": "orders"}}',
         )
@@ -173,16 +173,16 @@ def _assumed_facts(name: str, words: object, source: str) -> JobFacts:
     unknown = [str(key) for key in given if key not in ("condition", "name", "run_id", "epoch")]
     if unknown:
         raise InputError(
-            f"nothing of a job is called {', '.join(unknown)}",
+            f"unknown fields of a job: {', '.join(unknown)}",
             job=name,
-            next_step="say condition, name, run_id or epoch",
+            next_step="use condition, name, run_id or epoch",
         )
     pipeline, _, job = name.rpartition("/")
     text = given.get("condition")
     title = given.get("name")
     epoch = _count(name, "epoch", given.get("epoch"))
     if not isinstance(title, str | None):
-        raise InputError("the name of a pipeline is a text", job=name, found=repr(title))
+        raise InputError("the name of a pipeline is not a text", job=name, found=repr(title))
     return JobFacts(
         job=JobId(job),
         source=source,
@@ -200,10 +200,10 @@ def _condition(job: str, text: object) -> JobCondition:
         if found is not JobCondition.UNKNOWN or text.lower() == found.value:
             return found
     raise InputError(
-        "a job has no such condition",
+        "the status of a job is unknown",
         job=job,
         condition=str(text),
-        next_step=f"say one of {', '.join(_CONDITIONS)}",
+        next_step=f"use one of {', '.join(_CONDITIONS)}",
     )
 
 

@@ -175,8 +175,8 @@ def version_error(checkpoint: Checkpoint) -> FormatError | None:
     if checkpoint.record_version == RECORD_VERSION:
         return None
     return FormatError(
-        f"a record of the epoch is of version {checkpoint.record_version}: it was read as version "
-        f"{RECORD_VERSION}, and its job is not written on",
+        f"a record of the epoch is of version {checkpoint.record_version}: it was read as "
+        f"version {RECORD_VERSION}, and this release does not continue its job",
         job=checkpoint.job,
         epoch=checkpoint.epoch,
         path=checkpoint.ref,
@@ -464,8 +464,8 @@ def _damage(
         step = restore_or_roll_back(paths, checkpoint, "file")
         if lies_at_the_bucket_root(checkpoint, missing):
             step = (
-                "all files of expiring tables are missing and no others: Arroyo before v0.12 wrote "
-                "them without the prefix of the URL; look at the root of the bucket"
+                "all files of expiring tables are missing and no others: Arroyo before v0.12 "
+                "wrote them without the prefix of the URL; check the root of the bucket"
             )
         listed = len(dict.fromkeys(checkpoint.paths))
         return FormatError(

@@ -174,7 +174,7 @@ def check_gone(store: ObjectStore, paths: JobPaths) -> None:
         return
     if there:
         raise InputError(
-            "the job is there: there is nothing to forget",
+            "the job exists: there is nothing to forget",
             job=paths.root,
             url=store.url,
             next_step="forget a job once its objects are gone",
@@ -192,9 +192,9 @@ def take_back(catalogue: ObjectStore, jobs: Collection[JobPaths]) -> None:
     outcome = catalogue.delete_many([job_path(FORGOTTEN, paths) for paths in jobs])
     for path, reason in outcome.failed.items():
         raise ConflictError(
-            f"an acknowledgement could not be dropped: {reason}",
+            f"an acknowledgement could not be deleted: {reason}",
             path=path,
             url=catalogue.url,
             retryable=True,
-            next_step="try again; the job is there, and would not be missed if it vanished",
+            next_step="try again; the job exists, but would not be reported if it vanished",
         )

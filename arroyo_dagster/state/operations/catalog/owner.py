@@ -80,11 +80,11 @@ def read_owner(catalogue: ObjectStore) -> CatalogueOwner | None:
         )
     except (ValueError, TypeError, KeyError) as error:
         raise FormatError(
-            "the catalogue does not say which checkpoint URL it is of: not a JSON object with "
-            "id and checkpoint_url",
+            "the catalogue does not name its checkpoint URL: expected a JSON object with id and "
+            "checkpoint_url",
             path=OWNER,
             url=catalogue.url,
-            next_step="remove the catalogue: it is built anew from the epochs that are there",
+            next_step="delete the catalogue: it is rebuilt from the existing epochs",
         ) from error
 
 
@@ -103,11 +103,11 @@ def claim_catalogue(catalogue: ObjectStore, place: str) -> CatalogueOwner:
         owner = made if catalogue.create(OWNER, _encoded(document)) else read_owner(catalogue)
     if owner is None or owner.checkpoint_url != place:
         raise InputError(
-            "the catalogue is of another checkpoint URL",
+            "the catalogue belongs to another checkpoint URL",
             catalogue=catalogue.url,
             catalogue_of=None if owner is None else owner.checkpoint_url,
             checkpoint_url=place,
-            next_step="give each checkpoint URL a catalogue_url of its own",
+            next_step="set another catalogue_url for each checkpoint URL",
         )
     return owner
 

@@ -120,7 +120,7 @@ def chosen_epoch(
             epoch=wanted,
             epochs=_ranges(epochs),
             url=store.url,
-            next_step="choose one of the epochs there are, or wait for it to be written",
+            next_step="choose an existing epoch, or wait for it to be written",
         )
     return wanted
 
@@ -140,8 +140,8 @@ def _missing(error: NotFoundError, paths: JobPaths, epoch: Epoch) -> FormatError
     return FormatError(
         "an object that the epoch needs is missing",
         **({"job": paths.root, "epoch": epoch} | error.facts),  # type: ignore[arg-type]
-        next_step="choose another epoch, or bring the object back; if the job runs, this epoch "
-        "may just have expired",
+        next_step="choose another epoch, or restore the object; if the job runs, this epoch may "
+        "just have expired",
     )
 
 
@@ -284,15 +284,16 @@ def _damaged_rows(rows: pa.Table) -> str | None:
         rows.validate(full=True)
     except pa.ArrowInvalid as error:
         return (
-            f"a value is not of its column's type ({error}); texts that are none are shown in hex. "
-            "Keep the files and report it; `arroyo-state verify` says which"
+            f"a value does not match its column's type ({error}); invalid texts are printed in "
+            "hex. Keep the files and report it; `arroyo-state verify` lists them"
         )
     return None
 
 
 _LESS_UPSTREAM = (
-    "an aggregate without GROUP BY: when it is restarted, Arroyo looks at the first row of each "
-    "record batch only, and goes on from an older state than this. `arroyo-state verify` says more"
+    "an aggregate without GROUP BY: when it is restarted, Arroyo restores only the first row of "
+    "each record batch, and continues from an older state than this. `arroyo-state verify` has "
+    "details"
 )
 
 # How many entries tell the forms of a table apart that several releases gave it.
@@ -344,9 +345,9 @@ def _damage(damaged: Sequence[str], shown: int) -> str | None:
     if not damaged:
         return None
     return (
-        f"{len(damaged)} of the {shown} entries are not what the table's stored types say and are "
-        f"shown as bytes, such as {damaged[0]}. Keep the files and report it; "
-        "`arroyo-state verify` says which"
+        f"{len(damaged)} of the {shown} entries do not match the table's stored types and are "
+        f"printed as bytes, such as {damaged[0]}. Keep the files and report it; `arroyo-state "
+        "verify` lists them"
     )
 
 

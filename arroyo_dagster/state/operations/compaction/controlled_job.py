@@ -85,7 +85,7 @@ class ControlledJob:
         answer = self.directory.find(self.paths, checkpoints=False)
         if answer.facts.condition is JobCondition.UNKNOWN:
             raise InputError(
-                f"Arroyo does not say what the job is doing: {answer.reason}",
+                f"Arroyo does not report the job's status: {answer.reason}",
                 job=self.paths.root,
                 next_step="check that this is the API of the cluster that runs it",
             )
@@ -121,7 +121,7 @@ class ControlledJob:
         asked = False
         for facts in self.asked(self.after(seconds)):
             if facts.condition.at_rest:
-                self.did(f"the job is {facts.state}")
+                self.did(f"the job's status is {facts.state}")
                 return facts
             if not asked or facts.stop_requested == "none":
                 asked = self.tried(lambda: self._control.stop_with_checkpoint(pipeline), "stop")
@@ -129,7 +129,7 @@ class ControlledJob:
             f"the job did not stop within {seconds:g} s",
             job=self.paths.root,
             retryable=True,
-            next_step="give it more time to stop; its state was not touched",
+            next_step="increase the stop limit; the job's state was not touched",
         )
 
     def tried(self, request: Callable[[], None], what: str) -> bool:
@@ -137,9 +137,9 @@ class ControlledJob:
         try:
             request()
         except ArroyoStateError as error:
-            self.did(f"asked Arroyo to {what} the job, without an answer: {error}")
+            self.did(f"requested Arroyo to {what} the job, without an answer: {error}")
             return False
-        self.did(f"asked Arroyo to {what} the job")
+        self.did(f"requested Arroyo to {what} the job")
         return True
 
     def start(self, pipeline: PipelineId, seconds: float) -> bool:
@@ -170,14 +170,14 @@ class ControlledJob:
                 elif not asked or not means_to_run(facts):
                     asked = self.tried(lambda: self._control.start(pipeline), "start") or asked
         except ArroyoStateError as error:
-            self.failed("nobody knows whether the job runs", error)
+            self.failed("it is unknown whether the job runs", error)
             return False
         self.failed(
             "not started",
             ConflictError(
-                f"the job was asked to run, and is {self.facts and self.facts.state}",
+                f"the job was asked to run, but its status is {self.facts and self.facts.state}",
                 job=self.paths.root,
-                next_step="look at it in Arroyo, and start it by hand",
+                next_step="check it in Arroyo, and start it by hand",
             ),
         )
         return False

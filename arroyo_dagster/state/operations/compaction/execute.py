@@ -25,7 +25,8 @@ from arroyo_dagster.state.tables.merge.task import (
 )
 
 RunMerges = Callable[[ObjectStore, Sequence[MergeTask], OnBytes], Iterable[MergeOutcome]]
-"""Carries out merges, outcomes in the order of the tasks, and tells of every byte it has read."""
+"""Executes merges, yields outcomes in the order of the tasks, and reports every byte it has read.
+"""
 
 _SIDE_BY_SIDE_BYTES = 16 * MEBIBYTE
 _ATTEMPTS = 3
@@ -99,12 +100,15 @@ def check_same(paths: JobPaths, epoch: Epoch, outcome: MergeOutcome) -> None:
     verdict = row_parity([outcome])
     if not verdict.passed:
         raise ProtocolError(
-            "new files would not restore as what they were made of, so nothing was published: "
+            (
+                "the new files would not restore the rows of the files they replace, so nothing "
+                "was published:"
+            )
             + verdict.findings[0].evidence,
             job=paths.root,
             epoch=epoch,
             path=verdict.findings[0].object,
-            next_step="keep the files and report it; the job is as it was",
+            next_step="keep the files and report it; the job is unchanged",
         )
 
 

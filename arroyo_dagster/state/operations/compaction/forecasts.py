@@ -23,8 +23,9 @@ from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 from arroyo_dagster.state.tables.merge.task import MergeTask, run_merge
 
 SAMPLE_BYTES = 8 * MEBIBYTE
-"""So many bytes of the inputs of a job are read for a forecast. Up to there it is exact; of more it
-is an upper bound where keys repeat so seldom that a sample does not show it."""
+"""How many bytes of a job's inputs a forecast reads. Up to that size it is exact; above, it is an
+upper bound if keys repeat so rarely that a sample does not show it.
+"""
 
 
 def forecast_merges(

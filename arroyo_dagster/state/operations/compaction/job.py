@@ -114,11 +114,10 @@ class _Compaction:
             return _nothing(plan, facts)
         if self.paths.layout is Layout.LEGACY:
             raise InputError(
-                "a job in the legacy layout has no epoch records: nobody could take merged files "
-                "over",
+                "a job in the legacy layout has no epoch records: a running job could not adopt "
+                "merged files",
                 job=self.paths.root,
-                next_step="let its runs merge (merge_files_after), or keep it in the protocol "
-                "layout",
+                next_step="let its runs merge (merge_files_after), or use the protocol layout",
             )
         chosen = self.options
         with lease(
@@ -165,7 +164,7 @@ class _Compaction:
             check_same(self.paths, plan.epoch, outcome)
         if len(outcomes) != len(tasks):
             raise ProtocolError(
-                f"{len(outcomes)} of {len(tasks)} merges came back",
+                f"{len(outcomes)} of {len(tasks)} merges returned a result",
                 job=self.paths.root,
                 next_step="run it again; nothing was published",
             )

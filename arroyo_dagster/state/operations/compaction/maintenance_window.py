@@ -247,7 +247,7 @@ class _Window:
         if read_window_record(self.store, self.paths) is None:
             return 0.0
         if _is_held(self.store, self.paths, self.options.clock()):
-            self.job.did("a window was opened before: waiting until its lease is free or expires")
+            self.job.did("waiting until the lease of an earlier window is free or expires")
         return EXPIRED_SECONDS
 
     def plan(self) -> RewritePlan:
@@ -256,7 +256,7 @@ class _Window:
     def check_may_stop(self, facts: JobFacts) -> None:
         if facts.condition is not JobCondition.RUNNING or facts.pipeline is None:
             raise InputError(
-                f"only a job that runs can be given a window; it is {facts.state}",
+                f"a window needs a running job; this job is {facts.state}",
                 job=self.paths.root,
                 next_step="wait until it runs",
             )
@@ -268,14 +268,15 @@ class _Window:
                 f"the window closes in {max(0, left):.0f} s, but to stop the job and start it "
                 f"again may take {needed:.0f} s",
                 job=self.paths.root,
-                next_step="begin earlier, or give the steps less time; the job was not touched",
+                next_step="start earlier, or reduce the limits of the steps; the job was not "
+                "touched",
             )
 
     # ---- a job that nobody has to start ----------------------------------------------------------
 
     def at_rest(self) -> WindowOutcome:
         """Somebody stopped it on purpose: rewritten, and left stopped."""
-        self.job.did("the job is at rest already: it is rewritten, and not started")
+        self.job.did("the job is already at rest: it is rewritten, and not started")
         limits = self.options.limits
         found = self.rewrite(self.job.after(limits.rewrite), limits.quiet)
         return self.outcome(WindowEnd.AT_REST, plan=found.plan, rewrite=found)
@@ -286,11 +287,12 @@ class _Window:
         run = left.run_id if isinstance(left, WindowRecord) else None
         if run is not None and facts.run_id is not None and facts.run_id > run:
             self.job.did(
-                f"an earlier window was cut off; the job was started since, as {facts.run_id}"
+                "an earlier window was interrupted; the job has been started since, as "
+                f"{facts.run_id}"
             )
             self.forget(held)
             return self.outcome(WindowEnd.RECOVERED)
-        self.job.did("an earlier window was cut off: the job is started again")
+        self.job.did("an earlier window was interrupted: the job is started again")
         pipeline = facts.pipeline or (left.pipeline if isinstance(left, WindowRecord) else None)
         down_since = _down_since(facts, left)
         limit = self.options.limits.start
@@ -340,7 +342,7 @@ class _Window:
             opened_at_micros=self.options.clock(),
         )
         held.put(self.paths.window, encode_window_record(record))
-        self.job.did(f"left a record beside the job, which runs as {facts.run_id}")
+        self.job.did(f"wrote the window's record; the job runs as {facts.run_id}")
 
     def forget(self, held: Leased) -> None:
         # One that stays is found later, when the job runs, and removed then.
@@ -354,15 +356,16 @@ class _Window:
         stopped = self.job.stop(before.pipeline, limits.stop)
         if stopped.run_id != before.run_id:
             raise ConflictError(
-                f"somebody started the job meanwhile: it is run {stopped.run_id} now",
+                f"the job was started by someone else: it is now run {stopped.run_id}",
                 job=self.paths.root,
                 retryable=True,
             )
         if stopped.condition is not JobCondition.STOPPED:
             raise ConflictError(
-                f"the job did not stop, it {stopped.state}: {stopped.failure or 'no reason given'}",
+                f"the job did not stop, its status is {stopped.state}: "
+                f"{stopped.failure or 'no reason given'}",
                 job=self.paths.root,
-                next_step="look at it in Arroyo",
+                next_step="check it in Arroyo",
             )
         until = self.job.after(limits.rewrite)
         if self.options.closes_at_micros is not None:
@@ -411,7 +414,7 @@ class _Window:
         except StorageError as error:
             self.job.failed("not verified", error)
         except ArroyoStateError as error:
-            self.job.failed("the rewritten epoch does not pass", error)
+            self.job.failed("the rewritten epoch does not pass verification", error)
             self.undone = self.restore_metadata()
 
     def restore_metadata(self) -> bool:
@@ -425,9 +428,9 @@ class _Window:
             )
             undone = run_undo(self.store, self.paths, self.job.directory, options)
         except ArroyoStateError as error:
-            self.job.failed("could not put the old state back", error)
+            self.job.failed("could not restore the original metadata", error)
             return False
-        self.job.did(f"put {len(undone.objects)} metadata objects back as they were")
+        self.job.did(f"restored the original content of {len(undone.objects)} metadata objects")
         return undone.done
 
     def restore_metadata_and_start(self, pipeline: PipelineId) -> bool:
@@ -494,8 +497,8 @@ def _within(
         raise failed[0]
     if not done:
         raise ConflictError(
-            "the rewrite hangs, and was left behind: it changes nothing any more",
+            "the rewrite hangs and was abandoned: it can no longer change anything",
             retryable=True,
-            next_step="look at the store; what was published so far can be restored",
+            next_step="check the store; everything published so far can be restored",
         )
     return done[0]

@@ -130,7 +130,7 @@ def publish_epoch(
     applied = apply_merges(base.operators, merged)
     if not {outcome.merged for outcome in outcomes} <= set(applied.done):
         raise ConflictError(
-            f"merged files no longer fit what the job lists: {applied.stale[0].reason}",
+            f"merged files no longer match what the job lists: {applied.stale[0].reason}",
             job=backend.paths.root,
             retryable=True,
             next_step="run it again; nothing was published",

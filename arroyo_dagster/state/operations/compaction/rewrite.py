@@ -289,7 +289,7 @@ def _carried_out(
         check_not_cancelled(paths, options.cancelled)
     if len(parts) + len(left_out) != len(tasks):
         raise ProtocolError(
-            f"{len(parts) + len(left_out)} of {len(tasks)} parts came back",
+            f"{len(parts) + len(left_out)} of {len(tasks)} parts returned a result",
             job=paths.root,
             next_step="run it again; nothing was published",
         )

@@ -85,7 +85,7 @@ def take_snapshot(store: ObjectStore, paths: JobPaths, directory: JobDirectory) 
         objects = dict(zip(names, concurrently(store.read, names), strict=True))
     if checkpoint.progress is not None:
         raise InputError(
-            "this is a job of ours: it is compacted, not rewritten in place",
+            "this is a managed job: it is compacted, not rewritten in place",
             job=paths.root,
             next_step="use `arroyo-state compact run`",
         )
@@ -138,7 +138,7 @@ def _head(backend: ParquetBackend) -> tuple[Checkpoint, str | None]:
         return as_checkpoint(found.manifest, found.ref, state), None
     # Shown all the same: what a start makes of it is not for us to decide.
     newest = backend.load()
-    return newest, f"the next start would not simply restore epoch {newest.epoch}"
+    return newest, f"the next start would not restore exactly epoch {newest.epoch}"
 
 
 def _legacy_epoch(backend: ParquetBackend, answer: JobAnswer) -> tuple[Checkpoint, str | None]:
@@ -146,7 +146,7 @@ def _legacy_epoch(backend: ParquetBackend, answer: JobAnswer) -> tuple[Checkpoin
     epoch = epoch_to_rewrite(answer, visible)
     if epoch is None and visible:
         named = answer.facts.newest_ready_epoch
-        return backend.load(), f"Arroyo would restore epoch {named}, which is not there"
+        return backend.load(), f"Arroyo would restore epoch {named}, which does not exist"
     return backend.load(epoch), None
 
 
@@ -203,8 +203,8 @@ def table_facts(store: ObjectStore, snapshot: JobSnapshot) -> TableFacts:
             job=snapshot.checkpoint.job,
             epoch=snapshot.checkpoint.epoch,
             path=missing[0],
-            next_step="bring the file back; if the job runs, run it again: the epoch may just have "
-            "expired",
+            next_step="restore the file; if the job runs, run this again: the epoch may just "
+            "have expired",
         )
     return TableFacts(
         sizes={path: known[path].size_bytes for path in listed},
@@ -286,7 +286,7 @@ def check_may(paths: JobPaths, snapshot: JobSnapshot) -> None:
     elif snapshot.why_not != RUNS:
         step = "wait until it is at rest, then run it again"
     raise InputError(
-        f"nothing may be rewritten now: {snapshot.why_not}",
+        f"the job cannot be rewritten now: {snapshot.why_not}",
         job=paths.root,
         epoch=snapshot.checkpoint.epoch,
         condition=condition.value,
@@ -304,10 +304,11 @@ def check_restorable(store: ObjectStore, paths: JobPaths, epoch: Epoch, level: i
     verdict = verify_job(store, paths, epoch, level=level, history=1).verdict
     if not verdict.passed:
         raise ProtocolError(
-            f"epoch {epoch} does not pass, so nothing was published: {verdict.errors[0]}",
+            f"epoch {epoch} does not pass verification, so nothing was published: "
+            f"{verdict.errors[0]}",
             job=paths.root,
             epoch=epoch,
-            next_step="look at it with `arroyo-state verify`; the job's state is as it was",
+            next_step="check it with `arroyo-state verify`; the job's state is unchanged",
         )
 
 
@@ -315,10 +316,10 @@ def check_not_cancelled(paths: JobPaths, cancelled: Callable[[], bool]) -> None:
     """Give up where the caller wants it: a ConflictError, retryable."""
     if cancelled():
         raise ConflictError(
-            "the rewrite was given up: its time is over",
+            "the rewrite exceeded its time limit",
             job=paths.root,
             retryable=True,
-            next_step="give it more time, or compact more often; nothing was published",
+            next_step="increase the limit, or compact more often; nothing was published",
         )
 
 
@@ -347,7 +348,7 @@ class Unchanged:
         answer = self.directory.look_up([self.paths], checkpoints=True)[0]
         reason = why_not_now(answer, before.checkpoint)
         if reason is None and answer.facts.run_id != before.answer.facts.run_id:
-            reason = f"it is run {answer.facts.run_id} now, not {before.answer.facts.run_id}"
+            reason = f"it is now run {answer.facts.run_id}, not {before.answer.facts.run_id}"
         if reason is None and guards_of(store, self.paths, before.checkpoint) != before.guards:
             reason = "its metadata shows that it was started"
         if reason is None:
@@ -357,7 +358,9 @@ class Unchanged:
             "let it run, and verify its next epoch: old and new lists hold the same rows, and no "
             "file was deleted"
             if published
-            else "run it again once the job is at rest; what was published so far can be restored"
+            else (
+                "run it again once the job is at rest; everything published so far can be restored"
+            )
         )
         raise ConflictError(
             f"the job changed {done}: {reason}",
@@ -379,18 +382,18 @@ def overwrite(
     """
     if store.read(path) != expected:
         raise ConflictError(
-            "somebody else changed the metadata of the job",
+            "another process changed the metadata of the job",
             job=paths.root,
             path=path,
             retryable=True,
-            next_step="run it again; what was published so far can be restored",
+            next_step="run it again; everything published so far can be restored",
         )
     store.put(path, data)
     if store.read(path) != data:
         raise ProtocolError(
-            "metadata reads back different from what was written",
+            "metadata that was written reads back different",
             path=path,
-            next_step="put it back with `arroyo-state compact undo`, before the job is started",
+            next_step="restore it with `arroyo-state compact undo` before the job is started",
         )
 
 

@@ -51,7 +51,8 @@ def _check_quiet(store: ObjectStore, paths: JobPaths, before: JobSnapshot) -> No
     changed = changed_objects(paths, before.listing, list_objects(store, paths))
     if changed:
         raise ConflictError(
-            f"{len(changed)} objects of the job changed meanwhile: somebody is still at it",
+            f"{len(changed)} objects of the job changed meanwhile: another process still changes "
+            "it",
             job=paths.root,
             path=changed[0],
             retryable=True,
@@ -163,7 +164,7 @@ def _encoded(snapshot: JobSnapshot, after: Checkpoint) -> dict[StatePath, bytes]
 
 def _check_reads(same: bool, path: StatePath) -> None:
     if not same:
-        raise ProtocolError("metadata would read back different from what was meant", path=path)
+        raise ProtocolError("metadata would read back different from what was intended", path=path)
 
 
 def _record(

@@ -203,21 +203,21 @@ def _check_undoable(
         paths,
         "the record of the rewrite",
         record.before,
-        next_step="undo it in the job that it was copied from; nothing was put back",
+        next_step="undo it in the original job, of which this one is a copy; nothing was restored",
     )
     now = (snapshot.checkpoint.epoch, snapshot.checkpoint.worker_generation)
     # A run that was started since, and failed before its first checkpoint, has left no trace.
     if now != (record.epoch, record.worker_generation):
         raise ConflictError(
-            f"epoch {record.epoch} was rewritten, but the job would restore epoch {now[0]} now",
+            f"epoch {record.epoch} was rewritten, but the job would now restore epoch {now[0]}",
             job=paths.root,
-            next_step="there is nothing to put back: the job has gone on from the rewritten state",
+            next_step="nothing can be undone: the job has continued from the rewritten state",
         )
     heads = concurrently(store.head, record.inputs)
     gone = [path for path, info in zip(record.inputs, heads, strict=True) if info is None]
     if gone:
         raise FormatError(
-            f"{len(gone)} of {len(heads)} files of the old lists are gone",
+            f"{len(gone)} of {len(heads)} files of the original lists are missing",
             job=paths.root,
             path=gone[0],
             next_step="keep the rewritten state: it holds the same rows",
@@ -235,10 +235,10 @@ def _changed_since(
             continue
         if hashlib.sha256(found).hexdigest() != record.after.get(path):
             raise ConflictError(
-                "somebody else changed the metadata of the job since it was rewritten",
+                "another process changed the metadata of the job after the rewrite",
                 job=paths.root,
                 path=path,
-                next_step="leave it as it is; nothing was put back",
+                next_step="keep the current metadata; nothing was restored",
             )
         changed[path] = (found, before)
     return changed

@@ -13,8 +13,9 @@ from arroyo_dagster.state.storage.store import CHUNK_BYTES, ObjectStore, read_in
 
 _SMALL_BYTES = 1 << 20
 _LARGE_AT_ONCE = threading.BoundedSemaphore(8)
-"""Of this process, whose memory it bounds: batches of objects are copied by many threads at once,
-each with up to `CHUNK_BYTES` of its object."""
+"""The limit of this process, which bounds its memory: many threads copy batches of objects at once,
+each with up to `CHUNK_BYTES` of its object.
+"""
 
 
 @contextlib.contextmanager

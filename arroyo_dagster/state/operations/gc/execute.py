@@ -134,7 +134,7 @@ def collect(
 ) -> GcOutcome:
     """The old name of `plan_gc` and, with `yes`, of `run_gc`; it goes with release 0.3."""
     warnings.warn(
-        "collect is plan_gc and run_gc now; it goes with release 0.3",
+        "collect is replaced by plan_gc and run_gc; release 0.3 removes it",
         DeprecationWarning,
         stacklevel=2,
     )

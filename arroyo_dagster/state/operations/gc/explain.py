@@ -190,8 +190,8 @@ def job_of_path(jobs: list[JobPaths], path: str) -> JobPaths:
         if f"{name}/".startswith(f"{paths.root}/"):
             return paths
     raise InputError(
-        "this path lies in no job",
+        "this path does not belong to a job",
         path=path,
         jobs=", ".join(str(paths.root) for paths in jobs[:20]),
-        next_step="give a path below one of the jobs there are",
+        next_step="give a path below an existing job",
     )

@@ -108,7 +108,7 @@ def read_inventory(
         raise refuse(NO_EPOCH, paths)
     found = list_job(store, paths, newest.epoch, progress)
     if not found.listed:
-        raise refuse("the listing is empty, and an epoch is there", paths, path=newest.ref)
+        raise refuse("the listing is empty, but an epoch exists", paths, path=newest.ref)
     return found, read_listed(store, found, progress)
 
 
@@ -158,11 +158,11 @@ def list_job(
     for count, info in enumerate(_newest_of_each(store.list(below or paths.root)), start=1):
         if info.is_link:
             raise refuse(
-                "a symbolic link lies in the job, so an object may have two names",
+                "the job contains a symbolic link, so an object may have two names",
                 paths,
                 path=info.path,
-                next_step="put the directory itself in its place (a bind mount serves, too); "
-                "nothing was deleted",
+                next_step="replace it by the directory itself (or a bind mount); nothing was "
+                "deleted",
             )
         where = _shelf(paths, info.path, info.addressable)
         shelf = waiting[where]
@@ -199,17 +199,17 @@ def _shelf(paths: JobPaths, path: StatePath, addressable: bool) -> str:
     if kind is ObjectKind.FOREIGN:
         if nested_root(paths, path):
             raise refuse(
-                "objects of another job lie within this one: two deployments overlap",
+                "the job contains objects of another job: two deployments overlap",
                 paths,
                 path=path,
-                next_step="give each deployment a URL of its own; nothing was deleted",
+                next_step="use a separate URL for each deployment; nothing was deleted",
             )
         return "foreign"
     if kind in (ObjectKind.MAINTENANCE, ObjectKind.STAGED):
         name = path.removeprefix(f"{paths.maintenance}/").partition("/")[0]
         if name not in MAINTENANCE_NAMES:
             raise refuse(
-                f"a newer release keeps something here: {name}",
+                f"the job contains data of a newer release: {name}",
                 paths,
                 path=path,
                 next_step="use a release of arroyo-dagster that knows it; nothing was deleted",
@@ -302,7 +302,9 @@ def _compactions(store: ObjectStore, paths: JobPaths, found: Inventory) -> dict[
         if record is None:
             continue  # taken over meanwhile: an epoch lists what came of it, or nothing does
         if (record.pipeline, record.job) != (paths.pipeline, paths.job):
-            raise FormatError("a compaction record of another job", path=path, job=record.job)
+            raise FormatError(
+                "the compaction record belongs to another job", path=path, job=record.job
+            )
         files = (p for one in record.merged for p in (*one.input_paths, *one.output_paths))
         touched[path] = Packed.of_paths(files)
     return touched

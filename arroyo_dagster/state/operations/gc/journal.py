@@ -312,7 +312,9 @@ def entry_of(run: JournalRun, line: Line) -> JournalEntry:
     try:
         path = StatePath(name)
     except InputError as error:
-        raise FormatError(f"a line of the journal names no path: {error}", run=run.name) from error
+        raise FormatError(
+            f"a line of the journal contains no path: {error}", run=run.name
+        ) from error
     return JournalEntry(
         run=run.name,
         owner=run.owner,

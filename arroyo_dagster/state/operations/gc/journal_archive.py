@@ -34,13 +34,13 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import Listing, ObjectStore
 
 ARCHIVE_AFTER = 64
-"""So many runs that have ended are worth a file, besides the newest ones."""
+"""How many ended runs, besides the newest, are worth an archive file."""
 
 AT_ONCE = 2 * ARCHIVE_AFTER
-"""So many go into a file, at most."""
+"""The maximum number of runs in an archive file."""
 
 MOST_OBJECTS = 5_000
-"""A run that took more has few objects for what it tells, and stays as it is."""
+"""A run with more parts stays as it is."""
 
 
 def archive_runs(held: ObjectStore, paths: JobPaths, listed: Listing) -> int:
@@ -109,7 +109,7 @@ def _write(held: ObjectStore, paths: JobPaths, runs: list[ArchivedRun]) -> None:
         raise FormatError(
             "an archive of the journal reads back different from what was written",
             path=path,
-            next_step="keep it and report it; nothing of the journal was removed",
+            next_step="keep it and report it; nothing of the journal was deleted",
         )
 
 

@@ -38,7 +38,7 @@ UNKNOWN = "unknown"
 GONE = "gone"
 DIED = "there: the run died before"
 RUNS_INSPECTED = 16
-"""So many runs, the newest, may have died and wait for their outcome."""
+"""How many of the newest runs may have died before they wrote their outcome."""
 
 
 def batch_name(number: int) -> str:

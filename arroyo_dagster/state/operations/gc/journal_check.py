@@ -189,7 +189,7 @@ def _read(
             problems.append(JournalFinding(path=path, problem=error.message))
     for info in listed.objects:
         if info.path.name != HEAD and not info.path.name.endswith(ARCHIVE):
-            problem = "nothing that a journal holds has such a name"
+            problem = "unexpected name: no part of a journal is named like this"
             problems.append(JournalFinding(path=info.path, problem=problem))
     own = [path for path in listed.prefixes if path.name not in archived]
     yield from ahead(lambda path: _directory(store, path), own)
@@ -250,7 +250,7 @@ def _read_end(
         run.report(path, error.message)
         return None
     if run.chained and found is None:
-        run.report(path, "this end lists no parts, and plan.json says that it does")
+        run.report(path, "this end lists no parts, but plan.json requires it")
     return found
 
 
@@ -289,7 +289,7 @@ def _compare(chain: _Chain, seal: BatchSeal, data: bytes | None) -> None:
     if data is None:
         problem = "this part is missing: end.json lists it"
     elif digest_of(data) != seal.digest:
-        problem = "this part is not what end.json says: it was changed"
+        problem = "this part does not match end.json: it was changed"
     else:
         problem, lines, previous = _lines(data, path)
     run.batches += data is not None
@@ -349,7 +349,7 @@ def _archived(one: ArchivedRun, archive: StatePath) -> _Run:
         at, link = at + seal.objects, link_after(link, lines)
         run.batches += 1
         if digest_of(data) != seal.digest:
-            run.report(path / batch_name(seal.number), "this part is not what end.json says")
+            run.report(path / batch_name(seal.number), "this part does not match end.json")
             return run
     if at != len(one.lines):
         run.report(path / END, "the run holds more objects than this lists")

@@ -22,7 +22,7 @@ from arroyo_dagster.state.planning.restore.copied_jobs import check_own
 from arroyo_dagster.state.storage.store import ObjectStore
 
 ANY = Epoch(0)
-"""Whichever epoch."""
+"""Any epoch."""
 
 
 def read_pins(store: ObjectStore, paths: JobPaths) -> JobPins:
@@ -61,7 +61,7 @@ def pin_epoch(
         paths,
         f"epoch {epoch}",
         backend.load_checkpoint_metadata(epoch).paths,
-        next_step="pin the epoch in the job that it was copied from; nothing was pinned",
+        next_step="pin the epoch in the original job; nothing was pinned",
         epoch=epoch,
     )
     pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=reason)
@@ -123,7 +123,7 @@ def unpin_epochs(
                 "this epoch is not pinned",
                 job=paths.root,
                 epoch=unknown[0],
-                next_step="list the pinned ones with `arroyo-state pins`; nothing was changed",
+                next_step="list the pinned epochs with `arroyo-state pins`; nothing was changed",
             )
         return release(found, epochs=wanted)
 
@@ -155,10 +155,11 @@ def put_pins(held: ObjectStore, paths: JobPaths, change: Callable[[JobPins], Job
     held.put(paths.job_pins, encode_pins(found))
     if read_pins(held, paths) != found:
         raise ConflictError(
-            "what stays reads back different from what was written",
+            "the pins read back different from what was written",
             job=paths.root,
             path=paths.job_pins,
-            next_step="see who else writes there, then try again; nothing was deleted",
+            next_step="find out which other program writes there, then try again; nothing was "
+            "deleted",
         )
     return found
 

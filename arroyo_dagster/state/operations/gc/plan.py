@@ -59,11 +59,11 @@ class GcRequest:
     def __post_init__(self) -> None:
         if self.unreadable and self.kind is not PlanKind.DEAD_JOB:
             raise InputError(
-                "only a job that is gone is collected although its metadata cannot be read",
+                "the metadata of the job cannot be read; only for a dead job may this be ignored",
                 next_step="repair it, or restore another epoch: see `arroyo-state verify`",
             )
         if (self.kind is PlanKind.EXPIRE) is not (self.retention is not None):
-            raise InputError("an expiry, and nothing else, needs to know how many epochs stay")
+            raise InputError("keep and keep-for are options of an expiry only")
         checked_grace(self.grace_micros)
 
     def answer(self, paths: JobPaths) -> JobAnswer | None:
@@ -147,7 +147,7 @@ def plan_gc(
 
 
 plan_collection = plan_gc
-"""The old name; it goes with release 0.3."""
+"""The old name; release 0.3 removes it."""
 
 
 def needed_answer(asked: GcRequest, roots: Roots, before: JobAnswer | None) -> JobAnswer | None:

@@ -116,9 +116,10 @@ class QuarantineWriter:
                 return None
             if digest_stored(self.store, target) != (digest, size_bytes):
                 raise FormatError(
-                    "a copy reads back different from what was written; nothing was deleted of it",
+                    "a copy reads back different from what was written; its original was not "
+                    "deleted",
                     path=target,
-                    next_step="look at the store, then run it again",
+                    next_step="check the store, then run it again",
                 )
         return Moved(path=one.path, copy=target, size_bytes=size_bytes, digest=digest)
 
@@ -209,8 +210,8 @@ def _moved_in(store: ObjectStore, paths: JobPaths, path: StatePath) -> list[Move
             "the index of the quarantine",
             named,
             below=below,
-            next_step="undelete or purge it in the job that it was copied from; nothing was "
-            "changed",
+            next_step="undelete or purge it in the original job, of which this one is a copy; "
+            "nothing was changed",
             path=path,
         )
     return moved
@@ -240,7 +241,7 @@ def purge(
     """
     if older_than_micros < GRACE_FLOOR_MICROS:
         raise InputError(
-            "what was moved aside less than an hour ago is not purged",
+            "the age is below an hour: younger quarantines are not purged",
             seconds=older_than_micros // 1_000_000,
             next_step="give an hour or more; 7 days is the default",
         )

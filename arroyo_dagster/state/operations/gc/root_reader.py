@@ -17,12 +17,12 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 T = TypeVar("T")
 AT_ONCE = 64
-"""So many epochs are read at a time."""
+"""How many epochs are read at a time."""
 
-NO_EPOCH = "the job has no epoch, so nothing says what is needed"
+NO_EPOCH = "the job has no epoch, so it is unknown which objects are needed"
 
 Progress = Callable[[str, int, int | None], None]
-"""Told what is being done, how much of it is done, and of how much: None if nobody knows yet."""
+"""Called with the step, the number of done items, and the total; None = unknown yet."""
 
 
 def no_root_progress(step: str, done: int, total: int | None) -> None:
@@ -61,7 +61,7 @@ class Reader(MetadataReader):
         self.roots[path] = Root(path=path, digest=digest_of(data), time_micros=_time_of(value))
 
     def _absent(self, path: StatePath, missing: str | None) -> ArroyoStateError:
-        return refuse("an object that must be there is missing", self.paths, path=path)
+        return refuse("a required object is missing", self.paths, path=path)
 
     def _check_version(self, path: StatePath, value: object) -> None:
         version = getattr(value, "version", RECORD_VERSION)

@@ -32,8 +32,9 @@ from arroyo_dagster.state.planning.restore.lineage import rolled_back
 from arroyo_dagster.state.storage.concurrency import concurrently
 
 BESIDE_A_GAP = 500
-"""So many numbers at either end of a gap are looked at. Where a run of Arroyo's has ignored the
-state, gaps are as long as it has run."""
+"""How many numbers at either end of a gap are probed. If an Arroyo run ignored the state, the gap
+is as long as its epochs.
+"""
 
 
 def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
@@ -119,10 +120,10 @@ def newest_legacy(reader: Reader, numbers: Sequence[Epoch]) -> Epoch | None:
 def _refuse_hidden(paths: JobPaths, hidden: Sequence[Epoch]) -> None:
     if hidden:
         raise refuse(
-            f"the listing is incomplete: epoch {hidden[-1]} is there and was not listed",
+            f"the listing is incomplete: epoch {hidden[-1]} exists but was not listed",
             paths,
             path=paths.legacy_metadata(hidden[-1]),
-            next_step="check the store, or what lies between it and here, then try again",
+            next_step="check the store and any proxy in front of it, then try again",
         )
 
 
@@ -156,7 +157,7 @@ def legacy_epoch(reader: Reader, epoch: Epoch) -> EpochRoot | None:
 def _check_own(reader: Reader, head: LegacyCheckpoint, ref: StatePath, epoch: Epoch) -> None:
     if (head.job, head.epoch) != (reader.paths.job, epoch):
         raise refuse(
-            f"checkpoint metadata says that it is epoch {head.epoch} of {head.job}",
+            f"checkpoint metadata belongs to epoch {head.epoch} of {head.job}",
             reader.paths,
             path=ref,
         )

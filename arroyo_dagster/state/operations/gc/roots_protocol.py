@@ -206,7 +206,7 @@ def _without_record(
     claim = next((c for c in claims if c is not None and c.epoch == manifest.epoch), None)
     if claim is not None:
         raise refuse(
-            f"epoch {newest.epoch} goes back to a checkpoint that does not own its epoch",
+            f"epoch {newest.epoch} refers to a checkpoint that does not own its epoch",
             reader.paths,
             path=ref,
             owner=claim.checkpoint_ref,
@@ -226,16 +226,18 @@ def _checked(
 ) -> EpochRoot:
     if manifest.epoch >= newest.epoch:
         raise refuse(
-            f"the parent of epoch {newest.epoch} says that it is epoch {manifest.epoch}",
+            f"the parent of epoch {newest.epoch} belongs to epoch {manifest.epoch}",
             reader.paths,
             path=ref,
         )
     address = recovery.expect_manifest_path(reader.paths, ref)
     if (manifest.pipeline, manifest.job) != (reader.paths.pipeline, reader.paths.job):
-        raise refuse("a manifest is of another job", reader.paths, path=ref, found=manifest.job)
+        raise refuse(
+            "a manifest belongs to another job", reader.paths, path=ref, found=manifest.job
+        )
     if address.epoch != manifest.epoch:
         raise refuse(
-            f"a manifest lies where epoch {address.epoch} belongs and says {manifest.epoch}",
+            f"the manifest at the path of epoch {address.epoch} belongs to epoch {manifest.epoch}",
             reader.paths,
             path=ref,
         )
@@ -251,7 +253,7 @@ def _check_vanished(reader: Reader, newest: EpochRoot, claim: EpochRecord) -> No
         reader.roots.pop(path, None)
         return
     raise refuse(
-        f"epoch {claim.epoch} has a record and no manifest",
+        f"epoch {claim.epoch} has a record but no manifest",
         reader.paths,
         path=claim.checkpoint_ref,
         newer=newest.ref,

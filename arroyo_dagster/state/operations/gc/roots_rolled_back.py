@@ -86,7 +86,7 @@ def _check_claim(reader: Reader, claim: EpochRecord, epoch: Epoch) -> None:
     except ProtocolError as error:
         raise FormatError(error.message) from error
     if (address.epoch, claim.epoch) != (epoch, epoch):
-        raise FormatError(f"its record says that it is epoch {claim.epoch}")
+        raise FormatError(f"its record belongs to epoch {claim.epoch}")
 
 
 def _readable(reader: Reader, claim: EpochRecord, manifest: References | None) -> EpochRoot:

@@ -27,7 +27,7 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 Copies = Mapping[StatePath, Moved]
-"""What lies in a quarantine, by where it was."""
+"""The objects in a quarantine, by their original path."""
 
 
 def linked_quarantines(

@@ -28,10 +28,10 @@ from arroyo_dagster.state.storage.failures import lasts
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
 
 Delete = Callable[[ObjectStore, Sequence[Sequence[StatePath]]], list[DeleteOutcome]]
-"""Deletes batches of up to 1000 objects; gives what became of each batch, in order."""
+"""Deletes batches of up to 1000 objects; yields the outcome of each batch, in order."""
 
 HEADS = 64
-"""So few objects are looked up one by one to see whether they are gone; more by a listing."""
+"""Up to this number, objects are checked one by one after a delete; above, by a listing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +117,10 @@ class GcRun:
         self.size_bytes += step.size_bytes - sum(one.size_bytes or 0 for one in left)
         if left:
             raise StorageError(
-                f"{len(left)} objects are still there although the store said they were deleted",
+                f"{len(left)} objects still exist although the store reported them as deleted",
                 path=left[0].path,
                 url=self.store.url,
-                next_step="run it again: what refers to them is still there",
+                next_step="run it again: the objects that refer to them still exist",
             )
 
     def _recheck(self) -> None:
@@ -144,10 +144,10 @@ class GcRun:
         run_id = None if facts is None else facts.run_id
         if (said, run_id) != (plan.proof.condition, plan.proof.run_id):
             raise refuse(
-                f"the job was {plan.proof.condition} and is {said} now",
+                f"the job was {plan.proof.condition} and is now {said}",
                 plan.paths,
                 run=run_id,
-                next_step="let it go on, then make a new plan; run it again for the rest",
+                next_step="let it continue, then make a new plan; run it again for the rest",
             )
         return facts
 
@@ -157,11 +157,11 @@ class GcRun:
         newest = newest_root(self.store, plan.paths)
         if newest is None or newest.ref != plan.proof.head:
             raise refuse(
-                f"the job is said to be at rest, and its newest epoch is another one now: "
-                f"{None if newest is None else newest.epoch}",
+                "the job is reported to be at rest, but its newest epoch is now "
+                f"{(None if newest is None else newest.epoch)}",
                 plan.paths,
                 path=plan.proof.head,
-                next_step="find out who runs it; make a new plan then",
+                next_step="find out what runs it, then make a new plan",
             )
 
     # ---- a wave of batches -----------------------------------------------------------------------
@@ -190,7 +190,7 @@ class GcRun:
                 path=path,
                 url=self.store.url,
                 retryable=not lasts(said),
-                next_step="run it again: what refers to them is still there",
+                next_step="run it again: the objects that refer to them still exist",
             )
 
     def _groups(self, wave: list[list[StoredObject]]) -> Iterator[list[StatePath]]:
@@ -278,10 +278,10 @@ class GcRun:
         if not listed:
             # The lease and the journal are there: such an answer says nothing of the others.
             raise StorageError(
-                "the store lists nothing below the job, and the lease on it is there",
+                "the store lists nothing below the job, but the lease on it exists",
                 path=self.plan.paths.root,
                 url=self.store.url,
-                next_step="run it again: what refers to what was deleted is still there",
+                next_step="run it again: the objects that refer to the deleted ones still exist",
             )
         return left
 

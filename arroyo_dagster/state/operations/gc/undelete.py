@@ -246,7 +246,8 @@ def _known(store: ObjectStore, paths: JobPaths, name: str) -> Sequence[Quarantin
             job=paths.root,
             name=name,
             known=", ".join(one.name for one in known) or "none",
-            next_step="choose one of those there are, or look at `arroyo-state gc journal`",
+            next_step="choose an existing quarantine, or list deletions with `arroyo-state gc "
+            "journal`",
         )
     return known
 
@@ -309,9 +310,9 @@ def _lies_there(store: ObjectStore, one: Moved) -> bool:
     if digest == one.digest:
         return True
     raise ConflictError(
-        "something else lies where this object was; nothing was brought back",
+        "another object exists at the path of this one; nothing was restored",
         path=one.path,
-        next_step="look at both: the copy is still in the quarantine",
+        next_step="compare both: the copy is still in the quarantine",
         copy=one.copy,
     )
 
@@ -321,16 +322,16 @@ def _restore_copy(store: ObjectStore, one: Moved) -> None:
         digest, _ = digest_stored(store, one.copy)
         if digest != one.digest:
             raise FormatError(
-                "the copy in quarantine is not what was moved there",
+                "the copy in quarantine does not match the object that was moved there",
                 path=one.copy,
                 original=one.path,
-                next_step="keep it and report it; what came back before it stays",
+                next_step="keep it and report it; objects restored before it stay",
             )
         store.copy(one.copy, one.path, create=True)
         digest, _ = digest_stored(store, one.path)
     if digest != one.digest:
         raise ConflictError(
-            "something else was written where this object was",
+            "another object was written at the path of this one",
             path=one.path,
-            next_step="look at both: the copy is still in the quarantine",
+            next_step="compare both: the copy is still in the quarantine",
         )

@@ -59,7 +59,7 @@ from arroyo_dagster.state.runtime.connectors import staged_paths
 from arroyo_dagster.state.storage.store import ObjectStore
 
 MAX_FOOTERS = 2_000
-"""Rows are counted in so many files at most; beyond that their number is not known."""
+"""The maximum number of files in which rows are counted; with more, their number is unknown."""
 
 REASON = "a rollback to this epoch is under way"
 
@@ -148,7 +148,7 @@ def _owns(one: EpochSummary) -> bool:
 def _epoch_facts(paths: JobPaths, one: EpochSummary, *, owns: bool) -> EpochFacts:
     found, problem = one.checkpoint, None if one.problem is None else one.problem.message
     if found is not None and (found.job, found.epoch) != (paths.job, one.epoch):
-        problem = f"its metadata says that it is epoch {found.epoch} of {found.job or 'no job'}"
+        problem = f"its metadata belongs to epoch {found.epoch} of {found.job or 'no job'}"
         found = None
     return EpochFacts(
         epoch=one.epoch, owns=owns, state=one.state, checkpoint=found, problem=problem

@@ -26,7 +26,7 @@ from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catal
 __all__ = ["HISTORY", "MAX_LEVEL", "JobVerdict", "verify_job"]
 
 HISTORY = 32
-"""How many epochs before the verified one are looked at, unless said otherwise."""
+"""How many epochs before the verified one are checked by default."""
 
 _ATTEMPTS = 3
 
@@ -105,7 +105,8 @@ def verify_job(
 def _check(level: int, parallelism: int | None, history: int) -> None:
     if not 0 <= level <= MAX_LEVEL or history < 0:
         raise InputError(
-            f"a level is a number from 0 to {MAX_LEVEL}, a history 0 or more",
+            f"level or history out of range: expected a level from 0 to {MAX_LEVEL}, a history "
+            "of 0 or more",
             level=level,
             history=history,
         )

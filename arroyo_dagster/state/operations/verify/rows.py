@@ -188,7 +188,7 @@ class _RowsScan:
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid as error:
-            self._undecodable = self._undecodable or f"a value is not of its type ({error})"
+            self._undecodable = self._undecodable or f"a value does not match its type ({error})"
         operations = batch.column(batch.num_columns - 1)
         if pc.all(pc.equal(operations, INSERT)).as_py():
             return
@@ -322,10 +322,10 @@ def _pairs_error(
         try:
             codec_for(described).decode_many(found)
         except FormatError as error:
-            return f"a {what} is not what the table's types say: {error.message}"
+            return f"a {what} does not match the table's types: {error.message}"
     return None
 
 
 def _removal_error(operations: Iterable[bytes]) -> str | None:
     strange = next((one for one in set(operations) if not _is_operation(one)), None)
-    return None if strange is None else f"{strange.hex()} is no operation on a key"
+    return None if strange is None else f"{strange.hex()} is not an operation on a key"

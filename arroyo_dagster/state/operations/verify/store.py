@@ -50,7 +50,7 @@ def check_store(store: ObjectStore, *, read_only: bool = False) -> tuple[StoreCh
 def _conditional_create(store: ObjectStore, read_only: bool) -> StoreCheck:
     status, detail, step = CheckStatus.NOT_CHECKED, "it needs a write", None
     if not read_only:
-        status, detail = CheckStatus.OK, "two creations of one name: the second was refused"
+        status, detail = CheckStatus.OK, "two attempts to create one name: the second was refused"
         try:
             prove_conditional_create(store, store.create, StatePath(OUR_DIRECTORY))
         except (InputError, StorageError) as error:

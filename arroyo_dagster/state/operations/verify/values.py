@@ -63,7 +63,5 @@ def _commit_data(checkpoint: Checkpoint, catalogue: Catalogue) -> Iterator[Findi
                     continue
                 if catalogue.decode_commit_data(operator.operator, config, data) is None:
                     at = f"{operator.operator}.{name}"
-                    evidence = (
-                        f"what subtask {subtask} of {at} left to be committed does not decode"
-                    )
+                    evidence = f"the commit data of subtask {subtask} of {at} does not decode"
                     yield error("commit-undecodable", checkpoint.ref, evidence, KEEP_AND_REPORT)

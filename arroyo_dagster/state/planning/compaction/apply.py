@@ -51,7 +51,7 @@ def apply_merges(operators: Sequence[OperatorCheckpoint], merged: Iterable[Merge
         operator = by_id.get(one.operator)
         files = operator.tables.get(one.table) if operator else None
         if operator is None or files is None:
-            stale.append(StaleMerge(one, "the table is no longer there"))
+            stale.append(StaleMerge(one, "the table no longer exists"))
             continue
         changed = _applied(operator, files, one)
         if isinstance(changed, str):
@@ -65,7 +65,7 @@ def apply_merges(operators: Sequence[OperatorCheckpoint], merged: Iterable[Merge
 def _applied(operator: OperatorCheckpoint, files: TableFiles, merged: Merged) -> TableFiles | str:
     known = set(files.paths)
     if known & set(merged.output_paths):
-        return "it was taken over before"
+        return "it was already adopted"
     if isinstance(merged, MergedPairs) and isinstance(files, GlobalKeyedFiles):
         at = _index_of_run(files.files, merged.inputs)
         if at is None:
@@ -94,9 +94,9 @@ def _applied_rows(
     places = [index for index, file in enumerate(files.files) if file.path in inputs]
     missing = set(inputs) - set(files.paths)
     if not places:
-        return "none of its inputs is listed any more"
+        return "none of its inputs is still listed"
     if any(inputs[path].max_timestamp_micros >= cutoff for path in missing):
-        return "some of its inputs were merged by somebody else"
+        return "some of its inputs were merged by another compaction"
     outputs = [file for file in merged.outputs if file.max_timestamp_micros >= cutoff]
     kept = [file for file in files.files if file.path not in inputs]
     kept[places[0] : places[0]] = outputs

@@ -49,7 +49,10 @@ def within_budget(
         table = (merge.operator, merge.table)
         reason = None
         if budget.min_gain_files > 1 and gain(merge) < budget.min_gain_files:
-            reason = f"only {gain(merge)} files would be gone, {budget.min_gain_files} are asked"
+            reason = (
+                f"it removes only {gain(merge)} files, less than the minimum of "
+                f"{budget.min_gain_files}"
+            )
         elif bytes_left is not None and merge.size_bytes > bytes_left:
             reason = f"over the budget of {budget.size_bytes} bytes"
         elif files_left is not None and len(merge.paths) > files_left:

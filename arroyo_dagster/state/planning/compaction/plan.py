@@ -46,10 +46,10 @@ from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 
 ARROYO_JOB = (
-    "this is a job of Arroyo's: it is not compacted as ours are, but rewritten in place while it "
-    "is stopped (`state.operations.compaction.rewrite`)"
+    "this is an Arroyo job: it is rewritten in place while it is stopped "
+    "(`state.operations.compaction.rewrite`), not compacted as a managed job"
 )
-SNAPSHOTS = "Arroyo writes global keyed tables anew at every epoch: there is nothing to merge"
+SNAPSHOTS = "Arroyo rewrites global keyed tables at every epoch: there is nothing to merge"
 UNKEYED = "an aggregate without GROUP BY restores from the first row of a batch: it is not merged"
 _WINDOWS_IN_RETENTION = 8
 
@@ -286,7 +286,7 @@ def _plan_rows(
     kept = {file.path for file in live}
     gone = [file.path for file in files.files if file.path not in kept]
     merges: list[Merge] = []
-    left = [table.left("no row of it is kept: the next epoch no longer lists it", gone)]
+    left = [table.left("none of its rows is kept: the next epoch no longer lists it", gone)]
     for sequence in _sequences(live, parallelism):
         candidates = [rule.candidate(file, sizes) for file in sequence]
         runs, others = _split(table, candidates, settings, rule.window_micros)

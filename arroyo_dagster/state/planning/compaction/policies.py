@@ -60,23 +60,23 @@ def why_left(
 ) -> str:
     """Say why the file at `at`, of none of the runs that `choose` gave, is not merged."""
     if settings.policy is CompactionPolicy.WINDOW and window_micros is None:
-        return "the window policy is for expiring tables"
+        return "the window policy applies to expiring tables only"
     if len(files) < 2:
         return "it has one file or none"
     if all(file.level for file in files):
-        return "all its files are merged ones already"
+        return "all its files are merged already"
     if settings.policy is CompactionPolicy.BIN_PACK:
         if files[at].size_bytes >= settings.target_bytes * settings.small_share:
             return "it is not small"
         return (
-            f"fewer than {settings.min_files} small files side by side that were never merged, or "
-            "fewer of them than of merged ones"
+            f"fewer than {settings.min_files} neighbouring small files that were never merged, "
+            "or fewer of them than of merged ones"
         )
     if settings.policy is CompactionPolicy.LEVELS:
         if files[at].size_bytes >= settings.target_bytes:
             return "it has reached the target"
-        return f"fewer than {settings.level_files} files side by side of its level"
-    return "no file beside it has its newest rows in the same window"
+        return f"fewer than {settings.level_files} neighbouring files of its level"
+    return "no neighbouring file has its newest rows in the same window"
 
 
 # ---- the rules -----------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def check_plan(
 
 def _stale(plan: CompactionPlan, reason: str, **facts: object) -> ConflictError:
     return ConflictError(
-        f"the plan no longer fits: {reason}",
+        f"the plan no longer matches the state: {reason}",
         job=JobPaths(plan.job, plan.pipeline).root,
         retryable=True,
         next_step="make a new plan; nothing was written",

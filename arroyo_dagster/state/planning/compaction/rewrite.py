@@ -35,18 +35,16 @@ from arroyo_dagster.state.planning.compaction.plan import forecast
 from arroyo_dagster.state.planning.restore.reads import plan_read
 
 PART_BYTES = 64 << 20
-"""A part of a table reads about so many bytes; larger tables are split by key range."""
+"""A part of a table reads about this many bytes; larger tables are split by key range."""
 
-SNAPSHOT = "every epoch writes it whole, so there is nothing to merge, and no older file is read"
-UNKNOWN_TABLE = (
-    "no operator that is known here has such a table, so nobody knows what a restore loads of it"
+SNAPSHOT = (
+    "every epoch writes it completely, so there is nothing to merge, and no older file is read"
 )
-RUNS = (
-    "the job runs, so its files are only looked at: its workers keep the lists of files in memory"
-)
+UNKNOWN_TABLE = "no known operator has such a table, so it is unknown which rows a restore loads"
+RUNS = "the job runs: its workers keep the lists of files in memory, so its files cannot be changed"
 PASS_A_SOURCE = (
-    "name Arroyo's API or database (--arroyo-api, --arroyo-db), or assume the status: "
-    "--assume JOB=stopped"
+    "pass Arroyo's API or database (--arroyo-api, --arroyo-db), or assume the status: --assume "
+    "JOB=stopped"
 )
 
 _WINDOWS = frozenset(
@@ -105,7 +103,7 @@ def why_not_now(answer: JobAnswer, checkpoint: Checkpoint) -> str | None:
     facts = answer.facts
     condition = facts.condition
     if condition is JobCondition.UNKNOWN:
-        return f"nobody says what the job is doing: {answer.reason}"
+        return f"the status of the job is unknown: {answer.reason}"
     said = [one for one in answer.disagreements if one.fact in ("condition", "run_id")]
     if said:
         return f"sources disagree on {said[0]}"
@@ -348,15 +346,15 @@ class _Chooser:
             return None  # every subtask in whose range it reaches reads it, and filters its rows
         fresh = sum(not is_rewritten(one.file.path) for one in chosen)
         if not fresh:
-            return "all its files were rewritten already"
+            return "all its files were already rewritten"
         if len(chosen) <= len(parts):
-            return "it has one file a subtask already"
+            return "it already has one file per subtask"
         if self.settings.policy is CompactionPolicy.FULL:
             return None
         if fresh < self.settings.min_files or 2 * fresh < len(chosen):
             return (
                 f"fewer than {self.settings.min_files} files that were never rewritten, or fewer "
-                "of them than of others"
+                "of them than of rewritten ones"
             )
         return None
 
@@ -407,7 +405,7 @@ def rewritten_operator(
         gone, new = set(table.paths), {file.path for file in files}
         if not gone <= set(listed.paths) or new & set(listed.paths) or len(new) != len(files):
             raise InputError(
-                "new files do not fit what the operator lists",
+                "new files do not match what the operator lists",
                 operator=operator.operator,
                 table=name,
                 next_step="plan again; nothing was published",

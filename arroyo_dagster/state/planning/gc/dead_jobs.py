@@ -29,7 +29,7 @@ _RECORDS = (ObjectKind.SUBTASK, ObjectKind.MARKER, ObjectKind.RECORD, ObjectKind
 
 
 UNREADABLE = "unreadable"
-"""In the rule of a plan: why the metadata of the job could not be read."""
+"""In a plan's `rule`: why the metadata of the job could not be read."""
 
 
 def check_way(plan: GcPlan, *, quarantine: bool) -> None:
@@ -40,10 +40,11 @@ def check_way(plan: GcPlan, *, quarantine: bool) -> None:
     """
     if UNREADABLE in plan.rule and not quarantine:
         raise InputError(
-            "the metadata of the job cannot be read, so it can be moved aside and not deleted",
+            "the metadata of the job cannot be read, so it can be moved to quarantine but not "
+            "deleted",
             job=plan.paths.root,
             evidence=plan.rule[UNREADABLE],
-            next_step="run it with --quarantine; `gc purge` lets it go a week later",
+            next_step="run it with --quarantine; `gc purge` deletes it a week later",
         )
 
 
@@ -139,10 +140,10 @@ def what_is_left_of(
     for one in (*metadata, *files):
         if f"{one.path}\0{one.etag or ''}" not in known and one.path not in kept:
             raise refuse(
-                "something was written after the removal of the job began",
+                "an object was written after the deletion of the job began",
                 begun.paths,
                 path=one.path,
-                next_step="look at who wrote it; nothing more was deleted",
+                next_step="find out what wrote it; nothing more was deleted",
             )
     there = PathsDigest(one.path for one in (*metadata, *files))
     data, records, left = (
@@ -171,28 +172,29 @@ def _check_quiet(roots: Roots, newest: Iterable[StoredObject], old_micros: int) 
     finished = max((one.finish_time_micros for one in roots.epochs), default=0)
     if finished > old_micros:
         raise refuse(
-            "by its writer's clock an epoch of the job was finished within the grace period, or "
-            "will be",
+            "by the writer's clock, an epoch of the job was finished within the grace period, or "
+            "in the future",
             roots.paths,
             path=roots.head.ref,
             finished_micros=finished,
-            next_step="wait, or ask again whether it is really dead; nothing was deleted",
+            next_step="wait, or check again whether the job is really dead; nothing was deleted",
         )
     for one in newest:
         if not one.modified_micros or one.modified_micros > old_micros:
             raise refuse(
-                "something of the job was written within the grace period, or nobody knows when",
+                "an object of the job was written within the grace period, or at an unknown time",
                 roots.paths,
                 path=one.path,
                 modified_micros=one.modified_micros,
-                next_step="wait, or ask again whether it is really dead; nothing was deleted",
+                next_step="wait, or check again whether the job is really dead; nothing was "
+                "deleted",
             )
 
 
 def _check_unneeded(roots: Roots, needed: Iterable[tuple[JobPaths, StatePath]]) -> None:
     for other, path in needed:
         raise refuse(
-            f"the job {other.root} lists a file of it: two deployments may overlap",
+            f"the job {other.root} lists a file of this job: two deployments may overlap",
             roots.paths,
             path=path,
         )
@@ -204,7 +206,7 @@ def _check_unpinned(paths: JobPaths, job_pins: JobPins) -> None:
         raise refuse(
             f"epoch {min(job_pins.pinned)} is pinned",
             paths,
-            next_step="`arroyo-state unpin` it first; nothing was deleted",
+            next_step="unpin it first with `arroyo-state unpin`; nothing was deleted",
         )
 
 

@@ -65,7 +65,7 @@ def legacy_root(
     known = {name: found for name, found in operators.items() if found is not None}
     for name, found in known.items():
         if (found.job, found.operators[0][0]) != (paths.job, name):
-            raise refuse("operator metadata is of another operator", paths, path=names[name])
+            raise refuse("operator metadata belongs to another operator", paths, path=names[name])
     merged = References(
         job=head.job,
         epoch=epoch,
@@ -91,7 +91,9 @@ def check_own_epoch(paths: JobPaths, epoch: Epoch, found: References) -> None:
         FormatError: it is not, or does.
     """
     if (found.pipeline, found.job, found.epoch) != (paths.pipeline, paths.job, epoch):
-        raise FormatError("its manifest is of another job or epoch", job=paths.job, epoch=epoch)
+        raise FormatError(
+            "its manifest belongs to another job or epoch", job=paths.job, epoch=epoch
+        )
     if not all(map(paths.contains, found.files)):
         raise FormatError("it lists a file outside of its job", job=paths.job, epoch=epoch)
 

@@ -63,9 +63,9 @@ def plan_expiry(
     """
     if not roots.managed and not at_rest(roots, answer):
         raise refuse(
-            "Arroyo itself expires the epochs of a job of its own that runs",
+            "epochs of a running Arroyo job cannot be expired here: Arroyo expires them itself",
             roots.paths,
-            next_step="collect its orphans, or stop it first; nothing was deleted",
+            next_step="delete its orphans instead, or stop it first; nothing was deleted",
         )
     if retention.keep_micros is not None:
         check_clock(roots, now_micros)

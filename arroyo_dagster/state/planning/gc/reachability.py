@@ -19,7 +19,7 @@ from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, Layo
 from arroyo_dagster.state.model.objects import Packed, StoredObject
 from arroyo_dagster.state.planning.restore.recovery import marker_path
 
-NOTHING_DELETED = "look at it with `arroyo-state verify`; nothing was deleted"
+NOTHING_DELETED = "check it with `arroyo-state verify`; nothing was deleted"
 
 
 def refuse(reason: str, paths: JobPaths, **facts: object) -> ProtocolError:
@@ -27,7 +27,7 @@ def refuse(reason: str, paths: JobPaths, **facts: object) -> ProtocolError:
     next_step = facts.pop("next_step", NOTHING_DELETED)
     assert isinstance(next_step, str)
     known: dict[str, object] = {"job": paths.root, **facts}
-    return ProtocolError(f"refused to collect: {reason}", next_step=next_step, **known)  # type: ignore[arg-type]
+    return ProtocolError(f"gc refused: {reason}", next_step=next_step, **known)  # type: ignore[arg-type]
 
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -41,34 +41,38 @@ def check_roots(roots: Roots) -> None:
             a reference that leads out of the job, an epoch that should stay and is not whole.
     """
     if not roots.epochs:
-        raise refuse("the job has no epoch, so nothing says what is needed", roots.paths)
+        raise refuse("the job has no epoch, so it is unknown which objects are needed", roots.paths)
     missing = sorted(roots.job_pins.pinned - _numbers(roots))
     if missing:
         raise refuse(
-            f"the pinned epoch {missing[0]} is not there",
+            f"the pinned epoch {missing[0]} does not exist",
             roots.paths,
             epoch=missing[0],
-            next_step="find out who removed it, or `arroyo-state unpin` it; nothing was deleted",
+            next_step="find out what deleted it, or unpin it with `arroyo-state unpin`; nothing "
+            "was deleted",
         )
     check_inside(roots)
     for one in roots.attempts:
         if one.state is CheckpointState.READY:
             raise refuse(
-                f"a gap in the chain of epochs: nothing leads to epoch {one.epoch}, which is there",
+                f"unexplained gap in the chain of epochs: epoch {one.epoch} exists, but no later "
+                "epoch refers to it",
                 roots.paths,
                 path=one.ref,
             )
     for newer, older in itertools.pairwise(roots.current):
         if older.epoch >= newer.epoch:
             raise refuse(
-                f"the chain of epochs turns back: epoch {newer.epoch} follows epoch {older.epoch}",
+                f"the chain of epochs is out of order: epoch {newer.epoch} follows epoch "
+                f"{older.epoch}",
                 roots.paths,
                 path=older.ref,
             )
         gap = older.epoch not in (newer.epoch - 1, newer.rolled_back_to)
         if gap and not _may_follow_a_gap(roots, older.epoch, newer.epoch):
             raise refuse(
-                f"a gap in the chain of epochs: {older.epoch} is there, {older.epoch + 1} is not",
+                f"unexplained gap in the chain of epochs: epoch {older.epoch} exists, but "
+                f"{older.epoch + 1} is missing",
                 roots.paths,
                 path=older.ref,
                 newer=newer.ref,
@@ -117,7 +121,7 @@ def check_whole(roots: Roots, stays: Iterable[EpochRoot]) -> None:
     for one in stays:
         if one.gone:
             raise refuse(
-                f"epoch {one.epoch} is to stay, and {len(one.gone)} objects of it are missing",
+                f"epoch {one.epoch} is to be kept, but {len(one.gone)} of its objects are missing",
                 roots.paths,
                 path=one.gone[0],
                 epoch=one.epoch,
@@ -133,12 +137,12 @@ def check_readable(roots: Roots, stays: Iterable[EpochRoot]) -> None:
     for one in stays:
         if one.unreadable is not None:
             raise refuse(
-                f"epoch {one.epoch}, which was rolled back, cannot be read, so that nobody knows "
+                f"epoch {one.epoch}, which was rolled back, cannot be read, so it is unknown "
                 f"what it lists: {one.unreadable}",
                 roots.paths,
                 epoch=one.epoch,
                 path=one.ref,
-                next_step="run the job on: an expiry that keeps only newer epochs removes this "
+                next_step="run the job until an expiry that keeps only newer epochs removes this "
                 "one; nothing was deleted",
             )
 
@@ -154,11 +158,11 @@ def check_listed(paths: JobPaths, unlisted: Sequence[StatePath]) -> None:
     """
     if unlisted:
         raise refuse(
-            f"the listing is incomplete: {len(unlisted)} objects of metadata are there and were "
-            "not listed",
+            f"the listing is incomplete: {len(unlisted)} metadata objects exist but were not "
+            "listed",
             paths,
             path=unlisted[0],
-            next_step="check the store, or what lies between it and here, then try again",
+            next_step="check the store and any proxy in front of it, then try again",
         )
 
 
@@ -184,7 +188,7 @@ def check_aliases(roots: Roots, foreign: Packed, known: Iterable[StoredObject]) 
         alias = aliases.get(fold_numbers(path.removeprefix(root)))
         if alias is not None and alias != path:
             raise refuse(
-                f"{alias} looks like a second name of {path}",
+                f"{alias} may be a second name of {path}",
                 roots.paths,
                 path=alias,
                 next_step="move the copy out of the job's directory; nothing was deleted",

@@ -20,13 +20,15 @@ def check_same_job(plan: GcPlan, fresh: GcPlan) -> None:
         ConflictError: the job was started, stopped or fenced since, where that matters.
     """
     if (plan.kind, plan.pipeline, plan.job) != (fresh.kind, fresh.pipeline, fresh.job):
-        raise _stale(plan, "it is of another job, or of another kind")
+        raise _stale(plan, "it belongs to another job, or is of another kind")
     # An epoch that expires may expire whoever writes; what nothing refers to may be a new run's.
     watched = plan.kind is not PlanKind.EXPIRE or plan.proof.condition is not None
     before = (plan.proof.worker_generation, plan.proof.run_id)
     now = (fresh.proof.worker_generation, fresh.proof.run_id)
     if watched and before != now:
-        raise _stale(plan, f"the job was started again: generation and run {before} are now {now}")
+        raise _stale(
+            plan, f"the job was started again: generation and run were {before} and are now {now}"
+        )
 
 
 def no_longer_planned(plan: GcPlan, fresh: GcPlan) -> Iterator[StatePath]:
@@ -45,7 +47,9 @@ def check_gone(plan: GcPlan, there: Sequence[StatePath]) -> None:
         ConflictError: there is one.
     """
     if there:
-        raise _stale(plan, f"{len(there)} of its objects changed or are needed now", path=there[0])
+        raise _stale(
+            plan, f"{len(there)} of its objects have changed or are needed now", path=there[0]
+        )
 
 
 def what_is_left(plan: GcPlan, fresh: GcPlan) -> GcPlan:
@@ -71,7 +75,7 @@ def _name(one: StoredObject) -> str:
 
 def _stale(plan: GcPlan, reason: str, **facts: object) -> ConflictError:
     return ConflictError(
-        f"the plan no longer fits: {reason}",
+        f"the plan no longer matches the state: {reason}",
         job=plan.paths.root,
         next_step=NEW_PLAN,
         **facts,  # type: ignore[arg-type]

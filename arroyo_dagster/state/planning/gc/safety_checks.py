@@ -33,9 +33,9 @@ def at_rest(roots: Roots, answer: JobAnswer | None) -> bool:
     facts = _known(roots.paths, answer)
     if facts.condition is JobCondition.GONE:
         raise refuse(
-            "its pipeline is said to be gone",
+            "a source reports that its pipeline is gone",
             roots.paths,
-            next_step="collect it as a dead job; nothing was deleted",
+            next_step="delete it as a dead job; nothing was deleted",
         )
     if facts.condition is JobCondition.CHANGING or (
         facts.condition.at_rest and facts.action_in_progress
@@ -48,9 +48,10 @@ def at_rest(roots: Roots, answer: JobAnswer | None) -> bool:
     stored, said = roots.worker_generation, facts.run_id
     if facts.condition.at_rest and None not in (stored, said) and stored != said:
         raise refuse(
-            f"the store knows worker generation {stored}, {facts.source} speaks of run {said}",
+            f"the store knows worker generation {stored}, but {facts.source} reports run {said}",
             roots.paths,
-            next_step="ask the server that runs this job; nothing was deleted",
+            next_step="use the API or database of the cluster that runs this job; nothing was "
+            "deleted",
         )
     return facts.condition.at_rest
 
@@ -64,7 +65,7 @@ def check_still(paths: JobPaths, before: JobAnswer | None, now: JobAnswer | None
     was, now_is = (_doing(answer) for answer in (before, now))
     if was != now_is:
         raise ConflictError(
-            f"the job changed while it was looked at: {was} is {now_is} now",
+            f"the job changed during the check: {was} is now {now_is}",
             job=paths.root,
             retryable=True,
             next_step="run it again; nothing was deleted",
@@ -81,7 +82,7 @@ def _known(paths: JobPaths, answer: JobAnswer | None) -> JobFacts:
     if answer is None or answer.facts.condition is JobCondition.UNKNOWN:
         reason = None if answer is None else answer.reason
         raise refuse(
-            f"what the job is doing is unknown: {reason or 'nobody was asked'}",
+            f"the status of the job is unknown: {reason or 'no job-status source is configured'}",
             paths,
             next_step=PASS_SOURCE,
         )
@@ -111,10 +112,10 @@ def newest_restorable(roots: Roots, answer: JobAnswer | None) -> Epoch:
     assert facts is not None
     if newest not in [one.epoch for one in roots.epochs]:
         raise refuse(
-            f"{facts.source} knows epoch {newest}, which is not in the store",
+            f"{facts.source} reports epoch {newest}, which is not in the store",
             roots.paths,
             newest=roots.head.ref,
-            next_step="check that this is the URL the job writes to; nothing was deleted",
+            next_step="check that the job writes to this URL; nothing was deleted",
         )
     for one in facts.checkpoints or ():
         if one.state == "committing" and one.epoch >= newest:
@@ -157,8 +158,8 @@ def _disagreement(roots: Roots, finished: int, written: int) -> ProtocolError:
         f"{_utc(written)} by the store's, {apart} seconds apart: {likely}",
         roots.paths,
         path=roots.head.ref,
-        next_step="set the clock that is wrong and let the job write an epoch; until then "
-        "`gc plan expire --keep N`, without --keep-for, needs no clock; nothing was deleted",
+        next_step="correct the wrong clock and let the job write an epoch; until then `gc plan "
+        "expire --keep N`, without --keep-for, needs no clock; nothing was deleted",
     )
 
 
@@ -180,14 +181,14 @@ def check_store_clock(paths: JobPaths, store_micros: int | None, here_micros: in
         ProtocolError: it does not say, or the two are too far apart.
     """
     if not store_micros:
-        raise refuse("the store does not say when objects were written", paths)
+        raise refuse("the store does not report when objects were written", paths)
     apart = store_micros - here_micros
     if abs(apart) > SKEW_MICROS:
         raise refuse(
             f"the clocks of the store and of this machine are {abs(apart) // 1_000_000} seconds "
             "apart",
             paths,
-            next_step="set the clock that is wrong; nothing was deleted",
+            next_step="correct the wrong clock; nothing was deleted",
         )
     return store_micros
 
@@ -215,27 +216,27 @@ def why_dead(
         contradiction = next((one for one in answer.disagreements if one.fact == "condition"), None)
         if contradiction is not None:
             raise refuse(f"sources disagree on {contradiction}", paths, next_step=PASS_SOURCE)
-        return f"gone, says {facts.source}"
+        return f"{facts.source} reports that it is gone"
     if facts.condition is not JobCondition.UNKNOWN:
         raise refuse(
-            f"the job is there: {facts.condition.value}, says {facts.source}",
+            f"the job exists: {facts.source} reports {facts.condition.value}",
             paths,
             next_step="delete its pipeline first, or --assume JOB=gone; nothing was deleted",
         )
     if answer.problems:
         raise refuse(
-            f"somebody could not answer: {answer.problems[0]}", paths, next_step=PASS_SOURCE
+            f"a source could not answer: {answer.problems[0]}", paths, next_step=PASS_SOURCE
         )
     if managed:
         raise refuse(
-            "a job of ours is known to no server of Arroyo's",
+            "no Arroyo server knows a managed job",
             paths,
             next_step="--assume JOB=gone if it will never run again; nothing was deleted",
         )
     for word in answer.answers:
         if word.absence in _PROVEN and _knows_another(word.source, others):
             assert word.absence is not None
-            return f"{word.absence.value}, says {word.source}"
+            return f"{word.source}: {word.absence.value}"
     raise refuse(
         f"nothing proves that its pipeline is gone: {answer.reason}",
         paths,
@@ -248,11 +249,11 @@ def _how_to_prove(paths: JobPaths) -> str:
     if paths.layout is Layout.LEGACY:
         return (
             "pass --arroyo-db with the database of the cluster that ran it: in the legacy layout "
-            "only the database can tell; or --assume JOB=gone; nothing was deleted"
+            "only the database can prove it; or --assume JOB=gone; nothing was deleted"
         )
     return (
-        "ask the server that ran it, with another job of this URL known to it, or "
-        "--assume JOB=gone; nothing was deleted"
+        "use the API or database of the cluster that ran it, which must know another job of this "
+        "URL, or --assume JOB=gone; nothing was deleted"
     )
 
 

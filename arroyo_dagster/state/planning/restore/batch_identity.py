@@ -42,10 +42,10 @@ def batch_verdict(
         if batch_id == 0:
             return BatchVerdict.NEXT
         raise ConflictError(
-            f"the job has no state, but the streaming query is at batch {batch_id} already: the "
-            "state of the batches before it is gone, or lies under another URL or job",
+            f"the job has no state, but the streaming query is already at batch {batch_id}: the "
+            "state of earlier batches is gone, or is stored under another URL or job",
             query_id=query_id,
-            next_step="check --url and the job; to begin anew give another --spark-checkpoint",
+            next_step="check --url and the job; to start anew, give another --spark-checkpoint",
         )
     if query_id != recorded.query_id:
         adopts = adopt or recorded.rolled_back_to is not None
@@ -53,10 +53,10 @@ def batch_verdict(
             return BatchVerdict.NEXT  # a query of its own, begun at the recorded offsets
         if adopts:
             raise ConflictError(
-                f"a query that is at batch {batch_id} already does not go on from the recorded "
-                "offsets, but from its own",
+                f"a query that is already at batch {batch_id} does not continue from the "
+                "recorded offsets, but from its own",
                 query=query_id,
-                next_step="give --spark-checkpoint a directory that does not exist yet",
+                next_step="set --spark-checkpoint to a directory that does not exist yet",
             )
         raise another_query(recorded, query=query_id, batch=batch_id)
     if batch_id == recorded.batch_id:
@@ -71,7 +71,7 @@ def batch_verdict(
         return BatchVerdict.NEXT
     raise ConflictError(
         f"batch {batch_id} does not follow batch {recorded.batch_id} of the newest epoch: "
-        + ("data would be skipped" if batch_id > recorded.batch_id else "data would come twice"),
+        + ("data would be skipped" if batch_id > recorded.batch_id else "data would be duplicated"),
         query=query_id,
         next_step=ADOPT,
     )

@@ -202,9 +202,9 @@ def incomplete(
         name,
         checkpoint.epoch,
     ):
-        return f"an operator's metadata is of {operator.operator} at epoch {operator.epoch}"
+        return f"an operator's metadata belongs to {operator.operator} at epoch {operator.epoch}"
     if operator.subtask is not None:
-        return "an operator's metadata is that of one subtask"
+        return "an operator's metadata belongs to a single subtask"
     bare = sorted(set(operator.tables) - set(operator.configs))
     if bare:
         return f"the table {bare[0]} has no configuration"

@@ -121,7 +121,7 @@ def check_root(known: Mapping[str, Level], jobs: Sequence[JobPaths], url: str) -
         return
     more = f" and {len(strangers) - 10} more" if len(strangers) > 10 else ""
     raise InputError(
-        "not a checkpoint root: nothing in it looks like a job",
+        "not a checkpoint root: no directory in it looks like a job",
         url=url,
         found=", ".join(strangers[:10]) + more,
         next_step="give the directory that holds `{job}/checkpoints/checkpoint-…` or "
@@ -156,7 +156,7 @@ def choose_job(name: str, jobs: Sequence[JobPaths], url: str) -> JobPaths:
         job=name,
         url=url,
         jobs=known or "none",
-        next_step="choose one of the jobs there are, or check --url",
+        next_step="choose an existing job, or check --url",
     )
 
 
@@ -391,7 +391,7 @@ def find_table(
             epoch=checkpoint.epoch,
             operator=operator_name,
             operators=", ".join(one.operator for one in checkpoint.operators) or "none",
-            next_step="choose one of the operators there are",
+            next_step="choose an existing operator",
         )
     for name, files in operator.tables.items():
         if name == table_name:
@@ -403,7 +403,7 @@ def find_table(
         operator=operator_name,
         table=table_name,
         tables=", ".join(operator.tables) or "none",
-        next_step="choose one of the tables there are",
+        next_step="choose an existing table",
     )
 
 
@@ -419,6 +419,6 @@ def _config_of(
             operator=operator.operator,
             table=name,
             path=checkpoint.ref,
-            next_step="choose another epoch; `arroyo-state verify` says what else is wrong",
+            next_step="choose another epoch; `arroyo-state verify` lists what else is wrong",
         )
     return config

@@ -126,7 +126,7 @@ def checkpoint_state(
         return CheckpointStanding(CheckpointState.UNCLAIMED)
     if record.epoch != manifest.epoch:
         raise ProtocolError(
-            f"the epoch record is of epoch {record.epoch}, the manifest of {manifest.epoch}",
+            f"the epoch record belongs to epoch {record.epoch}, the manifest to {manifest.epoch}",
             path=ref,
         )
     if record.checkpoint_ref != ref:
@@ -384,10 +384,10 @@ def check_permit(ref: StatePath, manifest: Manifest, record: EpochRecord) -> Non
     found = (record.pipeline, record.job, record.worker_generation, record.checkpoint_ref)
     if found != expected:
         raise ProtocolError(
-            "the epoch record is not that of the checkpoint whose commit it should permit",
+            "the epoch record belongs to another checkpoint than the commit",
             path=ref,
             found=found,
-            next_step="look at both with `arroyo-state epochs`; nothing was committed",
+            next_step="compare both with `arroyo-state epochs`; nothing was committed",
         )
 
 
@@ -399,7 +399,7 @@ def check_versions(path: StatePath, record: MetadataRecord | None) -> None:
     """
     if not isinstance(record, Manifest | None) and record.version != RECORD_VERSION:
         raise ProtocolError(
-            f"a record of version {record.version} can be read, but not written on: "
+            f"a record of version {record.version} can be read, but its job cannot be continued: "
             f"this release knows version {RECORD_VERSION}",
             path=path,
             next_step="run the job with a release of arroyo-dagster that knows this version",

@@ -149,8 +149,8 @@ def check_same(plan: RollbackPlan, fresh: RollbackPlan) -> None:
     before, now = (_identity(one) for one in (plan, fresh))
     if before != now:
         raise ConflictError(
-            f"the plan of the rollback no longer fits: the newest epoch is {fresh.newest} now, it "
-            f"was {plan.newest}",
+            f"the plan of the rollback is out of date: the newest epoch is now {fresh.newest}, "
+            f"it was {plan.newest}",
             job=plan.paths.root,
             retryable=True,
             next_step=f"stop the run if one is alive, with `arroyo-state stop {plan.paths.root}`, "
@@ -189,12 +189,12 @@ def _check_managed(facts: RollbackFacts, epoch: Epoch) -> None:
     readable = [one.checkpoint for one in facts.epochs if one.owns and one.checkpoint]
     if readable and all(one.progress is None for one in readable):
         raise InputError(
-            "a rollback is possible only for a managed job: Arroyo's own database, or its leader, "
-            "decides which epoch an Arroyo job restores, and would not look at the new one",
+            "a rollback needs a managed job: for an Arroyo job, Arroyo's database or leader "
+            "decides which epoch is restored, and would ignore the new one",
             job=facts.paths.root,
             epoch=epoch,
-            next_step="repair the newest epoch (`arroyo-state verify` says what is wrong), or "
-            "start a new pipeline from the data that epoch holds (`arroyo-state rows`)",
+            next_step="repair the newest epoch (`arroyo-state verify` lists what is wrong), or "
+            "start a new pipeline from the data that the epoch holds (`arroyo-state rows`)",
         )
 
 
@@ -336,13 +336,13 @@ def _warnings(facts: RollbackFacts, epoch: Epoch) -> Iterator[str]:
     unreadable = [one.epoch for one in _given_up(facts, epoch) if one.checkpoint is None]
     if unreadable:
         yield (
-            f"epochs {ranges(unreadable)} cannot be read: how many rows they wrote, and what sinks "
-            "committed with them, is not known"
+            f"epochs {ranges(unreadable)} cannot be read: the number of rows they wrote, and "
+            "what sinks committed with them, is unknown"
         )
     if facts.at_rest:
         return
     if facts.paths.layout is Layout.LEGACY:
-        yield "a run may still be alive: the rollback is refused as long as the run holds its lease"
+        yield "a run may still be alive: the rollback is refused while the run holds its lease"
         return
     yield (
         f"the run of worker generation {facts.worker_generation} may still be alive: it did not "

@@ -152,8 +152,8 @@ def _places(old: Sequence[TableColumn], new: Sequence[TableColumn]) -> list[int 
 def _twins(old: Sequence[TableColumn], new: Sequence[TableColumn]) -> list[str]:
     before, now = (Counter(column.name for column in columns) for columns in (old, new))
     return [
-        f"of the columns named {name!r} there were {before[name]} and are now {now[name]}: which "
-        "is which cannot be told"
+        f"there were {before[name]} columns named {name!r}, and there are now {now[name]}: they "
+        "cannot be matched"
         for name in before.keys() & now.keys()
         if before[name] != now[name]
     ]
@@ -178,7 +178,7 @@ def _fixed_errors(
         yield "the stored schema names a column that it does not have"
         return
     if before.generational is not now.generational:
-        yield "a table gets its row generations when it is made, and keeps them"
+        yield "a table gets its row generations when it is created, and keeps them"
     time_before, time_now = old[before.schema.timestamp_index], new[now.schema.timestamp_index]
     if not time_before.same(time_now):
         yield f"{time_before} cannot become {time_now}"
@@ -283,7 +283,7 @@ def how_to_read(config: ExpiringTimeKeyConfig, file_schema: str, epoch: Epoch) -
     older = epoch < changed_in(config.schema)
     exact = len(users) == len(wanted) and all(map(TableColumn.same, users, wanted))
     if tail_differs or not (exact or older):
-        return FileReading(problem="the columns of a data file are not those of its table")
+        return FileReading(problem="the columns of a data file do not match its table")
     problems = [] if exact else list(_unreadable(users, wanted, epoch))
     if problems:
         return FileReading(problem="; ".join(problems))

@@ -74,7 +74,7 @@ def files_exist(checkpoint: Checkpoint, present: Mapping[StatePath, int]) -> Ver
     for path, operator in listed.items():
         size = present.get(path)
         if size is None:
-            evidence = f"listed by operator {operator} at epoch {checkpoint.epoch}, but not there"
+            evidence = f"listed by operator {operator} at epoch {checkpoint.epoch}, but missing"
             findings.append(error("file-missing", path, evidence, RESTORE_OBJECT))
         elif size == 0:
             findings.append(error("file-empty", path, "holds no bytes", RESTORE_OBJECT))
@@ -182,7 +182,7 @@ def restorable(
         stored = files.get(path)
         if stored is None:
             evidence = f"a restore of epoch {checkpoint.epoch} opens it for {operator}.{table}"
-            findings.append(error("file-missing", path, f"{evidence}; not there", RESTORE_OBJECT))
+            findings.append(error("file-missing", path, f"{evidence}; missing", RESTORE_OBJECT))
             continue
         form = expected[operator, table]
         config = configs[operator, table]
@@ -192,7 +192,7 @@ def restorable(
 
 def _state_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     if not checkpoint.state.canonical:
-        evidence = f"epoch {checkpoint.epoch} is {checkpoint.state.value}; ready was expected"
+        evidence = f"epoch {checkpoint.epoch} is {checkpoint.state.value}; expected ready"
         step = "restore the epoch before it; `arroyo-state epochs` lists them"
         yield error("not-restorable-state", checkpoint.ref, evidence, step)
     yield from config_findings(checkpoint)
@@ -327,8 +327,8 @@ def effective(plan: CompactionPlan | RewritePlan, after: Forecast | None) -> Ver
         warning(
             "less-than-forecast",
             str(plan.ref),
-            f"{before} {what} were to become {forecast} at most, and became {found}",
-            "look at the reasons in the plan; values of several state versions stay apart",
+            f"{before} {what} were forecast to become at most {forecast}, and became {found}",
+            "read the reasons in the plan; values of several state versions are not merged",
         )
         for what, (before, forecast, found) in figures.items()
         if found > forecast
@@ -347,11 +347,12 @@ def row_parity(merges: Sequence[MergeOutcome]) -> Verdict:
         error(
             "merge-differs",
             outcome.merged.input_paths[0],
-            f"{len(outcome.merged.input_paths)} files of table {outcome.merged.table} of operator "
-            f"{outcome.merged.operator} hold {outcome.rows_in} rows, of which a restore loads "
-            f"{outcome.before.rows}; merged they hold {outcome.rows_out}, of which it loads "
-            f"{outcome.after.rows} ({'other' if outcome.before != outcome.after else 'the same'} "
-            f"values); dropped: {dict(outcome.dropped)}",
+            f"{len(outcome.merged.input_paths)} files of table {outcome.merged.table} of "
+            f"operator {outcome.merged.operator} hold {outcome.rows_in} rows, of which a restore "
+            f"loads {outcome.before.rows}; merged they hold {outcome.rows_out}, of which it "
+            f"loads {outcome.after.rows} "
+            f"({('other' if outcome.before != outcome.after else 'the same')} values); dropped: "
+            f"{dict(outcome.dropped)}",
             "keep the files and report it; nothing was published",
         )
         for outcome in merges

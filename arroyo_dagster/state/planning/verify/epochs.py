@@ -57,7 +57,9 @@ def _step_findings(before: Checkpoint, now: Checkpoint, last: Checkpoint) -> Ite
     for operator in before.operators:
         after = now.operator(operator.operator)
         if after is None:
-            evidence = f"epoch {before.epoch} has operator {operator.operator}, {now.epoch} has not"
+            evidence = (
+                f"epoch {before.epoch} has operator {operator.operator}, {now.epoch} does not"
+            )
             is_last = now is last
             yield either(is_last, "operator-vanished", now.ref, evidence, KEEP_AND_REPORT)
             continue
@@ -165,8 +167,9 @@ def _doubled_findings(last: Checkpoint) -> Iterator[Finding]:
             for file in listed:
                 if file.compaction_generation == 0 and _merged_into(file, outputs):
                     evidence = (
-                        f"listed by {operator.operator}.{name} beside what it was merged into: a "
-                        "compaction was applied by some subtasks only; its rows would come twice"
+                        f"listed by {operator.operator}.{name} beside the file it was merged "
+                        "into: only some subtasks applied a compaction; its rows would be "
+                        "loaded twice"
                     )
                     yield error("file-doubled", file.path, evidence, KEEP_AND_REPORT)
 
@@ -213,10 +216,10 @@ def waiting_findings(
         listed: what the newest epoch lists.
     """
     known = set(listed)
-    step = "delete the record and compact again; the job goes on without it"
+    step = "delete the record and compact again; the job continues without it"
     for path, record in records.items():
         if record is None:
-            evidence = "does not decode, or speaks of another job's files: nobody takes it over"
+            evidence = "does not decode, or names another job's files: no run adopts it"
             yield warning("compaction-unreadable", path, evidence, step)
             continue
         outputs = [one for merged in record.merged for one in merged.output_paths]
@@ -224,8 +227,11 @@ def waiting_findings(
         gone = [one for one in outputs if one not in present]
         both = sorted(inputs & known) if set(outputs) & known else []
         if gone:
-            evidence = f"{len(gone)} of {len(outputs)} merged files are gone, such as {gone[0]}"
+            evidence = f"{len(gone)} of {len(outputs)} merged files are missing, such as {gone[0]}"
             yield warning("compaction-outputs-gone", path, evidence, step)
         elif both:
-            evidence = f"listed beside what it was merged into by {path}; its rows would come twice"
+            evidence = (
+                f"listed beside the file it was merged into by {path}; its rows would be loaded "
+                "twice"
+            )
             yield error("file-doubled", both[0], evidence, KEEP_AND_REPORT)

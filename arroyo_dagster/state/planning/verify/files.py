@@ -150,14 +150,14 @@ def list_findings(
                     yield _twice(path, before, table, isinstance(files, ExpiringTimeKeyFiles))
                 elif path in present and not path.startswith(f"{job_root}/"):
                     evidence = f"listed by {table}, but outside of the job's directory {job_root}"
-                    step = "check who owns it: whoever cleans up there may delete it"
+                    step = "check which job owns it: that job may delete it"
                     yield warning("file-elsewhere", path, evidence, step)
                 seen[path] = table
 
 
 def _twice(path: StatePath, before: str, now: str, expiring: bool) -> Finding:
     where = f"twice by {now}" if before == now else f"by {before} and by {now}"
-    harm = "its rows would be loaded twice" if expiring else "the second reading changes nothing"
+    harm = "its rows would be loaded twice" if expiring else "the second read changes nothing"
     is_error = expiring or before != now
     return either(is_error, "file-listed-twice", path, f"listed {where}: {harm}", KEEP_AND_REPORT)
 
@@ -172,7 +172,7 @@ def file_findings(listed: ListedFile, found: FileFacts | None) -> Iterator[Findi
         found: None if it is not there.
     """
     if found is None:
-        evidence = f"listed by {listed.operator}.{listed.config.table}, but not there"
+        evidence = f"listed by {listed.operator}.{listed.config.table}, but missing"
         if not listed.opened:
             evidence += "; it has expired, so no restore opens it"
         yield either(listed.opened, "file-missing", listed.path, evidence, RESTORE_OBJECT)
@@ -244,7 +244,7 @@ def _key_bounds(path: StatePath, listed: TimeFile, rows: RowScan) -> Iterator[Fi
         evidence += ": some subtasks would not open it"
         yield error("routing-keys-outside", path, evidence, REBUILD)
     elif (low, high) != said:
-        yield note("bounds-too-wide", path, f"{evidence}: opened in vain", "nothing is lost")
+        yield note("bounds-too-wide", path, f"{evidence}: opened without need", "nothing is lost")
 
 
 def _time_bounds(path: StatePath, listed: TimeFile, rows: RowScan) -> Iterator[Finding]:
@@ -280,9 +280,11 @@ def _statistics(path: StatePath, footer: Footer, rows: RowScan) -> Iterator[Find
 
 def _value_findings(listed: ListedFile, rows: RowScan) -> Iterator[Finding]:
     if rows.strange_operations:
-        evidence = f"{rows.strange_operations} rows are no operation that their readers know"
+        evidence = (
+            f"{rows.strange_operations} rows have an operation that their readers do not know"
+        )
         if not listed.managed:
-            evidence += ": Arroyo would take them for inserts"
+            evidence += ": Arroyo would treat them as inserts"
         yield error("operation-unknown", listed.path, evidence, KEEP_AND_REPORT)
     if rows.unordered:
         evidence = f"{rows.unordered} keys are not greater than the one before; the last one wins"

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-RESTORE_OBJECT = "bring the object back, or restore an epoch that does not list it"
+RESTORE_OBJECT = "restore the object, or restore an epoch that does not list it"
 KEEP_AND_REPORT = "keep the object and report it; restore an epoch that does not list it"
 ANOTHER_EPOCH = "choose another epoch; `arroyo-state epochs` lists them"
 
@@ -19,13 +19,13 @@ class Severity(enum.Enum):
     """What a finding means for a run that depends on what was checked."""
 
     ERROR = "error"
-    """It must not go on."""
+    """The job must not continue."""
 
     WARNING = "warning"
-    """It may go on; somebody should look."""
+    """The job may continue; a person should check the finding."""
 
     NOTE = "note"
-    """It may go on; this was not looked at, or costs time only."""
+    """The job may continue; the finding was not checked, or costs time only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -229,34 +229,37 @@ def every_job_recent(jobs: Sequence[JobAge], *, now_micros: int, limit_micros: i
 
 def _recency(job: JobAge, age_micros: int | None, limit_micros: int) -> tuple[str, Finding | None]:
     if job.problem is not None:
-        step = "look at it with `arroyo-state epochs`"
+        step = "check it with `arroyo-state epochs`"
         return "unreadable", error("newest-epoch-unreadable", job.job, job.problem, step)
     if job.condition is JobCondition.FAILED:
-        step = "look at its logs, and start it again"
-        why = f"{job.source or 'Arroyo'} says that it failed: {job.failure or 'no reason is given'}"
+        step = "check its logs, and start it again"
+        why = (
+            f"{job.source or 'Arroyo'} reports that it failed: "
+            f"{job.failure or 'no reason is given'}"
+        )
         return "failed in Arroyo", warning("job-failed", job.job, why, step)
     if job.resting is not None:
         return job.resting, None
     if age_micros is None:
-        step = "wait for its first checkpoint, or look at its logs"
+        step = "wait for its first checkpoint, or check its logs"
         return "no epoch", warning("no-epoch", job.job, "has no epoch yet", step)
     if age_micros <= limit_micros:
         return "recent", None
     evidence = (
-        f"epoch {job.epoch} is {age_micros // 1_000_000} s old; "
-        f"at most {limit_micros // 1_000_000} s were expected"
+        f"epoch {job.epoch} is {age_micros // 1000000} s old; expected at most "
+        f"{limit_micros // 1000000} s"
     )
     known = job.condition is not JobCondition.UNKNOWN
     if known:
-        evidence += f"; {job.source or 'Arroyo'} says that it is {job.condition.value}"
-        step = "look at its logs: it should write checkpoints"
+        evidence += f"; {job.source or 'Arroyo'} reports that it is {job.condition.value}"
+        step = "check its logs: it should write checkpoints"
     elif job.source is None:
         step = (
-            "start it again if it should run; if it was stopped on purpose, give "
-            "arroyo_api_url or arroyo_database, which say so"
+            "start it again if it should run; if it was stopped on purpose, set arroyo_api_url "
+            "or arroyo_database as a source of its status"
         )
     else:
-        evidence += f"; whether it was stopped is not known ({job.source})"
+        evidence += f"; whether it was stopped is unknown ({job.source})"
         step = "start it again if it should run; nothing to do if it was stopped on purpose"
     return "stands still", warning("job-stands-still", job.job, evidence, step)
 
@@ -274,11 +277,11 @@ def root_finding(url: str, known: int, problem: str | None, jobs: int) -> Findin
     """
     if problem is None and jobs:
         return None
-    before = f"; {known} jobs are known to have been there" if known else ""
+    before = f"; {known} jobs existed before" if known else ""
     if problem is not None:
         return error("root-missing", url, f"{problem}{before}", CHECK_ROOT)
     step = f"{CHECK_ROOT}, or wait for the first checkpoint of a job"
-    evidence = f"there is no job below the checkpoint URL; at least one was expected{before}"
+    evidence = f"there is no job below the checkpoint URL; expected at least one{before}"
     return error("no-job", url, evidence, CHECK_ROOT if known else step)
 
 
@@ -294,8 +297,8 @@ def _gone_line(gone: GoneJob, forget: str) -> JobLine:
     finding = error(
         "job-vanished",
         gone.job,
-        f"it was there and is not any more; {last}",
-        "bring its objects back; if it was removed on purpose, run "
+        f"it vanished; {last}",
+        "restore its objects; if it was deleted on purpose, run "
         f"`{forget.replace('JOB', shlex.quote(gone.job))}`",
     )
     return JobLine(job=gone.job, label="vanished", epoch=gone.epoch, finding=finding)

@@ -50,7 +50,7 @@ def legacy_findings(facts: LegacyFacts) -> list[Finding]:
     for epoch in facts.unfinished:
         path = facts.paths.legacy_metadata(epoch)
         evidence = f"epoch {epoch} has operators, but no metadata: it is being written, or was lost"
-        step = "nothing, if the job runs; else see which epoch Arroyo's database says is ready"
+        step = "nothing, if the job runs; else check which epoch Arroyo's database reports as ready"
         found.append(note("epoch-unfinished", path, evidence, step))
     return found
 
@@ -69,8 +69,10 @@ def _epoch_findings(facts: LegacyFacts) -> Iterator[Finding]:
         yield from _operator_findings(facts, name)
     if facts.committed is False:
         note_path = facts.paths.commit_note(facts.epoch)
-        evidence = f"epoch {facts.epoch} is committing: nothing says that its commit is done"
-        step = "nothing, if the job runs; else the next start commits it again, then goes on"
+        evidence = (
+            f"epoch {facts.epoch} is committing: there is no record that its commit is finished"
+        )
+        step = "nothing, if the job runs; else the next start commits it again, then continues"
         yield warning("commit-pending", note_path, evidence, step)
 
 
@@ -78,7 +80,7 @@ def _operator_findings(facts: LegacyFacts, name: OperatorId) -> Iterator[Finding
     path = facts.paths.operator_metadata(name, facts.epoch)
     operator = facts.objects.get(path)
     if operator is None:
-        evidence = f"the metadata of operator {name} is not there; Arroyo starts no task without it"
+        evidence = f"the metadata of operator {name} is missing; Arroyo starts no task without it"
         yield error("operator-metadata-missing", path, evidence, KEEP_AND_REPORT)
     elif isinstance(operator, Unreadable):
         yield unreadable_finding(path, operator, critical=True)
@@ -122,7 +124,7 @@ def _trap(facts: LegacyFacts, epoch: Epoch, lost: list[StatePath]) -> Finding:
         f"epoch {epoch} lacks the metadata of {len(lost)} operators; Arroyo, resumed at epoch "
         f"{facts.epoch}, reads it when it cleans up, and never checkpoints again without it"
     )
-    step = f"bring the objects back, or copy those of epoch {epoch + 1} in their place"
+    step = f"restore the objects, or replace them by copies of those of epoch {epoch + 1}"
     return either(not facts.managed, "cleanup-trap", lost[0], evidence, step)
 
 

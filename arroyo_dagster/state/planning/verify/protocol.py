@@ -137,8 +137,8 @@ def _ref_findings(
     expected = (paths, record.worker_generation, record.epoch)
     if address is None or (address.paths, address.worker_generation, address.epoch) != expected:
         evidence = (
-            f"names {record.checkpoint_ref}; a manifest of epoch {record.epoch} in generation "
-            f"{record.worker_generation} of this job was expected"
+            f"names {record.checkpoint_ref}; expected a manifest of epoch {record.epoch} in "
+            f"generation {record.worker_generation} of this job"
         )
         yield either(critical, "leads-elsewhere", path, evidence, KEEP_AND_REPORT)
 
@@ -149,7 +149,7 @@ def _manifest_findings(
     ref = record.checkpoint_ref
     manifest = facts.objects.get(ref)
     if manifest is None:
-        evidence = f"the manifest of epoch {record.epoch} is not there; its record names it"
+        evidence = f"the manifest of epoch {record.epoch} is missing; its record names it"
         yield either(critical, "manifest-missing", ref, evidence, KEEP_AND_REPORT)
     elif isinstance(manifest, Unreadable):
         yield unreadable_finding(ref, manifest, critical=critical)
@@ -173,7 +173,7 @@ def _link_findings(
         yield either(critical, "parents-differ", ref, evidence, KEEP_AND_REPORT)
     elif parent is None:
         if manifest.epoch > min(facts.epochs, default=manifest.epoch):
-            evidence = f"epoch {manifest.epoch} names no parent, though there are earlier epochs"
+            evidence = f"epoch {manifest.epoch} names no parent, although there are earlier epochs"
             step = "restore the epoch before it if state seems lost; cleanups stop here"
             yield warning("chain-broken", ref, evidence, step)
     else:
@@ -186,7 +186,7 @@ def _parent_findings(
     critical = critical and epoch == facts.epoch
     address = parse_manifest_path(parent)
     if address is None or address.paths != facts.paths or address.epoch >= epoch:
-        evidence = f"names {parent} as its parent: no earlier checkpoint of this job"
+        evidence = f"names {parent} as its parent, which is no earlier checkpoint of this job"
         yield either(critical, "leads-elsewhere", ref, evidence, KEEP_AND_REPORT)
         return
     owner = facts.get(facts.paths.epoch_record(address.epoch), EpochRecord)
@@ -201,7 +201,7 @@ def _commit_findings(
     tables = merged_needs_commit({one.operator: one for one in manifest.operators})
     # An epoch of our compactor has nothing to commit, though its tables are such as commit.
     if tables != manifest.needs_commit and not facts.managed:
-        evidence = f"says needs_commit = {manifest.needs_commit}, its tables say {tables}"
+        evidence = f"has needs_commit = {manifest.needs_commit}, but its tables imply {tables}"
         yield either(critical, "commit-flag", ref, evidence, KEEP_AND_REPORT)
     if not manifest.needs_commit:
         return
@@ -214,11 +214,13 @@ def _commit_findings(
         yield from identity_findings(path, whose, marker, critical=critical)
         yield from version_findings(path, marker.version)
     elif manifest.epoch == facts.epoch:
-        evidence = f"epoch {manifest.epoch} is committing: nothing says that its commit is done"
-        step = "nothing, if the job runs; else the next start commits it again, then goes on"
+        evidence = (
+            f"epoch {manifest.epoch} is committing: there is no record that its commit is finished"
+        )
+        step = "nothing, if the job runs; else the next start commits it again, then continues"
         yield warning("commit-pending", path, evidence, step)
     else:
-        evidence = f"epoch {manifest.epoch} was not committed, though a later epoch followed it"
+        evidence = f"epoch {manifest.epoch} was not committed, although a later epoch follows it"
         step = "restore an epoch whose parent is committed" if critical else NO_STATE_LOST
         yield either(critical, "commit-missing", path, evidence, step)
 
@@ -232,7 +234,9 @@ def _fence_findings(facts: ProtocolFacts) -> Iterator[Finding]:
     if isinstance(fence, Unreadable):
         yield unreadable_finding(path, fence, critical=True)
     elif fence is None:
-        evidence = "there is no fence: tools do not see this job, and older writers are not stopped"
+        evidence = (
+            "the fence is missing: tools do not find this job, and older writers are not stopped"
+        )
         yield warning("fence-missing", path, evidence, "start the job: a start writes it")
     elif isinstance(fence, CurrentGeneration):
         yield from version_findings(path, fence.version)
@@ -249,7 +253,7 @@ def _stale_findings(
     newer = [one for one in records if one is not None and one.worker_generation > fence]
     if newer:
         evidence = (
-            f"names generation {fence}, though generation {newer[-1].worker_generation} wrote "
+            f"names generation {fence}, although generation {newer[-1].worker_generation} wrote "
             f"epoch {newer[-1].epoch}: writers of generation {fence} would not be stopped"
         )
         step = "make sure that no older run is alive, then start the job: a start raises it"
@@ -287,7 +291,7 @@ def _start_findings(facts: ProtocolFacts) -> Iterator[Finding]:
             f"epoch {start.record.epoch} is unclaimed: its run ended before it wrote the record; "
             "the next start claims and restores it"
         )
-        step = "nothing, if that is wanted; verify it then"
+        step = "nothing, if that is intended; verify it then"
         yield warning("epoch-unclaimed", start.record.checkpoint_ref, evidence, step)
     elif isinstance(start, recovery.Restore) and start.ref == ref:
         yield from _hint_findings(facts, ref, manifest)
@@ -314,7 +318,7 @@ def _lost_head(
         evidence = f"the next start restores {instead}, not epoch {head.epoch}"
     step = f"write {path} again, its latest_checkpoint_ref naming epoch {head.epoch}"
     if missing:
-        return error("generation-manifest-missing", path, f"not there: {evidence}", step)
+        return error("generation-manifest-missing", path, f"missing: {evidence}", step)
     return error("hint-stale", path, evidence, step)
 
 
@@ -323,10 +327,10 @@ def _hint_findings(facts: ProtocolFacts, ref: StatePath, head: Manifest) -> Iter
     path = facts.paths.generation_manifest(head.worker_generation)
     fence = facts.get(facts.paths.current_generation, CurrentGeneration)
     found = facts.get(path, GenerationManifest)
-    step = "nothing; a start of ours follows the records"
+    step = "nothing; a start of a managed job follows the records"
     if found is not None and found.latest_ref != ref:
         evidence = f"names {found.latest_ref} as its latest, not epoch {head.epoch}"
         yield note("hint-stale", path, evidence, step)
     elif found is None and fence and fence.worker_generation == head.worker_generation:
-        evidence = f"not there, though generation {head.worker_generation} is the newest"
+        evidence = f"missing, although generation {head.worker_generation} is the newest"
         yield note("generation-manifest-missing", path, evidence, step)

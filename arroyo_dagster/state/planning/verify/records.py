@@ -20,7 +20,7 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.verify.findings import KEEP_AND_REPORT, Finding, either, warning
 
-NO_STATE_LOST = "no state is lost by it; look at what wrote it"
+NO_STATE_LOST = "no state is lost by it; find out what wrote it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def identity_findings(
     ]
     if wrong:
         step = KEEP_AND_REPORT if critical else NO_STATE_LOST
-        evidence = f"is the object of another: {'; '.join(wrong)}"
+        evidence = f"belongs to another object: {'; '.join(wrong)}"
         yield either(critical, "metadata-of-another", path, evidence, step)
 
 

@@ -185,5 +185,5 @@ def unknown_table_findings(
     """
     for (operator, table), why in unknown.items():
         yield note(
-            "table-unknown", f"{operator}.{table}", why, "register its types to look at its values"
+            "table-unknown", f"{operator}.{table}", why, "register its types to verify its values"
         )

@@ -198,7 +198,7 @@ class ArroyoApi:
                 return found
             if not fresh:
                 raise FormatError(
-                    "the pages of the list of pipelines do not come to an end: one repeats others",
+                    "the list of pipelines does not end: a page repeats an earlier one",
                     url=self.source,
                     next_step=_NOT_ARROYO,
                 )

@@ -92,7 +92,7 @@ def _signature(source: Path, max_bytes: int) -> tuple[object, ...]:
     found = source.stat()
     if not stat.S_ISREG(found.st_mode):
         raise InputError(
-            "this is no file, so it is no SQLite database",
+            "the path is not a file, so it is not a SQLite database",
             path=redacted_location(str(source)),
             next_step="name the file; Arroyo's setting is database.sqlite.path",
         )
@@ -119,7 +119,7 @@ def _fetched(location: str, directory: Path, max_bytes: int) -> Path:
     """Fetch a backup from a store, where nobody writes into a file."""
     if redact_url(location) != location:
         raise InputError(
-            "the URL of a database holds no user, password or query",
+            "the URL of a database must not contain user, password or query",
             url=redacted_location(location),
             next_step="give credentials in the environment, as for the checkpoint URL",
         )
@@ -144,7 +144,7 @@ def _fetched(location: str, directory: Path, max_bytes: int) -> Path:
 
 def _too_large(location: str, size_bytes: int, max_bytes: int) -> InputError:
     return InputError(
-        f"this file is larger than the {max_bytes} bytes that a database may have here",
+        f"this file is larger than the limit of {max_bytes} bytes",
         path=location,
         size_bytes=size_bytes,
         next_step="check that it is the database of Arroyo's controller",

@@ -48,11 +48,12 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
     ) -> NoReturn:
         fp.close()
         raise InputError(
-            "the server sends its callers elsewhere, where nothing was asked",
+            "the server redirects to another address, which was not queried",
             url=redact_url(req.full_url),
             status=code,
             location=redact_url(newurl),
-            next_step="give the address at which the API itself answers, or a token that it takes",
+            next_step="give the address at which the API itself answers, or a token that it "
+            "accepts",
         )
 
 
@@ -150,7 +151,7 @@ class JsonServer:
                     raise StorageError(
                         f"the server's answer takes longer than {self._deadline:g} s",
                         url=url,
-                        next_step="try again later, when it has less to do",
+                        next_step="try again later, when the server has less load",
                     )
         return bytes(body)
 
@@ -170,12 +171,12 @@ def _checked_url(url: str) -> str:
         else:
             parts.hostname.encode("idna")
     except ValueError:
-        problem = "its host or its port is none"  # Python's own words repeat a part of it
+        problem = "its host or its port is not valid"  # Python's own words repeat a part of it
     if problem is not None:
         raise InputError(
             f"not the address of a server: {problem}",
             url=redact_url(url),
-            next_step="give it as http://HOST:5115; a token travels apart from it",
+            next_step="give it in the form http://HOST:5115; pass a token separately",
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
@@ -183,8 +184,8 @@ def _checked_url(url: str) -> str:
 def _checked_token(token: str) -> str:
     if not re.fullmatch(r"[\x21-\x7e]+", token):
         raise InputError(
-            "the token is empty, or holds a character that no header can carry",
-            next_step="check where it comes from, a line end at its end for one",
+            "the token is empty, or contains a character that a header cannot carry",
+            next_step="check its source, for example for a line break at its end",
         )
     return token
 
@@ -194,10 +195,11 @@ def _document(body: bytes, url: str) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise StorageError(
-            "the server's answer is not JSON, or only a part of it",
+            "the server's answer is not JSON, or is incomplete",
             url=url,
             size_bytes=len(body),
-            next_step="try again; if it stays, check that this is Arroyo's API and no page before",
+            next_step="try again; if it persists, check that this is Arroyo's API and not a "
+            "proxy page",
         ) from error
 
 
@@ -205,8 +207,8 @@ def _refused(error: urllib.error.HTTPError, url: str) -> ArroyoStateError:
     """What a status other than 200 means."""
     facts: dict[str, Any] = {"url": url, "status": error.code, "answer": _remark(error)}
     if error.code in (401, 403):
-        step = "give a token that may read, or check the one given"
-        return InputError("the server does not let this caller in", next_step=step, **facts)
+        step = "give a token with read permission, or check the given one"
+        return InputError("the server refuses this token or caller", next_step=step, **facts)
     if error.code == 404:
         return NotFoundError("the server has nothing at this address", **facts)
     if error.code >= 500 or error.code in _RETRYABLE_CODES:
@@ -230,7 +232,7 @@ def _unreachable(error: Exception, url: str, timeout_seconds: float) -> StorageE
     if isinstance(reason, ssl.SSLCertVerificationError):
         text, retryable = f"its certificate is not trusted: {reason.verify_message}", False
     elif isinstance(reason, TimeoutError):
-        text, retryable = f"it was silent for {timeout_seconds:g} s", True
+        text, retryable = f"it did not answer within {timeout_seconds:g} s", True
     else:
         text, retryable = redact_text(str(reason)) or type(reason).__name__, True
     return StorageError(

@@ -62,7 +62,7 @@ class ArroyoPostgres:
             import psycopg  # noqa: F401 - whether it can be
         except ImportError as error:
             raise InputError(
-                "a Postgres needs the package psycopg, which is not installed",
+                "postgresql:// needs the package psycopg, which is not installed",
                 url=self.source,
                 next_step="install it: pip install 'arroyo-dagster[postgres]'",
             ) from error
@@ -118,8 +118,8 @@ def _rows(connection: Connection[Any], table: str, source: str) -> Iterator[Data
     lacking = NEEDED.get(table, set()) - there
     if lacking:
         raise FormatError(
-            f"not the database of an Arroyo: {table} lacks {', '.join(sorted(lacking))}, or the "
-            "user may not read it",
+            f"not a database of Arroyo: {table} lacks {', '.join(sorted(lacking))}, or the user "
+            "may not read it",
             path=source,
             next_step="name the database of Arroyo's controller, and grant SELECT on its tables "
             f"{', '.join(TABLES)}",

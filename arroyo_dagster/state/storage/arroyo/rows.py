@@ -44,7 +44,7 @@ _UNIX = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 DatabaseRow = Mapping[str, Any]
 JobsAndPipelines = tuple[dict[JobId, JobFacts], set[PipelineId]]
-"""What a database knows: its jobs by id, and the public ids of its pipelines."""
+"""The content of a database: its jobs by id, and the public ids of its pipelines."""
 
 
 def facts_of(rows: Mapping[str, Sequence[DatabaseRow]], source: str) -> JobsAndPipelines:

@@ -77,12 +77,12 @@ def _unsound(error: sqlite3.Error, source: str) -> FormatError | StorageError:
         return StorageError(
             f"the copy of the database cannot be read: {redact_text(str(error))}",
             path=source,
-            next_step="check the space left for temporary files (TMPDIR)",
+            next_step="check the free space for temporary files (TMPDIR)",
         )
     return FormatError(
-        f"this is not a sound database of Arroyo's: {redact_text(str(error))}",
+        f"this is not an intact database of Arroyo: {redact_text(str(error))}",
         path=source,
-        next_step="name the database of Arroyo's controller; if it is a copy, copy its -wal too",
+        next_step="name the database of Arroyo's controller; if it is a copy, also copy its -wal",
     )
 
 

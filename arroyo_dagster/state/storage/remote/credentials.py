@@ -84,10 +84,11 @@ def resolved(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
     endpoint = str(found.get("endpoint") or "")
     if redact_url(endpoint) != endpoint:
         raise InputError(
-            "the endpoint of the store holds a user, a password or a query",
+            "the endpoint of the store contains a user, a password or a query",
             url=str(url),
             endpoint=redact_url(endpoint),
-            next_step="give it as http://HOST:PORT, and credentials as options or variables",
+            next_step="give it in the form http://HOST:PORT, and credentials as options or "
+            "variables",
         )
     return found
 
@@ -108,7 +109,7 @@ def _resolved_r2(url: CheckpointUrl, options: dict[str, Any]) -> dict[str, Any]:
     account = url.account or given or os.environ.get("CLOUDFLARE_ACCOUNT_ID")
     if not account:
         raise InputError(
-            "this R2 URL does not say whose bucket it is",
+            "this R2 URL does not name its account",
             url=str(url),
             next_step="write r2://account@bucket/key, give the option 'account', "
             "or set CLOUDFLARE_ACCOUNT_ID",
@@ -126,8 +127,8 @@ def _resolved_azure(url: CheckpointUrl, options: dict[str, Any]) -> dict[str, An
     elsewhere = next((os.environ[name] for name in _AZURE_ACCOUNT if os.environ.get(name)), None)
     if elsewhere and elsewhere != url.account and "account_name" not in options:
         raise InputError(
-            f"the URL is of the account {url.account!r}, the environment of {elsewhere!r}: "
-            "Arroyo takes the latter, so this may be another store than the one it wrote to",
+            f"the URL names the account {url.account!r}, the environment {elsewhere!r}: Arroyo "
+            "uses the latter, so this may be another store than the one it wrote to",
             url=str(url),
             next_step="make AZURE_STORAGE_ACCOUNT_NAME and the URL agree, or give the option "
             "'account_name'",
@@ -161,8 +162,8 @@ def check_sendable(keys: AwsKeys) -> AwsKeys:
     for name, value in (("access key id", keys["access_key_id"]), ("session token", keys["token"])):
         if value is not None and not re.fullmatch(r"[\x21-\x7e]+", value):
             raise InputError(
-                f"the {name} is empty, or holds a character that no header can carry",
-                next_step="check where it comes from, a line end at its end for one",
+                f"the {name} is empty, or contains a character that a header cannot carry",
+                next_step="check its source, for example for a line break at its end",
             )
     return keys
 

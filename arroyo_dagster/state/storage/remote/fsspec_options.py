@@ -79,7 +79,7 @@ def gcsfs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, A
     if "bearer_token" in merged:
         # It would ask Google about it, in a URL that errors and logs then show.
         raise InputError(
-            "gcsfs keeps no bearer token secret",
+            "gcsfs does not keep a bearer token secret",
             url=str(url),
             next_step="leave out client='fsspec', or give 'service_account'",
         )
@@ -142,5 +142,5 @@ def _parsed_key(url: CheckpointUrl, key: object) -> Any:
         raise InputError(
             "the service account key is not JSON",
             url=str(url),
-            next_step="give the whole text of the key file in GOOGLE_SERVICE_ACCOUNT_KEY",
+            next_step="put the complete text of the key file in GOOGLE_SERVICE_ACCOUNT_KEY",
         ) from None

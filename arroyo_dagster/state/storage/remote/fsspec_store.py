@@ -168,7 +168,7 @@ class FsspecStore:
                 f"the filesystem {self._protocol!r} has no conditional create",
                 url=self.url,
                 path=path,
-                next_step="use local disk, S3, R2, GCS or Azure for anything that claims",
+                next_step="use local disk, S3, R2, GCS or Azure for everything that writes",
             )
         prove_once(self, self._options, self._create, path)
         return self._create(path, data)
@@ -271,7 +271,7 @@ class FsspecStore:
             retryable=False,
             url=self.url,
             path=target,
-            next_step="open the URL through obstore: leave out the option client=fsspec",
+            next_step="open the URL through obstore: remove the option client=fsspec",
         )
 
     def _delete_error(self, key: str) -> str | None:

@@ -117,8 +117,8 @@ def _s3(url: CheckpointUrl, config: dict[str, Any]) -> Callable[[], AwsKeys] | N
     chain = AwsChain(profile)
     if not chain.found:
         raise StorageError(
-            "no usable credentials for this store: neither options, environment, ~/.aws "
-            "nor a role of this machine gives any",
+            "no usable credentials for this store: none in options, environment, ~/.aws or this "
+            "machine's role",
             retryable=False,
             url=str(url),
             next_step="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, "
@@ -140,6 +140,6 @@ def _without_client_kwargs(url: CheckpointUrl, given: dict[str, Any]) -> dict[st
         raise InputError(
             f"obstore has no such option: {', '.join(strange)}",
             url=str(url),
-            next_step="leave it out, or add the option client='fsspec', which knows it",
+            next_step="remove it, or add the option client='fsspec', which supports it",
         )
     return given

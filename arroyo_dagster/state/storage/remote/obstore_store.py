@@ -213,10 +213,10 @@ class ObstoreStore:
             )
         if created is None:
             raise StorageError(
-                "other requests for this object were under way each time it was to be created",
+                "other requests for this object were in progress at every attempt to create it",
                 url=self.url,
                 path=path,
-                next_step="read it to know whether one of them succeeded, then try again",
+                next_step="read it to check whether one of them succeeded, then try again",
             )
         return created
 
@@ -409,7 +409,8 @@ class ObstoreStore:
                 f"{redact_text(reason.partition(_DEBUG)[0])}; and {missing.message}",
                 retryable=False,
                 url=self.url,
-                next_step="install that package, or remove what obstore cannot do",
+                next_step="install that package, or remove the option that obstore does not "
+                "support",
             ) from missing
         return twin
 
@@ -472,5 +473,5 @@ def _open_remote(url: CheckpointUrl, options: Mapping[str, Any]) -> Any:
         raise InputError(
             f"obstore does not take these options: {redact_text(str(error))}".partition("\n")[0],
             url=str(url),
-            next_step="correct or leave out the option; options.py lists them",
+            next_step="correct or remove the option; options.py lists them",
         ) from redacted_cause(error)

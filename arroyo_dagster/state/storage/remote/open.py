@@ -56,7 +56,7 @@ def _opened(url: CheckpointUrl, options: dict[str, Any]) -> ObjectStore:
         raise InputError(
             f"local disk has no such option: {', '.join(sorted(unknown))}",
             url=str(url),
-            next_step="leave it out; the only option is 'sync'",
+            next_step="remove it; the only option is 'sync'",
         )
     # Only what clearly says no leaves syncs out: a slip must not.
     sync = str(options.get("sync", True)).lower() not in ("false", "0", "no", "off", "n")
@@ -112,7 +112,7 @@ def get_storage_provider(url: str | None = None) -> ObjectStore:
     wanted = url if url is not None else _CONFIGURED.url
     if wanted is None:
         raise InputError(
-            "no checkpoint URL is known",
+            "no checkpoint URL is configured",
             next_step="give --url, set ARROYO__CHECKPOINT_URL, or call configure(url) first",
         )
     parsed = parse_url(wanted)

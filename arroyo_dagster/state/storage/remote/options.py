@@ -71,7 +71,7 @@ def patience_of(options: dict[str, Any], url: str) -> Patience:
             raise InputError(
                 f"the option {name!r} must be a number of zero or more, not {value!r}",
                 url=url,
-                next_step="correct or leave out the option",
+                next_step="correct or remove the option",
             )
     return Patience(**given)
 
@@ -102,8 +102,8 @@ def normalised(options: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
             name = _ALIASES.get(name, name)
         if name in found:
             raise InputError(
-                f"two options say the same thing: {given!r} and another name of {name!r}",
-                next_step="leave one of them out",
+                f"the option {name!r} is given twice: as {given!r} and under another name",
+                next_step="remove one of them",
             )
         found[name] = value
     return found

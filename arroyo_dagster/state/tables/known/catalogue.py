@@ -228,9 +228,9 @@ def _other_version(known: KnownTable, config: TableConfig, versions: Collection[
 def _misfit(known: KnownTable, config: TableConfig, error: FormatError | None) -> str:
     why = f"do not decode ({error})" if error else "should not be there, for it writes none"
     return (
-        f"table {str(config.table)!r} is known of the {known.owner}, whose entries {why}; they are "
-        "shown as bytes. Another release of Arroyo may have written them, or they are damaged. "
-        f"For another form: {_how_to_register(config)}"
+        f"table {str(config.table)!r} is known from the {known.owner}, but its entries {why}; "
+        "they are printed as bytes. Another release of Arroyo may have written them, or they "
+        f"are damaged. To register another form: {_how_to_register(config)}"
     )
 
 
@@ -286,7 +286,7 @@ def _load(point: EntryPoint) -> tuple[KnownTable, ...]:
 def _check(table: object, where: str) -> None:
     if not isinstance(table, KnownTable):
         raise InputError(
-            f"{where} was given something that is no KnownTable",
+            f"{where} is not a KnownTable",
             found=f"{type(table).__name__} {table!r:.80}",
             next_step="pass KnownTable(owner=…, holds=…, table=…, description=…, key=…, value=…)",
         )

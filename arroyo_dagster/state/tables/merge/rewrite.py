@@ -54,7 +54,7 @@ make a footer of 50 MB and more, which every reader decodes whole."""
 
 TOO_OLD = "rows older than the retention"
 OLD_GENERATIONS = "rows that a newer generation hides"
-GONE = "keys and tuples of which nothing is left"
+GONE = "keys and tuples without any remaining rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ from arroyo_dagster.state.tables.time_files import TimeFileReader
 
 BATCH_ROWS = 1 << 16
 _WHOLE_BYTES = 1 << 24
-"""A smaller file is fetched at once, before it is its turn."""
+"""A smaller file is fetched at once, before its turn."""
 _AHEAD_BYTES = 3 << 24
 _UNKNOWN_BYTES = 1 << 20
 _LITTLE_BYTES = 1 << 18
@@ -309,7 +309,7 @@ class _RowsMerging:
         low, high = int(hashes.min()), int(hashes.max())
         if not file.min_routing_key <= low <= high <= file.max_routing_key:
             raise FormatError(
-                "a merged file, read back, holds keys beyond its bounds",
+                "a merged file, read back, holds keys outside of its bounds",
                 path=file.path,
                 next_step="keep the file and report it; nothing was published",
             )

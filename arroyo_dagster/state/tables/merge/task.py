@@ -123,8 +123,8 @@ def combined(task: MergeTask, outcomes: Sequence[MergeOutcome]) -> MergeOutcome:
     rows_in = sum(outcome.rows_in for outcome in outcomes)
     if sum(rows_of.values()) != rows_in:
         raise FormatError(
-            f"{sum(rows_of.values()) - rows_in} of {sum(rows_of.values())} rows have keys beyond "
-            "the bounds that metadata gives for their files",
+            f"{sum(rows_of.values()) - rows_in} of {sum(rows_of.values())} rows have keys "
+            "outside of the bounds that metadata gives for their files",
             operator=task.merge.operator,
             table=task.merge.table,
             path=task.merge.paths[0],

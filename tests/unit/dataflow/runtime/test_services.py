@@ -167,7 +167,7 @@ def test_a_storm_of_failures_is_told_in_one_line_more(caplog: pytest.LogCaptureF
     flow = Flow(definition(steps("map|w||return 1 / 0"), converter="raw"))
     flow.send("words", ["x"] * 500)
     assert len(caplog.records) == 21
-    assert "480 records more" in caplog.records[-1].getMessage()
+    assert "480 more records" in caplog.records[-1].getMessage()
     assert flow.metrics("pass")["f0"].failed == 500
 
 

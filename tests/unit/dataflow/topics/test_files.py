@@ -94,7 +94,7 @@ def test_a_last_line_that_was_taken_and_then_continued_is_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [("on", "shorter"), ("two\none\nthree\n", "another beginning")]
+    ("content", "words"), [("on", "shorter"), ("two\none\nthree\n", "changed")]
 )
 def test_a_file_that_is_another_now_is_refused(tmp_path: Path, content: str, words: str) -> None:
     file = tmp_path / "words"

@@ -113,7 +113,7 @@ def test_keys_and_patterns_narrow_rows() -> None:
     assert found.lines(key="apple") == [["apple", "*", "2"]]
     assert found.lines(pattern="r$") == [["pear", "*", "1"]]
     assert found.lines(key="apple", pattern="r$") == []
-    with pytest.raises(CliError, match="no regular expression"):
+    with pytest.raises(CliError, match="not a regular expression"):
         found.lines(pattern="[")
 
 

@@ -214,7 +214,7 @@ def test_a_file_of_another_table_is_found_before_anything_starts() -> None:
     reader = ParquetBackend(store, PATHS)
     other = reader.load().paths[-1]
     store.put(other, encode_rows(pa.table({"a": [1]})))
-    with pytest.raises(FormatError, match="not one of its table: has the columns a") as caught:
+    with pytest.raises(FormatError, match="not belong to its table: has the columns a") as caught:
         reader.prepare_checkpoint_load(Epoch(2))
     assert (caught.value.facts["table"], caught.value.facts["path"]) == (G, other)
 
@@ -506,7 +506,7 @@ def test_a_manifest_that_nobody_could_read_is_not_published(
         return small if path.endswith("checkpoint-0000003/checkpoint-manifest.pb") else OBJECT
 
     monkeypatch.setattr(object_store, "size_limit", limited)
-    with pytest.raises(FormatError, match="larger than any metadata object can be"):
+    with pytest.raises(FormatError, match="larger than the limit of a metadata object"):
         run_word_job(store, **options, max_epochs=1)
     assert ParquetBackend(store, word_job(store).paths).epochs() == [1, 2]
     monkeypatch.undo()

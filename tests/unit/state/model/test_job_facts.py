@@ -94,7 +94,7 @@ def test_a_state_that_is_not_understood_is_not_overruled_by_an_older_source() ->
     assert answer.facts.condition is JobCondition.UNKNOWN
     assert (answer.facts.source, answer.facts.state) == ("api", "Draining")
     assert answer.reason is not None
-    assert "'Draining' is not known here" in answer.reason
+    assert "unknown state 'Draining'" in answer.reason
 
 
 def test_unknown_has_the_reason_of_every_source() -> None:
@@ -111,7 +111,7 @@ def test_unknown_has_the_reason_of_every_source() -> None:
     assert (answer.facts.source, answer.facts.name) == (None, "orders")
     assert answer.problems == (problem,)
     assert answer.reason == (
-        "api: the server did not answer: refused; db: no such job; user: says nothing of its state"
+        "api: the server did not answer: refused; db: no such job; user: reports no state"
     )
 
 
@@ -135,4 +135,4 @@ def test_the_newest_ready_epoch_is_not_the_newest() -> None:
 def test_the_pipeline_is_the_one_on_the_store_where_nobody_says() -> None:
     paths = JobPaths(JOB, PipelineId("pl_1"))
     assert merge_answers(paths, []).facts.pipeline == "pl_1"
-    assert merge_answers(paths, []).reason == "nobody was asked"
+    assert merge_answers(paths, []).reason == "no job-status source is configured"

@@ -466,5 +466,5 @@ def test_a_stop_request_ends_the_run_it_was_for_with_a_checkpoint() -> None:
 
 def test_a_job_that_was_never_started_cannot_be_stopped() -> None:
     store = MemoryStore()
-    with pytest.raises(NotFoundError, match="never started"):
+    with pytest.raises(NotFoundError, match="never been started"):
         request_stop(store, word_job(store).paths, 5)

@@ -501,7 +501,7 @@ def test_retention_that_fails_is_tried_again_at_once_then_every_fourth_epoch(
         expected[epoch] = last = tried.get(epoch, last)
     assert found == expected
     assert caplog.messages[0].startswith(
-        "retention of job words/main failed; 2 epochs before epoch 3 are left for the next time: "
+        "retention of job words/main failed; 2 epochs before epoch 3 stay until the next attempt: "
     )
     assert "503 SlowDown" in caplog.messages[0]
 
@@ -539,7 +539,7 @@ def test_damaged_newest_epoch_names_the_command_that_goes_back(
     assert caught.value.facts["path"] == ref
     assert not caught.value.retryable
     assert caught.value.next_step == (
-        "bring the object back, or go back to an older epoch: `arroyo-state rollback words/main` "
+        "restore the object, or go back to an older epoch: `arroyo-state rollback words/main` "
         "lists them"
     )
     store.put(ref, whole)

@@ -172,7 +172,7 @@ def test_a_directory_that_cannot_stay_is_a_failure_of_the_store(
 ) -> None:
     monkeypatch.setattr(os, "mkdir", lambda *_, **__: None)
     for verb in (store.put, store.create):
-        with pytest.raises(StorageError, match="vanishes"):
+        with pytest.raises(StorageError, match="is deleted as soon as"):
             verb(P("a/b"), b"1")
 
 

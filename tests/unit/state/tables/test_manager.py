@@ -276,7 +276,7 @@ def test_a_table_that_is_not_registered_is_named_with_those_that_are(store: Memo
 
 def test_other_types_than_the_registered_ones_are_refused(store: MemoryStore) -> None:
     tables = manager(store)
-    with pytest.raises(InputError, match="not the registered one"):
+    with pytest.raises(InputError, match="not match the registered one"):
         tables.get_global_keyed_state("g", str, str)
     assert tables.get_global_keyed_state("g").get("a") is None
     untyped = manager(store, configs={G: global_table_config("g")})

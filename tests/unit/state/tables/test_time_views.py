@@ -323,7 +323,7 @@ def test_a_table_has_one_view(first: int, second: int) -> None:
     if first == second:
         assert getters[second]("t") is view
     else:
-        with pytest.raises(InputError, match="looked at as"):
+        with pytest.raises(InputError, match="has a view"):
             getters[second]("t")
 
 

@@ -289,10 +289,10 @@ def test_an_empty_root_never_means_that_all_jobs_vanished(paths: JobPaths) -> No
     job.epochs(1)
     cursor = polled(store).cursor
     job.vanish()
-    with pytest.raises(StorageError, match="taken for a failure"):
+    with pytest.raises(StorageError, match="indicates a failure"):
         polled(store, cursor)
     store.put(StatePath("other/thing"), b"x")
-    with pytest.raises(StorageError, match="taken for a failure"):
+    with pytest.raises(StorageError, match="indicates a failure"):
         polled(store, cursor)
 
 
@@ -302,7 +302,7 @@ def test_a_root_that_is_missing_empty_or_no_root_at_all_says_so() -> None:
     assert polled(MemoryStore()).jobs == ()
     store = MemoryStore()
     store.put(StatePath("photos/cat.jpg"), b"x")
-    with pytest.raises(InputError, match="nothing in it looks like a job"):
+    with pytest.raises(InputError, match="no directory in it looks like a job"):
         polled(store)
 
 

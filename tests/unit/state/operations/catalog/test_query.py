@@ -501,7 +501,7 @@ def test_a_text_that_is_not_utf_8_is_shown_in_hex_and_told(store: MemoryStore) -
     assert {"hex": "fffe"} in shown
     assert any(isinstance(one, str) for one in shown)
     assert found.problem is not None
-    assert "not of its column's type" in found.problem
+    assert "not match its column's type" in found.problem
 
 
 @pytest.mark.parametrize("verb", ["read", "read_range"])

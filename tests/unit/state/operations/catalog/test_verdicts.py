@@ -119,7 +119,7 @@ def test_a_job_that_is_there_is_not_gone() -> None:
     store = MemoryStore()
     job = Written(store, BROKEN)
     job.epochs(1)
-    with pytest.raises(InputError, match="the job is there"):
+    with pytest.raises(InputError, match="the job exists"):
         known_jobs.check_gone(store, BROKEN)
     job.vanish()
     known_jobs.check_gone(store, BROKEN)  # so is the root

@@ -159,7 +159,7 @@ def test_a_store_that_says_it_deleted_and_did_not_is_found_out() -> None:
 
     for count in (30, 100):
         store = Lying(job_with_orphans(count, clock))
-        with pytest.raises(StorageError, match="1 objects are still there"):
+        with pytest.raises(StorageError, match="1 objects still exist"):
             run(store, clock)
 
 

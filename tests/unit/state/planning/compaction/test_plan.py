@@ -166,7 +166,7 @@ def test_what_was_merged_is_not_taken_up_again_at_once() -> None:
     for settings in (FULL, PACK):
         found = plan(pairs("a-compacted", "b-compacted"), settings)
         assert not found.merges
-        assert "merged ones already" in found.left_out[0].reason
+        assert "merged already" in found.left_out[0].reason
     assert not plan(pairs("a-compacted", "b-compacted", "c-compacted", "d", "e"), PACK).merges
     assert inputs(plan(pairs("a-compacted", "b", "c"), PACK)) == [["a-compacted", "b", "c"]]
 
@@ -263,14 +263,14 @@ def test_inputs_that_have_expired_meanwhile_are_no_loss() -> None:
         (pairs("a", "c"), merged_pairs("a", "b"), "side by side"),
         (pairs("a", "n", "b"), merged_pairs("a", "b"), "side by side"),
         (pairs("b", "a"), merged_pairs("a", "b"), "side by side"),
-        (pairs("x", "a", "b"), merged_pairs("a", "b"), "taken over before"),
+        (pairs("x", "a", "b"), merged_pairs("a", "b"), "already adopted"),
         (rows(timed("z")), merged_rows(timed("a"), outputs=(timed("x"),)), "none of its inputs"),
         (
             rows(timed("a")),
             merged_rows(timed("a"), timed("b"), outputs=(timed("x"),)),
-            "merged by somebody else",
+            "merged by another compaction",
         ),
-        (rows(timed("a")), merged_pairs("a", "b"), "no longer there"),
+        (rows(timed("a")), merged_pairs("a", "b"), "no longer exists"),
     ],
 )
 def test_a_merge_that_no_longer_fits_is_void_as_a_whole(

@@ -203,7 +203,7 @@ def test_pinned_epochs_stay_and_the_metadata_of_their_parents() -> None:
 
 def test_a_running_job_of_arroyo_s_is_refused() -> None:
     roots = job(20, managed=False)
-    with pytest.raises(ProtocolError, match="Arroyo itself expires"):
+    with pytest.raises(ProtocolError, match="Arroyo expires them itself"):
         planned(roots, keep=2, answer=answer(JobCondition.RUNNING))
     with pytest.raises(ProtocolError, match="unknown"):
         planned(roots, keep=2)
@@ -215,7 +215,7 @@ def test_a_running_job_of_arroyo_s_is_refused() -> None:
 def test_epoch_that_is_to_stay_and_is_not_whole_is_refused() -> None:
     roots = job(9)
     broken = replace(roots.epochs[1], gone=(roots.epochs[1].ref,))
-    with pytest.raises(ProtocolError, match="epoch 8 is to stay"):
+    with pytest.raises(ProtocolError, match="epoch 8 is to be kept"):
         planned(replace(roots, epochs=(roots.epochs[0], broken, *roots.epochs[2:])), keep=2)
     old = replace(roots.epochs[8], gone=(roots.epochs[8].ref,))
     assert planned(replace(roots, epochs=(*roots.epochs[:8], old)), keep=2).epochs

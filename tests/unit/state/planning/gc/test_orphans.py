@@ -545,11 +545,11 @@ def knows(source: str, job: str = "other") -> JobAnswer:
 
 def test_a_server_s_no_counts_if_it_knows_another_job_of_the_url() -> None:
     denies = words(SourceAnswer(source="api", absence=Absence.NO_JOB))
-    assert why_dead(LEGACY, denies, [knows("api")], managed=False) == "no such job, says api"
+    assert why_dead(LEGACY, denies, [knows("api")], managed=False) == "api: no such job"
     for others in ([], [knows("another")]):
         with pytest.raises(ProtocolError, match="nothing proves"):
             why_dead(LEGACY, denies, others, managed=False)
-    with pytest.raises(ProtocolError, match="known to no server"):
+    with pytest.raises(ProtocolError, match="Arroyo server"):
         why_dead(LEGACY, denies, [knows("api")], managed=True)
 
 
@@ -560,7 +560,9 @@ def test_less_than_a_no_proves_nothing(absence: Absence) -> None:
         why_dead(LEGACY, said, [knows("api")], managed=False)
 
 
-@pytest.mark.parametrize(("paths", "names"), [(LEGACY, "--arroyo-db"), (PROTOCOL, "the server")])
+@pytest.mark.parametrize(
+    ("paths", "names"), [(LEGACY, "--arroyo-db"), (PROTOCOL, "the API or database")]
+)
 def test_an_unproven_dead_job_names_the_source_that_can_prove_it(
     paths: JobPaths, names: str
 ) -> None:
@@ -584,14 +586,14 @@ def test_the_user_s_word_counts_unless_somebody_says_otherwise() -> None:
         source="the user",
         facts=JobFacts(job=JobId("j"), source="the user", condition=JobCondition.GONE),
     )
-    assert why_dead(LEGACY, words(gone), [], managed=True) == "gone, says the user"
+    assert why_dead(LEGACY, words(gone), [], managed=True) == "the user reports that it is gone"
     running = SourceAnswer(
         source="api",
         facts=JobFacts(
             job=JobId("j"), source="api", condition=JobCondition.RUNNING, state="Running"
         ),
     )
-    with pytest.raises(ProtocolError, match="the job is there"):
+    with pytest.raises(ProtocolError, match="the job exists"):
         why_dead(LEGACY, words(running, gone), [], managed=False)
 
 

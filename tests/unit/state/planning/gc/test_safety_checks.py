@@ -72,7 +72,7 @@ def test_a_job_is_at_rest_only_where_somebody_says_so(roots: Roots) -> None:
 
 @JOBS
 def test_a_job_that_nobody_knows_is_refused(roots: Roots) -> None:
-    with pytest.raises(ProtocolError, match="nobody was asked") as caught:
+    with pytest.raises(ProtocolError, match="no job-status source is configured") as caught:
         at_rest(roots, None)
     assert caught.value.facts["job"] == roots.paths.root
     assert "--assume" in str(caught.value.next_step)
@@ -80,7 +80,7 @@ def test_a_job_that_nobody_knows_is_refused(roots: Roots) -> None:
     with pytest.raises(ProtocolError, match="unknown: api: timed out"):
         at_rest(roots, silent)
     strange = words(said("api", JobCondition.UNKNOWN, state="Draining"))
-    with pytest.raises(ProtocolError, match="'Draining' is not known here"):
+    with pytest.raises(ProtocolError, match="unknown state 'Draining'"):
         at_rest(roots, strange)
 
 
@@ -117,14 +117,14 @@ def test_a_job_that_is_about_to_change_is_refused(roots: Roots) -> None:
         with pytest.raises(ProtocolError, match="changing its state"):
             at_rest(roots, answer(condition, action_in_progress=True))
         assert at_rest(roots, answer(condition, action_in_progress=False)) is True
-    with pytest.raises(ProtocolError, match="said to be gone"):
+    with pytest.raises(ProtocolError, match="a source reports that its pipeline is gone"):
         at_rest(roots, answer(JobCondition.GONE))
 
 
 def test_who_speaks_of_another_run_than_the_store_is_not_believed() -> None:
     """A copied database, or a server of another cluster."""
     for condition in AT_REST:
-        with pytest.raises(ProtocolError, match=r"generation 2, s speaks of run 3"):
+        with pytest.raises(ProtocolError, match=r"generation 2, but s reports run 3"):
             at_rest(THEIRS, answer(condition, run_id=3))
         assert at_rest(THEIRS, answer(condition, run_id=2)) is True
         assert at_rest(THEIRS, answer(condition)) is True
@@ -146,7 +146,7 @@ def test_a_job_has_to_do_one_thing_all_the_while_it_is_looked_at() -> None:
         (None, answer(JobCondition.UNKNOWN, state="Draining", run_id=2)),
     )
     for before, now in changes:
-        with pytest.raises(ConflictError, match="changed while it was looked at") as caught:
+        with pytest.raises(ConflictError, match="changed during the check:") as caught:
             check_still(PROTOCOL, before, now)
         assert caught.value.retryable
         assert caught.value.facts["job"] == PROTOCOL.root
@@ -196,7 +196,7 @@ def test_the_epoch_that_a_source_names_counts_if_it_is_there() -> None:
         named = answer(JobCondition.STOPPED, LEGACY, newest_ready_epoch=Epoch(epoch))
         assert newest_restorable(LEGACYS, named) == epoch
     for epoch in (6, 10):
-        with pytest.raises(ProtocolError, match=f"s knows epoch {epoch}, which is not") as caught:
+        with pytest.raises(ProtocolError, match=f"s reports epoch {epoch}, which is not") as caught:
             newest_restorable(
                 LEGACYS, answer(JobCondition.STOPPED, LEGACY, newest_ready_epoch=Epoch(epoch))
             )
@@ -296,7 +296,7 @@ def test_the_stores_clock_counts_if_it_agrees_with_the_one_here() -> None:
             check_store_clock(PROTOCOL, NOW + apart, NOW)
         assert caught.value.facts == {"job": PROTOCOL.root}
     for unsaid in (None, 0):
-        with pytest.raises(ProtocolError, match="does not say when") as caught:
+        with pytest.raises(ProtocolError, match="does not report when") as caught:
             check_store_clock(PROTOCOL, unsaid, NOW)
         assert caught.value.facts == {"job": PROTOCOL.root}
 
@@ -306,11 +306,11 @@ def test_the_stores_clock_counts_if_it_agrees_with_the_one_here() -> None:
 
 def test_a_job_that_somebody_knows_to_be_gone_is_dead_unless_another_knows_better() -> None:
     gone = said("the user", JobCondition.GONE)
-    assert why_dead(PROTOCOL, words(gone), [], managed=False) == "gone, says the user"
+    assert why_dead(PROTOCOL, words(gone), [], managed=False) == "the user reports that it is gone"
     # Sources that differ in what else they say do not contradict that.
     other = said("the sheet", JobCondition.GONE, run_id=3, name="b")
     both = words(replace(gone, facts=replace(gone.facts, run_id=2, name="a")), other)  # type: ignore[type-var]
-    assert why_dead(PROTOCOL, both, [], managed=False) == "gone, says the user"
+    assert why_dead(PROTOCOL, both, [], managed=False) == "the user reports that it is gone"
     with pytest.raises(ProtocolError, match="sources disagree on condition") as caught:
         why_dead(PROTOCOL, words(gone, said("api", JobCondition.STOPPED)), [], managed=False)
     assert caught.value.facts["job"] == PROTOCOL.root
@@ -319,7 +319,7 @@ def test_a_job_that_somebody_knows_to_be_gone_is_dead_unless_another_knows_bette
 @pytest.mark.parametrize("condition", [JobCondition.RUNNING, JobCondition.CHANGING, *AT_REST])
 def test_a_job_that_a_source_has_is_not_dead(condition: JobCondition) -> None:
     known = words(said("api", condition), SourceAnswer(source="database", absence=Absence.NO_JOB))
-    with pytest.raises(ProtocolError, match=f"the job is there: {condition.value}, says api"):
+    with pytest.raises(ProtocolError, match=f"the job exists: api reports {condition.value}"):
         why_dead(PROTOCOL, known, [knows("database")], managed=False)
 
 
@@ -330,7 +330,7 @@ def test_only_a_source_that_knows_another_job_proves_that_this_one_is_gone(
     """A server of another cluster knows none of the jobs of this URL."""
     denies = SourceAnswer(source="api", absence=absence)
     silent = SourceAnswer(source="database", absence=Absence.NOT_LISTED)
-    dead = f"{absence.value}, says api"
+    dead = f"api: {absence.value}"
     assert why_dead(PROTOCOL, words(silent, denies), [knows("api")], managed=False) == dead
     assert why_dead(PROTOCOL, words(denies), [knows("x"), knows("api")], managed=False) == dead
     empty = words(SourceAnswer(source="api", absence=Absence.NO_JOB), job="other")
@@ -342,7 +342,7 @@ def test_only_a_source_that_knows_another_job_proves_that_this_one_is_gone(
     # A word for its state that nobody here knows shows a server that has jobs of this URL.
     strange = words(said("api", JobCondition.UNKNOWN, state="Draining"), job="other")
     assert why_dead(PROTOCOL, words(denies), [strange], managed=False) == dead
-    with pytest.raises(ProtocolError, match="a job of ours"):
+    with pytest.raises(ProtocolError, match="managed job"):
         why_dead(PROTOCOL, words(denies), [knows("api")], managed=True)
 
 

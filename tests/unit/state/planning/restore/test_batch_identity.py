@@ -42,7 +42,9 @@ def test_a_repeat_with_other_offsets_stops() -> None:
 
 
 @pytest.mark.parametrize("adopt", [False, True])
-@pytest.mark.parametrize(("batch_id", "what"), [(9, "skipped"), (6, "twice"), (0, "twice")])
+@pytest.mark.parametrize(
+    ("batch_id", "what"), [(9, "skipped"), (6, "duplicated"), (0, "duplicated")]
+)
 def test_a_batch_that_jumps_stops_and_says_what_would_happen(
     batch_id: int, what: str, adopt: bool
 ) -> None:

@@ -254,8 +254,8 @@ def test_an_operator_without_which_arroyo_could_not_restore_is_told() -> None:
     broken = {
         "no metadata": None,
         "at epoch 3": replace(whole, epoch=Epoch(3)),
-        "of other": replace(whole, operator=OperatorId("other")),
-        "of o at": replace(whole, job=JobId("k")),
+        "to other": replace(whole, operator=OperatorId("other")),
+        "to o at": replace(whole, job=JobId("k")),
         "one subtask": replace(whole, subtask=report(0)),
         "no configuration": replace(whole, configs={}),
         "no subtask": replace(whole, parallelism=0),

@@ -84,7 +84,7 @@ def test_columns_may_be_added_dropped_moved_and_widened(
             config(K, int32(), pa.field("_timestamp", pa.timestamp("ns"))),
             "_timestamp: Timestamp<Nanosecond, None> not null cannot become",
         ),
-        (config(K, int32(), int32(), TIME), "there were 1 and are now 2"),
+        (config(K, int32(), int32(), TIME), "there were 1 columns"),
     ],
 )
 def test_what_may_not_change_is_told_with_its_reason(
@@ -171,10 +171,10 @@ def test_a_generational_table_has_its_row_generation_behind() -> None:
 @pytest.mark.parametrize(
     ("now", "of", "epoch", "problem"),
     [
-        (BEFORE, config(K, int32(), TIME, int64("n")), 1, "not those of its table"),
-        (BEFORE, config(K, TIME), 1, "not those of its table"),
-        (BEFORE, config(K, pa.field("v", pa.int16()), TIME), 1, "not those of its table"),
-        (noted(BEFORE, config(K, int64(), TIME), Epoch(5)), BEFORE, 5, "not those of its table"),
+        (BEFORE, config(K, int32(), TIME, int64("n")), 1, "not match its table"),
+        (BEFORE, config(K, TIME), 1, "not match its table"),
+        (BEFORE, config(K, pa.field("v", pa.int16()), TIME), 1, "not match its table"),
+        (noted(BEFORE, config(K, int64(), TIME), Epoch(5)), BEFORE, 5, "not match its table"),
         (noted(BEFORE, config(K, int64(), TIME), Epoch(5)), config(K, TIME), 4, "lacks"),
         (
             noted(BEFORE, config(K, int64(), TIME), Epoch(5)),
@@ -186,7 +186,7 @@ def test_a_generational_table_has_its_row_generation_behind() -> None:
             noted(config(K, int32("0"), TIME), config(K, int64("0"), TIME), Epoch(5)),
             config(K, int32("0"), int32("0"), TIME),
             4,
-            "which is which",
+            "cannot be matched",
         ),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_broken_job_is_told_though_it_is_stopped() -> None:
 def test_why_nobody_knows_is_part_of_the_evidence() -> None:
     assert "arroyo_database" in str(recent(OLD))
     asked = str(recent(replace(OLD, source="http://api: connection refused")))
-    assert "not known (http://api: connection refused)" in asked
+    assert "unknown (http://api: connection refused)" in asked
 
 
 def test_a_vanished_job_is_an_error_with_the_command_that_forgets_it() -> None:
@@ -119,7 +119,7 @@ def test_a_root_without_a_job_is_no_pass(
     finding = root_finding("s3://b/x", known, problem, jobs)
     assert (finding.code if finding else None) == code
     if finding is not None:
-        assert ("3 jobs are known" in finding.evidence) is bool(known)
+        assert ("3 jobs existed" in finding.evidence) is bool(known)
         verdict = every_job_checked([], {}, (), root=finding, forget="").verdict
         assert not verdict.passed
 

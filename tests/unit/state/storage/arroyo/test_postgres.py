@@ -198,7 +198,7 @@ def test_a_user_without_rights_and_another_database_are_told(server: Postgres) -
         connection.autocommit = True
         connection.execute("CREATE DATABASE other")
     other = server.url().replace("/postgres", "/other").replace("postgresql:/other", "postgresql:/")
-    with pytest.raises(FormatError, match="not the database of an Arroyo"):
+    with pytest.raises(FormatError, match="not a database of Arroyo"):
         ArroyoPostgres(other).jobs()
 
 

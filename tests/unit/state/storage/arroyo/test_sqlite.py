@@ -219,7 +219,7 @@ def test_a_backup_in_a_store_is_fetched_with_its_log(database: Path) -> None:
 def test_what_is_no_file_is_refused(tmp_path: Path, database: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(InputError, match="no file"):
+        with pytest.raises(InputError, match="not a file"):
             state_of(path)
     with pytest.raises(NotFoundError):
         state_of(tmp_path / "missing.sqlite")

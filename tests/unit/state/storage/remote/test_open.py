@@ -119,7 +119,7 @@ def test_an_option_that_local_disk_does_not_know_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("client", ["obstore", "fsspec"])
 def test_an_r2_url_needs_an_account(client: str) -> None:
-    with pytest.raises(InputError, match="whose bucket"):
+    with pytest.raises(InputError, match="its account"):
         open_store("r2://bucket/key", options={"client": client})
     assert open_store("r2://bucket/key", options={"client": client, "account": "acct"}).url
 

@@ -45,7 +45,7 @@ def test_names_of_every_ecosystem_are_understood() -> None:
     }
     assert normalised({"azure_storage_account_key": "k"}, "azure") == {"account_key": "k"}
     assert normalised({"token": "t.json"}, "gs") == {"token": "t.json"}
-    with pytest.raises(InputError, match="the same thing"):
+    with pytest.raises(InputError, match="given twice"):
         normalised({"key": "a", "access_key_id": "b"}, "s3")
 
 

@@ -335,9 +335,9 @@ def test_a_package_that_names_something_else_is_named(monkeypatch: pytest.Monkey
         c.default_catalogue()
     other = EntryPoint("other", "math:pi", c.ENTRY_POINTS)
     monkeypatch.setattr(c, "entry_points", lambda group: [other])
-    with pytest.raises(InputError, match=r"'other'.*no KnownTable"):
+    with pytest.raises(InputError, match=r"'other'.*not a KnownTable"):
         c.default_catalogue()
-    with pytest.raises(InputError, match="no KnownTable"):
+    with pytest.raises(InputError, match="not a KnownTable"):
         c.register_table("kafka")  # type: ignore[arg-type]
 
 
