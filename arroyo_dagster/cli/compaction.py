@@ -21,22 +21,19 @@ from arroyo_dagster.cli.rewrite import (
     runner,
     undo,
 )
+from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.cli.window import window
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.compaction import (
-    MEBIBYTE,
-    Budget,
     CompactionPlan,
-    CompactionPolicy,
     CompactionSettings,
     Forecast,
-    MergeOrder,
-    SortOrder,
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
+from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
 from arroyo_dagster.state.operations.compaction.execute import OnProgress, Progress
@@ -58,116 +55,15 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_DEFAULTS = CompactionSettings()
 _PRINTED_FILES = 3
 
 
-def _values(kinds: Any) -> click.Choice[str]:
-    return click.Choice([kind.value for kind in kinds])
-
-
-_OPTIONS = [
-    click.option(
-        "--policy",
-        type=_values(CompactionPolicy),
-        default=_DEFAULTS.policy.value,
-        show_default=True,
-        help="bin-pack: merge small neighbouring files. levels: merge --level-files files of one "
-        "level into one of the next. window: merge the files of one window of event time. full: "
-        "merge all files of every table. Arroyo jobs support bin-pack and full; the other "
-        "policies act as bin-pack.",
-    ),
-    click.option(
-        "--target-mb",
-        type=click.IntRange(1),
-        default=_DEFAULTS.target_bytes // MEBIBYTE,
-        show_default=True,
-        help="With bin-pack, merge files up to a total of this many MiB.",
-    ),
-    click.option(
-        "--min-files",
-        type=click.IntRange(2),
-        default=_DEFAULTS.min_files,
-        show_default=True,
-        help="With bin-pack, merge only if at least this many files have never been merged.",
-    ),
-    click.option(
-        "--level-files",
-        type=click.IntRange(2),
-        default=_DEFAULTS.level_files,
-        show_default=True,
-        help="With levels, merge this many neighbouring files of one level.",
-    ),
-    click.option(
-        "--window-seconds",
-        type=click.FloatRange(0, min_open=True),
-        help="With window, the length of a window. Default: an eighth of the table's retention.",
-    ),
-    click.option(
-        "--parallelism",
-        type=click.IntRange(1),
-        help="Split files for a restart with this parallelism.",
-    ),
-    click.option(
-        "--sort",
-        type=_values(SortOrder),
-        default=_DEFAULTS.sort.value,
-        show_default=True,
-        help="Sort rows of expiring tables by event time, or by routing key with Bloom filters. "
-        "Files of Arroyo jobs are always sorted by event time.",
-    ),
-    click.option(
-        "--keep-generations",
-        is_flag=True,
-        help="Keep rows of generational tables that a newer row generation hides.",
-    ),
-    click.option("--max-mb", type=click.IntRange(1), help="Read at most this many MiB."),
-    click.option("--max-files", type=click.IntRange(1), help="Merge at most this many files."),
-    click.option(
-        "--max-tables", type=click.IntRange(1), help="Merge files of at most this many tables."
-    ),
-    click.option(
-        "--order",
-        type=_values(MergeOrder),
-        default=MergeOrder.GAIN.value,
-        show_default=True,
-        help="Which merges to run first if --max-mb, --max-files or --max-tables excludes some.",
-    ),
-    click.option(
-        "--min-gain",
-        type=click.IntRange(1),
-        default=1,
-        show_default=True,
-        help="Skip a merge that removes fewer files than this.",
-    ),
-]
-
-
 def _settings_options(command: _F) -> _F:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return store_options(command)
+    return store_options(settings_options(CompactionSettings)(command))
 
 
 def _settings(given: dict[str, Any]) -> CompactionSettings:
-    window, most_mb = given["window_seconds"], given["max_mb"]
-    return CompactionSettings(
-        policy=CompactionPolicy(given["policy"]),
-        target_bytes=given["target_mb"] * MEBIBYTE,
-        min_files=given["min_files"],
-        level_files=given["level_files"],
-        window_micros=None if window is None else max(1, int(window * 1e6)),
-        parallelism=given["parallelism"],
-        sort=SortOrder(given["sort"]),
-        deduplicate=not given["keep_generations"],
-        budget=Budget(
-            size_bytes=None if most_mb is None else most_mb * MEBIBYTE,
-            files=given["max_files"],
-            tables=given["max_tables"],
-            order=MergeOrder(given["order"]),
-            min_gain_files=given["min_gain"],
-        ),
-    )
+    return settings_from(CompactionSettings, given)
 
 
 @main.group()

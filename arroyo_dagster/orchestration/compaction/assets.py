@@ -20,15 +20,11 @@ from arroyo_dagster.orchestration.failures import as_failure, of_selected
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
+from arroyo_dagster.orchestration.settings import configured, settings_config
 from arroyo_dagster.orchestration.translator import COMPACTED_STATE, OPERATOR_METADATA, Naming
 from arroyo_dagster.state.model.compaction import (
-    MEBIBYTE,
-    Budget,
-    CompactionPolicy,
     CompactionSettings,
-    MergeOrder,
     MergeOutcome,
-    SortOrder,
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
@@ -43,63 +39,9 @@ EFFECTIVE = "effective"
 _LOG_SECONDS = 10.0
 
 
-class CompactionConfig(dg.Config):
+class CompactionConfig(settings_config(CompactionSettings)):  # type: ignore[misc]
     """How to compact a job."""
 
-    policy: str = Field(
-        default=CompactionPolicy.BIN_PACK.value,
-        description="bin-pack: merge small neighbouring files. levels: merge level_files files "
-        "of one level into one of the next. window: merge the files of one window of event time. "
-        "full: merge all files of every table. Arroyo jobs support bin-pack and full; the other "
-        "policies act as bin-pack.",
-    )
-    target_file_mb: int = Field(
-        default=64, ge=1, description="With bin-pack, merge files up to a total of this many MiB."
-    )
-    min_files: int = Field(
-        default=4,
-        ge=2,
-        description="With bin-pack, merge only if at least this many files have never been merged.",
-    )
-    level_files: int = Field(
-        default=4, ge=2, description="With levels, merge this many neighbouring files of one level."
-    )
-    window_seconds: float | None = Field(
-        default=None,
-        gt=0,
-        description="With window, the length of a window in seconds. Default: an eighth of the "
-        "table's retention.",
-    )
-    parallelism: int | None = Field(
-        default=None,
-        ge=1,
-        description="Split files for a restart with this parallelism.",
-    )
-    sort: str = Field(
-        default=SortOrder.REPLAY.value,
-        description="Order of rows of expiring tables: replay (as they are), time, or key (with "
-        "Bloom filters). Files of Arroyo jobs are always sorted by time.",
-    )
-    deduplicate: bool = Field(
-        default=True,
-        description="Drop rows of generational tables that a newer row generation hides.",
-    )
-    max_mb: int | None = Field(
-        default=None, ge=1, description="Budget: read at most this many MiB."
-    )
-    max_files: int | None = Field(
-        default=None, ge=1, description="Budget: merge at most this many files."
-    )
-    max_tables: int | None = Field(
-        default=None, ge=1, description="Budget: merge files of at most this many tables."
-    )
-    order: str = Field(
-        default=MergeOrder.GAIN.value,
-        description="Which merges to run first within a budget: gain, smallest or listed.",
-    )
-    min_gain_files: int = Field(
-        default=1, ge=1, description="Skip a merge that removes fewer files than this."
-    )
     wait_seconds: float = Field(
         default=10.0,
         ge=0,
@@ -119,35 +61,7 @@ class CompactionConfig(dg.Config):
         Raises:
             dagster.Failure: there is no such policy or order.
         """
-        window = self.window_seconds
-        return CompactionSettings(
-            policy=_one_of(CompactionPolicy, self.policy),
-            target_bytes=self.target_file_mb * MEBIBYTE,
-            min_files=self.min_files,
-            level_files=self.level_files,
-            window_micros=None if window is None else max(1, int(window * 1e6)),
-            parallelism=self.parallelism,
-            sort=_one_of(SortOrder, self.sort),
-            deduplicate=self.deduplicate,
-            budget=Budget(
-                size_bytes=None if self.max_mb is None else self.max_mb * MEBIBYTE,
-                files=self.max_files,
-                tables=self.max_tables,
-                order=_one_of(MergeOrder, self.order),
-                min_gain_files=self.min_gain_files,
-            ),
-        )
-
-
-def _one_of(kind: Any, value: str) -> Any:
-    known = [one.value for one in kind]
-    if value not in known:
-        what = {CompactionPolicy: "policy", SortOrder: "sort", MergeOrder: "order"}[kind]
-        raise dg.Failure(
-            f"there is no {what} {value!r}. Next: choose one of {', '.join(known)}",
-            allow_retries=False,
-        )
-    return kind(value)
+        return configured(CompactionSettings, self)
 
 
 def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import (
@@ -20,6 +21,7 @@ from arroyo_dagster.state.model.ids import (
     TableName,
 )
 from arroyo_dagster.state.model.keys import KeyRange, key_range_size
+from arroyo_dagster.state.model.settings import Setting
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TimeFile
 
 MEBIBYTE = 1 << 20
@@ -91,18 +93,49 @@ class Budget:
 
     Attributes:
         size_bytes, files, tables: of the inputs of all merges together.
-        order: which merges come first.
-        min_gain_files: a merge after which fewer files are gone is not worth its while.
 
     Raises:
         InputError: a number below 1.
     """
 
-    size_bytes: int | None = None
-    files: int | None = None
-    tables: int | None = None
-    order: MergeOrder = MergeOrder.GAIN
-    min_gain_files: int = 1
+    size_bytes: Annotated[
+        int | None,
+        Setting(
+            option="max-mb",
+            config="max_mb",
+            scale=MEBIBYTE,
+            minimum=1,
+            help="Budget: read at most this many MiB.",
+        ),
+    ] = None
+    files: Annotated[
+        int | None,
+        Setting(
+            option="max-files",
+            config="max_files",
+            minimum=1,
+            help="Budget: merge at most this many files.",
+        ),
+    ] = None
+    tables: Annotated[
+        int | None,
+        Setting(
+            option="max-tables",
+            config="max_tables",
+            minimum=1,
+            help="Budget: merge files of at most this many tables.",
+        ),
+    ] = None
+    order: Annotated[
+        MergeOrder,
+        Setting(help="Which merges to run first within a budget: gain, smallest or listed."),
+    ] = MergeOrder.GAIN
+    min_gain_files: Annotated[
+        int,
+        Setting(
+            option="min-gain", minimum=1, help="Skip a merge that removes fewer files than this."
+        ),
+    ] = 1
 
     def __post_init__(self) -> None:
         for name in ("size_bytes", "files", "tables", "min_gain_files"):
@@ -116,17 +149,10 @@ class CompactionSettings:
     """How much to merge, and what comes of it.
 
     Attributes:
-        target_bytes: a bin-pack merge takes files of so many bytes together; a merged file is
-            closed at the latest when it has twice as many.
+        target_bytes: a merged file is closed at the latest when it has twice as many.
         small_share: a file below this share of the target is small.
-        min_files: a bin-pack merge takes at least so many files that were never merged, and at
-            least as many of them as of merged ones: what it gave is not taken up at once again.
-        level_files: so many neighbours of one level are merged.
-        window_micros: the length of a window; None = an eighth of the table's retention.
-        parallelism: split files by the key ranges of so many subtasks, for a job that is to be
-            started with another parallelism; None = its own.
-        sort: the order of rows where that changes nothing for a restore.
-        deduplicate: whether rows of generational tables go that a newer generation hides.
+        min_files: a bin-pack merge also takes at least as many files that were never merged as
+            merged ones: what it gave is not taken up at once again.
         memory_bytes: how many bytes of rows a merge keeps in memory, decoded. What needs all rows
             of a key range at once takes the range in pieces of that size.
         part_bytes: a merge of more bytes is carried out in parts: by files, or by key range where
@@ -136,15 +162,68 @@ class CompactionSettings:
         InputError: a number out of its range.
     """
 
-    policy: CompactionPolicy = CompactionPolicy.BIN_PACK
-    target_bytes: int = 64 * MEBIBYTE
+    policy: Annotated[
+        CompactionPolicy,
+        Setting(
+            help="bin-pack: merge small neighbouring files. levels: merge {level_files} files of "
+            "one level into one of the next. window: merge the files of one window of event time. "
+            "full: merge all files of every table. Arroyo jobs support bin-pack and full; the "
+            "other policies act as bin-pack.",
+        ),
+    ] = CompactionPolicy.BIN_PACK
+    target_bytes: Annotated[
+        int,
+        Setting(
+            option="target-mb",
+            config="target_file_mb",
+            scale=MEBIBYTE,
+            minimum=1,
+            help="With bin-pack, merge files up to a total of this many MiB.",
+        ),
+    ] = 64 * MEBIBYTE
     small_share: float = 0.75
-    min_files: int = 4
-    level_files: int = 4
-    window_micros: int | None = None
-    parallelism: int | None = None
-    sort: SortOrder = SortOrder.REPLAY
-    deduplicate: bool = True
+    min_files: Annotated[
+        int,
+        Setting(
+            minimum=2,
+            help="With bin-pack, merge only if at least this many files have never been merged.",
+        ),
+    ] = 4
+    level_files: Annotated[
+        int,
+        Setting(minimum=2, help="With levels, merge this many neighbouring files of one level."),
+    ] = 4
+    window_micros: Annotated[
+        int | None,
+        Setting(
+            option="window-seconds",
+            config="window_seconds",
+            scale=1_000_000,
+            fractions=True,
+            minimum=0,
+            help="With window, the length of a window in seconds. Default: an eighth of the "
+            "table's retention.",
+        ),
+    ] = None
+    parallelism: Annotated[
+        int | None,
+        Setting(minimum=1, help="Split files for a restart with this parallelism."),
+    ] = None
+    sort: Annotated[
+        SortOrder,
+        Setting(
+            help="Order of rows of expiring tables: replay (as they are), time, or key (with "
+            "Bloom filters). Files of Arroyo jobs are always sorted by time.",
+        ),
+    ] = SortOrder.REPLAY
+    deduplicate: Annotated[
+        bool,
+        Setting(
+            option="keep-generations",
+            help="Drop rows of generational tables that a newer row generation hides.",
+            off="Keep rows of generational tables that a newer row generation hides.",
+        ),
+    ] = True
     budget: Budget = Budget()
     memory_bytes: int = 64 * MEBIBYTE
     part_bytes: int = 256 * MEBIBYTE

@@ -1,0 +1,127 @@
+"""Settings that people give: help, unit, bounds and names, once beside each field.
+
+The command line derives its options from them and Dagster its config; see `cli/settings.py` and
+`orchestration/settings.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from arroyo_dagster.errors import InputError
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How people give the value of a field.
+
+    Attributes:
+        help: what it does; `{field}` stands for the name of another field.
+        option, config: its name on the command line and in Dagster, if not the field's.
+        scale: how many units of the field one unit of the setting is.
+        fractions: whether the setting may have fractions of its unit.
+        minimum: the least value, included.
+        off: the help of a flag on the command line that turns the field off.
+    """
+
+    help: str
+    option: str | None = None
+    config: str | None = None
+    scale: int = 1
+    fractions: bool = False
+    minimum: int | None = None
+    off: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SettingField:
+    """A field that people may set: its name, its type without None, its default."""
+
+    name: str
+    kind: type[Any]
+    default: Any
+    setting: Setting
+
+    @property
+    def option(self) -> str:
+        """The name on the command line."""
+        return "--" + (self.setting.option or self.name.replace("_", "-"))
+
+    @property
+    def config(self) -> str:
+        """The name in Dagster's config."""
+        return self.setting.config or self.name
+
+    @property
+    def given_default(self) -> Any:
+        """The default in the unit of the setting, enums by value."""
+        if isinstance(self.default, enum.Enum):
+            return self.default.value
+        return self.default if self.setting.scale == 1 else _unscaled(self)
+
+    def value(self, given: Any) -> Any:
+        """Return the field's value of what a person gave.
+
+        Raises:
+            InputError: there is no such choice.
+        """
+        if given is None:
+            return None
+        if issubclass(self.kind, enum.Enum):
+            known = [str(one.value) for one in self.kind]
+            if given not in known:
+                raise InputError(
+                    f"there is no {self.name} {given!r}",
+                    next_step=f"choose one of {', '.join(known)}",
+                )
+            return self.kind(given)
+        return given if self.setting.scale == 1 else max(1, int(given * self.setting.scale))
+
+
+def setting_fields(settings: type[Any]) -> Iterator[SettingField]:
+    """Yield the fields that people may set, those of nested settings in their place."""
+    hints = typing.get_type_hints(settings, include_extras=True)
+    for field in dataclasses.fields(settings):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from setting_fields(typing.cast(type[Any], hint))
+        for one in getattr(hint, "__metadata__", ()):
+            if isinstance(one, Setting):
+                yield SettingField(field.name, _kind(hint.__origin__), field.default, one)
+
+
+def settings_from(settings: type[_T], given: Mapping[str, Any]) -> _T:
+    """Build settings from what a person gave, by the names of fields; the rest by default.
+
+    Raises:
+        InputError: a value that its field cannot have.
+    """
+    fields = {field.name: field for field in setting_fields(settings)}
+    values: dict[str, Any] = {}
+    hints = typing.get_type_hints(settings)
+    for field in dataclasses.fields(typing.cast(Any, settings)):
+        if dataclasses.is_dataclass(hints[field.name]):
+            values[field.name] = settings_from(hints[field.name], given)
+        elif field.name in fields and field.name in given:
+            values[field.name] = fields[field.name].value(given[field.name])
+    return settings(**values)
+
+
+def _kind(hint: Any) -> type[Any]:
+    """A type without None."""
+    if isinstance(hint, types.UnionType):
+        (hint,) = (one for one in hint.__args__ if one is not type(None))
+    return typing.cast(type[Any], hint)
+
+
+def _unscaled(field: SettingField) -> Any:
+    default = field.default
+    return None if default is None else default // field.setting.scale
