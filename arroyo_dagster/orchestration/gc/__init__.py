@@ -1,1 +1,1 @@
-"""gc in Dagster: plans, approvals and runs as assets."""
+"""Garbage collection in Dagster: plans, approvals and runs as assets."""
