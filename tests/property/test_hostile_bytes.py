@@ -21,7 +21,7 @@ from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec import bounded, metadata, records
 from arroyo_dagster.state.codec.control import (
     CheckpointCompleted,
-    CommitCommand,
+    CommitRequest,
     LoadCompacted,
     StartExecution,
     decode_control,
@@ -53,7 +53,7 @@ PROTOBUF: dict[str, Decode] = {
     "checkpoint": named(metadata.decode_legacy_checkpoint),
     "operator": named(metadata.decode_operator),
     "load compacted": control(LoadCompacted),
-    "commit": control(CommitCommand),
+    "commit": control(CommitRequest),
     "start": control(StartExecution),
     "completed": control(CheckpointCompleted),
 }

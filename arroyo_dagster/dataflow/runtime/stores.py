@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
@@ -215,10 +214,3 @@ class RowStore(Store):
                 del entries[key]
                 count += 1
         return count
-
-
-def frame_of(content: pa.Table, state: StateDef) -> pl.DataFrame:
-    """The content of a closed window as a frame: `_key`, the columns by name."""
-    from arroyo_dagster.dataflow.views.snapshots import frame_of_rows
-
-    return frame_of_rows(state, content)

@@ -127,7 +127,7 @@ class OperatorCommit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitCommand:
+class CommitRequest:
     """`CommitReq`: do the second phase of an epoch's commit."""
 
     epoch: Epoch
@@ -223,7 +223,7 @@ _MESSAGES: dict[type[Any], type[Message]] = {
     CheckpointRequest: pb.CheckpointReq,
     TableCommit: pb.TableCommitData,
     OperatorCommit: pb.OperatorCommitData,
-    CommitCommand: pb.CommitReq,
+    CommitRequest: pb.CommitReq,
     StartExecution: pb.StartExecutionReq,
     CheckpointEvent: pb.TaskCheckpointEventReq,
     CheckpointCompleted: pb.TaskCheckpointCompletedReq,

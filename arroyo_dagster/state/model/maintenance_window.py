@@ -45,11 +45,6 @@ class WindowLimits:
                 quiet=self.quiet,
             )
 
-    @property
-    def downtime(self) -> float:
-        """The longest that the job may be down, as far as this is up to us."""
-        return self.stop + self.rewrite + self.start
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:

@@ -6,7 +6,7 @@ Source: crates/arroyo-operator/src/operator.rs, `ArrowOperator`, and context.rs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -177,15 +177,6 @@ class Source:
     def exhausted(self, offset: Offset) -> bool:
         """Whether nothing will ever follow `offset`."""
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRequest:
-    """The commit data of one operator at one epoch."""
-
-    operator: str
-    epoch: Epoch
-    data: Mapping[TableName, Mapping[int, bytes]] = field(default_factory=dict)
 
 
 def registered(operator: Operator) -> dict[TableName, TableConfig]:

@@ -184,12 +184,6 @@ def carry_operator(operator: OperatorCheckpoint, epoch: Epoch) -> OperatorCheckp
     return replace(operator, epoch=epoch, tables=tables)
 
 
-def new_paths(now: OperatorCheckpoint, before: OperatorCheckpoint | None) -> tuple[StatePath, ...]:
-    """The data files that `now` lists and the epoch before it did not, in replay order."""
-    known = set(before.paths) if before else set()
-    return tuple(path for path in now.paths if path not in known)
-
-
 def incomplete(
     checkpoint: LegacyCheckpoint, name: OperatorId, operator: OperatorCheckpoint | None
 ) -> str | None:

@@ -15,7 +15,7 @@ from arroyo_dagster.state.codec.control import (
     CheckpointEvent,
     CheckpointRequest,
     CheckpointStep,
-    CommitCommand,
+    CommitRequest,
     CompactedLoaded,
     JobCheckpoint,
     LoadCompacted,
@@ -77,8 +77,8 @@ MESSAGES: dict[type[Any], Any] = {
         is_commit=st.booleans(),
         unknown=UNKNOWN,
     ),
-    CommitCommand: st.builds(
-        CommitCommand,
+    CommitRequest: st.builds(
+        CommitRequest,
         epoch=EPOCH,
         operators=st.dictionaries(OPERATOR, OPERATOR_COMMIT, max_size=2),
         unknown=UNKNOWN,

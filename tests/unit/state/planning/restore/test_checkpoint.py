@@ -34,7 +34,6 @@ from arroyo_dagster.state.planning.restore.checkpoint import (
     incomplete,
     merge_operator,
     merged_needs_commit,
-    new_paths,
 )
 
 JOB, OP, G, T = JobId("j"), OperatorId("o"), TableName("g"), TableName("t")
@@ -139,8 +138,6 @@ def test_a_global_table_lists_what_was_there_then_new_files_by_subtask_removals_
     before = merged(report(0, wrote("old1")), report(1, wrote("old2")))
     now = merged(report(1, wrote("b", "b-removed")), report(0, wrote("a")), previous=before)
     assert paths(now, G) == ("old1", "old2", "a", "b-removed", "b")
-    assert new_paths(now, before) == ("a", "b-removed", "b")
-    assert new_paths(before, None) == ("old1", "old2")
 
 
 def test_an_epoch_in_which_nothing_changed_lists_what_was_there() -> None:
