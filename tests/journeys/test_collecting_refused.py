@@ -123,7 +123,7 @@ def test_an_epoch_that_the_database_knows_and_the_store_does_not_is_refused() ->
     asked = GcRequest(
         kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2), directory=directory(**said)
     )
-    refused(store, LEGACY, asked, clock, "knows epoch 17")
+    refused(store, LEGACY, asked, clock, "reports epoch 17")
 
 
 def test_a_job_of_arroyo_s_whose_commit_is_not_finished_is_refused() -> None:
@@ -149,7 +149,7 @@ def test_a_job_that_starts_while_it_is_collected_stops_the_collection() -> None:
 
     asked = expiry(2)
     asked = replace(asked, directory=type(asked.directory)([Changing()]))
-    with pytest.raises(ProtocolError, match="is running"):
+    with pytest.raises(ProtocolError, match="is now running"):
         run_gc(store, PROTOCOL, asked, GcOptions(clock=clock, pace=QUICK))
     whole(store, PROTOCOL, 7, 8)
     assert ParquetBackend(store, PROTOCOL).epochs() == [1, 2, 3, 4, 5, 6, 7, 8]

@@ -159,9 +159,9 @@ def test_a_running_job_is_stopped_rewritten_verified_and_started(layout: Layout)
     assert 5 < outcome.downtime_seconds < 60
     told = [step.did.partition(",")[0].partition(":")[0] for step in outcome.steps]
     assert told == [
-        "wrote the window's record",
+        "wrote the window's record; the job runs as 3",
         "requested Arroyo to stop the job",
-        "status is Stopped",
+        "the job's status is Stopped",
         "rewritten",
         "verified at level 2",
         "requested Arroyo to start the job",
@@ -234,7 +234,7 @@ def test_what_takes_longer_than_the_window_is_given_up_in_time() -> None:
 def test_a_job_that_is_changing_is_left_alone(state: str) -> None:
     model = running(Layout.LEGACY)
     model.state, model.due_micros = state, model.now_micros + 10**9
-    with pytest.raises(InputError, match=f"it is {state}"):
+    with pytest.raises(InputError, match=f"this job is {state}"):
         window(model)
 
 
@@ -295,7 +295,7 @@ def test_a_job_whose_sources_end_meanwhile_is_finished_and_that_is_said() -> Non
 
     outcome = window(model, on_step=finish)
     assert outcome.end is WindowEnd.KEPT
-    assert "it Finished" in str(outcome.problem)
+    assert "its status is Finished" in str(outcome.problem)
     assert interrupted_windows(model.job.store, [model.job.paths], clock=model.clock) == []
 
 
@@ -500,7 +500,7 @@ def test_a_job_that_somebody_started_since_is_left_alone() -> None:
     model.sleep(60)
     found = recovered(model)
     assert found is not None
-    assert "was started since" in found.steps[0].did
+    assert "has been started since" in found.steps[0].did
     assert model.state == "Stopped"
     assert content(model.job.store, model.job.paths) == before
     assert recovered(model) is None

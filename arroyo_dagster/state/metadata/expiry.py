@@ -201,8 +201,7 @@ class JobExpiry:
         head = self._objects.read(path, metadata.decode_legacy_checkpoint, missing_epoch(epoch))
         if (head.job, head.epoch) != (paths.job, epoch):
             raise FormatError(
-                f"the metadata of epoch {epoch} says that it is epoch {head.epoch} of job "
-                f"{head.job!r}",
+                f"the metadata of epoch {epoch} belongs to epoch {head.epoch} of job {head.job!r}",
                 job=paths.job,
                 path=path,
                 next_step="keep the object and report it",
@@ -240,7 +239,7 @@ class JobExpiry:
                     break
                 if older.epoch >= newer.epoch:
                     raise ProtocolError(
-                        f"the parent of epoch {newer.epoch} says that it is epoch {older.epoch}",
+                        f"the parent of epoch {newer.epoch} belongs to epoch {older.epoch}",
                         job=self._paths.job,
                         path=ref,
                         next_step="check it with `arroyo-state epochs`; nothing was deleted",

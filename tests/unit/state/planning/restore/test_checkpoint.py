@@ -256,7 +256,7 @@ def test_an_operator_without_which_arroyo_could_not_restore_is_told() -> None:
         "at epoch 3": replace(whole, epoch=Epoch(3)),
         "to other": replace(whole, operator=OperatorId("other")),
         "to o at": replace(whole, job=JobId("k")),
-        "one subtask": replace(whole, subtask=report(0)),
+        "a single subtask": replace(whole, subtask=report(0)),
         "no configuration": replace(whole, configs={}),
         "no subtask": replace(whole, parallelism=0),
     }
