@@ -43,8 +43,8 @@ SNAPSHOT = (
 UNKNOWN_TABLE = "no known operator has such a table, so it is unknown which rows a restore loads"
 RUNS = "the job runs: its workers keep the lists of files in memory, so its files cannot be changed"
 PASS_A_SOURCE = (
-    "pass Arroyo's API or database (--arroyo-api, --arroyo-db), or assume the status: --assume "
-    "JOB=stopped"
+    "pass Arroyo's API or database (--arroyo-api, --arroyo-db), or assume the status: "
+    "--assume JOB=stopped"
 )
 
 _WINDOWS = frozenset(

@@ -158,8 +158,8 @@ def _disagreement(roots: Roots, finished: int, written: int) -> ProtocolError:
         f"{_utc(written)} by the store's, {apart} seconds apart: {likely}",
         roots.paths,
         path=roots.head.ref,
-        next_step="correct the wrong clock and let the job write an epoch; until then `gc plan "
-        "expire --keep N`, without --keep-for, needs no clock; nothing was deleted",
+        next_step="correct the wrong clock and let the job write an epoch; until then "
+        "`gc plan expire --keep N`, without --keep-for, needs no clock; nothing was deleted",
     )
 
 
