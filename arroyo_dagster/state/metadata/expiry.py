@@ -42,6 +42,7 @@ from arroyo_dagster.state.planning.gc.epoch_roots import (
     unreadable_root,
 )
 from arroyo_dagster.state.planning.gc.expiry import (
+    in_safe_groups,
     oldest_staying,
     plan_own_expiry,
     retention_since,
@@ -275,7 +276,7 @@ class JobExpiry:
             StorageError: objects could not be deleted; what refers to them is still there.
         """
         looked: tuple[int, int] | None = None
-        for batch in _batches(plan):
+        for batch in _batches(self._paths, plan):
             # By two clocks: one of them may be set back.
             now = self.clock(), own_clock()
             if looked is None or not all(
@@ -312,13 +313,12 @@ def _restored(found: _Found) -> dict[Epoch, Epoch]:
     return {one.epoch: to for one in known if (to := one.rolled_back_to) is not None}
 
 
-def _batches(plan: ExpirePlan) -> Iterator[list[StatePath]]:
+def _batches(paths: JobPaths, plan: ExpirePlan) -> Iterator[list[StatePath]]:
     """What is deleted in one request, in order."""
     for step in (plan.data, plan.records):
-        paths = list(dict.fromkeys(step.paths))
-        yield from (paths[at : at + DELETE_BATCH] for at in range(0, len(paths), DELETE_BATCH))
-    # One of them at a time: an interruption must never remove a newer one before an older one.
-    yield from ([path] for path in plan.metadata.paths)
+        found = list(dict.fromkeys(step.paths))
+        yield from (found[at : at + DELETE_BATCH] for at in range(0, len(found), DELETE_BATCH))
+    yield from in_safe_groups(paths, plan.metadata.paths)
 
 
 def note_min_epoch(reader: BackendReader, min_epoch: Epoch) -> None:

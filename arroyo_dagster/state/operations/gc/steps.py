@@ -16,12 +16,13 @@ from arroyo_dagster.state.model.garbage import GcPlan, PathsDigest
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.job_facts import JobFacts
 from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.model.objects import BATCH, ObjectKind, Packed, StoredObject, object_name
+from arroyo_dagster.state.model.objects import BATCH, Packed, StoredObject
 from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.journal_chain import GONE
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter
 from arroyo_dagster.state.operations.gc.roots import newest_root
+from arroyo_dagster.state.planning.gc.expiry import in_safe_groups
 from arroyo_dagster.state.planning.gc.reachability import refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.failures import lasts
@@ -177,7 +178,9 @@ class GcRun:
             wave = [[one for one in batch if one.path not in outcomes] for batch in wave]
         paths = [[one.path for one in batch] for batch in wave if batch]
         together = [paths] if paths else []
-        for batches in [[p] for p in self._groups(wave)] if in_order else together:
+        wanted = (path for batch in paths for path in batch)
+        groups = ([group] for group in in_safe_groups(self.plan.paths, wanted))
+        for batches in groups if in_order else together:
             outcomes |= self._deleted(batches, delete)
             if _kept(outcomes):
                 break
@@ -192,23 +195,6 @@ class GcRun:
                 retryable=not lasts(said),
                 next_step="run it again: the objects that refer to them still exist",
             )
-
-    def _groups(self, wave: list[list[StoredObject]]) -> Iterator[list[StatePath]]:
-        """An interruption must never remove a newer manifest before an older one.
-
-        Metadata of the operators of one epoch of the legacy layout may go in any order.
-        """
-        together: list[StatePath] = []
-        for one in (one for batch in wave for one in batch):
-            together.append(one.path)
-            if object_name(self.plan.paths, one.path).kind is not ObjectKind.OPERATOR:
-                *operators, last = together
-                if operators:
-                    yield operators
-                yield [last]
-                together = []
-        if together:
-            yield together
 
     def _next_number(self) -> int:
         self._number += 1

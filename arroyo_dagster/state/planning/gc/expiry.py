@@ -6,7 +6,7 @@ crates/arroyo-state/src/parquet.rs, `cleanup_checkpoint`; arroyo-state.md 9.5, 9
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from arroyo_dagster.state.model.aliases import ReferencedPaths
 from arroyo_dagster.state.model.garbage import (
@@ -19,8 +19,8 @@ from arroyo_dagster.state.model.garbage import (
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
-from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.model.objects import Packed
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.objects import ObjectKind, Packed, object_name
 from arroyo_dagster.state.planning.gc.reachability import (
     check_inside,
     check_readable,
@@ -184,6 +184,25 @@ def choose_expired(
         records=Packed.of_paths(p for one in going for p in records_of(paths, one)),
         metadata=Packed.of_paths(p for one in going for p in metadata_of(paths, one)),
     )
+
+
+def in_safe_groups(paths: JobPaths, metadata: Iterable[StatePath]) -> Iterator[list[StatePath]]:
+    """Yield the metadata of expired epochs, oldest first, in groups that one request may delete.
+
+    An interruption must never remove a newer manifest before an older one. In the legacy layout the
+    operators of one epoch may go in any order.
+    """
+    operators: list[StatePath] = []
+    for path in metadata:
+        if object_name(paths, path).kind is ObjectKind.OPERATOR:
+            operators.append(path)
+            continue
+        if operators:
+            yield operators
+        yield [path]
+        operators = []
+    if operators:
+        yield operators
 
 
 def oldest_staying(

@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import Packed
 from arroyo_dagster.state.planning.gc.epoch_roots import unreadable_objects
-from arroyo_dagster.state.planning.gc.expiry import plan_expiry, plan_own_expiry
+from arroyo_dagster.state.planning.gc.expiry import in_safe_groups, plan_expiry, plan_own_expiry
 from arroyo_dagster.state.planning.gc.reachability import metadata_of, records_of
 from tests.unit.state.planning.gc.test_orphans import (
     LEGACY,
@@ -354,3 +354,17 @@ def test_whatever_expires_every_kept_epoch_keeps_all_its_files(
     needed = {path for one in kept for path in one.files.paths}
     every = {path for one in roots.epochs for path in one.files.paths}
     assert set(plan.data.paths) == every - needed
+
+
+def test_operators_of_one_legacy_epoch_go_in_one_request_and_manifests_one_by_one() -> None:
+    def of_epoch(number: int) -> list[StatePath]:
+        names = (OperatorId("a"), OperatorId("b"))
+        operators = [LEGACY.operator_metadata(name, Epoch(number)) for name in names]
+        return [*operators, LEGACY.legacy_metadata(Epoch(number))]
+
+    legacy = [*of_epoch(1), *of_epoch(2)]
+    groups = list(in_safe_groups(LEGACY, legacy))
+    assert groups == [legacy[0:2], [legacy[2]], legacy[3:5], [legacy[5]]]
+    assert list(in_safe_groups(LEGACY, legacy[:2])) == [legacy[:2]]
+    manifests = [PROTOCOL.manifest(WorkerGeneration(1), Epoch(number)) for number in (1, 2)]
+    assert list(in_safe_groups(PROTOCOL, manifests)) == [[one] for one in manifests]
