@@ -440,6 +440,6 @@ def test_a_stored_plan_is_carried_out_if_it_still_fits_and_refused_if_not() -> N
     plan = plan_gc(store, PATHS, expiry(3), now_micros=clock())
     pin_epoch(store, PATHS, Epoch(5), clock=clock)
     before = without_ours(store)
-    with pytest.raises(ConflictError, match="no longer fits"):
+    with pytest.raises(ConflictError, match="no longer matches"):
         run_gc(store, PATHS, expiry(3), GcOptions(clock=clock, pace=QUICK), plan=plan)
     assert without_ours(store) == before

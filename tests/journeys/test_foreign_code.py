@@ -132,7 +132,7 @@ def test_looking_executes_nothing_that_lies_beside_the_file(folder: Path) -> Non
     for path in folder.glob("executed-*"):
         path.unlink()
     shown = python(folder, "-c", LOOK, json.dumps(LOOKS))
-    assert "no mistakes" in shown
+    assert "no errors" in shown
     assert "│ be   ┆ 2   │" in shown
     assert executed(folder) == set()
 

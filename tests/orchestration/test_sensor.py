@@ -228,7 +228,7 @@ def test_a_store_that_fails_fails_the_tick_and_keeps_the_cursor(deployed: Any) -
 
 def test_before_anything_is_written_a_tick_says_so(deployed: Any) -> None:
     result = deployed.evaluate()
-    assert result.skip_message.startswith("holds no jobs yet: ")
+    assert result.skip_message.startswith("the checkpoint URL holds no jobs yet: ")
     assert deployed.tick() == {}
 
 

@@ -116,7 +116,7 @@ def test_a_refresh_of_a_healthy_job_does_not_turn_a_broken_ones_red_away(deploye
         first = found.description.splitlines()[0]
         assert first.startswith("1 of 2 jobs: bad/main: ")
         assert path in first
-        assert "Next: bring the object back" in first
+        assert "Next: restore the object" in first
         bad, good = lines(found)
         assert (bad["job"], bad["verdict"], bad["epoch"]) == ("bad/main", "failed", 2)
         assert (good["job"], good["verdict"], good["epoch"]) == ("good/main", "passed", 2)
@@ -369,7 +369,7 @@ def test_once_every_job_is_forgotten_the_sensor_goes_on(deployed: Any) -> None:
     for job in jobs:
         job.vanish()
     for at in range(2):
-        with pytest.raises(StorageError, match="nothing is left of the 2 jobs"):
+        with pytest.raises(StorageError, match="all 2 known jobs are missing"):
             deployed.evaluate()
         config = {"ops": {"arroyo_forget_job_op": {"config": {"job": f"p{at}/main"}}}}
         assert deployed.run("arroyo_forget_job", run_config=config).success
@@ -398,7 +398,7 @@ def test_a_missing_root_is_red_on_the_sensor_after_its_first_success(
     deployed: Any, tmp_path: Path
 ) -> None:
     local = Local(deployed, tmp_path / "root")
-    assert local.deployed.evaluate().skip_message.startswith("nothing there yet")
+    assert local.deployed.evaluate().skip_message.startswith("the checkpoint URL holds no jobs yet")
     local.root.mkdir()
     deployed.tick()  # an empty root is a success
     local.root.rmdir()

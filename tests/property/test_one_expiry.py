@@ -151,7 +151,7 @@ def test_own_retention_and_gc_choose_the_same(case: Case) -> None:
     by_gc, own = both(case)
     if isinstance(by_gc, str) and not isinstance(own, str):
         # A pinned epoch is not there, as while it is brought back: the writer waits in silence.
-        assert "is not there" in by_gc or "are missing" in by_gc
+        assert "does not exist" in by_gc or "are missing" in by_gc
         assert own[1:] == ((), [], [], [])
     else:
         assert own == by_gc

@@ -154,7 +154,7 @@ def test_what_an_epoch_has_taken_can_be_forgotten_and_is_then_named_when_missed(
     source.forget(taken)
     assert staged_batches(place.store, DIRECTORY) == [1]
     assert place.words(taken) == ["be"]
-    with pytest.raises(ProtocolError, match="gone") as found:
+    with pytest.raises(ProtocolError, match="are missing") as found:
         source.partitions(source.initial_offset(), taken)
     assert found.value.facts["path"] == list_path(DIRECTORY, 0)
 

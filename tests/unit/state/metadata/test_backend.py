@@ -472,7 +472,9 @@ def test_nothing_is_deleted_while_a_kept_epoch_cannot_be_read_in_full() -> None:
     write_legacy(store, 17)
     store.delete_many([LEGACY.operator_metadata(OP, Epoch(8))])
     before = listing(store)
-    with pytest.raises(ProtocolError, match="epoch 8 is to stay, and 1 objects of it are missing"):
+    with pytest.raises(
+        ProtocolError, match="epoch 8 is to be kept, but 1 of its objects are missing"
+    ):
         ParquetBackend(store, LEGACY).cleanup_checkpoint(Epoch(17))
     assert listing(store) == before
     store = MemoryStore()
