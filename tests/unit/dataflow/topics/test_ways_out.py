@@ -305,7 +305,7 @@ def test_what_was_prepared_for_one_sink_is_not_committed_to_another(
         "file": appended(tmp_path / "another"),
         "folder": LinesFolderSink("counts", f"{tmp_path}/folder", JsonLines("counts")),
     }
-    with pytest.raises(InputError, match="was prepared for another") as raised:
+    with pytest.raises(InputError, match="was prepared for a") as raised:
         run_pipeline(job(sinks[other]), store)
     assert raised.value.facts["topic"] == "counts"
     run_pipeline(job(appended(path)), store)
