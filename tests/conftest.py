@@ -44,7 +44,7 @@ def restarts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ONE_PROCESS = ("spark", "contract")
 """Folders whose tests share a server or a session, which must not be started twice."""
-SECOND_SESSION = ("test_pipeline.py", "test_legacy_layout.py", "test_landing.py")
+SECOND_SESSION = ("test_pipeline.py", "test_legacy_layout.py", "test_staging.py")
 """Of the folder `spark`: what another process takes, with a session of its own."""
 LONGEST_FIRST = ("spark", "journeys", "contract", "orchestration")
 

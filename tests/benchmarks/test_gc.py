@@ -16,7 +16,7 @@ from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.operations.gc.steps import GcProgress
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Slow
-from tests.collecting import PATHS, Clock, begun
+from tests.gc_jobs import PATHS, Clock, begun
 from tests.jobs import copied
 
 PROJECT = Path(__file__).parents[2]

@@ -117,7 +117,7 @@ SLOWLY = (
     "a rewrite goes on whatever the job does",
 )
 """What is found more seldom still has tests of its own: see `test_every_step` here, and
-`test_collecting_refused` and `test_rewriting` among the journeys."""
+`test_gc_refused` and `test_rewriting` among the journeys."""
 
 
 @pytest.mark.parametrize("name", QUICKLY)

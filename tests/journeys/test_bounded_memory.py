@@ -21,8 +21,8 @@ QUARANTINE = """
     from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
     from arroyo_dagster.state.operations.gc.undelete import run_undelete
     from arroyo_dagster.state.storage import open_store
-    from tests.collecting import orphans
-    from tests.contract.test_collecting import LOST, PATHS, STOPPED
+    from tests.gc_jobs import orphans
+    from tests.contract.test_gc import LOST, PATHS, STOPPED
     from tests.fleets import Written
 
     PEAK
@@ -85,7 +85,7 @@ GIANT = """
     from arroyo_dagster.state.operations.gc.pins import pin_epoch
     from arroyo_dagster.state.operations.verify.job import verify_job
     from arroyo_dagster.state.storage import open_store
-    from tests.collecting import JOB, orphans
+    from tests.gc_jobs import JOB, orphans
     from tests.fleets import Written, legacy_job
     from tests.jobs import run_word_job, word_job
 

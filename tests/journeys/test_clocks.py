@@ -20,9 +20,9 @@ from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_und
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected, open_store
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Counting, Wrapper
-from tests.collecting import DAY, Clock, dead, expiry, orphans, without_ours
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.fleets import OPERATOR, SECOND, Written, legacy_job, protocol_job
+from tests.gc_jobs import DAY, Clock, dead, expiry, orphans, without_ours
 from tests.jobs import copied
 
 PROTOCOL, LEGACY = protocol_job("p"), legacy_job("j")

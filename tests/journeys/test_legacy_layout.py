@@ -40,7 +40,7 @@ from arroyo_dagster.state.storage import (
 )
 from arroyo_dagster.state.storage.store import ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.collecting import hiding
+from tests.gc_jobs import hiding
 from tests.jobs import copied, listing, output_of, state_of, word_job
 
 PATHS = JobPaths(JobId("words"))

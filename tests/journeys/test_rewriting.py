@@ -52,7 +52,7 @@ from tests.arroyo_jobs import (
     stopped,
     table_rows,
 )
-from tests.collecting import Clock, Hiding, orphans
+from tests.gc_jobs import Clock, Hiding, orphans
 from tests.jobs import copied, listing
 from tests.shares import Share, everywhere
 

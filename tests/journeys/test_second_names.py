@@ -24,8 +24,8 @@ from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtecte
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.collecting import Clock, data_files, dead, expiry, orphans
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
+from tests.gc_jobs import Clock, data_files, dead, expiry, orphans
 from tests.jobs import listing
 
 T = TypeVar("T")

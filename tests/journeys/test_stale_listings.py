@@ -19,7 +19,7 @@ from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_und
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.collecting import DAY, JOB, PATHS, Clock, begun, orphans, restorable
+from tests.gc_jobs import DAY, JOB, PATHS, Clock, begun, orphans, restorable
 from tests.jobs import run_word_job
 
 QUICK = Pace(sleep=lambda seconds: None)

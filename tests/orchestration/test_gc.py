@@ -18,9 +18,9 @@ from arroyo_dagster.state.operations.gc.undelete import run_undelete
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
-from tests.collecting import restorable, without_ours
 from tests.compat.arroyo import DATA
 from tests.fleets import Written, legacy_job
+from tests.gc_jobs import restorable, without_ours
 from tests.jobs import listing, run_word_job, word_job
 
 JOB: dict[str, Any] = {

@@ -32,8 +32,8 @@ from arroyo_dagster.state.storage import FaultInjecting
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.arroyo_jobs import ArroyoJob, begun, content, expect_whole, stopped
-from tests.collecting import orphans, whole
 from tests.fleets import OPERATOR, TABLE, Written, protocol_job
+from tests.gc_jobs import orphans, whole
 from tests.words import newest, output_of, random_words, tables_of, words_pipeline
 
 if TYPE_CHECKING:

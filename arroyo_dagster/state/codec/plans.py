@@ -1,4 +1,4 @@
-"""A compaction plan as JSON: printing it is the dry run. For those of gc see `collecting.py`."""
+"""A compaction plan as JSON: printing it is the dry run. For those of gc see `gc.py`."""
 
 from __future__ import annotations
 

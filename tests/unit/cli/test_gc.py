@@ -19,8 +19,8 @@ from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.storage import configure
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
-from tests.collecting import JOB, PATHS, kept_no_more, restorable, without_ours
 from tests.compat.arroyo import unpack
+from tests.gc_jobs import JOB, PATHS, kept_no_more, restorable, without_ours
 from tests.jobs import listing, run_word_job
 
 

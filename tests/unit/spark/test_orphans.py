@@ -11,8 +11,8 @@ from arroyo_dagster.spark import orphans as on_spark
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.storage import MemoryStore, WriteProtected
-from tests.collecting import Clock, orphans
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
+from tests.gc_jobs import Clock, orphans
 
 
 def run_here(

@@ -16,8 +16,8 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Counting, Wrapper
-from tests.collecting import hiding, whole, without_ours
 from tests.fleets import Written, legacy_job, protocol_job
+from tests.gc_jobs import hiding, whole, without_ours
 from tests.jobs import copied
 
 NEWEST = 15

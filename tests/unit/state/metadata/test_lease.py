@@ -28,7 +28,7 @@ from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.collecting import Hiding
+from tests.gc_jobs import Hiding
 
 PATHS = JobPaths(JobId("j"), PipelineId("p"))
 SOMETHING = StatePath("p/j/something")

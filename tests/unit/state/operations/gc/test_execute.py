@@ -17,8 +17,8 @@ from arroyo_dagster.state.operations.gc.steps import GcProgress, Pace
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Counting, Slow, Wrapper
-from tests.collecting import Clock, expiry, orphans, whole, without_ours
 from tests.fleets import OPERATOR, TABLE, Written, protocol_job
+from tests.gc_jobs import Clock, expiry, orphans, whole, without_ours
 
 PATHS = protocol_job("p")
 STOPPED = {"p/main": "stopped"}

@@ -24,8 +24,8 @@ from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore
-from tests.collecting import Clock, expiry, orphans
 from tests.fleets import Written, protocol_job
+from tests.gc_jobs import Clock, expiry, orphans
 
 PATHS = protocol_job("p")
 STOPPED = {str(PATHS.root): "stopped"}

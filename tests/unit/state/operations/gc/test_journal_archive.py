@@ -26,8 +26,8 @@ from arroyo_dagster.state.operations.gc.journal import (
 )
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
-from tests.collecting import Clock, Hiding, orphans
 from tests.fleets import Written, protocol_job
+from tests.gc_jobs import Clock, Hiding, orphans
 from tests.jobs import copied
 
 PATHS = protocol_job("p")

@@ -22,8 +22,8 @@ from arroyo_dagster.state.operations.gc.journal_check import JournalCheck, check
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
-from tests.collecting import Clock, Hiding, expiry, orphans
 from tests.fleets import Written, protocol_job
+from tests.gc_jobs import Clock, Hiding, expiry, orphans
 from tests.jobs import copied
 
 PATHS = protocol_job("p")

@@ -25,7 +25,9 @@ from arroyo_dagster.state.planning.gc.reachability import referenced_by
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, WriteProtected
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.wrappers import Counting
-from tests.collecting import (
+from tests.compat.arroyo import ARCHIVES, unpack
+from tests.fleets import Written, legacy_job
+from tests.gc_jobs import (
     PATHS,
     Clock,
     Interrupted,
@@ -38,8 +40,6 @@ from tests.collecting import (
     whole,
     without_ours,
 )
-from tests.compat.arroyo import ARCHIVES, unpack
-from tests.fleets import Written, legacy_job
 from tests.jobs import copied, run_word_job
 
 QUICK = Pace(sleep=lambda seconds: None)

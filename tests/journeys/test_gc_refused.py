@@ -24,7 +24,8 @@ from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.storage import MemoryStore, WriteProtected
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.collecting import (
+from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
+from tests.gc_jobs import (
     PATHS,
     Clock,
     begun,
@@ -38,7 +39,6 @@ from tests.collecting import (
     whole,
     without_ours,
 )
-from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
 
 QUICK = Pace(sleep=lambda seconds: None)
 SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}

@@ -25,7 +25,7 @@ from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.collecting import (
+from tests.gc_jobs import (
     JOB,
     PATHS,
     Clock,

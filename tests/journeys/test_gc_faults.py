@@ -39,7 +39,9 @@ from arroyo_dagster.state.storage import (
 )
 from arroyo_dagster.state.storage.store import DeleteOutcome
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.collecting import (
+from tests.explorer import mutants
+from tests.fleets import OPERATOR, Written, legacy_job
+from tests.gc_jobs import (
     PATHS,
     Clock,
     Interrupted,
@@ -53,11 +55,9 @@ from tests.collecting import (
     whole,
     without_ours,
 )
-from tests.explorer import mutants
-from tests.fleets import OPERATOR, Written, legacy_job
 from tests.jobs import copied
-from tests.journeys.test_collecting_refused import refused
-from tests.journeys.test_collecting_refused import (
+from tests.journeys.test_gc_refused import refused
+from tests.journeys.test_gc_refused import (
     test_a_job_that_starts_while_it_is_collected_stops_the_collection as stopped_by_a_start,
 )
 

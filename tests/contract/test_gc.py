@@ -16,8 +16,8 @@ from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.undelete import run_undelete
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
-from tests.collecting import expiry, orphans, whole, without_ours
 from tests.fleets import Written, protocol_job
+from tests.gc_jobs import expiry, orphans, whole, without_ours
 
 PATHS = protocol_job("p")
 STOPPED = {"p/main": "stopped"}

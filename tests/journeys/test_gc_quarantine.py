@@ -29,7 +29,8 @@ from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purg
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
-from tests.collecting import (
+from tests.fleets import OPERATOR, Written, legacy_job, protocol_job
+from tests.gc_jobs import (
     JOB,
     PATHS,
     Clock,
@@ -44,7 +45,6 @@ from tests.collecting import (
     whole,
     without_ours,
 )
-from tests.fleets import OPERATOR, Written, legacy_job, protocol_job
 from tests.jobs import copied, run_word_job
 
 QUICK = Pace(sleep=lambda seconds: None)
