@@ -30,10 +30,7 @@ from arroyo_dagster.state.operations.gc import (
 from arroyo_dagster.state.operations.gc import (
     root_reader as roots_read,
 )
-from arroyo_dagster.state.operations.gc import (
-    steps as collecting_steps,
-)
-from arroyo_dagster.state.planning.gc import dead_jobs, epoch_roots, orphans
+from arroyo_dagster.state.planning.gc import dead_jobs, epoch_roots, expiry, orphans
 
 MOST = 50_000
 
@@ -49,7 +46,7 @@ DECODERS = (
     (collecting, "decode_pins"),
 )
 NAMES = (
-    *((one, "object_name") for one in (inventory, orphans, collecting_steps, dead_jobs)),
+    *((one, "object_name") for one in (inventory, orphans, expiry, dead_jobs)),
     *((one, "object_name") for one in (quarantine, split_epochs, undelete)),
     (ids, "path_error"),
     (model, "_number"),
