@@ -55,7 +55,6 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_PRINTED_FILES = 3
 
 
 def _settings_options(command: _F) -> _F:

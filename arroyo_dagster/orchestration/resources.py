@@ -111,7 +111,7 @@ class ArroyoStateStore(NamedSecrets):
         """Return the sources of job status.
 
         Args:
-            said: the status that the user assumes, by job.
+            assumed: the status that the user assumes, by job.
         """
         from arroyo_dagster.state.operations.catalog.job_directory import open_directory
 

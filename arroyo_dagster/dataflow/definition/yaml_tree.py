@@ -43,7 +43,7 @@ class Node:
         path: its YAML path; empty for the root.
         line, column: where it begins, counted from 1.
         value: a scalar, the nodes of a sequence, or those of a mapping by key.
-        key_lines: line and column of each key of a mapping.
+        key_places: line and column of each key of a mapping.
     """
 
     path: str

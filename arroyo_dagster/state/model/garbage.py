@@ -50,7 +50,7 @@ class References:
     Attributes:
         pipeline, worker_generation, parent_ref: of the protocol layout only.
         operators: each with its parallelism.
-        ours: whether a job of ours wrote it.
+        managed: whether a job of ours wrote it.
         rolled_back_to: the epoch that a rollback restored, if one published it.
         files: the data files it lists, each once, in order.
     """

@@ -181,7 +181,7 @@ class JobAnswer:
     Attributes:
         facts: for each fact the first source that knows it; what belongs to the state (state, run
             id, action, times…) comes from one source, never pieced together.
-        words: what each source answered, in the order asked.
+        answers: what each source answered, in the order asked.
     """
 
     paths: JobPaths

@@ -48,7 +48,7 @@ def role_of(config: ExpiringTimeKeyConfig, *, managed: bool) -> Role:
     """Tell the role of a generational table.
 
     Args:
-        ours: whether a job of ours wrote it.
+        managed: whether a job of ours wrote it.
     """
     if not managed and config.description == ACCUMULATORS:
         return Role.ACCUMULATORS

@@ -63,7 +63,7 @@ def restored_rows(
     only what belongs to a key of its table `a`.
 
     Args:
-        ours: whether a job of ours wrote it. Arroyo takes every row for an insert.
+        managed: whether a job of ours wrote it. Arroyo takes every row for an insert.
         history: give all generations of every key.
         limit: give only so many rows, the first; None = all.
 

@@ -69,7 +69,7 @@ class FleetCursor:
     """What to keep between two looks.
 
     Attributes:
-        seen: by job.
+        positions: by job.
         start_from: the root of the job to begin with; None = at the first.
     """
 
@@ -87,7 +87,7 @@ class JobChanges:
             the job is seen for the first time.
         passed_over: how many older new epochs are not told of one by one.
         problems: why the job, or an epoch of it, cannot be read.
-        seen: how far it was looked at now; None if it could not be read and is not known.
+        positions: how far it was read now; None if it could not be read and is not known.
         appeared: whether nothing was known of it.
     """
 

@@ -98,7 +98,7 @@ def open_directory(
     Args:
         api: the address of Arroyo's REST API; token, limits: for it, as `JsonServer` takes them.
         database: a path or URL of `state.sqlite`, or `postgresql://…` of a Postgres.
-        said: what the user says, as `AssumedJobs` takes it.
+        assumed: what the user says, as `AssumedJobs` takes it.
 
     Raises:
         InputError: one of them cannot be used; nothing was asked yet.
@@ -123,7 +123,7 @@ class AssumedJobs:
     """What the user says of jobs.
 
     Args:
-        said: by `job` or `pipeline/job`: a condition (`stopped`…; Arroyo's words for states do
+        assumed: by `job` or `pipeline/job`: a condition (`stopped`…; Arroyo's words for states do
             too), or an object with any of `condition`, `name`, `run_id`, `epoch` (the newest ready
             one).
         source: how the user is named in answers.

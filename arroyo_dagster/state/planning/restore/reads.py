@@ -249,7 +249,7 @@ def plan_read(
 
     Args:
         watermark_micros: the smallest watermark of the operator; None = it has none.
-        ours: whether a job of ours wrote it. Arroyo reads its generational tables without
+        managed: whether a job of ours wrote it. Arroyo reads its generational tables without
             looking at the retention, keeps what an updating join reads by the record batch, and
             goes through files by their epoch.
 

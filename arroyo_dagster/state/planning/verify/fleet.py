@@ -34,7 +34,7 @@ class JobAge:
         epochs, files: how many epochs it has, and files the newest lists.
         problem: why its newest epoch cannot be read.
         condition: what Arroyo or the user says it is doing.
-        said: who says so, or why nobody does; None if nobody was asked.
+        source: who says so, or why nobody does; None if nobody was asked.
         failure: why it failed, in Arroyo's words.
     """
 
@@ -94,7 +94,7 @@ class JobLine:
     """What a check over all jobs says of one of them.
 
     Attributes:
-        word: its verdict in a word or two.
+        label: its verdict in a word or two.
         epoch: the newest, or the one that was looked at.
         at_micros: when the job was checked, or when its newest epoch was finished.
         finding: the worst that was found; None = nothing.

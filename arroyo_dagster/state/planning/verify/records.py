@@ -61,7 +61,7 @@ class MetadataFacts:
         newest: whether no later one is visible.
         epochs: the visible ones looked at, ascending; none later than `epoch`.
         objects: everything that was read: None = not there. What was not read is no key.
-        ours: whether a job of ours wrote it.
+        managed: whether a job of ours wrote it.
         rollbacks: the epochs that rollbacks published, each with the one that it restored. What
             lies between the two is no ancestor of `epoch`.
     """

@@ -75,7 +75,7 @@ def owner_findings(plan: RestorePlan, files: Files, reported: Collection[str]) -
     """Tell rows that no subtask, or not the one that owns them, would load.
 
     Args:
-        told: the files of which something is said already.
+        reported: the files of which something is said already.
     """
     opens = {(read.operator, read.table, read.subtask): set(read.files) for read in plan.reads}
     listed = {

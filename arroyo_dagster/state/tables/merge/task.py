@@ -38,7 +38,7 @@ class MergeTask:
     Attributes:
         epoch, worker_generation: the checkpoint whose directory gets the new files.
         parallelism: whose subtask owns a key range, for the names of files.
-        part_bytes: a merge of more bytes is carried out in parts; see `split_task`.
+        shard_bytes: a merge of more bytes is carried out in parts; see `split_task`.
     """
 
     paths: JobPaths

@@ -39,7 +39,7 @@ def by_options(*args: str) -> CompactionSettings:
     return found[0]
 
 
-def test_nothing_given_means_the_defaults_on_every_surface() -> None:
+def test_defaults_are_equal_on_the_command_line_and_in_dagster() -> None:
     assert by_options() == CompactionSettings()
     assert configured(CompactionSettings, Config()) == CompactionSettings()
     assert settings_from(CompactionSettings, {}) == CompactionSettings()
