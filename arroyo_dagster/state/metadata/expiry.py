@@ -98,7 +98,7 @@ class JobExpiry:
 
     def _planned(self, min_epoch: Epoch) -> tuple[ExpirePlan, JobPins]:
         """The plan, and what it knows to stay besides the newest epochs."""
-        job_pins, quarantined = self._pins_in_full()
+        job_pins, quarantined = self._objects.pins_in_full()
         roots = self._roots(min_epoch, job_pins, quarantined)
         if roots is None:
             raise ProtocolError(
@@ -175,17 +175,6 @@ class JobExpiry:
         goes = [n for n in problems if n < keep_from and n not in pinned]
         there = dict(zip(goes, concurrently(self.reader.exists, goes), strict=True))
         return {n: error for n, error in problems.items() if there.get(n, True)}
-
-    def _pins_in_full(self) -> tuple[JobPins, tuple[Quarantined, ...]]:
-        """What stays besides the newest epochs, and what epochs in quarantine need of the rest."""
-        job_pins = self._objects.job_pins()
-        while True:
-            try:
-                return job_pins, self._objects.quarantined(job_pins)
-            except NotFoundError:
-                before, job_pins = job_pins, self._objects.job_pins()
-                if job_pins == before:
-                    raise  # else somebody else has purged a quarantine meanwhile
 
     # ---- one epoch -------------------------------------------------------------------------------
 

@@ -107,11 +107,13 @@ class MetadataReader:
     def pins_in_full(self) -> tuple[JobPins, tuple[Quarantined, ...]]:
         """Pins, and what the epochs of each quarantine need. Errors as `job_pins` and `read`."""
         found = self.job_pins()
-        return found, self.quarantined(found)
-
-    def quarantined(self, job_pins: JobPins) -> tuple[Quarantined, ...]:
-        """What the epochs of each quarantine need. Errors as `read`."""
-        return tuple(concurrently(self._quarantined, job_pins.quarantines))
+        while True:
+            try:
+                return found, tuple(concurrently(self._quarantined, found.quarantines))
+            except NotFoundError:
+                before, found = found, self.job_pins()
+                if found == before:
+                    raise  # else another process has purged a quarantine meanwhile
 
     def _quarantined(self, name: str) -> Quarantined:
         path = self.paths.quarantine_index(name)

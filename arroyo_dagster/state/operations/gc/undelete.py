@@ -99,9 +99,10 @@ def run_undelete(
     owner, clock = chosen.owner, chosen.clock
     _known(store, paths, name)
     with lease(store, paths, owner, clock=clock) as held:
+        fresh = plan_undelete(held, paths, name)
         if plan is not None:
-            _check_plan(paths, plan, plan_undelete(held, paths, name))
-        moved = _pinned_plan(held, paths, name, chosen).objects
+            _check_plan(paths, plan, fresh)
+        moved = _pinned_plan(held, paths, name, fresh, chosen).objects
         there = concurrently(lambda one: _lies_there(held, one), moved)
         size = sum(one.size_bytes for one in moved)
         finish_open_runs(held, paths, held.list_dir(paths.journal).prefixes)
@@ -143,16 +144,15 @@ def _check_plan(paths: JobPaths, plan: UndeletePlan, fresh: UndeletePlan) -> Non
 
 
 def _pinned_plan(
-    held: ObjectStore, paths: JobPaths, name: str, options: UndeleteOptions
+    held: ObjectStore, paths: JobPaths, name: str, plan: UndeletePlan, options: UndeleteOptions
 ) -> UndeletePlan:
-    """What may come back, decided while its epochs are pinned.
+    """What may come back, decided again while the epochs of a plan are pinned.
 
     A writer may delete what an epoch needs, and what lies in place, until it has read the pins. So
     the plan is made again behind them; epochs that are not whole any more are unpinned.
     """
     before = read_pins(held, paths).pinned
     pins: set[Epoch] = set()
-    plan = plan_undelete(held, paths, name)
     while more := sorted(_epochs_of(paths, plan.objects) - pins):
         pins.update(more)
         now = options.clock()
