@@ -507,6 +507,8 @@ class Watch:
             self._check_overwritten(process, path, before)
             if process.role == "rewriter" and before is not None:
                 self._rewritten(process, path)
+            elif process.role == "arroyo" and before is not None and OPERATOR.fullmatch(path):
+                self._written_over(path)
             return
         epoch = int(found[2])
         needs = self._needs(path, epoch)
@@ -533,6 +535,17 @@ class Watch:
                 raise Violation(f"{process.name}: epoch {number} now needs {missing[:1]}")
             self.epochs[number] = now
         self.rewritten = self.clock()
+        self._protected = None
+
+    def _written_over(self, path: str) -> None:
+        """A run of Arroyo's that a newer one had replaced wrote an operator's metadata again."""
+        for number in [n for n, needs in self.epochs.items() if path in needs]:
+            head = next(p for p in self.epochs[number] if LEGACY_HEAD.fullmatch(p))
+            now = self._needs(head, number)
+            if now is None or any(one not in self.objects for one in now):
+                del self.epochs[number]
+            else:
+                self._exists(number, now)
         self._protected = None
 
     def _marked(self, path: str) -> None:
