@@ -1,4 +1,4 @@
-"""Test helpers for SDF states: functions of a package, and whole dataflows, tried in memory.
+"""Test helpers for SDF states: run functions of a package, or whole dataflows, in memory.
 
 from arroyo_dagster.sdf_testing import DataflowTrial, Trial, package_tests
 
@@ -30,16 +30,16 @@ __all__ = ["DataflowTrial", "OnePackageTest", "Trial", "load_trial", "package_te
 
 @dataclass(frozen=True, slots=True)
 class OnePackageTest:
-    """One entry of a package's section `tests`; `check` runs it on states of its own."""
+    """One entry of a package's section `tests`; `check` runs it with separate states."""
 
     test: PackageTest
     fresh: Callable[[], Trial]
 
     def check(self) -> None:
-        """Run it.
+        """Run the test.
 
         Raises:
-            AssertionError: it did not come to what it expects.
+            AssertionError: the outcome is not the expected one.
         """
         outcome = run_test(self.test, self.fresh())
         assert outcome.passed, f"{outcome.function}: {outcome.problem}"
@@ -51,14 +51,14 @@ class OnePackageTest:
 def package_tests(
     path: str | Path, *, functions: Mapping[str, Callable[..., Any] | str] | None = None
 ) -> list[OnePackageTest]:
-    """The tests of a package, for `pytest.mark.parametrize`.
+    """Return the tests of a package, for `pytest.mark.parametrize`.
 
     Args:
         path: an sdf-package.yaml, or its folder.
         functions: Python for bodies that are not in the YAML, by name.
 
     Raises:
-        InvalidDefinition: the package, or its section, has mistakes.
+        InvalidDefinition: the package, or its section `tests`, has errors.
     """
     package, packages = load_package(path)
 
@@ -69,6 +69,6 @@ def package_tests(
 
 
 def load_trial(path: str | Path, **options: Any) -> Trial:
-    """A package to try, from its file or folder; `options` as `Trial` takes them."""
+    """Return a package for tests, from its file or folder; `options` as in `Trial`."""
     package, packages = load_package(path)
     return Trial(package, packages=packages, **options)
