@@ -65,7 +65,7 @@ class FooterFacts:
     data_bytes: int
     """The number of bytes in pages; the other bytes are the footer."""
     bounds: Mapping[str, tuple[int, int]]
-    """Smallest and largest routing key and event time (ns), if asked for and recorded."""
+    """Smallest and largest routing key and event time (ns), if requested and recorded."""
 
 
 def encode_rows(rows: pa.Table, *, row_group_rows: int = MAX_ROW_GROUP_ROWS) -> bytes:

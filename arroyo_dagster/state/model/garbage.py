@@ -29,7 +29,7 @@ GRACE_MICROS = 3 * DAY_MICROS
 """Default age that unreferenced objects must reach before they are deleted."""
 
 GRACE_FLOOR_MICROS = HOUR_MICROS
-"""The minimum: objects that are being written, or were just moved, are not referenced yet."""
+"""The minimum age: objects that are being written or were just moved are not referenced yet."""
 
 SKEW_MICROS = 5 * 60 * 1_000_000
 """The maximum difference between the clocks of store, writer and gc."""

@@ -24,7 +24,7 @@ class Fields:
     Args:
         values: the decoded object.
         next_step: what to do if a field is wrong.
-        **facts: which object it is, for example its path.
+        **facts: identify the object, for example by its path.
 
     Raises:
         FormatError: `values` is no object. Every method raises it as well if the field is missing

@@ -19,7 +19,7 @@ MAX_ROUTING_KEY = 2**64 - 1
 """The greatest routing key; the smallest is 0."""
 
 MAX_PARALLELISM = 2**31 - 1
-"""More subtasks than this are refused: beyond it the last ranges would be empty or wrong."""
+"""The maximum number of subtasks: beyond it the last ranges would be empty or wrong."""
 
 
 @dataclass(frozen=True, slots=True)

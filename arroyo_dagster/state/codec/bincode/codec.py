@@ -1,4 +1,4 @@
-"""Bincode 2 as Arroyo writes it: little-endian, variable-length integers, nothing self-describing.
+"""Bincode 2 as Arroyo writes it: little-endian, variable-length integers, not self-describing.
 
 `codec_for` compiles the codec of a type; `describe` in `model.types` lists the supported Python
 types. `Codec.decode_column` decodes a whole column of values at once.

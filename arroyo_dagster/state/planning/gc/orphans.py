@@ -153,7 +153,7 @@ def _may_go(
 
 
 def _began(head: EpochRoot) -> int:
-    """Return the earlier start of the newest epoch by both clocks; 0 if the store gives no time."""
+    """Return when the newest epoch began, by the clock that is behind; 0 if unknown."""
     took = max(0, head.finish_time_micros - head.start_time_micros)
     began = (head.oldest_object_micros or 0) - took
     return max(0, min(began, head.start_time_micros) - MARGIN_MICROS)
@@ -186,7 +186,7 @@ def reason_of(standing: OrphanRules, one: StoredObject, name: ObjectName) -> Rea
         name: its parsed name; see `object_name`.
     """
     if name.kind is ObjectKind.FOREIGN:
-        # Files of an operator whose id holds a slash are known by metadata alone.
+        # Files of an operator with a slash in its id are identified only by metadata.
         return Reason.REFERENCED if one.path in standing.referenced else Reason.FOREIGN
     if name.kind is ObjectKind.MAINTENANCE:
         return Reason.MAINTENANCE
