@@ -35,7 +35,7 @@ from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_clock,
 
 LEGACY_EPOCHS_BEFORE_NEWEST = 10
 """When Arroyo resumes a job of the legacy layout, its cleanup uses the operators of an epoch up to
-this many before the newest one, and never checkpoints again if they are missing.
+this many before the newest one. If they are missing, the job never checkpoints again.
 
 Source: crates/arroyo-state/src/parquet.rs, `cleanup_operator` (arroyo-state.md 9.6).
 """
