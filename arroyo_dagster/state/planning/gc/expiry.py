@@ -120,7 +120,7 @@ def plan_own_expiry(roots: Roots, min_epoch: Epoch) -> ExpirePlan:
 
 
 def retention_since(newest: Epoch, min_epoch: Epoch) -> Retention:
-    """Return the retention that keeps as many epochs as there are from `min_epoch` to `newest`."""
+    """Return the retention of as many epochs as from `min_epoch` to `newest`, at least two."""
     return Retention(keep_epochs=max(2, newest - min_epoch + 1))
 
 
@@ -254,7 +254,7 @@ def _needed_by_recovery(roots: Roots, newest: Epoch) -> Sequence[EpochRoot]:
 
 
 def _parents_of_pinned(roots: Roots) -> frozenset[StatePath]:
-    """Return the parents of all pinned epochs, also of young ones: they must not expire later."""
+    """Return the parents of all pinned epochs, also of recent ones, to keep them later."""
     pinned = roots.job_pins.pinned
     return frozenset(
         one.parent_ref for one in roots.epochs if one.epoch in pinned and one.parent_ref is not None

@@ -84,7 +84,7 @@ def _numbers(roots: Roots) -> frozenset[Epoch]:
 
 
 def _may_follow_a_gap(roots: Roots, epoch: Epoch, newer: Epoch) -> bool:
-    """Return whether the epochs between this one and the next newer one may be missing rightly."""
+    """Return whether a gap between this epoch and the next newer one is legitimate."""
     if roots.paths.layout is Layout.LEGACY and not roots.managed:
         # A run that ignored the state leaves older epochs unchanged (arroyo-state.md 9.6). Then no
         # object at all is between them; reads by name confirmed it, not only a listing. Remains of
