@@ -111,7 +111,7 @@ class InvalidDefinition(DefinitionError):
     """A definition has errors; `diagnostics` has all of them, in the order of the text.
 
     Args:
-        what: the kind of document: `dataflow`, `package` or `document`.
+        what: the kind of document: `dataflow`, `package`, `bindings` or `document`.
         diagnostics: at least one.
         file: the path of the file, if known.
     """
