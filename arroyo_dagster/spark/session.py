@@ -44,7 +44,7 @@ def get_session(
         conf: settings that take precedence over `DEFAULTS` and `LOCAL`.
 
     Returns:
-        the session, and whether it was started here, so that the caller must stop it.
+        The session, and whether it was started here, so that the caller must stop it.
 
     Raises:
         StorageError: Spark did not start.

@@ -63,7 +63,7 @@ def run_items(
             Spark Connect, called once at the end.
 
     Returns:
-        the results in the order of `items`.
+        The results in the order of `items`.
 
     Raises:
         ArroyoStateError: an item failed; the error of the first one in the order of `items`.
@@ -223,7 +223,7 @@ def assigned(weights: dict[int, int], tasks: int) -> list[list[int]]:
         tasks: the maximum number of tasks.
 
     Returns:
-        the indexes of the items of each task.
+        The indexes of the items of each task.
     """
     heap: list[tuple[int, int]] = [(0, task) for task in range(min(tasks, len(weights)))]
     found: list[list[int]] = [[] for _ in heap]

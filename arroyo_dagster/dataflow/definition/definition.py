@@ -53,7 +53,10 @@ class StateForm(enum.Enum):
 
 
 class ValueKind(enum.Enum):
-    """What a key holds: one scalar, a row of columns, or a document (can be read, never run)."""
+    """The kind of a key's value: one scalar, a row of columns, or a document.
+
+    Documents can be read from YAML, but no service can run with them.
+    """
 
     SCALAR = "scalar"
     ROW = "row"

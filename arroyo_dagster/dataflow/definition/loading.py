@@ -46,7 +46,7 @@ def load_with_packages(
     """Read a definition as `load_document` does, and return it with its packages.
 
     Returns:
-        the definition, and by id every package that it imports, directly or indirectly.
+        The definition, and by id every package that it imports, directly or indirectly.
     """
     file = Path(path)
     loading = _Loading(legacy, extended, dev)

@@ -81,7 +81,8 @@ UNSUPPORTED_VALUES = (*COMPOSITES, "bytes", "null", "map")
 BUILT_IN = frozenset(
     {*COLUMN_TYPES, *UNSUPPORTED_VALUES, "keyed-state", "arrow-row", "primitive"} - {"map"}
 )
-"""Names that a type in `types` cannot have (except `timestamp`), and no alias can refer to."""
+"""Names of built-in types. A type in `types` cannot have them, except for `timestamp`, and an alias
+cannot refer to a type of such a name."""
 
 
 def same_name(name: str) -> str:

@@ -118,7 +118,7 @@ def read_tree(text: str, diagnostics: Diagnostics) -> Node | None:
     """Read one YAML document.
 
     Returns:
-        the root; None if the text cannot be parsed, with the reason in `diagnostics`.
+        The root; None if the text cannot be parsed, with the reason in `diagnostics`.
     """
     if len(text) > MOST_CHARACTERS:
         diagnostics.add(_at(1, 1, f"the text is longer than {MOST_CHARACTERS} characters"))

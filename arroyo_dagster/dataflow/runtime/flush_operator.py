@@ -52,7 +52,7 @@ class FlushOperator(ServiceOperator):
         self.output_schema = self._travel.schema
 
     def tables(self) -> Sequence[TableConfig]:
-        """The content of the last window per state, the bounds of that window, and metrics."""
+        """Return the tables: each state's last window, the bounds of that window, and metrics."""
         states = [flushed_config(state) for state in self.plan.owned.values()]
         return (*super().tables(), LAST_WINDOW_CONFIG, *states)
 

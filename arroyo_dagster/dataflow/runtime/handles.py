@@ -155,7 +155,7 @@ class Cell:
         slot.write(_checked(slot, slot.scalar, value, None))
 
     def increment(self, by: int = 1) -> Any:
-        """Add to the value, and give the sum."""
+        """Add to the value, and return the sum."""
         slot = self._alive()
         if slot.scalar is ScalarType.BOOL or slot.scalar is ScalarType.STRING:
             raise access_error(
@@ -197,7 +197,7 @@ class IntegerCell(Cell):
     __slots__ = ()
 
     def increment(self, by: int = 1) -> Any:
-        """Add to the value, and give the sum."""
+        """Add to the value, and return the sum."""
         slot, serial = self._slot, self._serial
         place = slot.place
         if serial == place.serial and type(by) is int:

@@ -78,7 +78,7 @@ class StatesOperator(ServiceOperator):
         self.output_schema = closed_schema(plan.owners) if self._windowed else self._travel.schema
 
     def tables(self) -> Sequence[TableConfig]:
-        """The owned states, and the engine's tables."""
+        """Return the tables of the owned states, and those of the engine."""
         states = [state_config(state) for state in self.plan.owned.values()]
         windowed = (WATERMARK_CONFIG,) if self._windowed else ()
         return (*super().tables(), SCHEMAS_CONFIG, *windowed, *states)

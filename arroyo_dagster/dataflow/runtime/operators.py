@@ -100,7 +100,7 @@ class ServiceOperator(Operator):
         self.plan = plan
 
     def tables(self) -> Sequence[TableConfig]:
-        """The table of its metrics."""
+        """Return the table of its metrics."""
         return (METRICS_CONFIG,)
 
     def on_start(self, ctx: OperatorContext) -> None:

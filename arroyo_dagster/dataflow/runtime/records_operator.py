@@ -56,7 +56,7 @@ class RecordsOperator(ServiceOperator):
         self.output_schema = self.travel.schema
 
     def tables(self) -> Sequence[TableConfig]:
-        """The metrics; for windows, also the watermark and the open windows."""
+        """Return the tables: metrics; with windows, also the watermark and the open windows."""
         windowed = (WATERMARK_CONFIG, WINDOWS_CONFIG) if self.plan.window is not None else ()
         return (*super().tables(), *windowed)
 
@@ -458,7 +458,7 @@ def _one_a_window(records: Records) -> tuple[Records, pa.Array | None]:
     """Repeat each record for each of its windows.
 
     Returns:
-        the records, and the index of each in the input; None = unchanged.
+        The records, and the index of each in the input; None = unchanged.
     """
     if records.windows is None:
         return records, None

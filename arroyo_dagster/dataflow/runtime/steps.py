@@ -302,7 +302,7 @@ def call_each(
     """Call a function with each value, exactly once, since it may have side effects.
 
     Returns:
-        the results, with a marker for each failed call (see `has_result`), and the number of
+        The results, with a marker for each failed call (see `has_result`), and the number of
         failures.
     """
     results: list[Any] = []

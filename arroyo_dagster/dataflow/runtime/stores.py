@@ -182,7 +182,7 @@ class RowStore(Store):
         return self._expire()
 
     def _evict(self) -> None:
-        """With a TTL, return prefetched entries to the restored rows unless they were written.
+        """Return prefetched entries to the restored rows unless they were written. Only with a TTL.
 
         Entries must be in order of update time.
         """

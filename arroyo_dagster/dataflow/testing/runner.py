@@ -168,7 +168,7 @@ class Trial:
                 whole states.
 
         Returns:
-            the function's result as JSON: a list for flat-map, None for update-state. Its writes
+            The function's result as JSON: a list for flat-map, None for update-state. Its writes
             are kept, unless it raises.
 
         Raises:

@@ -118,7 +118,7 @@ class FileSource(Source):
         """Return the offset after at most `rows_per_epoch` more records.
 
         Raises:
-            ProtocolError: a file is shorter than its read part, or was replaced.
+            ProtocolError: a file is shorter than the part that was read, or was replaced.
             FormatError: a file is invalid.
         """
         end, room = dict(start), self._rows_per_epoch

@@ -90,7 +90,7 @@ class Lines:
             final: whether a last line without a line end is a record.
 
         Returns:
-            the position after the last record, and the number of lines from `start`.
+            The position after the last record, and the number of lines from `start`.
 
         Raises:
             FormatError: a record is too long.

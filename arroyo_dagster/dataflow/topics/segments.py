@@ -234,7 +234,7 @@ def note_ends(between: Iterable[SegmentSource], ended: Set[str]) -> bool:
         ended: the services that have ended.
 
     Returns:
-        whether at least one was marked, so that its readers may have more to do.
+        Whether at least one was marked, so that its readers may have more to do.
     """
     fresh = [one for one in between if not one.complete and one.writers <= ended]
     for source in fresh:

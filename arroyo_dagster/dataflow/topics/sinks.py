@@ -96,7 +96,7 @@ class TopicFolderSink(FolderSink):
     topic: str
 
     def tables(self) -> Sequence[TableConfig]:
-        """The tables of every topic sink."""
+        """Return the tables of every topic sink."""
         return _TABLES
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
@@ -170,7 +170,7 @@ class BothSinks(Sink):
         self._sinks = (bound, kept)
 
     def tables(self) -> Sequence[TableConfig]:
-        """The tables of both sinks, without duplicates."""
+        """Return the tables of both sinks, without duplicates."""
         found = {config.table: config for sink in self._sinks for config in sink.tables()}
         return list(found.values())
 
@@ -202,7 +202,7 @@ class _RecordSink(BufferingSink):
     """Buffers records until the barrier; the epoch's commit data is in tables until the commit."""
 
     def tables(self) -> Sequence[TableConfig]:
-        """The tables of every topic sink."""
+        """Return the tables of every topic sink."""
         return _TABLES
 
 

@@ -254,31 +254,31 @@ class Rows:
         return self._integer("i8", column, default)
 
     def i16(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """As `i8`."""
+        """See `i8`."""
         return self._integer("i16", column, default)
 
     def i32(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """As `i8`."""
+        """See `i8`."""
         return self._integer("i32", column, default)
 
     def i64(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """As `i8`."""
+        """See `i8`."""
         return self._integer("i64", column, default)
 
     def u8(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """As `i8`."""
+        """See `i8`."""
         return self._integer("u8", column, default)
 
     def u16(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """As `i8`."""
+        """See `i8`."""
         return self._integer("u16", column, default)
 
     def u32(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """As `i8`."""
+        """See `i8`."""
         return self._integer("u32", column, default)
 
     def u64(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """As `i8`."""
+        """See `i8`."""
         return self._integer("u64", column, default)
 
     def f32(self, column: RequestedColumn, default: Any = _MISSING) -> float:

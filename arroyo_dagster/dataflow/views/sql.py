@@ -270,7 +270,10 @@ _ONE_TABLE_ONLY = {"join", "union", "intersect", "except", "or", "not", "with", 
 
 
 def _point_query(words: list[_Token]) -> tuple[str, str] | None:
-    """Return the table and the key if a query reads one table where `_key = '…'` (and more)."""
+    """Return the table and the key if a query reads one table `where _key = '…'`, else None.
+
+    Further conditions after `and` are allowed, as are `order`, `limit` and `group`.
+    """
     texts = [one.word for one in words]
     if texts.count("select") != 1 or texts[:1] != ["select"] or _ONE_TABLE_ONLY & {*texts}:
         return None

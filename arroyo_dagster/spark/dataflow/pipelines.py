@@ -56,7 +56,7 @@ def run_pipelines(
             time.
 
     Returns:
-        the outcome of each run, by the root of the job.
+        The outcome of each run, by the root of the job.
 
     Raises:
         ArroyoStateError: a run failed, as in `run_pipeline`; the other runs were stopped with a

@@ -60,7 +60,7 @@ def state_frame(
         views: the epochs to read; None = the newest.
 
     Returns:
-        a frame with `_key`, the columns and `_updated_at`, or for a primitive state `_key` and
+        A frame with `_key`, the columns and `_updated_at`, or for a primitive state `_key` and
         `value`. Unsigned numbers have the next wider type; u64 is a decimal.
 
     Raises:
@@ -93,7 +93,7 @@ def register_states(
     of this name.
 
     Returns:
-        the epoch of each owner; None = it has none yet, and its states are empty.
+        The epoch of each owner; None = it has none yet, and its states are empty.
     """
     views = Views(store, dataflow)
     tables = [one.table for one in views.states.values()]
