@@ -1,4 +1,4 @@
-"""Test helpers for SDF states: run functions of a package, or whole dataflows, in memory.
+"""Test functions of SDF packages and whole dataflows in memory.
 
 from arroyo_dagster.sdf_testing import DataflowTrial, Trial, package_tests
 
@@ -30,16 +30,16 @@ __all__ = ["DataflowTrial", "OnePackageTest", "Trial", "load_trial", "package_te
 
 @dataclass(frozen=True, slots=True)
 class OnePackageTest:
-    """One entry of a package's section `tests`; `check` runs it with separate states."""
+    """One entry of a package's section `tests`; `check` runs it on fresh states."""
 
     test: PackageTest
     fresh: Callable[[], Trial]
 
     def check(self) -> None:
-        """Run the test.
+        """Run it.
 
         Raises:
-            AssertionError: the outcome is not the expected one.
+            AssertionError: the outcome differs from the expected one.
         """
         outcome = run_test(self.test, self.fresh())
         assert outcome.passed, f"{outcome.function}: {outcome.problem}"
@@ -55,10 +55,11 @@ def package_tests(
 
     Args:
         path: an sdf-package.yaml, or its folder.
-        functions: Python for bodies that are not in the YAML, by name.
+        functions: Python functions for bodies that are not Python in the YAML, by name.
 
     Raises:
-        InvalidDefinition: the package, or its section `tests`, has errors.
+        InvalidDefinition: the package, or its section `tests`, has errors. Other errors as in
+            `load_package`.
     """
     package, packages = load_package(path)
 
@@ -69,6 +70,6 @@ def package_tests(
 
 
 def load_trial(path: str | Path, **options: Any) -> Trial:
-    """Return a package for tests, from its file or folder; `options` as in `Trial`."""
+    """Return a trial of a package, from its file or folder. `options`: arguments of `Trial`."""
     package, packages = load_package(path)
     return Trial(package, packages=packages, **options)
