@@ -34,6 +34,7 @@ pictures: $(VENV)/ready ## take the pictures of the docs again (needs Chromium; 
 	@$(BIN)/python docs/pictures/fleet.py
 
 test: $(VENV)/ready ## run all tests
+	@$(BIN)/python -m tests.quick_spark
 	@$(BIN)/python -m pytest -m "not soak" --ignore=tests/benchmarks \
 		--numprocesses=3 --dist=loadscope --no-loadscope-reorder
 
