@@ -61,4 +61,4 @@ def _link_all(folder: Path, to: Path, *, but: str) -> None:
 
 if __name__ == "__main__":
     begin()
-    subprocess.run([sys.executable, "-m", "arroyo_dagster.spark.fast_start"], check=True)
+    subprocess.run([sys.executable, "-m", "arroyo_dagster.spark.prepare"], check=True)

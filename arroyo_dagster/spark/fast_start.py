@@ -5,7 +5,7 @@ cores, until the first Python task has ended: 6.5 s of processor time with the a
 21 s without any of the options. Writing it costs 10 s at the start and 18 s after the end of a
 session, once. The second session of a machine does so; to prepare an image or a server:
 
-    python -m arroyo_dagster.spark.fast_start
+    python -m arroyo_dagster.spark.prepare
 """
 
 from __future__ import annotations
@@ -83,29 +83,3 @@ def archive_path(cache: Path, java_home: str | None) -> Path:
         status = jar.stat()
         digest.update(f"{jar} {status.st_size} {status.st_mtime_ns}\n".encode())
     return cache / f"spark-{digest.hexdigest()[:16]}.jsa"
-
-
-def _prepare() -> None:
-    """Write the archive of this machine, if there is none: run what sessions of this package run."""
-    from arroyo_dagster.spark.session import get_session, local_archive
-
-    archive = local_archive()
-    if is_complete(archive):
-        print(f"{archive} is there: local Spark sessions start fast")
-        return
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    archive.touch()
-    session, _ = get_session("local[1]")
-    rows = session.range(0, 8, 1, 2)
-    rows.mapInArrow(lambda batches: batches, "id long").collect()
-    jvm = session.sparkContext._gateway.proc
-    session.stop()
-    jvm.stdin.close()
-    jvm.wait()
-    if not is_complete(archive):
-        raise SystemExit(f"{archive} was not written; local Spark sessions start without it")
-    print(f"{archive} is written: local Spark sessions start fast from now on")
-
-
-if __name__ == "__main__":
-    _prepare()
