@@ -147,8 +147,8 @@ OnProgress = Callable[[Progress], None]
 class Meter:
     """Counts the bytes that merges read, from any thread, and reports them at intervals.
 
-    Bytes that a merge reads again for a part of a key range count once; the sum never exceeds the
-    total.
+    Bytes that are read again, because a key range is processed in parts, count again, but the sum
+    never exceeds the total.
     """
 
     def __init__(
