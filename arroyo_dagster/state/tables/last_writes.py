@@ -228,7 +228,7 @@ class _CodeIndex:
     def __init__(self) -> None:
         self._codes: _Codes = np.zeros(0, np.uint64)
         self._count = 0
-        self._table = np.full(_FIRST_SLOTS, _NONE, np.int32)  # half as wide, and lookups are twice as fast
+        self._table = np.full(_FIRST_SLOTS, _NONE, np.int32)  # half as wide, and twice as fast
 
     def find(self, codes: _Codes) -> _Places:
         """Return the place of each hash, or -1."""
