@@ -417,15 +417,16 @@ class ParquetBackend(BackendReader):
                     job=self.paths.job,
                     owner=owner.checkpoint_ref,
                     managed=ref,
-                    # An older run published just before it was fenced: starting anew goes on
-                    # from its epoch. A newer owner goes on by itself.
+                    # An older run published just before it was fenced: a new start continues from
+                    # its epoch. A newer owner continues by itself.
                     retryable=owner.worker_generation < manifest.worker_generation,
                     next_step="start it again: it continues from the existing epoch"
                     if owner.worker_generation < manifest.worker_generation
                     else "let the other run continue; this run stops and deletes nothing",
                 )
-        # Whoever was fenced meanwhile may have made an epoch that has come and gone already. It
-        # must not commit; a newer run finds the epoch, if it is one, and finishes it.
+        # A run that was fenced meanwhile may have created an epoch that had already existed and
+        # expired. It must not commit; if the epoch is valid, a newer run finds it and finishes its
+        # commit.
         self.check_fence()
         self._written = manifest.epoch
         return Published(ref, manifest)
@@ -484,12 +485,12 @@ class ParquetBackend(BackendReader):
         """Create an object; an existing one with the same bytes counts as created (an answer got
         lost).
         """
-        # Before an epoch exists that nobody could read.
+        # Refuse an object that is too large before an epoch exists that cannot be read.
         check_size(self.store.url, path, len(data))
         if self.store.create(path, data):
             return
         if parse_epoch_record(path.name) is not None:
-            return  # a lost claim is not an error: whoever won is read next
+            return  # a lost claim is not an error: the winner's record is read next
         if self.store.read(path) != data:
             raise ConflictError(
                 "another object exists at the path of this epoch's manifest",

@@ -143,7 +143,7 @@ class Leased(Wrapper):
                 retryable=True,
                 next_step="let the other process continue, then run this again; nothing was lost",
             )
-        # Behind that request, which may have taken its time.
+        # After that request, because it may have taken long.
         if self._out_of_time is not None and self._out_of_time():
             raise _too_late(self.lease)
 
@@ -266,7 +266,8 @@ class _Renewal:
                 with contextlib.suppress(ArroyoStateError):
                     begun = asked.ticks()
                     _write(store, held, expires_at_micros=asked.clock() + asked.micros)
-                    # A process that stood still may renew what others have taken since, and left.
+                    # A process that hung may renew a lease that others have acquired and released
+                    # since.
                     runs_out = 0 if _is_lost(store, held) else begun + _own_time(asked.micros)
 
         self._thread = threading.Thread(target=renew, name="arroyo-lease", daemon=True)
@@ -385,7 +386,7 @@ def _acquire(store: ObjectStore, asked: _LeaseRequest) -> Lease:
         if named < mine.token:
             first = read_record(store, path)
             raise _taken(asked.paths, path, "another process" if first is None else first.owner)
-        # It was somebody's before: the listing left names out, or others came and went behind it.
+        # The number was in use before: the listing missed it, or others acquired and released it.
         asked.mine = None
         newest = named
 
@@ -394,7 +395,7 @@ def _name(store: ObjectStore, mine: Lease, older: Iterable[int]) -> None:
     """Write which lease is the newest; only then the objects of older ones may be deleted."""
     fields = {"version": 1, "token": mine.token}
     store.put(mine.directory / _NEWEST, records.encode_json(fields))
-    # The newest two stay: whoever held the one before must find that it was taken.
+    # The newest two are kept: the holder of the one before must find that it was taken.
     gone = [token for token in older if token < mine.token - 1]
     store.delete_many([_path_of(mine.directory, token) for token in gone])
 
@@ -403,7 +404,7 @@ def _release(store: ObjectStore, asked: _LeaseRequest) -> None:
     mine = asked.mine
     if mine is None:
         return
-    # One that cannot be given back runs out.
+    # A lease that cannot be released expires.
     with contextlib.suppress(StorageError):
         if asked.sure or _was_created(store, mine):
             _write(store, mine, expires_at_micros=0)
@@ -425,7 +426,7 @@ def _create(store: ObjectStore, mine: Lease, expires_at_micros: int) -> bool:
         if store.create(mine.path, data):
             return True
     except StorageError:
-        # It may be there all the same, and would be held against everybody until it expires.
+        # It may exist all the same, and would then block every process until it expires.
         if not _is_there(store, mine.path, data):
             raise
         return True
@@ -436,7 +437,7 @@ def _is_there(store: ObjectStore, path: StatePath, data: bytes) -> bool:
     try:
         return store.read(path) == data
     except NotFoundError:
-        return False  # an older one, which whoever came later has just removed
+        return False  # an older lease, which a later holder has just deleted
 
 
 def _write(store: ObjectStore, mine: Lease, *, expires_at_micros: int) -> None:
@@ -457,11 +458,11 @@ def _encoded(mine: Lease, expires_at_micros: int) -> bytes:
 def _check_free(store: ObjectStore, path: StatePath, asked: _LeaseRequest) -> None:
     held = read_record(store, path)
     if held is None or held.released:
-        return  # whoever came after it may have removed it; creating ours will tell
+        return  # a later holder may have deleted it; the create request decides
     if held.nonce == asked.nonce:
         return  # this acquisition wrote it, under a number that was another lease's before
     if held.process == process_here() and held.nonce not in _held_here:
-        return  # this very process is done with it, and could not give it back
+        return  # this process has ended that lease, but could not release it
     until = held.held_until(store_time(store, asked.directory), asked.clock())
     if until is not None:
         raise _taken(asked.paths, path, held.owner, until)

@@ -401,7 +401,7 @@ class BackendReader:
         self._protocol_only()
         fence = self.objects.read(self.paths.current_generation, records.decode_current_generation)
         starting = WorkerGeneration(fence.worker_generation + 1)
-        # A start raises the fence before it looks, so that it may claim.
+        # A start raises the fence before it resolves the epoch, so that it may claim.
         raised = replace(fence, worker_generation=starting)
         return recovery.resolve_with(
             self.objects.fact,

@@ -258,14 +258,11 @@ class TableManager:
     def checkpoint(
         self, epoch: int, min_epoch: int, watermark: int | None, then_stop: bool
     ) -> SubtaskCheckpoint:
-        """Write all changes since the last barrier, in five steps.
+        """Write all changes since the last barrier.
 
-        1. Serialise each table.
-        2. Write its Parquet.
-        3. Gather files, bytes and schemas into metadata.
-        4. Write the metadata and read it back.
-        5. Drop bookkeeping of epochs before `min_epoch`; never a row, never a reference to a file
-           of an older epoch.
+        Serialises each table, writes its Parquet, gathers files, bytes and schemas into metadata,
+        writes the metadata and reads it back. Then drops bookkeeping of epochs before `min_epoch`;
+        never a row, never a reference to a file of an older epoch.
 
         Args:
             epoch: one more than the last.

@@ -145,7 +145,7 @@ class Journal:
         while True:
             name = f"{micros:0{TIME_DIGITS}}-{plan}"
             path = self._paths.journal / name / PLAN
-            # False may be the answer to a request of ours that was sent twice.
+            # False may be the answer to this request if it was sent twice.
             if self._store.create(path, data) or self._store.read(path) == data:
                 return name
             micros += 1
@@ -240,7 +240,7 @@ def _found(store: ObjectStore, paths: JobPaths) -> list[_LocatedRun]:
         for one in archived_runs(store.read(path), path):
             run = run_from_plan(one.name, one.plan.encode(), path, ended=True)
             found.setdefault(one.name, _LocatedRun(run, path))
-    # Of one that was archived the directory may not have gone yet.
+    # The directory of an archived run may not have been deleted yet.
     own = [path for path in listed.prefixes if path.name not in found]
     others = concurrently(lambda path: read_run(store, path), own)
     found.update((run.name, _LocatedRun(run)) for run in others if run is not None)

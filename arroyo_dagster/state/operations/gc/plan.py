@@ -83,7 +83,7 @@ def check_allowed(store: ObjectStore, paths: JobPaths, asked: GcRequest) -> None
         return
     head = newest_root(store, paths)
     if head is not None and not head.managed:
-        # Which generation it is of is looked at with the rest.
+        # Its worker generation is checked later, with the other roots.
         at_rest(Roots(paths=paths, worker_generation=None, epochs=(head,)), asked.answer(paths))
 
 
@@ -260,7 +260,7 @@ def _dead_job(
     unreadable: str | None = None,
 ) -> GcPlan:
     paths = roots.paths
-    # Of one that cannot be read nobody knows whose it is: the user's word counts alone.
+    # It is unknown whether an unreadable job is managed: only the user's assumption counts.
     managed = unreadable is not None or roots.managed
     why, answer, others = _dead(store, asked, paths, managed=managed)
     heads = concurrently(lambda other: newest_root(store, other), others)
