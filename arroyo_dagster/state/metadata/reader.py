@@ -374,7 +374,7 @@ class BackendReader:
 
         Returns:
             By path; None for a record that does not decode, or names another job's files. Such a
-                record is neither adopted nor deleted.
+            record is neither adopted nor deleted.
         """
         listed = sorted(info.path for info in self.store.list_dir(self.paths.compactions).objects)
         return dict(zip(listed, concurrently(self._compaction_record, listed), strict=True))

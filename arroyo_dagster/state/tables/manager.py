@@ -87,8 +87,7 @@ class TableManager:
         base_epoch: the epoch to continue, if `restored` is None because the operator is new.
 
     Raises:
-        InputError: the checkpoint has a table that the operator does not register, or registers in
-            a way that does not fit; see `check_tables`.
+        InputError: as `check_tables`, for the tables of the checkpoint.
     """
 
     def __init__(
@@ -173,9 +172,7 @@ class TableManager:
     def get_global_keyed_state_migratable(
         self, name: str, key: Any, value: type[MigratableState]
     ) -> GlobalKeyedView[Any, Any]:
-        """Return the view as `get_global_keyed_state`, for a value type that must support
-        migration.
-        """
+        """Return the view as `get_global_keyed_state`; the value type must support migration."""
         if not is_migratable(value):
             raise InputError(
                 f"{getattr(value, '__name__', value)} has no VERSION, PREVIOUS and migrate",
@@ -295,8 +292,7 @@ class TableManager:
         checkpointers = {name: self._checkpointer(name) for name in self.configs}
         for checkpointer in checkpointers.values():
             checkpointer.prepare(barrier.watermark_micros)
-        # This manager's state does not change until all is written: the same barrier may come
-        # again.
+        # State changes only after all is written: the same barrier may come again.
         tables: dict[TableName, TableReport] = {}
         size = 0
         for name, checkpointer in checkpointers.items():
@@ -363,18 +359,15 @@ class TableManager:
 
         Returns:
             False if that is impossible because another attempt at the epoch won. The manager is
-                then unusable; load a new one.
+            then unusable; load a new one.
         """
         return self._following.follow(published)
 
     def load_compacted(self, message: Compaction) -> None:
-        """Record that files were merged, before an epoch lists the outputs in their place.
-
-        Rows in memory then need not be read again.
+        """Record merges before an epoch lists their outputs; rows in memory need not be read again.
 
         Source: crates/arroyo-state/src/tables/table_manager.rs, `load_compacted`.
-        Differs: the coordinator keeps the lists of files; a subtask learns which files outputs
-        replace.
+        Differs: the coordinator lists files; a subtask learns which files outputs replace.
         """
         self._following.load_compacted(message)
 

@@ -73,7 +73,7 @@ def break_lease(
 
     Returns:
         The time since the holder last renewed it, in microseconds by the store's clock; None if the
-            store reports no times or the record does not decode.
+        store reports no times or the record does not decode.
 
     Raises:
         ConflictError: another process acquired the lease at the same moment.

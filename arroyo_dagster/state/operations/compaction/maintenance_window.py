@@ -109,7 +109,7 @@ def run_window(
 
     Returns:
         The outcome. `started` is False if it is not certain that the job runs; its record then
-            stays, and `recover_window` starts the job later.
+        stays, and `recover_window` starts the job later.
 
     Raises:
         InputError: the job is neither running nor at rest, or the window closes too soon.

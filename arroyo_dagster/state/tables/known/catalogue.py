@@ -141,7 +141,7 @@ class Catalogue:
 
         Returns:
             The types that the job stored, if any; else the first known form that decodes all
-                entries to the last byte; else a form without types that says why.
+            entries to the last byte; else a form without types that says why.
         """
         if config.key_type is not None and config.value_type is not None:
             known = self.describe(operator, config)
