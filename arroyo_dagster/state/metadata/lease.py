@@ -266,8 +266,7 @@ class _Renewal:
                 with contextlib.suppress(ArroyoStateError):
                     begun = asked.ticks()
                     _write(store, held, expires_at_micros=asked.clock() + asked.micros)
-                    # A process that hung may renew a lease that others have acquired and released
-                    # since.
+                    # A process that hung may renew a lease that others took and released since.
                     runs_out = 0 if _is_lost(store, held) else begun + _own_time(asked.micros)
 
         self._thread = threading.Thread(target=renew, name="arroyo-lease", daemon=True)

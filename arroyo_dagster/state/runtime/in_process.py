@@ -159,8 +159,7 @@ class LocalRun:
                     next_step=f"continue with `arroyo-state run --spark`; or {ADOPT}",
                 )
 
-        # Checked before the start: a refused run must not fence a streaming query that may be
-        # running.
+        # Checked before the start: a refused run must not fence a running streaming query.
         job = JobRun.start(store, pipeline, accept=accept)
         with job.closed_on_failure():
             return cls(job, job.offsets())

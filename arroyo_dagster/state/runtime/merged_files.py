@@ -53,8 +53,7 @@ class MergedFiles:
 
     def forget_records(self, taken: TakenOver) -> None:
         """Delete the records that were read: they are adopted, or can never be applied."""
-        # A remaining record is not applicable at the next epoch; it must not stop a run whose epoch
-        # exists.
+        # A remaining record is not applied again; it must not stop a run whose epoch exists.
         with contextlib.suppress(StorageError):
             if taken.records:
                 self.store.delete_many(taken.records)

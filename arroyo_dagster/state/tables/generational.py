@@ -164,8 +164,7 @@ class Newest:
         """
         rows = pa.concat_tables(self._pieces).combine_chunks()
         generations = _generations(rows, self._layout)
-        # In managed jobs rows come by generation, so this hardly sorts. Stable: equals stay in
-        # order.
+        # In managed jobs rows come by generation, so this hardly sorts. Stable for equals.
         order = np.argsort(~generations, kind="stable")
         return rows, KeyIndex(self._keys(rows), np.concatenate(self._hashes), order)
 

@@ -275,8 +275,7 @@ def _read_rows(catalogue: ObjectStore, path: StatePath, row: type[_Row]) -> tupl
 
 
 def _write(catalogue: ObjectStore, history: JobHistory) -> None:
-    # Write the files first: an epoch counts as catalogued by its row, so an interrupted write is
-    # repeated.
+    # Files first: an epoch counts as catalogued by its row, so an interrupted write is repeated.
     for table, rows, schema in (
         (OPERATOR_METADATA, history.files, FILE_SCHEMA),
         (EPOCH_CATALOG, history.epochs, EPOCH_SCHEMA),

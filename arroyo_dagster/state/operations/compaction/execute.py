@@ -80,7 +80,7 @@ def _side_by_side(
             for task, waiting in zip(tasks, begun, strict=True):
                 yield combined(task, [one.result() for one in waiting])
         finally:
-            # An error or an interrupt does not wait for merges that are still queued.
+            # An error or an interrupt does not wait for the remaining merges.
             ended.set()
             for waiting in begun:
                 for one in waiting:

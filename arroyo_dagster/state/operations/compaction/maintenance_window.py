@@ -350,8 +350,7 @@ class _Window:
         self.job.did(f"wrote the window's record; the job runs as {facts.run_id}")
 
     def forget(self, held: Leased) -> None:
-        # If the delete fails, a later call finds the record while the job runs, and deletes it
-        # then.
+        # If the delete fails, a later call finds and deletes the record while the job runs.
         with contextlib.suppress(StorageError, ConflictError):
             held.delete_many([self.paths.window])
 

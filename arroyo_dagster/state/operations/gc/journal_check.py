@@ -275,8 +275,7 @@ class _Chain:
 
     def step(self, path: StatePath, number: int | None, previous: str | None) -> None:
         """Compare the digest that a part holds with the part before it."""
-        # An interrupted run may lack requests that were in flight: then there is nothing to compare
-        # with.
+        # An interrupted run may lack requests that were in flight: nothing to compare with.
         known = self.link is not None and number in (None, self.number + 1)
         if known and previous != self.link:
             assert self.before is not None

@@ -276,8 +276,7 @@ def _purge_one(
         going.setdefault(part, StoredObject(part, None))
         for copy in moved:
             going.setdefault(copy.copy, StoredObject(copy.copy, copy.size_bytes))
-    # Index parts, which sort behind the copies, are deleted last: they name copies that a listing
-    # misses.
+    # Index parts, which sort behind the copies, come last: they name copies that a listing misses.
     objects = [going[path] for path in sorted(going)]
     journal = Journal(
         held,

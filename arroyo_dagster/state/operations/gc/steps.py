@@ -96,8 +96,7 @@ class GcRun:
     def carry_out(self) -> None:
         plan = self.plan
         if plan.paths.layout is Layout.LEGACY:
-            # The job's next run may write the same names, for example all of them if it ignores the
-            # state.
+            # The job's next run may write the same names; all of them, if it ignores the state.
             self.store.before_deleting = self._ask_again
         self._step("data", plan.data, self.delete)
         self.store.before_deleting = None
@@ -266,8 +265,7 @@ class GcRun:
                     StoredObject(info.path, info.size_bytes, info.modified_micros, info.etag)
                 )
         if not listed:
-            # The lease and the journal exist, so an empty listing proves nothing about other
-            # objects.
+            # The lease and the journal exist: an empty listing proves nothing about the others.
             raise StorageError(
                 "the store lists nothing below the job, but the lease on it exists",
                 path=self.plan.paths.root,

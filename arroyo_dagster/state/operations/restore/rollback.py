@@ -370,8 +370,7 @@ def _publish_legacy(
     operators = _operators(plan, target)
     now = backend.clock()
     if any(operator.needs_commit for operator in operators):
-        # Nothing has to be committed: noted before the epoch exists, so that no start commits
-        # again.
+        # Nothing to commit: noted before the epoch exists, so that no start commits again.
         note = CommitNote(job=target.job, epoch=plan.publishes, finish_time_micros=now)
         path = backend.paths.commit_note(plan.publishes)
         backend.store.put(path, records.encode_commit_note(note))

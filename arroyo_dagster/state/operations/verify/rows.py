@@ -284,8 +284,7 @@ class _PairsScan:
             return
         known = self._look.catalogue.find(self._listed.operator, config)
         problem = self._form_error(keys, values)
-        # Entries of an unknown state version may have any form; those of a known version must
-        # decode.
+        # Entries of an unknown state version may have any form; known ones must decode.
         if any(one.has_version(self._version) for one in known):
             self._undecodable = self._undecodable or problem
         else:
