@@ -482,9 +482,7 @@ class ParquetBackend(BackendReader):
         return path
 
     def _create_once(self, path: StatePath, data: bytes) -> None:
-        """Create an object; an existing one with the same bytes counts as created (an answer got
-        lost).
-        """
+        """Create an object; one with the same bytes counts as created (an answer got lost)."""
         # Refuse an object that is too large before an epoch exists that cannot be read.
         check_size(self.store.url, path, len(data))
         if self.store.create(path, data):

@@ -220,9 +220,7 @@ class JobExpiry:
         return unreadable_root(epoch, reason, by_name, finish_time_micros=finished)
 
     def _below_records(self, current: Sequence[EpochRoot]) -> Iterator[EpochRoot]:
-        """Yield manifests without a record, which an interrupted cleanup left, by their
-        references.
-        """
+        """Yield manifests without a record, left by an interrupted cleanup, by their references."""
         known = {one.ref: one for one in current}
         for one in current:
             newer = one

@@ -105,9 +105,7 @@ class MetadataReader:
         return self.optional(self.paths.job_pins, codec.decode_pins) or JobPins()
 
     def pins_in_full(self) -> tuple[JobPins, tuple[Quarantined, ...]]:
-        """Read the pins, and what the epochs of each quarantine need. Errors as `job_pins` and
-        `read`.
-        """
+        """Read the pins, and what each quarantine's epochs need. Errors as `job_pins`, `read`."""
         found = self.job_pins()
         while True:
             try:

@@ -78,9 +78,7 @@ class BackendReader:
     # ---- epochs ----------------------------------------------------------------------------------
 
     def epochs(self) -> list[Epoch]:
-        """Return the listed epochs: with a record (protocol) or checkpoint metadata (legacy),
-        ascending.
-        """
+        """Return the epochs with a record (protocol) or checkpoint metadata (legacy), ascending."""
         if self.paths.layout is Layout.PROTOCOL:
             listed = self.store.list_dir(self.paths.epochs).objects
             found = (parse_epoch_record(info.path.name) for info in listed)
@@ -113,9 +111,7 @@ class BackendReader:
         return [epoch for epoch, exists in zip(epochs, there, strict=True) if exists]
 
     def checkpoint_dirs(self, generation: WorkerGeneration | None = None) -> list[Epoch]:
-        """Return the numbers of the existing checkpoint directories, ascending; one level is
-        listed.
-        """
+        """Return the numbers of the checkpoint directories, ascending; one level is listed."""
         below = self.store.list_dir(self.paths.checkpoints(generation)).prefixes
         found = (parse_checkpoint_dir(path.name) for path in below)
         return sorted(epoch for epoch in found if epoch is not None)

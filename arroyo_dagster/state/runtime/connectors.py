@@ -268,9 +268,7 @@ class FolderSink(BufferingSink):
 
 
 def staged_paths(commit_data: Mapping[int, bytes]) -> list[StatePath]:
-    """Return the files that a `FolderSink` staged in an epoch, from its commit data of all
-    subtasks.
-    """
+    """Return the files that a `FolderSink` staged in an epoch, from all subtasks' commit data."""
     return [StatePath(path) for data in commit_data.values() for path in _STAGED.decode(data)]
 
 

@@ -312,9 +312,7 @@ class JobRun:
 
 
 def _take_lease(held: contextlib.ExitStack, backend: StateBackend) -> int:
-    """Become the only writer in the legacy layout; return the lease's token, or 0 in the protocol
-    layout.
-    """
+    """Become the only writer in the legacy layout; return the lease's token, else 0."""
     paths = backend.paths
     if paths.layout is not Layout.LEGACY:
         return 0

@@ -23,9 +23,7 @@ CHUNK_ROWS = 65_536
 """The maximum number of rows in one call of `process_batch`; the same in every runtime."""
 
 WATERMARK = -1
-"""In place of an edge index: the payload is the latest event time of a source, empty
-without rows.
-"""
+"""In place of an edge index: the payload is a source's latest event time, empty without rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,9 +155,7 @@ class Sink(Operator):
 
 
 class Source:
-    """Rows that can be read again from any offset that the source has returned. Instances must be
-    picklable.
-    """
+    """Rows that can be read again from any returned offset. Instances must be picklable."""
 
     schema: pa.Schema
     """The columns of its rows; `_timestamp` is added from the column named in `Pipeline.source`."""
@@ -167,15 +165,11 @@ class Source:
         raise NotImplementedError
 
     def latest_offset(self, start: Offset) -> Offset:
-        """Return the end of one epoch that begins at `start`; `start` itself if there is nothing
-        new.
-        """
+        """Return the end of one epoch that begins at `start`; `start` itself if nothing is new."""
         raise NotImplementedError
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[Any]:
-        """Split the rows from `start` (inclusive) to `end` (exclusive), in order, into picklable
-        splits.
-        """
+        """Split the rows from `start` (inclusive) to `end` (exclusive), in order; splits pickle."""
         raise NotImplementedError
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:

@@ -275,9 +275,7 @@ class Stream:
     keys: tuple[str, ...] | None
 
     def key_by(self, *columns: str) -> Stream:
-        """Send each row to the subtask that owns the hash of these columns; no columns =
-        subtask 0.
-        """
+        """Send each row to the subtask that owns the hash of these columns; none = subtask 0."""
         return Stream(self.pipeline, self.origin, tuple(columns))
 
     def apply(self, operator_id: str, operator: Operator) -> Stream:

@@ -51,9 +51,7 @@ class RunRetention:
             self.overdue_epochs = self._failed_in_a_row = 0
 
     def _report_overdue(self, min_epoch: Epoch, error: ArroyoStateError) -> None:
-        """Count and log the epochs left for the next attempt; the epoch just written is not
-        affected.
-        """
+        """Count and log the epochs left for the next attempt; the epoch just written exists."""
         self.failures += 1
         self._failed_in_a_row += 1
         with contextlib.suppress(StorageError, NotFoundError):

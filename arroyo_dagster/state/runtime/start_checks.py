@@ -98,9 +98,7 @@ class StartChecks:
             self.check_restorable(base.epoch)
 
     def _check_own(self, base: Checkpoint | None) -> None:
-        """Refuse a copy of a job under another name: it lists the original's files, and would
-        expire them.
-        """
+        """Refuse a copy of a job under another name, which would expire the original's files."""
         if base is not None and base.job != self.pipeline.paths.job:
             raise ProtocolError(
                 f"epoch {base.epoch} is of job {base.job}: its files are listed below "

@@ -54,8 +54,8 @@ class EpochPlan:
 def advanced(
     pipeline: Pipeline, before: Mapping[OperatorId, int | None], latest: Mapping[str, int]
 ) -> dict[OperatorId, int | None]:
-    """Return each source's watermark after an epoch: latest event time minus lateness, never
-    decreasing.
+    """Return the sources' watermarks after an epoch: latest event time minus lateness,
+    never less.
     """
     after: dict[OperatorId, int | None] = {}
     for name, node in pipeline.sources.items():
@@ -69,9 +69,7 @@ def advanced(
 def watermark_of(
     pipeline: Pipeline, node: OperatorId, marks: Mapping[OperatorId, int | None]
 ) -> int | None:
-    """Return the watermark at an operator: the smallest of its sources'; None while a source has
-    none.
-    """
+    """Return an operator's watermark: the smallest of its sources'; None while one has none."""
     values = [marks[name] for name in pipeline.sources_of(node)]
     known = [value for value in values if value is not None]
     return min(known) if len(known) == len(values) else None
@@ -117,9 +115,7 @@ class OperatorSubtask:
         return operator
 
     def follow(self, plan: EpochPlan) -> bool:
-        """Advance to the epoch that `plan` continues; False if that is impossible: create a new
-        subtask.
-        """
+        """Advance to the epoch that `plan` continues; False if impossible: create a new subtask."""
         for message in plan.compacted.get(self.node.operator_id, ()):
             self._manager.send(message)
         published = plan.base.get(self.node.operator_id)

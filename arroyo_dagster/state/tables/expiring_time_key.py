@@ -115,9 +115,7 @@ class ExpiringTimeKeyTable:
         *,
         cutoff_micros: int = 0,
     ) -> Iterator[_Made]:
-        """Read as `read`, file by file: yield the result of `then` for each, computed by a few
-        threads.
-        """
+        """Read as `read`, file by file: yield the results of `then`, computed by a few threads."""
         return self._reader.ahead(files, self._request(keys, None, cutoff_micros, False), then)
 
     def _request(
@@ -223,9 +221,7 @@ class ExpiringTimeKeyTableCheckpointer:
     def finish(
         self, watermark_micros: int | None, listed: Sequence[TimeFile]
     ) -> tuple[ExpiringTimeKeyReport | None, int]:
-        """Write the rows that `prepare` made, and carry over the listed files that have not
-        expired.
-        """
+        """Write the rows that `prepare` made, and carry over listed files that have not expired."""
         cutoff = self._table.cutoff_micros(watermark_micros)
         files = files_to_carry(listed, cutoff, self._files.keys)
         size = 0

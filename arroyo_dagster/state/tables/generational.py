@@ -145,9 +145,7 @@ class Newest:
         return hashes_of(keys) if can_index([key.type for key in keys]) else _NO_HASHES
 
     def rows(self) -> pa.Table:
-        """Return the row of the largest generation of each key, of equals the first, in replay
-        order.
-        """
+        """Return each key's row of the largest generation, of equals the first, in replay order."""
         if not self._settled:
             whole = pa.concat_tables(self._pieces)
             places = self._newest_at(whole)

@@ -295,9 +295,7 @@ class GlobalKeyedView(Generic[K, V]):
         return [self._get(key, None) for key in self._keys.encode_many(list(keys))]
 
     def get_all(self) -> dict[K, V]:
-        """Return every entry, by decoded key. Keys that are not hashable in Python raise an
-        InputError.
-        """
+        """Return every entry, by decoded key. Raises an InputError if keys are not hashable."""
         self._catch_up()
         entries = self._entries
         waiting = list(entries.encoded)

@@ -167,9 +167,7 @@ def _last_rows(keys: pa.ChunkedArray) -> EntryPlaces:
 
 
 def _grouped(keys: pa.ChunkedArray) -> tuple[EntryPlaces, EntryPlaces]:
-    """Return the rows grouped by key, ascending within each, and where in that order each key
-    begins.
-    """
+    """Return the rows grouped by key, ascending within each, and where each key begins in them."""
     # By the hash that routes rows, because it is fast and needs one word per row.
     hashes = key_hashes([keys], len(keys)).to_numpy()
     order = np.argsort(hashes, kind="stable")

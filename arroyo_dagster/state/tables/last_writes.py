@@ -191,9 +191,7 @@ class LastWrites:
         return self._digests[False] + (self._digests[True] if removals else RowsDigest())
 
     def columns(self) -> tuple[pa.Array, pa.Array, npt.NDArray[np.int64]]:
-        """Return keys, seconds and versions (`REMOVED` for removals) of the last writes, in any
-        order.
-        """
+        """Return keys, seconds and versions (`REMOVED` for removals) of the writes, unordered."""
         versions = np.concatenate([np.zeros(0, np.int64), *self._versions])
         return self._keys.array(), self._seconds.array(), versions
 

@@ -113,9 +113,7 @@ class LiveRows:
         self._batches = [self.rows().filter(pc.invert(mask))]
 
     def remove_keys(self, keys: pa.Table) -> None:
-        """Remove the rows that have the storage key of one of `keys`, which are rows of the same
-        form.
-        """
+        """Remove the rows that have the storage key of one of `keys`, rows of the same form."""
         rows, indices = self.rows(), self._form.key_indices
         if not rows.num_rows:
             return

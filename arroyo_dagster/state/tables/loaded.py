@@ -51,7 +51,5 @@ class LoadedState:
         )
 
     def files(self, name: TableName) -> TableFiles | None:
-        """Return the files that the restored epoch lists for a table; None if it does not have the
-        table.
-        """
+        """Return the files that the restored epoch lists for a table; None if it lists none."""
         return self.restored.tables.get(name) if self.restored else None

@@ -92,9 +92,7 @@ class TimeFileReader:
     def ahead(
         self, files: Iterable[TimeFile], part: ReadRequest, then: Callable[[StoredRows], _Made]
     ) -> Iterator[_Made]:
-        """Read as `read`, file by file: yield the result of `then` for each, computed by a few
-        threads.
-        """
+        """Read as `read`, file by file: yield the results of `then`, computed by a few threads."""
         wanted = ((file, 1) for file in _wanted(files, part))
         return read_ahead(lambda file: then(self._read_file(file, part)), wanted, _FILES_AHEAD)
 
@@ -211,9 +209,7 @@ class TimeFileReader:
     # ---- older schemas ---------------------------------------------------------------------------
 
     def _sources(self, found: pa.Schema, file: TimeFile) -> tuple[int | None, ...]:
-        """Return, for each column of the file schema, its index in this file; None = null in every
-        row.
-        """
+        """Return each file-schema column's index in this file; None = null in every row."""
         width = len(self._schema)
         if file.epoch >= self._changed_in and found.equals(self._schema):
             return tuple(range(width))
@@ -304,9 +300,7 @@ def batch_numbers(group_rows: Sequence[int]) -> npt.NDArray[np.int64]:
 def write_time_file(
     store: ObjectStore, rows: pa.Table, path: StatePath, *, epoch: Epoch, timestamp_index: int
 ) -> tuple[TimeFile, int]:
-    """Write rows of a file schema; return the file's metadata, with exact bounds, and its size in
-    bytes.
-    """
+    """Write rows of a file schema; return the file's metadata, with exact bounds, and its size."""
     data = encode_rows(rows)
     hashes = pc.min_max(rows.column(rows.num_columns - 2))
     latest = pc.max(rows.column(timestamp_index))

@@ -496,9 +496,7 @@ class _Known:
 def _known_footers(
     store: ObjectStore, old: JobHistory, checkpoints: Iterable[Checkpoint]
 ) -> _Known:
-    """Return facts about every file that the checkpoints list, from the old catalogue where it has
-    them.
-    """
+    """Return facts about every file of the checkpoints, from the old catalogue where possible."""
     files = {
         StatePath(row.path): StoredFile(size_bytes=row.size_bytes, rows=row.rows)
         for row in old.files

@@ -226,16 +226,12 @@ def expired_meanwhile(store: ObjectStore, paths: JobPaths, next_step: str) -> Co
 
 
 def check_files_exist(store: ObjectStore, checkpoint: Checkpoint) -> Verdict:
-    """Run `files_exist` of `planning/verify/checks.py` on one epoch, with one listing per
-    directory.
-    """
+    """Run `planning.verify.checks.files_exist` on one epoch, with one listing per directory."""
     return files_exist(checkpoint, stored_sizes(store, set(checkpoint.paths)))
 
 
 def check_restorable(store: ObjectStore, checkpoint: Checkpoint) -> Verdict:
-    """Run `restorable` of `planning/verify/checks.py` on one epoch: read the footer of every file
-    that a restore opens.
-    """
+    """Run `planning.verify.checks.restorable` on one epoch; reads the footers a restore opens."""
     plan = restore_plan(checkpoint)
     files = Footers().read(store, plan.files)
     return restorable(checkpoint, plan, files, expected_columns(checkpoint))

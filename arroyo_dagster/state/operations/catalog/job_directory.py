@@ -142,9 +142,7 @@ class AssumedJobs:
         }
 
     def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
-        """Return what the user states of each of `jobs`; `pipeline/job` takes precedence over
-        `job`.
-        """
+        """Return what the user states of each of `jobs`; `pipeline/job` wins over `job`."""
         return [self._answer(paths) for paths in jobs]
 
     def _answer(self, paths: JobPaths) -> SourceAnswer:

@@ -185,9 +185,7 @@ def version_error(checkpoint: Checkpoint) -> FormatError | None:
 
 
 def newest_generation(store: ObjectStore, paths: JobPaths) -> WorkerGeneration | None:
-    """Return the worker generation that the fence names; None in the legacy layout or without a
-    fence.
-    """
+    """Return the worker generation in the fence; None without a fence, as in the legacy layout."""
     if paths.layout is Layout.LEGACY:
         return None
     path = paths.current_generation

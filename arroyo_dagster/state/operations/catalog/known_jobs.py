@@ -128,9 +128,7 @@ def removed_on_purpose(store: ObjectStore, jobs: Collection[JobPaths]) -> set[Jo
 def acknowledged(
     store: ObjectStore, catalogue: ObjectStore, jobs: Collection[JobPaths]
 ) -> set[JobPaths]:
-    """Return those of the jobs that are expected to be gone: acknowledged, or deleted as
-    dead jobs.
-    """
+    """Return the jobs that are expected to be gone: acknowledged, or deleted as dead jobs."""
     said = forgotten(catalogue).intersection(jobs)
     return said | removed_on_purpose(store, set(jobs) - said)
 

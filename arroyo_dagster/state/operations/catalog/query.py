@@ -74,9 +74,7 @@ class TableSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSummary:
-    """An operator at one epoch. Its watermark is the smallest of its subtasks; None = not all have
-    one.
-    """
+    """An operator at one epoch. The watermark is its subtasks' smallest; None = not all have it."""
 
     operator: OperatorId
     parallelism: int
@@ -336,7 +334,7 @@ def _entries(
 
 
 def _entry(form: TableForm, key: bytes, value: bytes, damaged: list[str]) -> dict[str, Any]:
-    """Return an entry in plain values; as bytes if it does not decode, with the reason added to
+    """Return an entry as plain values; if it does not decode, as bytes, and note it in
     `damaged`.
     """
     try:

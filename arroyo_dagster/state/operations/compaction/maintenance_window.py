@@ -246,9 +246,7 @@ class _Window:
         )
 
     def lease_wait_seconds(self) -> float:
-        """Return how long to wait for the window's lease: longer if an interrupted window may have
-        left the job stopped.
-        """
+        """Return how long to wait for the lease: longer if an interrupted window has a record."""
         if read_window_record(self.store, self.paths) is None:
             return 0.0
         if _is_held(self.store, self.paths, self.options.clock()):
@@ -440,9 +438,7 @@ class _Window:
         return undone.done
 
     def restore_metadata_and_start(self, pipeline: PipelineId) -> bool:
-        """Restore the original metadata of a job that failed from the rewritten one, and start it
-        again.
-        """
+        """Restore the original metadata of a job that failed after the rewrite, and start it."""
         if self.job.facts is None or self.job.facts.condition is not JobCondition.FAILED:
             return False
         self.job.failed(
@@ -457,9 +453,7 @@ class _Window:
 
 
 def _down_since(facts: JobFacts, left: WindowRecord | FormatError) -> int | None:
-    """Return when the job was asked to stop, in microseconds; None if it runs, or if that is
-    unknown.
-    """
+    """Return when the job was asked to stop, in microseconds; None if it runs, or if unknown."""
     if facts.condition is JobCondition.RUNNING and means_to_run(facts):
         return None
     if isinstance(left, WindowRecord):

@@ -63,9 +63,7 @@ from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 RunRewrites = Callable[[ObjectStore, Sequence[RewriteTask]], Iterable[RewriteShard | LeftOut]]
 QUIET_SECONDS = 60.0
 _LONG_AGO = 10
-"""A job that stopped this many quiet periods ago counts as quiet if its objects have not changed in
-the end.
-"""
+"""A job that stopped this many quiet periods ago is quiet, if its objects do not change."""
 
 
 def rewrite_here(

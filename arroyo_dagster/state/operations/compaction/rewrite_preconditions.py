@@ -151,9 +151,7 @@ def _legacy_epoch(backend: ParquetBackend, answer: JobAnswer) -> tuple[Checkpoin
 
 
 def _decoded_again(checkpoint: Checkpoint, objects: Mapping[StatePath, bytes]) -> Checkpoint:
-    """Decode the checkpoint from these bytes, so that the plan is based on exactly the bytes
-    replaced later.
-    """
+    """Decode the checkpoint from these bytes: they are what is planned on and replaced later."""
     if checkpoint.worker_generation is not None:
         manifest = metadata.decode_manifest(objects[checkpoint.ref], checkpoint.ref)
         return replace(checkpoint, operators=manifest.operators)

@@ -109,9 +109,7 @@ def publish(
 def _new_files(
     plan: RewritePlan, parts: Sequence[RewriteShard], left_out: Sequence[LeftOut]
 ) -> tuple[dict[TableKey, tuple[TableRewrite, list[TimeFile]]], list[RewriteShard]]:
-    """Return the tables that get new files. If one table of an aggregate is left out, so is the
-    other.
-    """
+    """Return the tables that get new files. If one table of an aggregate is left out, both are."""
     stuck = {one.operator for one in left_out if _of_aggregate(plan, one)}
     stuck_tables = {(one.operator, one.table) for one in left_out}
     found: dict[TableKey, tuple[TableRewrite, list[TimeFile]]] = {}

@@ -19,9 +19,7 @@ def to_keep(keep_epochs: int) -> GcRequest:
 
 
 def expiry_backlog(store: ObjectStore, paths: JobPaths, keep_epochs: int) -> int:
-    """Return how many unpinned epochs are older than the newest `keep_epochs`; 0 for an
-    Arroyo job.
-    """
+    """Return how many unpinned epochs are older than the newest `keep_epochs`; Arroyo jobs: 0."""
     backend = ParquetBackend(store, paths)
     epochs = backend.epochs()
     if len(epochs) <= keep_epochs:

@@ -351,9 +351,7 @@ def _events(store: ObjectStore, paths: JobPaths, search: _Search) -> Iterator[Fa
 def _batches_of(
     store: ObjectStore, directory: StatePath, search: _Search
 ) -> tuple[JournalRun | None, list[int] | None]:
-    """Return a run and the numbers of its batches that may contain a wanted path; None =
-    unknown.
-    """
+    """Return a run and the numbers of its batches that may hold a wanted path; None = unknown."""
     try:
         run, seals = read_run(store, directory), seals_of(store, directory)
     except FormatError:

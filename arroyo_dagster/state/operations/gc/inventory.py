@@ -246,9 +246,7 @@ def _with_attempts(store: ObjectStore, roots: Roots, found: Inventory) -> Roots:
 def _attempt_or_damaged(
     reader: Reader, path: StatePath, newest: Epoch, roots: Roots
 ) -> EpochRoot | None:
-    """Read as `_attempt`; an undecodable one that was rolled back is added to the damaged
-    epochs.
-    """
+    """Read as `_attempt`; an undecodable one of a rolled-back epoch counts as damaged."""
     try:
         return _attempt(reader, path, newest)
     except FormatError as error:
@@ -295,9 +293,7 @@ def _attempt(reader: Reader, path: StatePath, newest: Epoch) -> EpochRoot | None
 
 
 def _compactions(store: ObjectStore, paths: JobPaths, found: Inventory) -> dict[StatePath, Packed]:
-    """Return the files of compactions that the job has not adopted yet. An undecodable record is
-    refused.
-    """
+    """Return the files of compactions that the job has not adopted. Refuse undecodable records."""
     listed = [one.path for one in found.maintenance if one.path.parent == paths.compactions]
     reader = Reader(store, paths)
     read = concurrently(lambda p: reader.optional(p, records.decode_compaction_record), listed)

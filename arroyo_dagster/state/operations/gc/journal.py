@@ -45,9 +45,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 ARCHIVE = ".parquet"
 TIME_DIGITS = 17
-"""The number of digits of the time (microseconds since 1970) in a run's name; enough until the year
-5138.
-"""
+"""Digits of the time in a run's name, in microseconds since 1970; enough until the year 5138."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,9 +100,7 @@ def _last_digest(store: ObjectStore, directory: StatePath) -> str | None:
 
 
 def _place(store: ObjectStore, directory: StatePath) -> tuple[bool, Follows | None]:
-    """Return whether a run is part of a chain, and the run that it follows; a damaged one
-    is not.
-    """
+    """Return whether a run is part of a chain, and the run it follows; a damaged one is not."""
     data = _read(store, directory / PLAN)
     try:
         with known_fields(data or b"{}", directory / PLAN) as fields:
@@ -183,9 +181,7 @@ def _completed(
 
 
 def _advance_head(store: ObjectStore, paths: JobPaths, newest: list[StatePath]) -> None:
-    """Name a run that was interrupted before `head.json` named it; otherwise the next run would
-    follow its predecessor.
-    """
+    """Name a run that was interrupted before `head.json` named it; the next run follows it."""
     try:
         head = read_head(store, paths)
     except FormatError:

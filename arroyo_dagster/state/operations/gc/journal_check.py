@@ -420,9 +420,7 @@ def _check_link(paths: JobPaths, runs: dict[str, _Run], run: _Run) -> Iterator[J
 
 
 def _on_chain(chained: Iterable[_Run], head: Head | None) -> set[str]:
-    """Return the runs that are reachable from the newest; where one is missing, continue with the
-    one before it.
-    """
+    """Return the runs reachable from the newest; at a missing one, continue with the one before."""
     by_name = {run.name: run for run in chained}
     left = sorted(by_name)
     name = head.run if head is not None else left[-1]

@@ -132,9 +132,7 @@ def unpin_epochs(
 
 
 def release(kept: JobPins, *, epochs: Collection[Epoch]) -> JobPins:
-    """Mark the pins of these epochs as released: they still explain the gap that the epochs
-    leave.
-    """
+    """Mark the pins of these epochs as released: they still explain the gap that these leave."""
     pins = (replace(pin, released=True) if pin.epoch in epochs else pin for pin in kept.pins)
     return replace(kept, pins=tuple(pins))
 
@@ -147,9 +145,7 @@ def change_pins(
     owner: str,
     clock: Clock = wall_clock,
 ) -> JobPins:
-    """Change the pins under the lease of the job, so that concurrent changes do not overwrite each
-    other.
-    """
+    """Change the pins under the job's lease, so that concurrent changes are not lost."""
     with lease(store, paths, owner, clock=clock) as held:
         return put_pins(held, paths, change)
 

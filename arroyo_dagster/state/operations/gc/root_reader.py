@@ -38,9 +38,7 @@ class Reader(MetadataReader):
         self._early: dict[StatePath, bytes | None] = {}
 
     def bytes_of(self, path: StatePath) -> bytes | None:
-        """Read an object's bytes; those read by `early` are not read again. None if it does not
-        exist.
-        """
+        """Read an object's bytes, or return those that `early` read; None if it does not exist."""
         return self._early.pop(path) if path in self._early else super().bytes_of(path)
 
     def raw(self, path: StatePath) -> bool:

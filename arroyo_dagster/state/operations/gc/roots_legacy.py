@@ -1,6 +1,4 @@
-"""Read the roots of a job of the legacy layout: list one level, and probe the numbers that it
-misses.
-"""
+"""Read the roots of a job of the legacy layout: list one level, and probe unlisted numbers."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ is as long as its epochs.
 
 
 def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
-    """Read the roots of a job of the legacy layout; None if the job changed meanwhile: read
-    again.
-    """
+    """Read the roots of a legacy-layout job; None if the job changed meanwhile: read again."""
     backend = ParquetBackend(reader.store, reader.paths)
     job_pins, aside = reader.pins_in_full()
     numbers = sorted(backend.checkpoint_dirs(), reverse=True)
@@ -110,9 +106,7 @@ def _with_rolled_back(
 
 
 def newest_legacy(reader: Reader, numbers: Sequence[Epoch]) -> Epoch | None:
-    """Return the newest listed epoch; refuse a listing that probes of later numbers prove
-    incomplete.
-    """
+    """Return the newest listed epoch; refuse a listing that probes prove incomplete."""
     paths, store = reader.paths, reader.store
     backend = ParquetBackend(store, paths)
     heads = (number for number in numbers if store.head(paths.legacy_metadata(number)) is not None)

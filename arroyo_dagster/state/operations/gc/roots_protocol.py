@@ -1,6 +1,4 @@
-"""Read the roots of a job of the protocol layout: from the fence to the newest epoch and its
-parents.
-"""
+"""Read the roots of a job of the protocol layout: the fence, the newest epoch, its ancestors."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 
 
 def protocol_roots(reader: Reader, progress: Progress) -> Roots | None:
-    """Read the roots of a job of the protocol layout; None if the job changed meanwhile: read
-    again.
-    """
+    """Read the roots of a protocol-layout job; None if the job changed meanwhile: read again."""
     paths = reader.paths
     fence = reader.read(paths.current_generation, records.decode_current_generation)
     job_pins, aside = reader.pins_in_full()
@@ -125,9 +121,7 @@ def _resolved(
 
 
 def _below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot]:
-    """Yield the ancestors of an epoch, newest first, until one does not exist; reads many at a
-    time.
-    """
+    """Yield an epoch's ancestors, newest first, until one does not exist; reads many at a time."""
     while newest.parent_ref is not None:
         for found in _some_below(reader, newest):
             if found is None:
@@ -137,9 +131,7 @@ def _below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot]:
 
 
 def _some_below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot | None]:
-    """Yield the next ancestors, then None after the last. Their numbers are guessed and read in
-    advance.
-    """
+    """Yield the next ancestors, then None after the last. Reads guessed numbers in advance."""
     paths = reader.paths
     above = newest.parent_ref
     assert above is not None
@@ -283,9 +275,7 @@ def _pinned(reader: Reader, pin: Epoch) -> list[EpochRoot]:
 
 
 def _unowned(reader: Reader, epochs: Sequence[EpochRoot]) -> tuple[EpochRoot, ...]:
-    """Return the manifests that a start would read and that own no epoch; the files they list are
-    kept.
-    """
+    """Return the manifests that a start would read and that own no epoch; their files are kept."""
     known = {one.ref for one in epochs}
     refs = [ref for ref in reader.roots if ref.name == CHECKPOINT_MANIFEST]
     found = (attempt(reader, ref) for ref in refs if ref not in known)

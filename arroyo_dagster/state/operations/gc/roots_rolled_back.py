@@ -115,9 +115,7 @@ def _unreadable(
 
 
 def known_roots(reader: Reader, found: Sequence[StatePath]) -> tuple[Root, ...]:
-    """Remember undecodable metadata objects by their bytes; this package's own objects list no
-    files.
-    """
+    """Remember undecodable metadata by its bytes; this package's own objects list no files."""
     metadata = [path for path in found if not path.startswith(f"{reader.paths.maintenance}/")]
     there = [path for path in metadata if path in reader.roots or reader.raw(path)]
     return reader.taken(there)

@@ -1,6 +1,4 @@
-"""Add the times at which a job's epochs were written, by the store's clock; ages use no other
-clock.
-"""
+"""Add the times at which a job's epochs were written, by the store's clock; ages depend on them."""
 
 from __future__ import annotations
 

@@ -58,9 +58,7 @@ def linked_quarantines(
 def _linked(
     store: ObjectStore, paths: JobPaths, copies: Mapping[str, Copies], name: str
 ) -> Iterator[frozenset[str]]:
-    """Yield this quarantine with each other one that holds an object it needs and that is not in
-    place.
-    """
+    """Yield this quarantine with each that holds an object it needs and that is not in place."""
     needs = _Needs(store, paths, copies, name)
     found = concurrently(needs.of_epoch, sorted(needs.heads()))
     missing = sorted({*needs.of_start()}.union(*found))
@@ -164,9 +162,7 @@ class _Needs:
         return max(one for one, held in self.copies.items() if path in held)
 
     def of_epoch(self, head: StatePath) -> list[StatePath]:
-        """Return the objects that a restore of an epoch reads and that only other quarantines hold;
-        none if the epoch does not decode.
-        """
+        """Return what an epoch's restore reads and only others hold; none if it does not decode."""
         try:
             return [path for path in self._of_epoch(head) if self.held_by_another(path)]
         except FormatError:
@@ -183,9 +179,7 @@ class _Needs:
         yield from (*needs.metadata, *needs.files, *needs.markers)
 
     def of_start(self) -> list[StatePath]:
-        """Return the objects that a start reads first and that only other quarantines hold: a
-        generation, and its checkpoint.
-        """
+        """Return what a start reads first and only others hold: a generation, its checkpoint."""
         own = self.copies[self.name]
         named = [(path, object_name(self.paths, path)) for path in own]
         generations = sorted(

@@ -154,9 +154,7 @@ class GcRun:
         return facts
 
     def _check_head(self) -> None:
-        """Check that the newest epoch is unchanged: a job at rest publishes nothing, whatever its
-        status.
-        """
+        """Check that the newest epoch is unchanged: a job at rest publishes nothing."""
         plan = self.plan
         newest = newest_root(self.store, plan.paths)
         if newest is None or newest.ref != plan.proof.head:

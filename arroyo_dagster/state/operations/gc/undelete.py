@@ -267,17 +267,13 @@ _LATER = {
 
 
 def _order(paths: JobPaths, one: Moved) -> tuple[int, int, str]:
-    """Sort key: data first, then the objects that list it, newest epoch first; those that make an
-    epoch visible last.
-    """
+    """Sort key: data, then what lists it, newest epoch first; what makes an epoch visible last."""
     name = object_name(paths, one.path)
     return (_LATER.get(name.kind, 0), -int(name.epoch or 0), one.path)
 
 
 def _groups(paths: JobPaths, moved: Iterable[Moved]) -> Iterator[list[Moved]]:
-    """Yield objects that may be restored concurrently, in the order of `_order`; metadata one by
-    one.
-    """
+    """Yield objects that may be restored concurrently, in `_order`; metadata one by one."""
     together: list[Moved] = []
     for one in moved:
         if _order(paths, one)[0]:

@@ -68,9 +68,7 @@ REASON = "a rollback to this epoch is under way"
 
 
 def restorable_epochs(store: ObjectStore, paths: JobPaths) -> list[Epoch]:
-    """Return the epochs that a rollback could restore, ascending. Data files are listed, not
-    opened.
-    """
+    """Return the epochs that a rollback could restore, ascending. No data file is opened."""
     return choices(_facts(store, paths))
 
 
@@ -97,9 +95,7 @@ def way_back(store: ObjectStore, paths: JobPaths, epoch: Epoch, *, tries: int = 
 
 
 def rollback_done(store: ObjectStore, paths: JobPaths, epoch: int) -> Epoch | None:
-    """Return the epoch by which a rollback to `epoch` was published, if the job continues from it;
-    else None.
-    """
+    """Return the epoch that a rollback to `epoch` published, if the job continues from it."""
     return done_before(_facts(store, paths), Epoch(epoch))
 
 
@@ -198,9 +194,7 @@ def _measured(store: ObjectStore, facts: RollbackFacts, plan: RollbackPlan) -> R
 
 
 def _rows(store: ObjectStore, new: dict[Epoch, Sequence[StatePath]]) -> dict[Epoch, int]:
-    """Return the rows of the files that each epoch added, from footers; without epochs of unknown
-    rows.
-    """
+    """Return the rows of the files that each epoch added, by footers; unknown ones are left out."""
     wanted = [path for paths in new.values() for path in paths]
     if len(wanted) > MAX_FOOTERS:
         return {}
@@ -363,9 +357,7 @@ def _operators(plan: RollbackPlan, target: Checkpoint) -> tuple[OperatorCheckpoi
 def _publish_legacy(
     backend: ParquetBackend, plan: RollbackPlan, target: Checkpoint, min_epoch: Epoch
 ) -> StatePath:
-    """Write the operators' metadata, then the checkpoint's metadata, which makes the epoch
-    exist.
-    """
+    """Write the operators' metadata, then the checkpoint's, which makes the epoch exist."""
     backend.check_fence()
     operators = _operators(plan, target)
     now = backend.clock()

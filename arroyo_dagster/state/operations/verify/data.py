@@ -1,6 +1,4 @@
-"""Check the data files of an epoch for `verify`: alone, against neighbouring epochs, and
-restored.
-"""
+"""Check an epoch's data files for `verify`: alone, against neighbouring epochs, and restored."""
 
 from __future__ import annotations
 

@@ -209,9 +209,7 @@ def _read_generations(reader: _Reader) -> tuple[WorkerGeneration, ...]:
 
 
 def _read_manifests(reader: _Reader, records_of: Iterable[StatePath]) -> None:
-    """Read the manifests that the records name, and the commit markers of those that need a
-    commit.
-    """
+    """Read the manifests that the records name, and the markers of those that need a commit."""
     found = [reader.get(path, EpochRecord) for path in records_of]
     refs = [
         one.checkpoint_ref for one in found if one and reader.paths.contains(one.checkpoint_ref)

@@ -122,9 +122,7 @@ class Catalogue:
         return next(iter(of_version or found), None)
 
     def owner_of(self, operator: str, config: TableConfig) -> str | None:
-        """Return the owner of a table without reading its bytes; several, if only the bytes
-        distinguish them.
-        """
+        """Return a table's owner without reading its bytes; several, if only these decide."""
         found = self.find(operator, config)
         of_version = [known for known in found if known.has_version(config.state_version)]
         owners = dict.fromkeys(known.owner for known in of_version if not known.releases)

@@ -220,9 +220,7 @@ class _Rows:
         return gone.slice(0, 1) if self.rule is RewriteRule.UNKEYED else gone
 
     def visible(self, parts: Sequence[StoredRows]) -> pa.Table:
-        """Return the rows that Arroyo finds: without GROUP BY only the first row of each record
-        batch.
-        """
+        """Return the rows that Arroyo finds: without GROUP BY the first of each record batch."""
         if self.rule is not RewriteRule.UNKEYED:
             return self.kept(parts)
         first = [first_of_batches(part.rows, _numbers(part)) for part in parts]

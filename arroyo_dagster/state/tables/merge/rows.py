@@ -165,9 +165,7 @@ class _RowsMerging:
         return self._beside(decoded, self._merge.size_bytes)
 
     def _beside(self, decoded: _Chunks, size_bytes: int) -> _Chunks:
-        """Decode in a thread while rows are merged and written, unless the input is too small for
-        that.
-        """
+        """Decode in a thread while rows are merged and written, unless the input is small."""
         return decoded if size_bytes < _LITTLE_BYTES else in_background(decoded)
 
     def _decoded(
@@ -236,9 +234,7 @@ class _RowsMerging:
                     self._files.close_files()  # every file is sorted by time
 
     def _hold(self, piece: KeyRange) -> list[StoredRows] | _TooMuch:
-        """Return all rows of a key range; or narrower ranges, if it is divisible and the rows do
-        not fit.
-        """
+        """Return all rows of a key range; or narrower ranges, if it is divisible and too large."""
         held: list[StoredRows] = []
         size = 0
         read: Counter[StatePath] = Counter()
@@ -325,9 +321,7 @@ def _inserts_only(rows: pa.Table) -> bool:
 
 
 def _split_range(piece: KeyRange, held: Sequence[StoredRows]) -> list[KeyRange]:
-    """Return two ranges with about equal numbers of rows, or three around a key that has most of
-    them.
-    """
+    """Return two ranges of about as many rows, or three around a key that has most of them."""
     hash_at = held[0].rows.num_columns - 2
     hashes = np.concatenate([part.rows.column(hash_at).to_numpy() for part in held])
     middle = int(np.partition(hashes, len(hashes) // 2)[len(hashes) // 2])

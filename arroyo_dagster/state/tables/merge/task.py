@@ -50,9 +50,7 @@ class MergeTask:
     shard_bytes: int = 256 * MEBIBYTE
 
     def namer(self, subtask: int) -> Callable[[str], StatePath]:
-        """Return a function that names files uniquely: tasks may be retried while an earlier
-        attempt runs.
-        """
+        """Return a function that names files uniquely: attempts of one task may overlap."""
 
         def name(suffix: str) -> StatePath:
             return self.paths.data_file(
