@@ -1,4 +1,4 @@
-"""The one Spark session of a process, configured for Arrow in and out."""
+"""The Spark session of a process, configured for Arrow."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DEFAULTS: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    # Rows that travel are few and big (Arrow IPC in a binary column).
+    # Rows between tasks are few and large (Arrow IPC in a binary column).
     "spark.sql.execution.arrow.maxRecordsPerBatch": "256",
-    # The number of partitions is the number of subtasks; nothing may merge them.
+    # The number of partitions is the number of subtasks; Spark must not coalesce them.
     "spark.sql.adaptive.enabled": "false",
     "spark.python.worker.reuse": "true",
-    # A task waits some 30 ms less for its Python worker than over TCP.
+    # A task connects to its Python worker about 30 ms faster than over TCP.
     "spark.python.unix.domain.socket.enabled": "true",
 }
 LOCAL: Mapping[str, str] = {
@@ -37,17 +37,17 @@ LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 def get_session(
     master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> tuple[SparkSession, bool]:
-    """The session of this process.
+    """Return the session of this process, and start one if none is active.
 
     Args:
-        master: where to run; `local[*]` by default. An active session is used as it is.
-        conf: settings that go before ours.
+        master: the master; None = `local[*]`. An active session is used unchanged.
+        conf: settings that take precedence over `DEFAULTS` and `LOCAL`.
 
     Returns:
-        The session, and whether it was started here (then the caller stops it).
+        The session, and whether it was started here, so that the caller must stop it.
 
     Raises:
-        StorageError: Spark could not be started; says what it needs.
+        StorageError: Spark did not start.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -55,8 +55,8 @@ def get_session(
     active = SparkSession.getActiveSession()
     if active is not None:
         return active, False
-    # Workers must be of the driver's interpreter: the first `python3` on a worker's PATH has
-    # neither pyarrow nor us.
+    # Workers must use the driver's interpreter: the first `python3` on their PATH may have neither
+    # pyarrow nor this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     master = master or "local[*]"
@@ -78,10 +78,11 @@ def get_session(
 
 
 def default_location(store: ObjectStore, directory: str) -> str:
-    """Where Spark keeps a log of a query unless somebody says where: beside the state.
+    """Return the default location of the log of a query: in the store, beside the state.
 
     Args:
-        directory: below the checkpoint URL.
+        store: the object store of the state.
+        directory: the directory in the store.
 
     Raises:
         InputError: the store is not on local disk.
