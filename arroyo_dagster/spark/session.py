@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause, register_settings
+from arroyo_dagster.spark import fast_start
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ LOCAL: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_IN_PROCESS = r"local(\[.*\])?"
+"""A master with which the driver's JVM runs the tasks."""
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -41,7 +46,9 @@ def get_session(
 
     Args:
         master: the master; None = `local[*]`. An active session is used unchanged.
-        conf: settings that take precedence over `DEFAULTS` and `LOCAL`.
+        conf: settings that take precedence over `DEFAULTS` and `LOCAL`. Options of the JVM are
+            added to those of this package. `spark.arroyo.fastStart=false` starts a local session
+            without `fast_start`.
 
     Returns:
         The session, and whether it was started here, so that the caller must stop it.
@@ -61,10 +68,16 @@ def get_session(
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     master = master or "local[*]"
     register_settings({**(conf or {}), "master": master})
+    given = dict(conf or {})
     settings = {**DEFAULTS, **(LOCAL if master.startswith("local") else {})}
-    settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={LOG_SETTINGS}"
+    options = [f"-Dlog4j2.configurationFile={LOG_SETTINGS}"]
+    if given.pop(fast_start.SETTING, "true") != "false" and re.fullmatch(_IN_PROCESS, master):
+        settings["spark.python.daemon.module"] = "arroyo_dagster.spark.daemon"
+        options.append(fast_start.java_options(_cache(), os.environ.get("JAVA_HOME")))
+    settings |= given
+    settings[JAVA_OPTIONS] = " ".join([*options, *filter(None, [given.get(JAVA_OPTIONS)])])
     builder = SparkSession.builder.appName("arroyo-dagster").master(master)
-    for name, value in {**settings, **(conf or {})}.items():
+    for name, value in settings.items():
         builder = builder.config(name, value)
     try:
         return builder.getOrCreate(), True
@@ -75,6 +88,19 @@ def get_session(
             retryable=False,
             next_step="check that `java -version` says 17 or newer, and that the master answers",
         ) from redacted_cause(error)
+
+
+def local_archive() -> Path:
+    """Return the path of the archive with which local sessions start fast.
+
+    Raises:
+        OSError: the JDK or Spark's jars cannot be read.
+    """
+    return fast_start.archive_path(_cache(), os.environ.get("JAVA_HOME"))
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arroyo_dagster"
 
 
 def default_location(store: ObjectStore, directory: str) -> str:

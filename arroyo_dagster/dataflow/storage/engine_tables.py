@@ -177,7 +177,7 @@ def check_schemas(
         if only_added and migrate:
             continue
         raise StateSchemaError(
-            f"state `{state.name}` was stored with another schema than its definition has:"
+            f"state `{state.name}` was stored with another schema than its definition has: "
             + "; ".join(changes),
             number="E50",
             service=service,

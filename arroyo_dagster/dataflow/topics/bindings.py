@@ -273,9 +273,10 @@ class _BindingsReader:
             known = ", ".join(_OPTIONS[role])
             self._wrong(node, f"expected `KIND:PATH` or a mapping with one of {known}")
             return None
-        target = node.members[kinds[0]].value
+        given = node.members[kinds[0]]
+        target = given.value
         if isinstance(target, dict | tuple):
-            self._wrong(node, f"expected a path behind {kinds[0]}, found {node.kind}")
+            self._wrong(given, f"expected a path behind {kinds[0]}, found {given.kind}")
             return None
         options = {key: one.plain() for key, one in node.members.items() if key != kinds[0]}
         return checked_binding(

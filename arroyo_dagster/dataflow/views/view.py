@@ -325,9 +325,9 @@ class Views:
         found = [name for name, state in self.states.items() if wanted in (state.name, state.table)]
         if len(found) != 1:
             raise InputError(
-                (f"more than one state is named `{wanted}`")
+                f"no state is named `{wanted}`"
                 if not found
-                else f"more than one is `{wanted}`",
+                else f"{len(found)} states are named `{wanted}`",
                 number="E47",
                 states=sorted(self.states),
                 next_step="name it as service.state",
