@@ -1,4 +1,4 @@
-"""BackendReader: what the metadata tree of one job says, in either layout. Writes nothing.
+"""BackendReader: reads the metadata tree of one job, in either layout. Writes nothing.
 
 Source: crates/arroyo-state/src/lib.rs, `BackingStore`; crates/arroyo-state/src/parquet.rs;
 crates/arroyo-state-protocol/src/store.rs.
@@ -66,8 +66,8 @@ class BackendReader:
     """Reads the metadata tree of one job.
 
     Args:
-        store: where it lies.
-        paths: which job; decides the layout.
+        store: contains the job's objects.
+        paths: of the job; they determine the layout.
     """
 
     def __init__(self, store: ObjectStore, paths: JobPaths) -> None:
@@ -78,7 +78,7 @@ class BackendReader:
     # ---- epochs ----------------------------------------------------------------------------------
 
     def epochs(self) -> list[Epoch]:
-        """The epochs that have a record (protocol) or checkpoint metadata (legacy), ascending."""
+        """Return the epochs with a record (protocol) or checkpoint metadata (legacy), ascending."""
         if self.paths.layout is Layout.PROTOCOL:
             listed = self.store.list_dir(self.paths.epochs).objects
             found = (parse_epoch_record(info.path.name) for info in listed)
@@ -86,17 +86,17 @@ class BackendReader:
         return self._existing(self.checkpoint_dirs())
 
     def exists(self, epoch: Epoch) -> bool:
-        """Whether there is such an epoch: by its name, which no listing can hide."""
+        """Whether the epoch exists: read by its name, which does not depend on a listing."""
         legacy = self.paths.layout is Layout.LEGACY
         root = self.paths.legacy_metadata if legacy else self.paths.epoch_record
         return self.store.head(root(epoch)) is not None
 
     def every_epoch(self, named: Collection[Epoch] = ()) -> list[Epoch]:
-        """As `epochs`, with what a listing that was cut short does not show: where it shows none,
-        behind the newest and before each epoch that follows none, numbers are looked at by name.
+        """Return the epochs as `epochs`, and those that an incomplete listing misses: it probes a
+        few numbers after the newest epoch, and before each epoch without a predecessor.
 
         Args:
-            named: epochs that are known of otherwise, if they are there.
+            named: epochs known from elsewhere; included if they exist.
         """
         found = {*self.epochs()}
         found.update(self._existing([epoch for epoch in named if epoch not in found]))
@@ -111,27 +111,28 @@ class BackendReader:
         return [epoch for epoch, exists in zip(epochs, there, strict=True) if exists]
 
     def checkpoint_dirs(self, generation: WorkerGeneration | None = None) -> list[Epoch]:
-        """The numbers of the checkpoint directories there are, ascending; one level is listed."""
+        """Return the numbers of the checkpoint directories, ascending; one level is listed."""
         below = self.store.list_dir(self.paths.checkpoints(generation)).prefixes
         found = (parse_checkpoint_dir(path.name) for path in below)
         return sorted(epoch for epoch in found if epoch is not None)
 
     def unlisted_behind(self, newest: Epoch, listed: Collection[Epoch] = ()) -> list[Epoch]:
-        """Epochs of the legacy layout that a listing does not show although they are there, of the
-        few numbers behind the newest that it shows: one that was cut short ends too early.
+        """Return existing epochs of the legacy layout that a listing misses, among the few numbers
+        after the newest one it shows: an incomplete listing ends too early.
 
         Args:
-            newest: 0 if it shows none.
-            listed: numbers that need not be looked at.
+            newest: the newest listed epoch; 0 if none is listed.
+            listed: numbers that need not be probed.
         """
         behind = [Epoch(n) for n in range(newest + 1, newest + 1 + PROBE_COUNT) if n not in listed]
         return self._existing(behind)
 
     def newest_number(self) -> Epoch:
-        """The highest number that an epoch, or a manifest that owns none, has; 0 if there is none.
+        """Return the highest number of an epoch, or of a manifest that owns none; 0 if there is
+        none.
 
-        Whether they decode does not matter. What a listing does not show of the newest run is found
-        by name.
+        The objects need not decode. Objects of the newest run that a listing misses are found by
+        name.
         """
         newest = max(self.every_epoch(), default=Epoch(0))
         if self.paths.layout is Layout.LEGACY:
@@ -153,7 +154,7 @@ class BackendReader:
         return max((newest, *(epoch for epoch, info in there if info is not None)))
 
     def _hinted(self, listed: WorkerGeneration) -> Iterator[StatePath]:
-        """What the newest worker generations say that they published last."""
+        """Yield the manifests that the newest worker generations name as published last."""
         for number in range(max(0, listed - PROBE_COUNT), listed + PROBE_COUNT):
             path = self.paths.generation_manifest(WorkerGeneration(number))
             try:
@@ -164,11 +165,11 @@ class BackendReader:
                 yield found.latest_ref
 
     def load(self, epoch: Epoch | None = None) -> Checkpoint:
-        """Read one epoch with all its operators; the newest canonical one when None.
+        """Read one epoch with all its operators; None = the newest visible epoch.
 
         Raises:
-            NotFoundError: no such epoch, or none at all.
-            FormatError: an object of it does not decode.
+            NotFoundError: no such epoch, or none at all; or an object of the epoch is missing.
+            FormatError: an object of the epoch does not decode.
         """
         if epoch is not None:
             return self.load_checkpoint_metadata(epoch)
@@ -183,10 +184,11 @@ class BackendReader:
         return self.load_checkpoint_metadata(epochs[-1])
 
     def load_history(self, epochs: Iterable[Epoch] | None = None) -> list[Checkpoint]:
-        """Read epochs, newest first, those that a cleanup left half done included.
+        """Read epochs, newest first, including those that an interrupted cleanup has deleted in
+        part.
 
         Args:
-            epochs: which; None = every one that a listing shows.
+            epochs: the epochs to read; None = every listed one.
 
         Raises:
             FormatError: an object does not decode.
@@ -212,13 +214,13 @@ class BackendReader:
         return self._checkpoint(record.checkpoint_ref, manifest, record)
 
     def load_remains(self, epoch: Epoch) -> tuple[Checkpoint, tuple[StatePath, ...]]:
-        """Read what is left of an epoch, and which objects of its metadata are not there.
+        """Read what is left of an epoch, and return which objects of its metadata do not exist.
 
-        The marker of a commit counts, although the newest epoch may only not have one yet.
+        The marker of a commit is included, although the newest epoch may merely not have it yet.
 
         Raises:
-            NotFoundError: the object that makes it exist is gone.
-            FormatError: an object of it does not decode.
+            NotFoundError: the object that makes the epoch exist is missing.
+            FormatError: an object of the epoch does not decode.
         """
         if self.paths.layout is Layout.PROTOCOL:
             found, gone = self.load_checkpoint_metadata(epoch), []
@@ -238,10 +240,10 @@ class BackendReader:
     def load_chain(self, oldest: Checkpoint) -> Iterator[Checkpoint]:
         """Follow the parents of the oldest epoch that has a record, newest first.
 
-        Records go before manifests: what an interrupted cleanup left hangs on it.
+        A cleanup deletes records before manifests: so the chain leads to all that it left.
 
         Raises:
-            ProtocolError: the chain leads out of the job, or not back in time.
+            ProtocolError: the chain leads out of the job, or to an epoch that is not older.
         """
         while (ref := self._parent_ref(oldest)) is not None:
             manifest = self.objects.optional(ref, metadata.decode_manifest)
@@ -275,7 +277,7 @@ class BackendReader:
     def _legacy_objects(
         self, epoch: Epoch, *, whole: bool
     ) -> tuple[LegacyCheckpoint, dict[StatePath, OperatorCheckpoint | None]]:
-        """The object that makes the epoch exist, and its operators' by path, None = gone."""
+        """Return the epoch's head object, and those of its operators by path; None = missing."""
         path = self.paths.legacy_metadata(epoch)
         head = self.objects.read(path, metadata.decode_legacy_checkpoint, missing_epoch(epoch))
         names = [self.paths.operator_metadata(name, epoch) for name in head.operators]
@@ -297,10 +299,10 @@ class BackendReader:
         """Read one operator at one epoch.
 
         Returns:
-            None when the operator, or the epoch, is absent.
+            None if the operator, or the epoch, does not exist.
 
         Raises:
-            FormatError: it is there, and broken.
+            FormatError: it exists, but is broken.
         """
         if self.paths.layout is Layout.LEGACY:
             return self.objects.optional(
@@ -316,8 +318,8 @@ class BackendReader:
     def prepare_checkpoint_load(self, epoch: Epoch) -> Checkpoint:
         """Prove that the epoch can be restored before any task starts.
 
-        Every data file it lists is there, has a footer that decodes, and columns that give rows of
-        its table.
+        Every data file that it lists must exist, have a footer that decodes, and have columns that
+        can be read as rows of its table.
 
         Raises:
             NotFoundError: the epoch does not exist.
@@ -364,11 +366,11 @@ class BackendReader:
     # ---- what waits, and what stays --------------------------------------------------------------
 
     def compaction_records(self) -> dict[StatePath, CompactionRecord | None]:
-        """The compactions that wait for the job's writer, oldest first.
+        """Return the compactions that the job's writer has not adopted yet, oldest first.
 
         Returns:
-            By path; None for one that does not decode, or speaks of another job's files. Nobody
-            takes it over, and nobody deletes it.
+            By path; None for a record that does not decode, or names another job's files. Such a
+            record is neither adopted nor deleted.
         """
         listed = sorted(info.path for info in self.store.list_dir(self.paths.compactions).objects)
         return dict(zip(listed, concurrently(self._compaction_record, listed), strict=True))
@@ -385,7 +387,8 @@ class BackendReader:
         return record if managed else None
 
     def next_restore(self) -> recovery.Resolved:
-        """Say what the next start of Arroyo's would restore in the protocol layout. Writes nothing.
+        """Return what the next start of Arroyo would restore in the protocol layout. Writes
+        nothing.
 
         Raises:
             NotFoundError: the job was never started.
@@ -394,7 +397,7 @@ class BackendReader:
         self._protocol_only()
         fence = self.objects.read(self.paths.current_generation, records.decode_current_generation)
         starting = WorkerGeneration(fence.worker_generation + 1)
-        # A start raises the fence before it looks, so that it may claim.
+        # A start raises the fence before it resolves the epoch, so that it may claim.
         raised = replace(fence, worker_generation=starting)
         return recovery.resolve_with(
             self.objects.fact,
@@ -411,10 +414,10 @@ class BackendReader:
         )
 
     def job_pins(self) -> JobPins:
-        """What stays besides the newest epochs: pins, and what lies in quarantine.
+        """Read what is kept besides the newest epochs: pins and quarantines.
 
         Raises:
-            FormatError: it does not decode; nothing may be deleted then.
+            FormatError: the pins do not decode; then nothing may be deleted.
         """
         return self.objects.job_pins()
 
@@ -428,7 +431,7 @@ class BackendReader:
 
 
 def _beside(epochs: Collection[Epoch]) -> set[Epoch]:
-    """The numbers, of those that are no epochs, at which one may be that no listing has shown."""
+    """Return the missing numbers at which an unlisted epoch may exist."""
     first = (epoch for epoch in epochs if epoch - 1 not in epochs)
     found = {n for epoch in first for n in range(max(0, epoch - PROBE_COUNT), epoch)}
     newest = max(epochs, default=0)
@@ -437,7 +440,7 @@ def _beside(epochs: Collection[Epoch]) -> set[Epoch]:
 
 
 def restore_or_roll_back(paths: JobPaths, checkpoint: Checkpoint, what: str) -> str:
-    """What to do about an epoch of which something is missing or broken."""
+    """Return the next step for an epoch with a missing or broken object."""
     if checkpoint.progress is None:
         return f"restore another epoch, or restore the {what}"
     command = f"arroyo-state rollback {paths.root}"
@@ -447,7 +450,7 @@ def restore_or_roll_back(paths: JobPaths, checkpoint: Checkpoint, what: str) -> 
 def _misfit(
     operator: OperatorCheckpoint, name: TableName, path: StatePath, found: pa.Schema
 ) -> str | None:
-    """Why a file does not give rows of its table; None = it does."""
+    """Return why a file cannot be read as rows of its table; None = it can."""
     config, files = operator.configs.get(name), operator.tables[name]
     if config is None or config.kind is not files.kind:
         return f"table {name} has no configuration of its kind"
@@ -458,7 +461,7 @@ def _misfit(
 
 
 def as_checkpoint(manifest: Manifest, ref: StatePath, state: CheckpointState) -> Checkpoint:
-    """A manifest of the protocol layout as a checkpoint."""
+    """Convert a manifest of the protocol layout to a checkpoint."""
     return Checkpoint(
         pipeline=manifest.pipeline,
         job=manifest.job,
@@ -481,7 +484,7 @@ def legacy_checkpoint(
     ref: StatePath,
     state: CheckpointState,
 ) -> Checkpoint:
-    """The objects of an epoch of the legacy layout as a checkpoint."""
+    """Convert the objects of an epoch of the legacy layout to a checkpoint."""
     return Checkpoint(
         pipeline=None,
         job=head.job,

@@ -1,4 +1,4 @@
-"""Progress reports, repeated while long work is silent."""
+"""Progress reports that are repeated while no new one arrives."""
 
 from __future__ import annotations
 
