@@ -1,6 +1,6 @@
 """The same Spark, begun in less time: tests start some thirty, and each lives a minute.
 
-    python -m tests.quick_spark     writes the archive of classes that all of them map
+python -m tests.quick_spark     writes the archive of classes that all of them map
 """
 
 from __future__ import annotations

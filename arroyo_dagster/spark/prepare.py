@@ -1,6 +1,6 @@
 """Prepare a machine or an image: write the archive with which local Spark sessions start fast.
 
-    python -m arroyo_dagster.spark.prepare
+python -m arroyo_dagster.spark.prepare
 """
 
 from __future__ import annotations
