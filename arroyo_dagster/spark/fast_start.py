@@ -2,8 +2,8 @@
 
 A JVM with the archive maps it instead of loading some 15,000 classes one by one. Processor time on
 two cores until the first Python task has ended: 6.5 s with the archive, 15 s without, 21 s without
-any of the options. Writing it costs 10 s at the start and 18 s after the end of a session, once. The
-second session of a machine does so. To prepare an image or a server:
+any of the options. Writing it costs 10 s at the start and 18 s after the end of a session, once.
+The second session of a machine does so. To prepare an image or a server:
 
     python -m arroyo_dagster.spark.prepare
 """
