@@ -53,7 +53,6 @@ from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
 from arroyo_dagster.state.operations.gc.execute import (
     GcOptions,
     GcOutcome,
-    planning_progress,
     run_gc,
 )
 from arroyo_dagster.state.operations.gc.explain import (
@@ -71,10 +70,10 @@ from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.journal_check import check_journal
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
-from arroyo_dagster.state.operations.gc.progress import heartbeat
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
+from arroyo_dagster.state.operations.progress import heartbeat
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -255,7 +254,7 @@ def run_command(
         options = GcOptions(
             quarantine=quarantine,
             pace=Pace(batches_per_second=rate),
-            progress=print_progress(as_json=as_json),
+            on_progress=print_progress(as_json=as_json),
         )
         outcome = _executed(store, paths, request, options, plan, spark)
     else:
@@ -274,8 +273,8 @@ def _stored_plan(path: Path, paths: JobPaths) -> GcPlan:
 
 
 def _planned(store: ObjectStore, paths: JobPaths, request: GcRequest, as_json: bool) -> GcPlan:
-    with heartbeat(print_progress(as_json=as_json)) as progress:
-        return plan_gc(store, paths, request, progress=planning_progress(progress))
+    with heartbeat(print_progress(as_json=as_json)) as on_progress:
+        return plan_gc(store, paths, request, on_progress=on_progress)
 
 
 def _executed(

@@ -38,6 +38,7 @@ from .model.layout import JobPaths as JobPaths
 from .model.layout import Layout as Layout
 from .model.maintenance_window import WindowLimits as WindowLimits
 from .model.maintenance_window import WindowOutcome as WindowOutcome
+from .model.progress import Progress as Progress
 from .model.rewrite import RewriteOutcome as RewriteOutcome
 from .model.rewrite import RewritePlan as RewritePlan
 from .model.rollback import RollbackOutcome as RollbackOutcome

@@ -1,7 +1,7 @@
 """Merge a job's files, as an asset: plan, verify, and compare with the forecast."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -31,12 +31,10 @@ from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from arroyo_dagster.state.planning.verify.checks import effective, row_parity
 
 if TYPE_CHECKING:
-    from arroyo_dagster.state.operations.compaction.execute import Progress
     from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
 
 ROW_PARITY = "row_parity"
 EFFECTIVE = "effective"
-_LOG_SECONDS = 10.0
 
 
 class CompactionConfig(settings_config(CompactionSettings)):  # type: ignore[misc]
@@ -216,26 +214,12 @@ def compacted(
             wait_seconds=config.wait_seconds,
             sampled=True,
             on_merge=on_merge,
-            on_progress=_logged(context.log.info),
+            on_progress=shown.progress_logger(context.log.info),
             on_published=published.append,
         )
         outcome = runner.run_compaction(store.writable(), paths, config.settings(), options)
     context.log.info(_format_outcome(outcome, dry_run=config.dry_run))
     return outcome
-
-
-def _logged(log: Callable[[str], Any]) -> Callable[["Progress"], None]:
-    """Progress as log events: now and then, and at the end."""
-    last = [0.0]
-
-    def log_progress(progress: "Progress") -> None:
-        if progress.seconds - last[0] < _LOG_SECONDS and progress.share < 1:
-            return
-        last[0] = progress.seconds
-        left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
-        log(f"{progress.share:.0%}: {progress.bytes_done} of {progress.bytes_total} bytes{left}")
-
-    return log_progress
 
 
 def version_of(outcome: "CompactionOutcome") -> str:

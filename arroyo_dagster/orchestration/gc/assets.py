@@ -18,6 +18,7 @@ from arroyo_dagster.orchestration.catalog.checks import FILES_EXIST, check_resul
 from arroyo_dagster.orchestration.failures import as_failure, failure_of, of_selected
 from arroyo_dagster.orchestration.gc import rendering as gc_shown
 from arroyo_dagster.orchestration.partitions import job_of
+from arroyo_dagster.orchestration.rendering import progress_logger
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.orchestration.translator import (
@@ -218,6 +219,7 @@ def _collection_events(
             quarantine=config.quarantine,
             owner=f"dagster run {context.run.run_id}",
             lease_wait_seconds=EXPIRED_SECONDS,
+            on_progress=progress_logger(context.log.info),
         )
         run = partial(runner.run_gc, store.writable(), paths, asked, plan=plan)
         yield from _collected_events(plan, run, options, context, key)

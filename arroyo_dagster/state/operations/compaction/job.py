@@ -15,9 +15,9 @@ from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionPlan, CompactionSettings, MergeOutcome
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.compaction.execute import (
     Meter,
-    OnProgress,
     RunMerges,
     check_same,
     merge_here,
@@ -62,7 +62,7 @@ class CompactionOptions:
     clock: Clock = wall_clock
     run: RunMerges = merge_here
     on_merge: Callable[[MergeOutcome, int], None] = lambda outcome, left: None
-    on_progress: OnProgress = lambda progress: None
+    on_progress: OnProgress = no_progress
     on_published: Callable[[CompactionOutcome], None] = lambda outcome: None
 
 

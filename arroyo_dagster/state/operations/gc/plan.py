@@ -20,12 +20,14 @@ from arroyo_dagster.state.model.garbage import (
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.gc.inventory import Inventory, list_job, read_inventory
-from arroyo_dagster.state.operations.gc.root_reader import Progress, Reader, no_root_progress
+from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
 from arroyo_dagster.state.operations.gc.roots_times import with_store_times
+from arroyo_dagster.state.operations.progress import timed
 from arroyo_dagster.state.planning.gc.dead_jobs import files_below, plan_dead_job, what_is_left_of
 from arroyo_dagster.state.planning.gc.expiry import plan_expiry
 from arroyo_dagster.state.planning.gc.orphans import judge, plan_orphans, standing_of
@@ -93,7 +95,7 @@ def plan_gc(
     request: GcRequest,
     *,
     now_micros: int | None = None,
-    progress: Progress = no_root_progress,
+    on_progress: OnProgress = no_progress,
     with_sizes: bool = True,
 ) -> GcPlan:
     """Make one plan of one job. Writes nothing: this is the dry run.
@@ -101,7 +103,7 @@ def plan_gc(
     Args:
         now_micros: the time, by the clock of the store if it is known; by this machine's unless
             given.
-        progress: called now and then with what was listed and read.
+        on_progress: called now and then with what was listed and read.
         with_sizes: list the job for sizes, times and etags. Without, an expiry reads metadata only,
             lists nothing (by age: the epoch records), and cannot be carried out.
 
@@ -112,11 +114,12 @@ def plan_gc(
         InputError, ConflictError, StorageError: as everywhere.
     """
     now = wall_clock() if now_micros is None else now_micros
+    on_progress = timed(on_progress)
     # A job that stops while it is looked at has published what the look has missed.
     before = None if request.kind is PlanKind.DEAD_JOB else request.answer(paths)
     if request.kind is PlanKind.EXPIRE and not with_sizes:
         assert request.retention is not None
-        roots = read_roots(store, paths, progress)
+        roots = read_roots(store, paths, on_progress)
         if request.retention.keep_micros is not None:
             roots = with_store_times(store, roots)
         answer = needed_answer(request, roots, before)
@@ -126,7 +129,7 @@ def plan_gc(
     if begun is not None:
         return _rest_of(store, request, begun, now)
     try:
-        inventory, roots = read_inventory(store, paths, progress)
+        inventory, roots = read_inventory(store, paths, on_progress)
     except (FormatError, ProtocolError, NotFoundError) as error:
         if not request.unreadable:
             raise
