@@ -33,6 +33,7 @@ from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.compaction import (
+    AdoptionSettings,
     CompactionPlan,
     CompactionSettings,
     Forecast,
@@ -201,20 +202,14 @@ def _print_merges(found: CompactionPlan) -> None:
 @click.argument("jobs", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
 @click.option("--spark", is_flag=True, help="Merge on Spark if the plan is large enough.")
-@click.option(
-    "--wait",
-    type=click.FloatRange(0),
-    default=0.0,
-    metavar="SECONDS",
-    help="How long to wait for a running job to adopt the merged files.",
-)
+@settings_options(AdoptionSettings)
 @arroyo_options
 @_settings_options
 def run(
     jobs: Sequence[str],
     yes: bool,
     spark: bool,
-    wait: float,
+    wait_seconds: float,
     url: str | None,
     as_json: bool,
     **given: Any,
@@ -240,7 +235,7 @@ def run(
                 outcomes.append(_plan_rewrite(store, paths, given))
             elif yes:
                 with _progress(paths, shown=not as_json) as on_progress:
-                    options = CompactionOptions(wait_seconds=wait, on_progress=on_progress)
+                    options = CompactionOptions(wait_seconds=wait_seconds, on_progress=on_progress)
                     outcomes.append(_compact(store, paths, settings, options, spark=spark))
             else:
                 plan = plan_compaction(store, paths, settings)
@@ -295,7 +290,7 @@ def _rewrite(
     directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
     options = RewriteOptions(
         run=runner(spark=spark),
-        quiet_seconds=given["quiet"],
+        quiet_seconds=given["quiet_seconds"],
         quiet_since=since,
         sleep=_sleep_and_report(paths),
     )

@@ -20,14 +20,16 @@ from arroyo_dagster.orchestration.failures import as_failure, of_selected
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
-from arroyo_dagster.orchestration.settings import configured, settings_config
+from arroyo_dagster.orchestration.settings import configured, setting_field, settings_config
 from arroyo_dagster.orchestration.translator import COMPACTED_STATE, OPERATOR_METADATA, Naming
 from arroyo_dagster.state.model.compaction import (
+    AdoptionSettings,
     CompactionSettings,
     MergeOutcome,
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
+from arroyo_dagster.state.model.rewrite import QuietSettings
 from arroyo_dagster.state.planning.verify.checks import effective, row_parity
 
 if TYPE_CHECKING:
@@ -40,17 +42,8 @@ EFFECTIVE = "effective"
 class CompactionConfig(settings_config(CompactionSettings)):  # type: ignore[misc]
     """How to compact a job."""
 
-    wait_seconds: float = Field(
-        default=10.0,
-        ge=0,
-        description="How many seconds to wait for a running job to adopt the merged files.",
-    )
-    quiet_seconds: float = Field(
-        default=60.0,
-        ge=0,
-        description="For a stopped Arroyo job: how many seconds none of its objects may change "
-        "before its metadata is written.",
-    )
+    wait_seconds: float = setting_field(AdoptionSettings, "wait_seconds", default=10.0)
+    quiet_seconds: float = setting_field(QuietSettings, "quiet_seconds")
     dry_run: bool = Field(default=False, description="Plan only; change nothing.")
 
     def settings(self) -> CompactionSettings:

@@ -13,7 +13,12 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
-from arroyo_dagster.state.model.compaction import CompactionPlan, CompactionSettings, MergeOutcome
+from arroyo_dagster.state.model.compaction import (
+    AdoptionSettings,
+    CompactionPlan,
+    CompactionSettings,
+    MergeOutcome,
+)
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.compaction.execute import (
@@ -40,13 +45,12 @@ _POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionOptions:
+class CompactionOptions(AdoptionSettings):
     """How a compaction is carried out.
 
     Attributes:
         owner: who runs it, for the lease.
         lease_wait_seconds: how long to wait for a process that holds the lease of the job.
-        wait_seconds: how long to wait for a writer to take over what was merged.
         sampled: forecast the bytes that are left, as `plan_compaction` does.
         clock: microseconds since 1970 in UTC, by this machine.
         run: carries the merges out; in this process, or on Spark.
@@ -57,7 +61,6 @@ class CompactionOptions:
 
     owner: str = "arroyo-state compact"
     lease_wait_seconds: float = 0.0
-    wait_seconds: float = 0.0
     sampled: bool = False
     clock: Clock = wall_clock
     run: RunMerges = merge_here

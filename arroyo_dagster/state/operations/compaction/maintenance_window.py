@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
@@ -34,10 +34,10 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from arroyo_dagster.state.model.maintenance_window import (
     WindowEnd,
-    WindowLimits,
     WindowOutcome,
     WindowRecord,
     WindowStep,
+    WindowSteps,
 )
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.operations.compaction.controlled_job import (
@@ -61,22 +61,19 @@ _GRACE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowOptions:
+class WindowOptions(WindowSteps):
     """How a window is carried out.
 
     Attributes:
         settings: what is rewritten.
         closes_at_micros: the job must run again by then, by `clock`; None = no such time.
-        verify_level: how closely the rewritten epoch is verified before the job is started.
         run: carries the parts out.
         clock: microseconds since the Unix epoch.
         on_step: told each step as it is done.
     """
 
     settings: CompactionSettings | None = None
-    limits: WindowLimits = field(default_factory=WindowLimits)
     closes_at_micros: int | None = None
-    verify_level: int = 2
     owner: str = "arroyo-state compact window"
     run: RunRewrites = rewrite_here
     clock: Clock = wall_clock

@@ -23,6 +23,7 @@ from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import (
+    QuietSettings,
     RewriteOutcome,
     RewritePlan,
     RewriteShard,
@@ -55,7 +56,6 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 
 RunRewrites = Callable[[ObjectStore, Sequence[RewriteTask]], Iterable[RewriteShard | LeftOut]]
-QUIET_SECONDS = 60.0
 _LONG_AGO = 10
 """A job that stopped so many quiet times ago is quiet, if its objects are the same in the end."""
 
@@ -136,14 +136,12 @@ plan_rewrite_of = plan_rewrite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewriteOptions:
+class RewriteOptions(QuietSettings):
     """How a rewrite is carried out.
 
     Attributes:
         owner: who runs it, for the lease.
         lease_wait_seconds: how long to wait for a process that holds the lease of the job.
-        quiet_seconds: how long nothing of the job may change before its metadata is written: the
-            controller's cleanup goes on for a while after a stop.
         quiet_since: an earlier listing of the job. If nothing has changed since, the time that has
             passed counts, so that one wait serves all jobs that were listed together.
         verify_level: how closely the epoch as it would be is verified before it is published.
@@ -158,7 +156,6 @@ class RewriteOptions:
 
     owner: str = "arroyo-state compact"
     lease_wait_seconds: float = 0.0
-    quiet_seconds: float = QUIET_SECONDS
     quiet_since: ListedJob | None = None
     verify_level: int = 1
     sampled: bool = False

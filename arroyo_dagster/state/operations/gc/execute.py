@@ -16,7 +16,7 @@ from arroyo_dagster.state.metadata.expiry import delete_all, note_min_epoch
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import Leased, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
-from arroyo_dagster.state.model.garbage import GcPlan, PlanKind
+from arroyo_dagster.state.model.garbage import DeletionSettings, GcPlan, PlanKind
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
@@ -69,12 +69,10 @@ class GcOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GcOptions:
+class GcOptions(DeletionSettings):
     """How a plan is executed.
 
     Attributes:
-        quarantine: move objects to the job's quarantine instead of deleting them; `undelete` brings
-            them back.
         pace: the size and rate of deletes.
         owner: who runs it, for the lease and the journal.
         lease_wait_seconds: how long to wait for a process that holds the lease of the job.
@@ -86,7 +84,6 @@ class GcOptions:
         delete: deletes batches of data files; in this process, or on Spark.
     """
 
-    quarantine: bool = False
     pace: Pace = field(default_factory=Pace)
     owner: str = "arroyo-state gc"
     lease_wait_seconds: float = 0.0

@@ -10,8 +10,8 @@ from arroyo_dagster.errors import FormatError, InputError, NotFoundError, Protoc
 from arroyo_dagster.state.codec.gc import decode_gc_plan
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.garbage import (
-    GRACE_MICROS,
     GcPlan,
+    GraceSettings,
     PlanKind,
     Retention,
     Roots,
@@ -39,12 +39,12 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GcRequest:
+class GcRequest(GraceSettings):
     """What is asked of a collection: which plan, by which rule.
 
     Attributes:
         retention: of an expiry.
-        grace_micros: of the other two.
+        grace_micros: of the other two kinds.
         directory: who is asked what jobs are doing; nobody unless given.
         others: the other jobs below the URL, for a dead job; listed unless given.
         unreadable: of a dead job whose metadata nobody can read: take it by what a listing shows,
@@ -53,7 +53,6 @@ class GcRequest:
 
     kind: PlanKind
     retention: Retention | None = None
-    grace_micros: int = GRACE_MICROS
     directory: JobDirectory = field(default_factory=JobDirectory)
     others: Sequence[JobPaths] | None = None
     unreadable: bool = False
