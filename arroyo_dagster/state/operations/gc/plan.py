@@ -28,7 +28,12 @@ from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
 from arroyo_dagster.state.operations.gc.roots_times import with_store_times
 from arroyo_dagster.state.operations.progress import timed
-from arroyo_dagster.state.planning.gc.dead_jobs import files_below, plan_dead_job, what_is_left_of
+from arroyo_dagster.state.planning.gc.dead_jobs import (
+    DeadJob,
+    files_below,
+    plan_dead_job,
+    what_is_left_of,
+)
 from arroyo_dagster.state.planning.gc.expiry import plan_expiry
 from arroyo_dagster.state.planning.gc.orphans import judge, plan_orphans, standing_of
 from arroyo_dagster.state.planning.gc.reachability import check_aliases, refuse
@@ -272,16 +277,15 @@ def _dead_job(
         if head is not None
         for path in files_below(paths, [head])
     ]
-    return plan_dead_job(
-        roots,
-        inventory.files,
-        inventory.metadata,
-        inventory.foreign,
-        why=why,
-        needed_by_others=needed,
-        now_micros=now,
-        grace_micros=asked.grace_micros,
+    dead = DeadJob(
+        roots=roots,
+        files=inventory.files,
+        metadata=inventory.metadata,
+        foreign=inventory.foreign,
         listed=inventory.listed,
+        why=why,
         answer=answer,
+        needed_by_others=needed,
         unreadable=unreadable,
     )
+    return plan_dead_job(dead, now_micros=now, grace_micros=asked.grace_micros)
