@@ -23,10 +23,6 @@ MOST_PARAMETERS = 7
 MOST_LINES_OF_A_CLASS = 300
 MANY_PARAMETERS = {
     "orchestration.definitions.build_arroyo_definitions": "each is a documented keyword",
-    "state.operations.catalog.query.read_rows": "each is a documented keyword",
-    "state.metadata.lease.lease": "to be cut with the rest of state/metadata",
-    "state.operations.gc.journal.Journal.__init__": "to be cut with the rest of operations/gc",
-    "state.planning.gc.dead_jobs.plan_dead_job": "to be cut with the rest of planning/gc",
 }
 """Functions with more than `MOST_PARAMETERS`, and why. Commands of click have what they offer."""
 LONG_CLASSES = {

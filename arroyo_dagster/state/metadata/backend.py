@@ -212,7 +212,7 @@ class ParquetBackend(BackendReader):
                 "writer needs the lease on the job",
                 job=self.paths.job,
                 next_step="open the backend on `lease(store, paths, owner, "
-                "directory=paths.writers)`, or use the protocol layout",
+                "LeaseOptions(directory=paths.writers))`, or use the protocol layout",
             )
         return store
 

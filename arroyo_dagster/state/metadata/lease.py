@@ -155,25 +155,11 @@ class Leased(Wrapper):
         return _named_token(self.inner, self.lease.directory) > self.lease.token
 
 
-@contextmanager
-def lease(
-    store: ObjectStore,
-    paths: JobPaths,
-    owner: str,
-    *,
-    directory: StatePath | None = None,
-    seconds: float = LEASE_SECONDS,
-    wait_seconds: float = 0.0,
-    take_over: bool = False,
-    clock: Clock = wall_clock,
-    ticks: Callable[[], int] | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Leased]:
-    """Hold the lease on a job, and give it back in the end, whatever ends the block: an interrupt,
-    too, at any moment from the request for it on.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseOptions:
+    """How a lease is taken and held.
 
-    Args:
-        owner: what the caller does, for people to read; who holds it is this very acquisition.
+    Attributes:
         directory: where the leases lie; those of the job's maintainers unless given.
         seconds: how long it is held against others if this process dies; renewed while it lives.
         wait_seconds: how long to wait for whoever holds it now; see `EXPIRED_SECONDS`.
@@ -183,24 +169,46 @@ def lease(
         ticks: microseconds since whenever, by which the holder counts its own time: `own_clock`;
             for a `clock` that a test gives, that one.
         sleep: how to wait.
+    """
+
+    directory: StatePath | None = None
+    seconds: float = LEASE_SECONDS
+    wait_seconds: float = 0.0
+    take_over: bool = False
+    clock: Clock = wall_clock
+    ticks: Callable[[], int] | None = None
+    sleep: Callable[[float], None] = time.sleep
+
+
+@contextmanager
+def lease(
+    store: ObjectStore, paths: JobPaths, owner: str, options: LeaseOptions | None = None
+) -> Iterator[Leased]:
+    """Hold the lease on a job, and give it back in the end, whatever ends the block: an interrupt,
+    too, at any moment from the request for it on.
+
+    Args:
+        owner: what the caller does, for people to read; who holds it is this very acquisition.
 
     Raises:
         ConflictError: somebody else holds the lease; says who, and until when.
     """
+    chosen = options or LeaseOptions()
+    clock = chosen.clock
     asked = _LeaseRequest(
         paths=paths,
-        directory=directory or paths.leases,
+        directory=chosen.directory or paths.leases,
         description=owner,
         nonce=uuid.uuid4().hex,
-        micros=int(seconds * 1e6),
-        take_over=take_over,
+        micros=int(chosen.seconds * 1e6),
+        take_over=chosen.take_over,
         clock=clock,
-        ticks=ticks or (own_clock if clock is wall_clock else clock),
+        ticks=chosen.ticks or (own_clock if clock is wall_clock else clock),
     )
     renewal = _Renewal(store, asked)
     _held_here.add(asked.nonce)
     try:
-        held, runs_out = _awaited(store, asked, wait_seconds, sleep)
+        held, runs_out = _awaited(store, asked, chosen.wait_seconds, chosen.sleep)
         yield renewal.begin(held, runs_out)
     finally:
         try:

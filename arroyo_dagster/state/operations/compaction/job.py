@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
-from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import (
     AdoptionSettings,
@@ -127,8 +127,7 @@ class _Compaction:
             store,
             self.paths,
             chosen.owner,
-            wait_seconds=chosen.lease_wait_seconds,
-            clock=chosen.clock,
+            LeaseOptions(wait_seconds=chosen.lease_wait_seconds, clock=chosen.clock),
         ) as held:
             # Whoever held the lease before may have done some of it.
             facts = compaction_facts(held, self.paths)

@@ -25,7 +25,7 @@ from arroyo_dagster.state.codec.maintenance_records import (
     decode_window_record,
     encode_window_record,
 )
-from arroyo_dagster.state.metadata.lease import Leased, lease, newest_lease
+from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease, newest_lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionSettings
 from arroyo_dagster.state.model.ids import PipelineId
@@ -118,10 +118,12 @@ def run_window(
         store,
         paths,
         window.options.owner,
-        directory=paths.windows,
-        wait_seconds=window.lease_wait_seconds(),
-        clock=window.options.clock,
-        sleep=window.options.sleep,
+        LeaseOptions(
+            directory=paths.windows,
+            wait_seconds=window.lease_wait_seconds(),
+            clock=window.options.clock,
+            sleep=window.options.sleep,
+        ),
     ) as held:
         left = read_window_record(store, paths)
         if left is not None:
@@ -157,10 +159,12 @@ def recover_window(
         store,
         paths,
         window.options.owner,
-        directory=paths.windows,
-        wait_seconds=window.lease_wait_seconds(),
-        clock=window.options.clock,
-        sleep=window.options.sleep,
+        LeaseOptions(
+            directory=paths.windows,
+            wait_seconds=window.lease_wait_seconds(),
+            clock=window.options.clock,
+            sleep=window.options.sleep,
+        ),
     ) as held:
         left = read_window_record(store, paths)
         return None if left is None else window.recovered(held, left)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from arroyo_dagster.errors import ConflictError, ProtocolError
-from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
@@ -205,9 +205,9 @@ def run_rewrite(
         store,
         paths,
         chosen.owner,
-        wait_seconds=chosen.lease_wait_seconds,
-        clock=chosen.clock,
-        sleep=chosen.sleep,
+        LeaseOptions(
+            wait_seconds=chosen.lease_wait_seconds, clock=chosen.clock, sleep=chosen.sleep
+        ),
     ) as held:
         # Whoever held the lease before may have done some of it.
         snapshot = take_snapshot(held, paths, directory)

@@ -14,13 +14,13 @@ from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all, note_min_epoch
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
-from arroyo_dagster.state.metadata.lease import Leased, lease
+from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import DeletionSettings, GcPlan, PlanKind
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
-from arroyo_dagster.state.operations.gc.journal import Journal
+from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import forget_released
@@ -152,9 +152,7 @@ def _run(
         store,
         paths,
         owner,
-        wait_seconds=options.lease_wait_seconds,
-        clock=clock,
-        sleep=pace.sleep,
+        LeaseOptions(wait_seconds=options.lease_wait_seconds, clock=clock, sleep=pace.sleep),
     ) as held:
         now = _store_clock(held, paths, clock)
         journals = held.list_dir(paths.journal)
@@ -176,7 +174,7 @@ def _run(
             else None
         )
         name = None if moving is None else moving.name
-        journal = Journal.of_plan(held, chosen, owner, now, name)
+        journal = Journal.begin(held, paths, RunHeader.of_plan(chosen, owner, now, name))
         if chosen.kind is PlanKind.DEAD_JOB:
             # Its epochs cannot be read any more once this has begun.
             held.create(paths.removal, encode_json(gc_plan_to_json(chosen)))
