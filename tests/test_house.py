@@ -26,8 +26,6 @@ MANY_PARAMETERS = {
 }
 """Functions with more than `MOST_PARAMETERS`, and why. Commands of click have what they offer."""
 LONG_CLASSES = {
-    "state.metadata.backend.ParquetBackend": "to be cut with the rest of state/metadata",
-    "state.metadata.reader.BackendReader": "to be cut with the rest of state/metadata",
     "state.storage.remote.obstore_store.ObstoreStore": "the contract of a store, on one client",
 }
 """Classes with more than `MOST_LINES_OF_A_CLASS`, and why."""

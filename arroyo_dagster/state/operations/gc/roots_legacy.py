@@ -10,7 +10,7 @@ from arroyo_dagster.errors import ArroyoStateError, FormatError, ProtocolError
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import operator_references
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.reader import PROBE_COUNT
+from arroyo_dagster.state.metadata.epoch_finder import PROBE_COUNT
 from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint
 from arroyo_dagster.state.model.garbage import EpochRoot, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
